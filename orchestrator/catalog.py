@@ -1,0 +1,52 @@
+"""The workloads by name: architectures, data sources, the train section. Imports them only when asked.
+
+There is no registry: `architecture: memory_plus` loads workloads/architectures/memory_plus.py. What such a
+module must offer is written in docs/architecture.md, "Workload contracts".
+"""
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+
+def architectures() -> list[str]:
+    """Return every name that `model.architecture` may have, without importing any of them."""
+    return _names("workloads.architectures")
+
+
+def architecture(name: str) -> ModuleType:
+    """Return the module of an architecture (`Config`, `PRESETS`).
+
+    Raises:
+        ValueError: If there is none of that name; lists those there are.
+    """
+    if name not in architectures():
+        raise ValueError(f"architecture must be one of {', '.join(architectures())}, got {name!r}")
+    return importlib.import_module(f"workloads.architectures.{name}")
+
+
+def data_sources() -> list[str]:
+    """Return every name that `data.source` may have, without importing any of them."""
+    return _names("workloads.data.sources")
+
+
+def data_source(name: str) -> ModuleType:
+    """Return the module of a data source (`Config`).
+
+    Raises:
+        ValueError: If there is none of that name; lists those there are.
+    """
+    if name not in data_sources():
+        raise ValueError(f"source must be one of {', '.join(data_sources())}, got {name!r}")
+    return importlib.import_module(f"workloads.data.sources.{name}")
+
+
+def train_config() -> Any:
+    """Return the dataclass of the `train:` section."""
+    return importlib.import_module("workloads.train_config").TrainConfig
+
+
+def _names(package: str) -> list[str]:
+    path = importlib.import_module(package).__path__
+    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))

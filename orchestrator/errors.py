@@ -1,0 +1,71 @@
+"""The errors that memscale raises on purpose.
+
+    ExperimentError            anything the user can act on; the CLI prints it without a traceback
+    ├── ConfigError            a sweep file is wrong: holds one Problem per mistake      exit code 2
+    ├── TrialError             a trial cannot go on: names trial and attempt             exit code 1
+    ├── StoreError             the state of record or the tracker is unreadable          exit code 1
+    └── BusyError              somebody else's controller holds this sweep               exit code 3
+
+A bad argument or config value is a plain ValueError wherever it is noticed; `config.py` turns one met
+while reading a sweep file into a Problem with file, line and column.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ExperimentError(Exception):
+    """Something the user can act on. The message says where, what is wrong and what to do."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One mistake in a sweep file."""
+
+    file: Path
+    line: int | None
+    """1-based; None when the mistake has no place in the file (an unreadable file)."""
+    column: int | None
+    key: str
+    """Dotted path of the key as written, e.g. `trials[1].grid.model.knn`."""
+    message: str
+    """What is wrong and the value that was met."""
+    fix: str
+    """What to write instead."""
+
+    def __str__(self) -> str:
+        place = str(self.file)
+        if self.line is not None:
+            place += f":{self.line}"
+            if self.column is not None:
+                place += f":{self.column}"
+        where = f"{place}: {self.key}" if self.key else place
+        return f"{where}: {self.message}; {self.fix}" if self.fix else f"{where}: {self.message}"
+
+
+class ConfigError(ExperimentError):
+    """A sweep file holds mistakes; every one of them is in `problems`."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        """Keep the problems in file order."""
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class TrialError(ExperimentError):
+    """A trial cannot go on."""
+
+
+class StoreError(ExperimentError):
+    """The state of record or the tracker cannot be read or written."""
+
+
+class BusyError(ExperimentError):
+    """Another live controller holds the sweep."""
+
+    exit_code = 3

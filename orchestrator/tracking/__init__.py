@@ -1,0 +1,1 @@
+"""Journal to MLflow: layout of the runs and the shipper."""

@@ -1,0 +1,310 @@
+"""The state of record: folders and small files that survive the death of every process.
+
+    runs/<sweep>/
+      sweep.yaml                   the file as last submitted
+      submissions/0001.json        when, by whom, which trials it asked for
+      controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
+      cancel.json                  present: somebody asked to cancel the sweep
+      trials/<trial_id>/
+        spec.json                  TrialSpec; written once
+        cancel.json                present: somebody asked to cancel this trial
+        heartbeat.json             rank 0: attempt, pid, step, steps, phase, loss, tokens per second; replaced about once a second
+        lease.lock                 flocked by rank 0 while it trains, so that no two processes train one trial
+        attempts/0001/
+          launch.json              controller: when, resources, which controller
+          environment.json         rank 0: git commit, diff state, packages, hardware
+          journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n, "metrics": {...}} or {"t":…, "event": …}
+          log.txt                  stdout and stderr of all ranks
+          error.json               the rank that failed: kind, message, traceback, step
+          end.json                 controller: outcome, reason, exit codes
+        checkpoints/step-00000120/ complete when it has this name; half-written ones are called .tmp-*
+        result.json                rank 0, once, when the last step and the last evaluation are done
+        tracking.json              shipper: run id and offsets per tracking URI
+
+Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's state
+is derived from these files: nothing is stored twice.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import StoreError
+from orchestrator.records import Outcome, TrialSpec, TrialState
+
+SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""Sweep names become folder names: no separators, no leading dot."""
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Replace `path` atomically and durably: readers see the old or the new content, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(record, file, indent=1, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the record, or None when the file does not exist.
+
+    Raises:
+        StoreError: If the file is there and is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise StoreError(f"{path}: not valid JSON ({error}); restore it or delete it") from error
+    if not isinstance(record, dict):
+        raise StoreError(f"{path}: expected an object, got {type(record).__name__}; restore it or delete it")
+    return record
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """One complete line of a journal."""
+
+    t: int
+    """Milliseconds since 1970, when it was measured."""
+    step: int | None
+    metrics: Mapping[str, float]
+    event: Mapping[str, Any] | None
+    end_offset: int
+    """Byte offset just after this line."""
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """One try at running a trial."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        return int(self.path.name)
+
+    @property
+    def journal(self) -> Path:
+        """Append-only measurements of rank 0."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the ranks printed."""
+        return self.path / "log.txt"
+
+    def launch(self) -> dict[str, Any] | None:
+        """Return launch.json."""
+        return read_json(self.path / "launch.json")
+
+    def end(self) -> dict[str, Any] | None:
+        """Return end.json: None while the attempt runs, or if its controller died."""
+        return read_json(self.path / "end.json")
+
+    def error(self) -> dict[str, Any] | None:
+        """Return error.json."""
+        return read_json(self.path / "error.json")
+
+    def environment(self) -> dict[str, Any] | None:
+        """Return environment.json."""
+        return read_json(self.path / "environment.json")
+
+    def lines(self, offset: int = 0) -> Iterator[JournalLine]:
+        """Yield the complete lines from byte `offset` on. A torn last line is not yielded; a torn middle one raises.
+
+        Raises:
+            StoreError: If a complete line is not valid.
+        """
+        try:
+            file = self.journal.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                offset += len(raw)
+                try:
+                    record = json.loads(raw)
+                    yield JournalLine(
+                        t=int(record["t"]),
+                        step=record.get("step"),
+                        metrics=record.get("metrics", {}),
+                        event=record if "event" in record else None,
+                        end_offset=offset,
+                    )
+                except (ValueError, KeyError, TypeError) as error:
+                    raise StoreError(f"{self.journal}: bad line before byte {offset} ({error}); delete that line") from error
+
+
+@dataclass(frozen=True)
+class TrialDir:
+    """Everything known about one trial."""
+
+    path: Path
+
+    @property
+    def trial_id(self) -> str:
+        """Name of the folder."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def create(self, spec: TrialSpec) -> None:
+        """Write spec.json. An existing one is replaced only in what is not part of the identity."""
+        if spec.trial_id != self.trial_id:
+            raise ValueError(f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name")
+        write_json(self.path / "spec.json", spec.to_json())
+
+    def spec(self) -> TrialSpec:
+        """Return the trial's spec.
+
+        Raises:
+            StoreError: If spec.json is missing or was altered.
+        """
+        record = read_json(self.path / "spec.json")
+        if record is None:
+            raise StoreError(f"{self.path}: no spec.json; delete the folder and submit again")
+        try:
+            return TrialSpec.from_json(record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{self.path / 'spec.json'}: {error}") from error
+
+    def attempts(self) -> list[AttemptDir]:
+        """Return the attempts, oldest first."""
+        folder = self.path / "attempts"
+        if not folder.is_dir():
+            return []
+        return [AttemptDir(p) for p in sorted(folder.iterdir()) if p.is_dir() and p.name.isdigit()]
+
+    def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
+        """Make the folder of the next attempt with its launch.json."""
+        attempts = self.attempts()
+        number = attempts[-1].number + 1 if attempts else 1
+        attempt = AttemptDir(self.path / "attempts" / f"{number:04d}")
+        attempt.path.mkdir(parents=True, exist_ok=False)
+        write_json(attempt.path / "launch.json", launch)
+        return attempt
+
+    def result(self) -> dict[str, Any] | None:
+        """Return result.json, None until the trial is done."""
+        return read_json(self.path / "result.json")
+
+    def heartbeat(self) -> dict[str, Any] | None:
+        """Return what rank 0 last said about its progress."""
+        return read_json(self.path / "heartbeat.json")
+
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel this trial."""
+        return (self.path / "cancel.json").exists()
+
+    def request_cancel(self, by: str) -> None:
+        """Ask whoever runs this trial to stop it for good."""
+        write_json(self.path / "cancel.json", {"by": by})
+
+    def state(self) -> TrialState:
+        """Derive where the trial stands.
+
+        RUNNING means that its last attempt has no end.json; whether that attempt's controller is still alive
+        is for the caller to ask (`SweepDir.controller`).
+        """
+        if (self.path / "result.json").exists():
+            return TrialState.DONE
+        attempts = self.attempts()
+        end = attempts[-1].end() if attempts else None
+        if attempts and end is None:
+            return TrialState.RUNNING
+        if self.cancel_requested():
+            return TrialState.CANCELLED
+        if end is not None and end.get("final"):
+            return TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
+        return TrialState.WAITING
+
+    def metrics(self) -> dict[str, dict[int, tuple[int, float]]]:
+        """Merge the journals of all attempts: key -> step -> (t, value).
+
+        Where attempts overlap (steps repeated after a resume), the later attempt wins: its values belong to
+        the weights that were kept.
+        """
+        merged: dict[str, dict[int, tuple[int, float]]] = {}
+        for attempt in self.attempts():
+            for line in attempt.lines():
+                if line.step is not None:
+                    for key, value in line.metrics.items():
+                        merged.setdefault(key, {})[line.step] = (line.t, value)
+        return merged
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """All trials ever submitted under one sweep name."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self.path.name
+
+    def trial(self, trial_id: str) -> TrialDir:
+        """Return the folder of a trial, which need not exist."""
+        return TrialDir(self.path / "trials" / trial_id)
+
+    def trials(self) -> list[TrialDir]:
+        """Return the trials that have a spec, by name."""
+        folder = self.path / "trials"
+        if not folder.is_dir():
+            return []
+        return [TrialDir(p) for p in sorted(folder.iterdir()) if (p / "spec.json").exists()]
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Return the submissions, oldest first: number, submitted_at, user, argv, trial_ids, new (id -> reason)."""
+        folder = self.path / "submissions"
+        records = [read_json(p) for p in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+        return [record for record in records if record is not None]
+
+    def add_submission(self, record: Mapping[str, Any]) -> int:
+        """Store a submission and return its number, 1 for the first."""
+        number = len(self.submissions()) + 1
+        write_json(self.path / "submissions" / f"{number:04d}.json", {"number": number, **record})
+        return number
+
+    def controller(self) -> dict[str, Any] | None:
+        """Return controller.json; orchestrator/lease.py tells whether that controller is alive."""
+        return read_json(self.path / "controller.json")
+
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel the whole sweep."""
+        return (self.path / "cancel.json").exists()
+
+
+def sweep_dir(runs: Path, name: str) -> SweepDir:
+    """Return the folder of a sweep under `runs`.
+
+    Raises:
+        StoreError: If the name cannot be a folder of its own.
+    """
+    if not SWEEP_NAME.fullmatch(name):
+        raise StoreError(f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, not starting with a dot")
+    return SweepDir(runs / name)

@@ -1,0 +1,1 @@
+"""Sweep files: one YAML file is one question."""

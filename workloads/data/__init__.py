@@ -1,0 +1,1 @@
+"""From files or a generator to token windows and probes."""

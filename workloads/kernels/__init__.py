@@ -1,0 +1,1 @@
+"""Memory operations. Each folder: reference.py defines it, op.py picks the implementation."""

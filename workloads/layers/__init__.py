@@ -1,0 +1,1 @@
+"""Blocks shared by at least two architectures."""

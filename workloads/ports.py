@@ -1,0 +1,34 @@
+"""All that a workload knows about whoever runs it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Where a trial sends what it measures, and where it learns that it should stop."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Record measurements taken after `step` optimizer steps. Must not raise on a slow or dead tracker."""
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Announce that `path` is complete and enough to resume after `step`."""
+
+    def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
+        """Say where the run stands (phase: data, train, evaluate, checkpoint). Called every step; may drop calls."""
+
+    def should_stop(self) -> bool:
+        """Whether somebody asked the run to checkpoint and leave. Polled once per step, on rank 0 only."""
+
+
+class Interrupted(Exception):
+    """Raised by `train.run` after it checkpointed because `should_stop` said so."""
+
+    def __init__(self, step: int) -> None:
+        """Keep the step after which the run can resume."""
+        super().__init__(f"stopped on request after step {step}; the checkpoint of that step is complete")
+        self.step = step
+
+
+class Diverged(Exception):
+    """Raised by `train.run` when the loss is not finite, or exploded and stayed there."""

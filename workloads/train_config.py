@@ -1,0 +1,72 @@
+"""The `train:` section of a sweep file: everything about optimisation that decides a trial's result."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long and how a model is trained."""
+
+    tokens: int
+    """Tokens in the whole run; rounded up to whole optimizer steps."""
+    batch_tokens: int
+    """Tokens per optimizer step over all ranks; a multiple of seq_len."""
+    seq_len: int
+    """Tokens per sequence."""
+    lr: float
+    """Peak learning rate."""
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """wsd: warm-up, stable, linear decay over the last `decay_fraction`."""
+    warmup_fraction: float = 0.02
+    """Share of the steps spent raising the learning rate linearly from zero."""
+    decay_fraction: float = 0.2
+    """Share of the steps in which wsd decays; other schedules ignore it."""
+    final_lr_fraction: float = 0.1
+    """Learning rate at the last step over the peak."""
+    weight_decay: float = 0.1
+    """Decoupled, on matrices only (no norms, biases or embeddings)."""
+    value_lr_ratio: float = 1.0
+    """Learning rate of memory values over `lr`. Papers use 4 to 10 (docs/architecture.md)."""
+    value_weight_decay: float = 0.0
+    """Decoupled weight decay on memory values."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1.0e-8
+    grad_clip: float | None = 1.0
+    """Largest gradient norm; memory values and the rest are clipped separately."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 autocast on a GPU that has it, fp32 elsewhere."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "batch_tokens", "seq_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.batch_tokens % self.seq_len:
+            raise ValueError(f"batch_tokens must be a multiple of seq_len ({self.seq_len}), got {self.batch_tokens}")
+        if self.tokens < self.batch_tokens:
+            raise ValueError(f"tokens must be at least batch_tokens ({self.batch_tokens}), got {self.tokens}")
+        for name in ("lr", "value_lr_ratio", "eps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("weight_decay", "value_weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("warmup_fraction", "decay_fraction", "final_lr_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in 0..1, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if self.grad_clip is not None and not self.grad_clip > 0:
+            raise ValueError(f"grad_clip must be positive or null, got {self.grad_clip}")
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps: `tokens / batch_tokens`, rounded up."""
+        return -(-self.tokens // self.batch_tokens)
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences in one global batch."""
+        return self.batch_tokens // self.seq_len
