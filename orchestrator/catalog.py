@@ -4,6 +4,7 @@ There is no registry: `architecture: memory_plus` loads workloads/architectures/
 module must offer is written in docs/architecture.md, "Workload contracts".
 """
 
+import dataclasses
 import importlib
 import pkgutil
 from types import ModuleType
@@ -50,3 +51,25 @@ def train_config() -> Any:
 def _names(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
     return sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+
+
+def build_config(cls: Any, fields: Any) -> Any:
+    """Return `cls(**fields)` for a stored section: lists become tuples where the dataclass has tuples.
+
+    Raises:
+        ValueError: If a field is unknown, missing or impossible.
+    """
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ValueError(f"{cls.__module__}: no field {', '.join(unknown)}; this trial was made by another version")
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"{cls.__module__}: {error}") from error
+
+
+def accounting() -> ModuleType:
+    """Return workloads.accounting: training FLOPs and peak memory from a config's closed forms."""
+    return importlib.import_module("workloads.accounting")

@@ -13,6 +13,8 @@
         attempts/0001/
           launch.json              controller: when, resources, which controller
           environment.json         rank 0: git commit, diff state, packages, hardware
+          ranks.jsonl              every rank: its process (host, pid, start), so that a crash leaves no unknown orphan
+          rendezvous.json          rank 0, for a moment: where the other ranks find it
           journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n, "metrics": {...}} or {"t":…, "event": …}
           log.txt                  stdout and stderr of all ranks
           error.json               the rank that failed: kind, message, traceback, step
@@ -41,8 +43,14 @@ SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Sweep names become folder names: no separators, no leading dot."""
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Replace `path` atomically and durably: readers see the old or the new content, never a part."""
+def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace `path` atomically: readers see the old or the new content, never a part.
+
+    Args:
+        path: Folders above it are made.
+        record: A JSON object.
+        durable: Wait until the disk has it. A heartbeat, replaced every second, need not.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
@@ -50,7 +58,8 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
             json.dump(record, file, indent=1, ensure_ascii=False)
             file.write("\n")
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -198,11 +207,15 @@ class TrialDir:
             return []
         return [AttemptDir(p) for p in sorted(folder.iterdir()) if p.is_dir() and p.name.isdigit()]
 
+    def attempt(self, number: int) -> AttemptDir:
+        """Return the folder of an attempt, which need not exist."""
+        return AttemptDir(self.path / "attempts" / f"{number:04d}")
+
     def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
         """Make the folder of the next attempt with its launch.json."""
         attempts = self.attempts()
         number = attempts[-1].number + 1 if attempts else 1
-        attempt = AttemptDir(self.path / "attempts" / f"{number:04d}")
+        attempt = self.attempt(number)
         attempt.path.mkdir(parents=True, exist_ok=False)
         write_json(attempt.path / "launch.json", launch)
         return attempt

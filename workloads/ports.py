@@ -26,7 +26,9 @@ class Interrupted(Exception):
 
     def __init__(self, step: int) -> None:
         """Keep the step after which the run can resume."""
-        super().__init__(f"stopped on request after step {step}; the checkpoint of that step is complete")
+        super().__init__(
+            f"stopped on request after step {step}; the checkpoint of that step is complete"
+        )
         self.step = step
 
 

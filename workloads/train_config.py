@@ -43,9 +43,13 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.batch_tokens % self.seq_len:
-            raise ValueError(f"batch_tokens must be a multiple of seq_len ({self.seq_len}), got {self.batch_tokens}")
+            raise ValueError(
+                f"batch_tokens must be a multiple of seq_len ({self.seq_len}), got {self.batch_tokens}"
+            )
         if self.tokens < self.batch_tokens:
-            raise ValueError(f"tokens must be at least batch_tokens ({self.batch_tokens}), got {self.tokens}")
+            raise ValueError(
+                f"tokens must be at least batch_tokens ({self.batch_tokens}), got {self.tokens}"
+            )
         for name in ("lr", "value_lr_ratio", "eps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -3,11 +3,16 @@
 A source is `workloads/data/sources/<name>.py` and exposes one name, `Config`: a frozen dataclass whose fields are
 the keys of `data:` in a sweep file, with
 
-    vocab_size          property: token ids the model must know, known without preparing anything
-    files()             dict field name -> Path of every input file; their content is part of a trial's identity
+    FORMAT              class variable: the expected input in one sentence and a two-line example, for error messages
+    vocab_size          token ids the model must know, known without preparing anything
+    files()             dict field name -> Path, or tuple of Paths, of the input files (patterns expanded; a pattern
+                        without a match stays as it is); their content is part of a trial's identity
     tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before preparing
-    prepare(cache)      -> Corpus; tokenises or generates, caches under `cache` (a folder), safe under
-                        concurrent callers and kills, a fast no-op when the cache is already complete
+    check(log)          reads the files without tokenising; raises DataError (`problems.py`), one line per mistake
+    prepare(cache, log) -> Corpus; tokenises or generates, caches under `cache` (a folder), safe under
+                        concurrent callers and kills, a fast no-op when the cache is already complete; raises DataError
+
+`log` takes one sentence at a time and may be left out. Importing a source needs numpy only.
 """
 
 from collections.abc import Sequence
@@ -27,7 +32,7 @@ class ProbeSet:
     """
 
     name: str
-    """train_wording, heldout_wording or question; becomes the metric prefix `recall/<name>/`."""
+    """train_wording, heldout_wording, question or unseen_subject; becomes the metric prefix `recall/<name>/`."""
     prompts: Sequence[NDArray[np.integer]]
     """Token ids, beginning with the document separator."""
     answers: Sequence[NDArray[np.integer]]

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Usage: bash .ci/setup.sh .venv
+# Makes a virtual environment and installs memscale into it, editable, with everything the tests need.
+# Uses uv when it can be had (seconds), plain pip otherwise (minutes). Running it twice is harmless.
+set -euo pipefail
+venv=${1:?usage: bash .ci/setup.sh FOLDER}
+python=${PYTHON:-python3}
+unset PYTHONDONTWRITEBYTECODE
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+# Any Python 3.11-3.13 will do; `python3` itself may be older than another one beside it.
+supported() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+if ! supported "$python"; then
+    for candidate in python3.12 python3.13 python3.11; do
+        if supported "$candidate"; then python=$candidate; break; fi
+    done
+fi
+supported "$python" || fail "needs Python 3.11, 3.12 or 3.13; found $("$python" --version 2>&1 || echo none). Install one, or run: make setup PYTHON=/path/to/python3.12"
+
+if ! supported "$venv/bin/python"; then
+    say "making $venv with $("$python" --version)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || fail "'$python -m venv' failed; on Debian and Ubuntu: apt-get install python3-venv"
+fi
+
+extras='.[dev]'
+start=$SECONDS
+if command -v uv >/dev/null 2>&1; then
+    uv=uv
+elif "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'uv>=0.5' 2>/dev/null; then
+    uv=$venv/bin/uv
+else
+    uv=
+fi
+if [ -n "$uv" ] && say "installing memscale and what it needs with uv (about 2.5 GB on disk; less than a minute on a good network)" \
+    && UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" "$uv" pip install --quiet --python "$venv/bin/python" -c constraints.txt -e "$extras"; then
+    :
+else
+    say "installing with pip (two to three minutes)"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$extras"
+fi
+say "installed in $((SECONDS - start)) s; the command is $venv/bin/memscale"

@@ -1,0 +1,59 @@
+# memscale: every verb a person or a CI run needs. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+RUNS   ?= runs
+STAMP  := $(VENV)/.installed
+
+# Without byte code every import of torch, Ray and MLflow takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+export MLFLOW_DISABLE_TELEMETRY := true
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup quickstart test test-all test-gpu check format figures wheel clean
+
+help:  ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make the virtual environment .venv and install memscale into it
+
+$(STAMP): pyproject.toml constraints.txt .ci/setup.sh
+	@PYTHON="$(PYTHON)" bash .ci/setup.sh "$(VENV)"
+	@touch $(STAMP)
+
+quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (about six minutes on two cores)
+	@$(BIN)/memscale plan sweeps/quickstart.yaml --runs $(RUNS)
+	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
+	@$(BIN)/memscale report quickstart --runs $(RUNS)
+
+test: $(STAMP)  ## Unit, property, golden and the integration tests that fit twelve minutes
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(TEST_ARGS)
+
+test-all: $(STAMP)  ## Everything but GPU tests
+	$(BIN)/python -m pytest -m "not gpu" $(TEST_ARGS)
+
+test-gpu: $(STAMP)  ## Tests that need CUDA
+	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
+
+check: $(STAMP)  ## Formatting, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
+	$(BIN)/memscale report quickstart --runs $(RUNS)
+	cp $(RUNS)/quickstart/report/recall_vs_parameters.png docs/images/quickstart.png
+
+wheel: $(STAMP)  ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel
+
+clean:  ## Remove the virtual environment and caches (never runs/)
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,164 @@
+"""Everything that `memscale fit` prints and the report shows, from one call.
+
+A series is what gets one curve: all configurations of one architecture on the same data. Each series is fitted once
+per question in QUESTIONS; later forms are further entries there.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.compare import ConfigurationSummary, EqualFlops, equal_flops, summarise
+from analysis.curve import CurveFit
+from analysis.power_law import fit_power_law
+from analysis.runs import Runs
+from analysis.saturating import fit_saturating
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One curve per series: an outcome against a size."""
+
+    outcome: str
+    x: str
+    law: str
+    """power_law or saturating."""
+
+
+QUESTIONS = (
+    Question(outcome="factual_recall", x="total_params", law="saturating"),
+    Question(outcome="factual_recall", x="training_flops", law="saturating"),
+    Question(outcome="answer_nll", x="total_params", law="power_law"),
+    Question(outcome="answer_nll", x="training_flops", law="power_law"),
+    Question(outcome="loss", x="total_params", law="power_law"),
+    Question(outcome="loss", x="training_flops", law="power_law"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesFit:
+    """One fitted curve with its place."""
+
+    series: str
+    architecture: str
+    question: Question
+    fit: CurveFit
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepFits:
+    """The numbers of a sweep."""
+
+    summaries: Sequence[ConfigurationSummary]
+    curves: Sequence[SeriesFit]
+    pairs: Sequence[EqualFlops]
+    unpaired: Sequence[str]
+    """A sentence for every configuration without a partner of equal FLOPs."""
+    series: Mapping[str, str]
+    """Configuration to series."""
+    baseline: str
+    level: float
+    n_draws: int
+    seed: int
+
+    def curve(self, series: str, *, outcome: str, x: str) -> CurveFit | None:
+        """Return the curve of a series, None if that outcome or size was not measured."""
+        return next(
+            (
+                c.fit
+                for c in self.curves
+                if c.series == series and c.question.outcome == outcome and c.question.x == x
+            ),
+            None,
+        )
+
+
+def fit_sweep(
+    runs: Runs,
+    *,
+    baseline: str = "dense",
+    n_draws: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    questions: Sequence[Question] = QUESTIONS,
+) -> SweepFits:
+    """Summarise, fit and compare the runs of a sweep.
+
+    Args:
+        runs: Of `analysis.load`.
+        baseline: Architecture that others are compared with.
+        n_draws: Resamples behind every interval of a curve.
+        seed: Of the resampling.
+        level: Of all intervals.
+        questions: Curves to fit; those whose columns are missing are left out.
+    """
+    table = runs.table
+    series = name_series(table)
+    summaries = summarise(table, series=series, level=level)
+    curves = []
+    for name in dict.fromkeys(s.series for s in summaries):
+        rows = table[table["configuration"].map(series) == name]
+        for question in questions:
+            if not {question.outcome, question.x} <= set(rows.columns) or rows[
+                [question.outcome, question.x]
+            ].isna().any(axis=None):
+                continue
+            fit = _fit(question, rows, n_draws=n_draws, seed=seed, level=level)
+            curves.append(
+                SeriesFit(
+                    series=name,
+                    architecture=str(rows["architecture"].iloc[0]),
+                    question=question,
+                    fit=fit,
+                )
+            )
+    by_size = {
+        (c.series, c.question.outcome): c.fit for c in curves if c.question.x == "total_params"
+    }
+    pairs, unpaired = equal_flops(
+        table, summaries, by_size, baseline=baseline, level=level, seed=seed
+    )
+    return SweepFits(
+        summaries=summaries,
+        curves=curves,
+        pairs=pairs,
+        unpaired=unpaired,
+        series=series,
+        baseline=baseline,
+        level=level,
+        n_draws=n_draws,
+        seed=seed,
+    )
+
+
+def name_series(table: pd.DataFrame) -> dict[str, str]:
+    """Return configuration -> series: the architecture, and the data settings where the sweep varies them."""
+    varied = [
+        c for c in table.columns if c.startswith("data.") and table[c].nunique(dropna=False) > 1
+    ]
+    names = {}
+    for _, row in table.drop_duplicates("configuration").iterrows():
+        setting = ", ".join(
+            f"{column.removeprefix('data.')} {row[column]}"
+            for column in varied
+            if pd.notna(row[column])
+        )
+        names[str(row["configuration"])] = (
+            f"{row['architecture']} ({setting})" if setting else str(row["architecture"])
+        )
+    return names
+
+
+def _fit(
+    question: Question, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float
+) -> CurveFit:
+    x = rows[question.x].to_numpy(dtype=np.float64)
+    y = rows[question.outcome].to_numpy(dtype=np.float64)
+    clusters = list(rows["configuration"])
+    if question.law == "saturating":
+        return fit_saturating(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
+    if question.law == "power_law":
+        return fit_power_law(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
+    raise ValueError(f"law must be power_law or saturating, got {question.law!r}")

@@ -1,0 +1,252 @@
+"""Read finished trials into one checked table: from a runs folder, an MLflow tracking URI, a CSV file or a DataFrame.
+
+All sources give the same table for the same sweep (docs/architecture.md, "The table of runs"). This is the only file
+of `analysis` that meets MLflow, and only inside a function.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.environment import common_facts
+from analysis.run_folder import read_folder
+from analysis.run_table import OUTCOMES, Reading, checked, exclusion, exclusions, plain_row
+from orchestrator.errors import StoreError
+from orchestrator.records import TrialState
+
+REQUIRED_COLUMNS = ("architecture", "total_params")
+"""Of a CSV file or DataFrame, besides at least one of `run_table.OUTCOMES`."""
+
+_STATE_OF_STATUS = {
+    "FINISHED": "done",
+    "RUNNING": "running",
+    "SCHEDULED": "waiting",
+    "KILLED": "cancelled",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runs:
+    """What a sweep has produced so far."""
+
+    table: pd.DataFrame
+    """One row per trial that counts."""
+    excluded: pd.DataFrame
+    """The others: trial_id, sweep, architecture, seed, state, reason."""
+    source: str
+    """Where the rows were read."""
+    sweep: str | None
+    """The sweep asked for; None is all of them."""
+    question: str | None = None
+    """What the sweep file says it asks."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Commit, packages and hardware of the attempts that finished; several values are counted."""
+
+
+def load(source: str | os.PathLike[str] | pd.DataFrame, sweep: str | None = None) -> Runs:
+    """Return the table of runs and what was excluded.
+
+    Args:
+        source: A runs folder (or the folder of one sweep), a tracking URI (`sqlite:///runs/mlflow.db`, `http://…`),
+            a `.csv` file, or a DataFrame with the columns of REQUIRED_COLUMNS.
+        sweep: Name of one sweep; None reads all.
+
+    Raises:
+        StoreError: If nothing readable is there, or the sweep is not; the message lists the sweeps that are.
+        ValueError: If a CSV file or DataFrame lacks a required column.
+    """
+    if isinstance(source, pd.DataFrame):
+        return _completed(
+            _read_frame(source, "DataFrame", sweep), "DataFrame", sweep, REQUIRED_COLUMNS
+        )
+    text = os.fspath(source)
+    path = Path(text)
+    if "://" in text:
+        return _completed(_read_tracker(text, sweep), text, sweep)
+    if path.is_dir():
+        return _completed(read_folder(path, sweep), text, sweep)
+    if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
+        return load(f"sqlite:///{path}", sweep)
+    if path.is_file() and path.suffix == ".csv":
+        frame = pd.read_csv(path)
+        return _completed(
+            _read_frame(frame, text, sweep, default_sweep=path.stem), text, sweep, REQUIRED_COLUMNS
+        )
+    raise StoreError(
+        f"{text}: nothing there that can be read; give a runs folder, a tracking URI like sqlite:///runs/mlflow.db, or a .csv file"
+    )
+
+
+def _completed(
+    reading: Reading, source: str, sweep: str | None, columns: Sequence[str] = ()
+) -> Runs:
+    table, faulty = checked(reading.rows, columns=columns)
+    return Runs(
+        table=table,
+        excluded=exclusions([*reading.left_out, *faulty]),
+        source=source,
+        sweep=sweep,
+        question=reading.question,
+        environment=common_facts(reading.environments),
+    )
+
+
+def _read_tracker(uri: str, sweep: str | None) -> Reading:
+    """Read the child runs that docs/architecture.md, "MLflow layout", describes."""
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        # MLflow would create an empty database and report that it holds nothing.
+        raise StoreError(
+            f"{uri}: no such database; submit a sweep, or give the runs folder instead"
+        )
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client = MlflowClient(tracking_uri=uri)
+    try:
+        experiments = {
+            experiment.name: experiment for experiment in _pages(client.search_experiments)
+        }
+        if sweep is not None and sweep not in experiments:
+            known = sorted(name for name in experiments if name != "Default")
+            raise StoreError(
+                f"{uri}: no sweep {sweep!r} here; there are {', '.join(known) or 'none'}"
+            )
+        chosen = [
+            experiments[name] for name in ([sweep] if sweep is not None else sorted(experiments))
+        ]
+        found = [
+            (experiment.name, run)
+            for experiment in chosen
+            for run in _pages(
+                client.search_runs,
+                experiment_ids=[experiment.experiment_id],
+                filter_string="tags.`memscale.kind` = 'trial'",
+                order_by=["attributes.start_time ASC"],
+            )
+        ]
+    except MlflowException as error:
+        raise StoreError(
+            f"{uri}: cannot be read ({error}); check the address, or give the runs folder instead"
+        ) from error
+
+    reading = Reading(
+        question=chosen[0].tags.get("mlflow.note.content") if len(chosen) == 1 else None
+    )
+    last_run_id = None
+    for name, run in found:
+        if _read_run(run, name, reading):
+            last_run_id = run.info.run_id
+    if last_run_id is not None:
+        # One run says what it was: the artifact store may be far away, and every trial has a file.
+        reading.environments.append(_tracked_environment(client, last_run_id))
+    return reading
+
+
+def _read_run(run: Any, experiment: str, reading: Reading) -> bool:
+    tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
+    state = tags.get("memscale.state") or _STATE_OF_STATUS.get(run.info.status, "failed")
+    named = {
+        "trial_id": tags.get("memscale.trial_id", run.info.run_id),
+        "sweep": tags.get("memscale.sweep", experiment),
+        "architecture": tags.get("memscale.architecture", params.get("architecture")),
+        "seed": int(params["seed"]) if "seed" in params else None,
+    }
+    missing = [key for key in ("architecture", "seed") if named[key] is None]
+    if state != TrialState.DONE:
+        reason = {
+            "running": "not finished: running",
+            "waiting": "not started or waiting",
+            "cancelled": "cancelled",
+        }
+        reading.left_out.append(
+            exclusion(named, state=state, reason=reason.get(state, _failure(tags)))
+        )
+        return False
+    if missing:
+        why = f"unreadable: run {run.info.run_id} has no {' and no '.join(missing)}"
+        reading.left_out.append(exclusion(named, state="unreadable", reason=why))
+        return False
+    presets = (params.get("preset"), tags.get("memscale.preset"))
+    reading.rows.append(
+        plain_row(
+            **named,
+            preset=next((preset for preset in presets if preset not in {None, "", "None"}), None),
+            settings={
+                key: value
+                for key, value in params.items()
+                if key.startswith(("model.", "train.", "data."))
+            },
+            accounting={key: value for key, value in metrics.items() if "/" not in key},
+            metrics={key: value for key, value in metrics.items() if "/" in key},
+        )
+    )
+    return True
+
+
+def _failure(tags: Mapping[str, str]) -> str:
+    outcome = tags.get("memscale.outcome", "failed")
+    return f"{outcome} in attempt {tags.get('memscale.attempt', '?')}: {tags.get('memscale.reason', 'no reason recorded')}"
+
+
+def _pages(search: Any, **arguments: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(page_token=token, max_results=1000, **arguments)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _tracked_environment(client: Any, run_id: str) -> dict[str, Any]:
+    try:
+        files = sorted(artifact.path for artifact in client.list_artifacts(run_id, "environment"))
+        if not files:
+            return {}
+        with tempfile.TemporaryDirectory() as folder:
+            record = json.loads(
+                Path(client.download_artifacts(run_id, files[-1], folder)).read_text(
+                    encoding="utf-8"
+                )
+            )
+            return dict(record)
+    except Exception as error:  # any store, any protocol: the table does not depend on this
+        return {"environment": f"not readable from the tracker ({type(error).__name__}: {error})"}
+
+
+def _read_frame(
+    frame: pd.DataFrame, source: str, sweep: str | None, *, default_sweep: str = "table"
+) -> Reading:
+    for column in REQUIRED_COLUMNS:
+        if column not in frame:
+            raise ValueError(
+                f"{source}: no column {column!r}, got {', '.join(map(str, frame.columns))}; "
+                f"needed are {', '.join(REQUIRED_COLUMNS)} and one of {', '.join(OUTCOMES)}"
+            )
+    # An empty cell is a gap in a table; in a journal NaN is a measurement.
+    rows = [
+        {str(k): v for k, v in record.items() if not pd.isna(v)}
+        for record in frame.to_dict(orient="records")
+    ]
+    for number, row in enumerate(rows):
+        for key, default in (
+            ("trial_id", f"row {number + 1}"),
+            ("sweep", default_sweep),
+            ("seed", 0),
+        ):
+            row.setdefault(key, default)
+        row["seed"] = int(row["seed"])
+    chosen = [row for row in rows if sweep is None or row["sweep"] == sweep]
+    if not chosen:
+        there = sorted({str(row["sweep"]) for row in rows})
+        raise StoreError(
+            f"{source}: no rows of sweep {sweep!r}; there are {', '.join(there) or 'none'}"
+        )
+    return Reading(rows=chosen)

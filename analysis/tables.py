@@ -1,0 +1,303 @@
+"""The tables that people read, as text cells: the terminal, the report and the notebook print the same rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from analysis.bootstrap import Estimate
+from analysis.compare import EqualFlops
+from analysis.curve import CurveFit
+from analysis.fit import SweepFits
+from analysis.run_table import PARAM_GROUPS
+from analysis.runs import Runs
+
+OUTCOME_LABELS = {
+    "factual_recall": "factual recall",
+    "answer_nll": "answer NLL (nats)",
+    "bits_per_param": "bits per param",
+    "loss": "loss (nats/token)",
+}
+
+SIZED_OUTCOMES = ("factual_recall", "answer_nll", "loss")
+"""Outcomes with a curve against size; stored bits per parameter has none."""
+
+X_LABELS = {
+    "total_params": "total params",
+    "training_flops": "training FLOPs",
+    "active_params": "active params",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Text in rows, with what a reader has to know below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: tuple[bool, ...]
+    """Columns to align right."""
+    notes: tuple[str, ...] = ()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the cells as a DataFrame of text, for a notebook."""
+        return pd.DataFrame(list(self.rows), columns=list(self.columns))
+
+
+def tables(runs: Runs, fits: SweepFits) -> list[Table]:
+    """Return what `memscale fit` prints: configurations, curves, comparison at equal FLOPs, excluded trials if any."""
+    chosen = [configurations(fits), curves(fits), comparison(fits)]
+    if len(runs.excluded):
+        chosen.append(excluded(runs))
+    return chosen
+
+
+def configurations(fits: SweepFits) -> Table:
+    """Return one row per configuration: parameters by group, FLOPs, outcomes with intervals over seeds."""
+    groups = [g for g in PARAM_GROUPS if any(s.params.get(g) for s in fits.summaries)]
+    outcomes = [o for o in OUTCOME_LABELS if any(o in s.outcomes for s in fits.summaries)]
+    rows = []
+    for s in fits.summaries:
+        rows.append(
+            (
+                s.series,
+                s.preset or "–",
+                count(s.total_params),
+                *(count(s.params[g]) if g in s.params else "–" for g in groups),
+                flops(s.training_flops),
+                str(len(s.seeds)),
+                *(estimate(s.outcomes.get(o)) for o in outcomes),
+            )
+        )
+    columns = (
+        "architecture",
+        "preset",
+        "params",
+        *(g.replace("_", " ") for g in groups),
+        "training FLOPs",
+        "seeds",
+        *(OUTCOME_LABELS[o] for o in outcomes),
+    )
+    methods = dict.fromkeys(e.method for s in fits.summaries for e in s.outcomes.values())
+    note = "[…] is " + "; ".join(methods) if methods else "no outcome was measured"
+    return Table(
+        title="Architectures",
+        columns=columns,
+        rows=tuple(rows),
+        numeric=(False, False, *(True for _ in columns[2:])),
+        notes=(note,),
+    )
+
+
+def curves(fits: SweepFits) -> Table:
+    """Return one row per fitted curve: parameters with intervals, status, hold-out error."""
+    rows = tuple(
+        (
+            c.series,
+            OUTCOME_LABELS.get(c.question.outcome, c.question.outcome),
+            X_LABELS.get(c.question.x, c.question.x),
+            parameters(c.fit),
+            str(c.fit.status),
+            hold_out(c.fit),
+            c.fit.sentence,
+        )
+        for c in fits.curves
+    )
+    notes = [
+        *dict.fromkeys(f"{c.fit.law.name}: {c.fit.law.equation}" for c in fits.curves),
+        f"[…] is the {fits.level:.0%} percentile interval of {fits.n_draws:,} resamples of whole configurations (all seeds together)",
+        "hold-out: mean relative error of the largest sizes, predicted from the smaller ones",
+    ]
+    few = min((c.fit.n_configurations for c in fits.curves if c.fit.usable), default=None)
+    if few is not None and few < 6:
+        held = "47–69 %" if few <= 4 else "78–97 %"
+        notes.append(
+            f"only {few} configurations to resample: such an interval is too narrow"
+            f" (a 95 % one held the truth in {held} of simulated sweeps); six sizes or more make it fair"
+        )
+    columns = (
+        "architecture",
+        "outcome",
+        "against",
+        "parameters",
+        "status",
+        "hold-out",
+        "what the status means",
+    )
+    return Table(
+        title="Fitted curves", columns=columns, rows=rows, numeric=(False,) * 7, notes=tuple(notes)
+    )
+
+
+def comparison(fits: SweepFits) -> Table:
+    """Return one row per pair at equal training FLOPs and outcome."""
+    rows = tuple(
+        (
+            f"{p.summary.series} {p.summary.preset or ''}".strip(),
+            f"{p.baseline.series} {p.baseline.preset or ''}".strip(),
+            f"{p.flops_ratio:.3f}",
+            OUTCOME_LABELS[p.outcome],
+            estimate(p.summary.outcomes[p.outcome], interval=False),
+            estimate(p.baseline.outcomes[p.outcome], interval=False),
+            estimate(p.difference, signed=True),
+            p.verdict,
+            multiplier(p),
+        )
+        for p in fits.pairs
+    )
+    columns = (
+        "model",
+        "baseline",
+        "FLOPs ratio",
+        "outcome",
+        "model's",
+        "baseline's",
+        "difference",
+        "verdict",
+        f"{fits.baseline} size needed",
+    )
+    methods = dict.fromkeys(p.difference.method for p in fits.pairs)
+    notes = list(fits.unpaired)
+    if rows:
+        notes = [
+            f"[…] of a difference is {'; '.join(methods)}",
+            f"last column: the size at which the {fits.baseline} curve reaches the model's value, as a multiple of the baseline's size",
+            *notes,
+        ]
+    return Table(
+        title="At equal training FLOPs",
+        columns=columns,
+        rows=rows,
+        numeric=(False, False, True, False, True, True, True, False, False),
+        notes=tuple(notes),
+    )
+
+
+def excluded(runs: Runs) -> Table:
+    """Return the trials that do not count and why."""
+    rows = tuple(
+        (str(r.trial_id), str(r.sweep), str(r.state), str(r.reason))
+        for r in runs.excluded.itertuples(index=False)
+    )
+    return Table(
+        title="Excluded",
+        columns=("trial", "sweep", "state", "why"),
+        rows=rows,
+        numeric=(False,) * 4,
+    )
+
+
+def trials(runs: Runs) -> Table:
+    """Return every trial that counts, with what people look for first."""
+    table = runs.table
+    chosen: list[tuple[str, str, Callable[[Any], str]]] = [
+        ("trial", "trial_id", str),
+        ("preset", "preset", lambda v: "–" if pd.isna(v) else str(v)),
+        ("seed", "seed", str),
+        ("params", "total_params", count),
+        ("active", "active_params", count),
+        ("training FLOPs", "training_flops", flops),
+        *((OUTCOME_LABELS[o], o, number) for o in OUTCOME_LABELS),
+        ("train s", "train_seconds", lambda v: f"{v:,.0f}"),
+    ]
+    present = [(label, name, show) for label, name, show in chosen if name in table]
+    rows = tuple(
+        tuple("–" if pd.isna(row[name]) else show(row[name]) for _, name, show in present)
+        for _, row in table.iterrows()
+    )
+    return Table(
+        title="Trials",
+        columns=tuple(label for label, _, _ in present),
+        rows=rows,
+        numeric=tuple(name not in {"trial_id", "preset"} for _, name, _ in present),
+    )
+
+
+def parameters(fit: CurveFit) -> str:
+    """Return `E 1.69 [1.60, 1.75], A …`, or a dash without a usable fit."""
+    if not fit.usable:
+        return "–"
+    phrases = []
+    for name, value in fit.parameters.items():
+        interval = ""
+        if name in fit.intervals:
+            low, high = fit.intervals[name]
+            # A bound or a fixed value leaves no spread; brackets around it would look like certainty.
+            interval = f" [{number(low)}, {number(high)}]" if low < high else " (held at its bound)"
+        phrases.append(f"{name} {number(value)}{interval}")
+    return ", ".join(phrases)
+
+
+def hold_out(fit: CurveFit) -> str:
+    """Return the mean error of the held-out sizes."""
+    if fit.hold_out is None:
+        return "–"
+    if fit.hold_out.mean_relative_error is None:
+        return f"{number(fit.hold_out.mean_absolute_error)} absolute"
+    return f"{fit.hold_out.mean_relative_error:.1%}"
+
+
+def multiplier(pair: EqualFlops) -> str:
+    """Return `2.1× (1.3 M [1.1 M, 1.6 M])`, marked when extrapolated, or why there is none."""
+    m = pair.multiplier
+    if pair.outcome not in SIZED_OUTCOMES:
+        return "–"
+    if m.equivalent_params is None or m.over_baseline_params is None:
+        return m.sentence
+    interval = (
+        ""
+        if m.low is None or m.high is None or math.isnan(m.low)
+        else f" [{count(m.low)}, {count(m.high)}]"
+    )
+    mark = ", extrapolated" if m.extrapolated else ""
+    return f"{m.over_baseline_params:.2f}× ({count(m.equivalent_params)}{interval}{mark})"
+
+
+def estimate(value: Estimate | None, *, interval: bool = True, signed: bool = False) -> str:
+    """Return `0.412 [0.401, 0.423]`, to as many decimals as the interval bears."""
+    if value is None:
+        return "–"
+    sign = "+" if signed else ""
+    if value.low is None or value.high is None or not interval:
+        return format(value.value, f"{sign}.{_decimals(value.value)}f")
+    # Bounds at a level of detail below 1 % of the width would pretend to know more.
+    width = value.high - value.low
+    digits = _decimals(width, significant=2) if width > 0 else _decimals(value.value)
+    digits = min(digits, _decimals(value.value, significant=4))
+    return f"{value.value:{sign}.{digits}f} [{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]"
+
+
+def number(value: float) -> str:
+    """Return about four significant digits, scientific where that is shorter."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    if value == 0:
+        return "0"
+    if not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3e}"
+    return f"{value:.{_decimals(value, significant=4)}f}"
+
+
+def count(value: float) -> str:
+    """Return 812, 12.3 k, 4.56 M, 1.23 G."""
+    if not math.isfinite(value):
+        return "∞"
+    for scale, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= 0.9995 * scale:
+            scaled = float(f"{value / scale:.3g}")
+            return f"{scaled:,.{_decimals(scaled)}f}{suffix}"
+    return f"{value:.0f}"
+
+
+def flops(value: float | None) -> str:
+    """Return 1.23e+15."""
+    return "–" if value is None else f"{value:.2e}"
+
+
+def _decimals(value: float, *, significant: int = 3) -> int:
+    if value == 0 or not math.isfinite(value):
+        return significant
+    return max(0, significant - 1 - math.floor(math.log10(abs(value))))

@@ -1,0 +1,361 @@
+"""The command `memscale`: parse, call, print. Everything it does is a function of another file.
+
+Only typer is imported up here, so that `--help` answers at once; each verb imports what it needs.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.trial_dir import SweepDir, TrialDir
+
+app = typer.Typer(
+    name="memscale",
+    help="Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy curve out.",
+    epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  memscale submit quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SweepFile = Annotated[
+    Path, typer.Argument(help="Sweep file, or the name of a bundled one (quickstart).", metavar="SWEEP.yaml")
+]
+SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", metavar="SWEEP")]
+Runs = Annotated[
+    Path, typer.Option("--runs", envvar="MEMSCALE_RUNS", help="Folder that holds the sweeps' trial directories.")
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow store or server. Default: sqlite:///RUNS/mlflow.db",
+        show_default=False,
+    ),
+]
+
+
+def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
+    """Print an ExperimentError as its message, without a traceback, and exit with its code."""
+
+    @wraps(verb)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from orchestrator.errors import ExperimentError
+
+        try:
+            return verb(*args, **kwargs)
+        except ExperimentError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+
+    return wrapped
+
+
+@app.command(epilog="Example: memscale plan sweeps/quickstart.yaml")
+@reports_errors
+def plan(
+    sweep_file: SweepFile,
+    runs: Runs = Path("runs"),
+    slots: Annotated[int | None, typer.Option(help="Trials at a time, for the predicted time. Default: cores / cores per trial.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print every number of every trial as JSON.")] = False,
+) -> None:
+    """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
+    from orchestrator import display
+
+    priced = _plan(sweep_file, runs)
+    if json:
+        import json as json_module
+
+        typer.echo(json_module.dumps([_plan_row(t) for t in priced.trials], indent=1))
+        return
+    _console().print(display.plan_tables(priced, slots=slots or _slots(priced)))
+
+
+@app.command(epilog="Examples: memscale submit sweeps/quickstart.yaml  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process")
+@reports_errors
+def submit(
+    sweep_file: SweepFile,
+    runs: Runs = Path("runs"),
+    tracking_uri: TrackingUri = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`.")] = False,
+    launcher: Annotated[str, typer.Option(help="ray: embedded Ray. process: plain processes. debug: in this process, one by one.")] = "ray",
+    cpus: Annotated[int | None, typer.Option(help="Cores to use. Default: all this process may use.", min=1)] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
+) -> None:
+    """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
+    from orchestrator import display, submission
+
+    if launcher not in submission.LAUNCHERS:
+        raise typer.BadParameter(f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}")
+    priced = _plan(sweep_file, runs)
+    console = _console()
+    todo = [t for t in priced.trials if t.to_train]
+    if detach and todo:
+        log = submission.detach(sys.argv, runs / priced.sweep.name)
+        console.print(f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log}).")
+        console.print(f"Watch:  memscale status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   memscale cancel {priced.sweep.name}{_runs_option(runs)}")
+        return
+    console.print(
+        f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, {len(priced.trials) - len(todo)} already done."
+    )
+    request = submission.Submission(
+        plan=priced, runs=runs, tracking_uri=tracking_uri, launcher=launcher, cpus=cpus, gpus=gpus, argv=tuple(sys.argv)
+    )
+    with display.LiveSweep(console, quiet=quiet) as live:
+        outcome = request.run(live.update)
+    console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch")
+@reports_errors
+def status(
+    sweep: SweepName,
+    runs: Runs = Path("runs"),
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")] = False,
+) -> None:
+    """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
+    import time
+
+    from orchestrator import controller, display
+
+    disk = _sweep(runs, sweep)
+    console = _console()
+    if not watch:
+        console.print(display.status_table(controller.status_from_disk(disk)))
+        return
+    with display.LiveSweep(console) as live:
+        try:
+            while True:
+                now = controller.status_from_disk(disk)
+                live.update(now)
+                if not now.controller_alive:
+                    break
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            pass
+
+
+@app.command(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")
+@reports_errors
+def logs(
+    trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
+    runs: Runs = Path("runs"),
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")] = False,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt. Default: the last.")] = None,
+) -> None:
+    """Print what a trial wrote: its log, and the reason if it failed."""
+    from orchestrator import logs as trial_logs
+
+    for text in trial_logs.read(_trial(runs, trial), attempt=attempt, follow=follow):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+@app.command(epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c")
+@reports_errors
+def cancel(
+    sweep: SweepName,
+    trials: Annotated[list[str] | None, typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep.")] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
+    from orchestrator import submission
+
+    disk = _sweep(runs, sweep)
+    chosen = [_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
+    asked = submission.cancel(disk, chosen, whole_sweep=not trials)
+    typer.echo(f"Asked {len(asked)} unfinished trials of {sweep} to stop." if asked else f"Nothing of {sweep} is unfinished.")
+
+
+@app.command(epilog="Example: memscale fit quickstart")
+@reports_errors
+def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
+    """Fit the curves of a sweep and print the numbers with intervals."""
+    from analysis.tables import tables
+
+    from orchestrator import display
+
+    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    _console().print(display.printed(tables(runs_table, fits)))
+
+
+@app.command(epilog="Example: memscale report quickstart")
+@reports_errors
+def report(
+    sweep: SweepName,
+    runs: Runs = Path("runs"),
+    tracking_uri: TrackingUri = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")] = None,
+) -> None:
+    """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
+    from analysis.report import figure_paths, write_report
+    from analysis.tables import tables
+
+    from orchestrator import display
+
+    folder = out or runs / sweep / "report"
+    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    page = write_report(runs_table, fits, folder)
+    console = _console()
+    console.print(display.printed(tables(runs_table, fits)))
+    console.print(display.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=_runs_option(runs)))
+
+
+@app.command(epilog="Example: memscale ui")
+@reports_errors
+def ui(
+    sweep: Annotated[str | None, typer.Argument(help="Sweep to open. Default: the newest.", metavar="[SWEEP]")] = None,
+    runs: Runs = Path("runs"),
+    tracking_uri: TrackingUri = None,
+    port: Annotated[int, typer.Option(help="Port on the loopback interface; the next free one is taken.")] = 5000,
+    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback lets others in.")] = "127.0.0.1",
+) -> None:
+    """Open the MLflow page with the runs in it. Ctrl-C ends it."""
+    from orchestrator import ui as page
+
+    page.serve(runs, sweep=sweep, tracking_uri=tracking_uri, host=host, port=port, say=typer.echo)
+
+
+@app.command(epilog="Example: memscale sync quickstart --tracking-uri http://127.0.0.1:5000")
+@reports_errors
+def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
+    """Send what the tracker does not have yet, from the trial directories alone."""
+    from orchestrator.tracking.supervise import shipping
+
+    with shipping(_sweep(runs, sweep), tracking_uri) as shipper:
+        pass
+    if shipper.unshipped_points or shipper.problem:
+        typer.echo(f"{shipper.unshipped_points:,} points are not in the tracker yet: {shipper.problem}. Run this again when it answers.", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"The tracker has every point of {sweep}.")
+
+
+@app.command(epilog="Example: memscale doctor")
+@reports_errors
+def doctor(runs: Runs = Path("runs"), port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000) -> None:
+    """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
+    from orchestrator import display
+    from orchestrator.doctor import Verdict, examine
+
+    console = _console()
+    checks = []
+    for check in examine(runs, port=port):
+        checks.append(check)
+        console.print(display.doctor_table([check]))
+    failed = sum(check.verdict is Verdict.FAIL for check in checks)
+    console.print(f"{failed} of {len(checks)} checks failed." if failed else "Ready.")
+    raise typer.Exit(1 if failed else 0)
+
+
+def main() -> None:
+    """Entry point of the `memscale` command."""
+    # Output piped into a program that has ended (`memscale status | head`) is no error.
+    try:
+        app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _plan(sweep_file: Path, runs: Path) -> Any:
+    from orchestrator import plan as planning
+    from orchestrator import throughput
+    from orchestrator.sweep import load_sweep
+    from orchestrator.trial_dir import sweep_dir
+
+    sweep = load_sweep(sweep_file)
+    return planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
+
+
+def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
+    """Load and fit: from the trial directories, or from a tracker when one is named."""
+    import analysis
+
+    from orchestrator.errors import StoreError
+
+    if tracking_uri is None:
+        _sweep(runs, sweep)
+    table = analysis.load(tracking_uri or runs, sweep=sweep)
+    if not len(table.table):
+        why = "; ".join(f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples())
+        raise StoreError(f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; see `memscale status {sweep}`")
+    return table, analysis.fit_sweep(table)
+
+
+def _plan_row(trial: Any) -> dict[str, Any]:
+    return {
+        "trial_id": trial.spec.trial_id,
+        "origin": trial.spec.origin,
+        "architecture": trial.spec.architecture,
+        "preset": trial.spec.preset,
+        "seed": trial.spec.seed,
+        "status": trial.status,
+        "why": trial.why,
+        "predicted_s": trial.forecast.seconds,
+        "predicted_from": trial.forecast.source,
+        **trial.spec.accounting,
+    }
+
+
+def _slots(priced: Any) -> int:
+    from orchestrator.submission import usable_cores
+
+    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in priced.trials), default=1)
+    return max(1, usable_cores() // widest)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # Piped into a file or `less`, tables keep the width they need instead of wrapping at 80.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _runs_option(runs: Path) -> str:
+    return "" if runs == Path("runs") else f" --runs {runs}"
+
+
+def _sweep(runs: Path, name: str) -> "SweepDir":
+    from orchestrator.errors import StoreError
+    from orchestrator.trial_dir import sweep_dir
+
+    disk = sweep_dir(runs, name)
+    if not (disk.path / "trials").is_dir():
+        known = sorted(p.parent.name for p in runs.glob("*/trials")) if runs.is_dir() else []
+        there = f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
+        raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
+    return disk
+
+
+def _trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":
+    from orchestrator.errors import StoreError
+    from orchestrator.trial_dir import SweepDir
+
+    sweeps = [sweep] if sweep else [SweepDir(p.parent) for p in sorted(runs.glob("*/trials"))]
+    found = [trial for s in sweeps for trial in s.trials() if trial.trial_id.startswith(prefix)]
+    exact = [trial for trial in found if trial.trial_id == prefix]
+    if len(exact) == 1 or len(found) == 1:
+        return (exact or found)[0]
+    if not found:
+        raise StoreError(f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids")
+    some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
+    raise StoreError(f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,508 @@
+"""Keeps a sweep running until nothing is left to do. The single writer of a sweep's decisions.
+
+It holds no state of its own that matters: everything is read back from the trial directories at the start, so
+it may be killed at any moment and started again. `run` is a loop of: what ended, what was asked for, what can
+start, tell.
+"""
+
+import logging
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.ending import Ended, judge
+from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced
+from orchestrator.lease import HEARTBEAT_S, ControllerLease
+from orchestrator.processes import ProcessId
+from orchestrator.records import Outcome, Resources, TrialSpec, TrialState
+from orchestrator.retry import Action, Past, decide, resources_for
+from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
+from orchestrator.status import SweepStatus, TrialStatus, status_from_disk, steps_of, trial_status
+from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+from orchestrator.worker import TRAIN, registered
+
+__all__ = ["Controller", "SweepStatus", "TrialStatus", "status_from_disk"]
+
+LOG = logging.getLogger(__name__)
+TICK_S = 0.1
+"""How often the launcher is asked."""
+REPLACE_S = 2.0
+"""How long to wait after the launcher could not place what the scheduler thought would fit."""
+
+
+@dataclass(kw_only=True)
+class _Attempt:
+    """An attempt whose ranks run."""
+
+    folder: AttemptDir
+    launch: Launch
+    started_at: float
+    predicted_s: float
+    gpu_ids: tuple[str, ...] = ()
+    asked: Outcome | None = None
+    """What the ranks were asked to stop for."""
+    hard: bool = False
+
+
+@dataclass(kw_only=True)
+class _Trial:
+    """A trial that this submission asked for."""
+
+    folder: TrialDir
+    spec: TrialSpec
+    past: list[Past] = field(default_factory=list)
+    best_step: int = 0
+    """How far its attempts got."""
+    attempt: _Attempt | None = None
+    finished: bool = False
+    not_before: float = 0.0
+    why_next: str = "first attempt"
+    wait: str = "its controller is starting"
+
+
+class Controller:
+    """Runs the trials of one submission."""
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        *,
+        submission: int,
+        trial_ids: Sequence[str],
+        launcher: Launcher,
+        cache: Path,
+        predicted_s: Mapping[str, float] | None = None,
+        job: str = TRAIN,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare; nothing is read, locked or started yet.
+
+        Args:
+            sweep: Its trials have their spec.json already.
+            submission: Its number; attempts of other submissions do not count against the retry budgets.
+            trial_ids: Which trials to bring to an end, in the order to show them. Done ones are fine.
+            launcher: Not started; `run` starts and closes it.
+            cache: Folder of prepared data, shared by all trials.
+            predicted_s: Predicted seconds of whole trials. Longer ones start first.
+            job: What ranks run; see `orchestrator.worker`.
+            clock: Seconds since 1970.
+            sleep: Waits between two looks.
+        """
+        self._sweep = sweep
+        self._submission = submission
+        self._trial_ids = tuple(trial_ids)
+        self._order = {trial_id: i for i, trial_id in enumerate(trial_ids)}
+        self._launcher = launcher
+        self._cache = cache
+        self._predicted_s = dict(predicted_s or {})
+        self._job = job
+        self._clock = clock
+        self._sleep = sleep
+        self._lease = ControllerLease(sweep, submission=submission, clock=clock)
+        self._trials: dict[str, _Trial] = {}
+        self._nodes: Sequence[Node] = ()
+        """The cluster as last seen."""
+        self._impossible: frozenset[str] = frozenset()
+        self._slowness: list[float] = []
+        """Measured over predicted seconds of what has been seen to run."""
+        self._stops = 0
+        self._told_at = 0.0
+        self._looked_at = 0.0
+        self._frozen: dict[str, TrialStatus] = {}
+        """Statuses of finished trials, which do not change any more."""
+
+    def stop(self) -> None:
+        """Ask running trials to checkpoint and leave; the second call ends them at once. Safe in a signal handler."""
+        self._stops += 1
+
+    def run(self, on_update: Callable[[SweepStatus], None] = lambda status: None) -> SweepStatus:
+        """Bring every trial to an end, or stop when asked to; return where the sweep stands then.
+
+        Returns early when all that is left can run on no node; those trials stay waiting and say why.
+
+        Args:
+            on_update: Called about once a second and at every change.
+
+        Raises:
+            BusyError: If another controller runs this sweep.
+            ExperimentError: If the launcher cannot start.
+        """
+        self._lease.acquire()
+        try:
+            self._read()
+            open_attempts = self._open_attempts()
+            if open_attempts or self._waiting():
+                self._tell(on_update)
+                self._launcher.start()
+                self._close_open(open_attempts)
+                self._loop(on_update)
+        finally:
+            try:
+                self._launcher.close()
+            finally:
+                self._give_up_running()
+                status = self._status()
+                self._lease.beat(self._heartbeat(status))
+                self._lease.release()
+        status = replace(status, controller_alive=False)
+        on_update(status)
+        return status
+
+    def _loop(self, on_update: Callable[[SweepStatus], None]) -> None:
+        changed = True
+        while True:
+            for ended in self._launcher.poll():
+                self._take_ended(ended)
+                changed = True
+            now = self._clock()
+            if changed or now - self._looked_at >= HEARTBEAT_S:
+                self._looked_at = now
+                self._heed_requests(now)
+                changed |= self._start_what_fits(now)
+            self._pass_on_stops()
+            if changed or now - self._told_at >= HEARTBEAT_S:
+                self._told_at = now
+                self._tell(on_update)
+            if self._over():
+                return
+            changed = False
+            self._sleep(TICK_S)
+
+    # -- reading back ------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        for trial_id in self._trial_ids:
+            folder = self._sweep.trial(trial_id)
+            trial = self._trials[trial_id] = _Trial(folder=folder, spec=folder.spec())
+            if folder.result() is not None:
+                trial.finished = True
+                continue
+            for attempt in folder.attempts():
+                end = attempt.end()
+                if end is not None:
+                    self._remember(trial, attempt, Outcome(end["outcome"]))
+                    trial.why_next = _why(end, again=_submission_of(attempt) != self._submission)
+                    trial.finished = bool(end["final"]) and _submission_of(attempt) == self._submission
+            if self._cancelled(trial):
+                trial.finished = True
+
+    def _remember(self, trial: _Trial, attempt: AttemptDir, outcome: Outcome) -> None:
+        reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
+        trial.past.append(
+            Past(outcome=outcome, progressed=reached > trial.best_step, submission=_submission_of(attempt))
+        )
+        trial.best_step = max(trial.best_step, reached)
+
+    def _open_attempts(self) -> list[tuple[TrialDir, AttemptDir]]:
+        """Return attempts without end.json, of all trials: their controller is dead, for we hold its lock."""
+        found = []
+        for folder in self._sweep.trials():
+            attempts = folder.attempts()
+            if attempts and attempts[-1].end() is None:
+                found.append((folder, attempts[-1]))
+        return found
+
+    def _close_open(self, open_attempts: Sequence[tuple[TrialDir, AttemptDir]]) -> None:
+        for folder, attempt in open_attempts:
+            left = self._launcher.end_orphans(registered(attempt))
+            for process in left:
+                LOG.warning("trial %s: rank %d on %s could not be ended", folder.trial_id, process.pid, process.host)
+            # The rank may have finished between the end of its controller and its own.
+            trial = self._trials.get(folder.trial_id) or _Trial(folder=folder, spec=folder.spec())
+            self._close(trial, attempt, Ended(trial_id=folder.trial_id, attempt=attempt.number), asked=None)
+
+    # -- endings -----------------------------------------------------------------------------------------------
+
+    def _take_ended(self, ended: Ended) -> None:
+        trial = self._trials[ended.trial_id]
+        attempt = trial.attempt
+        if attempt is None or attempt.launch.attempt != ended.attempt:
+            return
+        trial.attempt = None
+        if trial.folder.result() is not None and ended.attempt == 1:
+            self._slowness.append((self._clock() - attempt.started_at) / max(1e-3, attempt.predicted_s))
+        self._close(trial, attempt.folder, ended, asked=attempt.asked)
+
+    def _close(self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None) -> None:
+        """Write end.json and decide what follows."""
+        has_result = trial.folder.result() is not None
+        ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
+        self._remember(trial, attempt, ending.outcome)
+        decision = decide(trial.past, trial.spec.retries)
+        now = self._clock()
+        reason = ending.reason if ending.outcome is Outcome.DONE else f"{ending.reason} ({decision.reason})"
+        end = {
+            "outcome": ending.outcome.value,
+            "reason": reason,
+            "exit_codes": {str(rank): code for rank, code in ended.exit_codes.items()},
+            "ended_at": now,
+            "final": decision.action is Action.STOP,
+        }
+        write_json(attempt.path / "end.json", end)
+        trial.finished = decision.action is Action.STOP or self._cancelled(trial)
+        trial.not_before = now + decision.delay_s
+        trial.why_next = _why(end, again=False)
+        trial.wait = f"{ending.outcome.value}: {reason}"
+        LOG.info("trial %s, attempt %d: %s: %s", trial.folder.trial_id, attempt.number, ending.outcome.value, reason)
+
+    def _give_up_running(self) -> None:
+        """Close what still counted as running when the launcher was closed: the controller itself failed."""
+        for trial in self._trials.values():
+            attempt, trial.attempt = trial.attempt, None
+            if attempt is None:
+                continue
+            error = attempt.folder.error()
+            asked = attempt.asked or (Outcome.INTERRUPTED if error is None else None)
+            ended = Ended(trial_id=trial.folder.trial_id, attempt=attempt.launch.attempt)
+            self._close(trial, attempt.folder, ended, asked=asked)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _heed_requests(self, now: float) -> None:
+        for trial in self._trials.values():
+            if trial.finished:
+                continue
+            attempt = trial.attempt
+            if self._cancelled(trial):
+                if attempt is None:
+                    trial.finished = True
+                else:
+                    self._ask(attempt, Outcome.CANCELLED)
+            limit = trial.spec.resources.time_limit_s
+            if attempt is not None and limit is not None and now - attempt.started_at > limit:
+                self._ask(attempt, Outcome.TIME_LIMIT)
+
+    def _cancelled(self, trial: _Trial) -> bool:
+        return trial.folder.cancel_requested() or self._sweep.cancel_requested()
+
+    def _pass_on_stops(self) -> None:
+        if not self._stops:
+            return
+        for trial in self._running():
+            attempt = trial.attempt
+            assert attempt is not None, "running trials have one"
+            self._ask(attempt, Outcome.INTERRUPTED)
+            if self._stops > 1 and not attempt.hard:
+                attempt.hard = True
+                self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=True)
+
+    def _ask(self, attempt: _Attempt, why: Outcome) -> None:
+        if attempt.asked is None:
+            attempt.asked = why
+            self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=False)
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def _start_what_fits(self, now: float) -> bool:
+        """Start what the scheduler says; return whether anything was."""
+        if self._stops:
+            for trial in self._waiting():
+                trial.wait = "the sweep is being stopped; submit again to resume"
+            return False
+        nodes = self._nodes = self._launcher.nodes()
+        decided = schedule(self._snapshot(nodes, now), now)
+        self._impossible = decided.impossible
+        for trial_id, sentence in decided.waits.items():
+            self._trials[trial_id].wait = sentence
+        started = False
+        for placement in decided.placements:
+            if self._stops:
+                break
+            started |= self._start(self._trials[placement.trial_id], placement, nodes)
+        return started
+
+    def _snapshot(self, nodes: Sequence[Node], now: float) -> Snapshot:
+        running = []
+        for trial in self._running():
+            attempt = trial.attempt
+            assert attempt is not None, "running trials have one"
+            running.append(
+                Running(
+                    trial_id=trial.folder.trial_id,
+                    node_id=attempt.launch.node_id,
+                    demand=attempt.launch.demand,
+                    gpus=attempt.gpu_ids,
+                    predicted_end=self._predicted_end(trial, attempt, now),
+                )
+            )
+        waiting = [
+            Waiting(
+                trial_id=trial.folder.trial_id,
+                demand=_demand(self._resources(trial, nodes)),
+                predicted_s=self._predicted_left_s(trial),
+                not_before=trial.not_before,
+                why_not_before=trial.why_next,
+                order=self._order[trial.folder.trial_id],
+            )
+            for trial in self._waiting()
+        ]
+        return Snapshot(nodes=nodes, running=running, waiting=waiting)
+
+    def _resources(self, trial: _Trial, nodes: Sequence[Node]) -> Resources:
+        asked = trial.spec.resources
+        if asked.gpus == "auto":
+            most = max((len(node.gpus) for node in nodes), default=0)
+            # One per rank where a node has that many: ranks that share a GPU cannot use NCCL.
+            asked = replace(asked, gpus=float(min(asked.ranks, most)))
+        return resources_for(
+            asked,
+            [past.outcome for past in trial.past],
+            batch_tokens=int(trial.spec.train["batch_tokens"]),
+            seq_len=int(trial.spec.train["seq_len"]),
+        )
+
+    def _start(self, trial: _Trial, placement: Placement, nodes: Sequence[Node]) -> bool:
+        resources = self._resources(trial, nodes)
+        node = next(node for node in nodes if node.node_id == placement.node_id)
+        now = self._clock()
+        demand = _demand(resources)
+        folder = trial.folder.new_attempt(
+            {
+                "started_at": now,
+                "controller": ProcessId.own().to_json(),
+                "submission": self._submission,
+                "ranks": resources.ranks,
+                "cpus": resources.cpus,
+                "gpus": demand.gpus,
+                "micro_batch_tokens": resources.micro_batch_tokens,
+                "node": node.host,
+                "why": trial.why_next,
+            }
+        )
+        launch = Launch(
+            trial_id=trial.folder.trial_id,
+            trial_path=str(trial.folder.path.absolute()),
+            attempt=folder.number,
+            node_id=node.node_id,
+            ranks=resources.ranks,
+            cpus=resources.cpus,
+            gpus=demand.gpus,
+            gpu_ids=placement.gpus,
+            cache=str(self._cache.absolute()),
+            micro_batch_tokens=resources.micro_batch_tokens,
+            job=self._job,
+        )
+        trial.attempt = _Attempt(
+            folder=folder, launch=launch, started_at=now, predicted_s=self._predicted_left_s(trial), gpu_ids=placement.gpus
+        )
+        trial.wait = ""
+        try:
+            trial.attempt.gpu_ids = self._launcher.launch(launch)
+        except NotPlaced as problem:
+            trial.attempt = None
+            shutil.rmtree(folder.path)
+            trial.not_before, trial.why_next = self._clock() + REPLACE_S, trial.why_next
+            trial.wait = str(problem)
+            return False
+        return True
+
+    # -- predictions -------------------------------------------------------------------------------------------
+
+    def _predicted_left_s(self, trial: _Trial) -> float:
+        """Predict the seconds that a waiting trial still needs."""
+        trial_id = trial.folder.trial_id
+        whole = self._predicted_s.get(trial_id)
+        if whole is None:
+            # Only the order matters without a prediction: by FLOPs, else by tokens.
+            flops = trial.spec.accounting.get("training_flops", 1e6 * float(trial.spec.train["tokens"]))
+            whole = flops / 1e10
+        slowness = statistics.median(self._slowness) if self._slowness else 1.0
+        return whole * slowness * (1.0 - min(1.0, trial.best_step / steps_of(trial.spec)))
+
+    def _predicted_end(self, trial: _Trial, attempt: _Attempt, now: float) -> float:
+        status = self._trial_status(trial)
+        if status.eta_s is not None:
+            return now + status.eta_s
+        return attempt.started_at + attempt.predicted_s
+
+    def _time_left_s(self, nodes: Sequence[Node], now: float) -> float | None:
+        """Predict when nothing is left: the longest trial, or all of them spread over the cluster, whichever is more."""
+        if not nodes:
+            return None
+        snapshot = self._snapshot(nodes, now)
+        left = [(max(0.0, r.predicted_end - now), r.demand) for r in snapshot.running]
+        left += [(w.predicted_s, w.demand) for w in snapshot.waiting if w.trial_id not in self._impossible]
+        if not left:
+            return 0.0
+        cpus, gpus = sum(node.cpus for node in nodes), sum(len(node.gpus) for node in nodes)
+        area = sum(seconds * demand.cpus for seconds, demand in left) / max(1, cpus)
+        if gpus:
+            area = max(area, sum(seconds * demand.gpus for seconds, demand in left) / gpus)
+        return max(area, max(seconds for seconds, _ in left))
+
+    # -- telling -----------------------------------------------------------------------------------------------
+
+    def _tell(self, on_update: Callable[[SweepStatus], None]) -> None:
+        status = self._status()
+        self._lease.beat(self._heartbeat(status))
+        on_update(status)
+
+    def _heartbeat(self, status: SweepStatus) -> dict[str, Any]:
+        return {
+            "trial_ids": list(self._trial_ids),
+            "waits": {t.trial_id: t.wait for t in status.trials if t.state is TrialState.WAITING},
+            "stopping": status.stopping,
+            "time_left_s": status.time_left_s,
+        }
+
+    def _status(self) -> SweepStatus:
+        own, now = ProcessId.own(), self._clock()
+        return SweepStatus(
+            sweep=self._sweep.name,
+            submission=self._submission,
+            trials=tuple(self._trial_status(trial) for trial in self._trials.values()),
+            controller_alive=True,
+            controller=f"pid {own.pid} on {own.host}",
+            stopping=self._stops > 0,
+            time_left_s=self._time_left_s(self._nodes, now),
+            updated_at=now,
+        )
+
+    def _trial_status(self, trial: _Trial) -> TrialStatus:
+        trial_id = trial.folder.trial_id
+        if trial_id in self._frozen:
+            return self._frozen[trial_id]
+        waiting = trial.attempt is None and not trial.finished
+        status = trial_status(
+            trial.folder,
+            trial.spec,
+            wait=trial.wait if waiting else None,
+            controlled=True,
+            sweep_cancelled=self._sweep.cancel_requested(),
+        )
+        if trial.finished:
+            self._frozen[trial_id] = status
+        return status
+
+    # -- sets --------------------------------------------------------------------------------------------------
+
+    def _waiting(self) -> list[_Trial]:
+        return [t for t in self._trials.values() if t.attempt is None and not t.finished]
+
+    def _running(self) -> list[_Trial]:
+        return [t for t in self._trials.values() if t.attempt is not None]
+
+    def _over(self) -> bool:
+        if self._running():
+            return False
+        waiting = self._waiting()
+        return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
+
+
+def _demand(resources: Resources) -> Demand:
+    assert not isinstance(resources.gpus, str), "auto was resolved"
+    return Demand(cpus=resources.cpus * resources.ranks, gpus=float(resources.gpus))
+
+
+def _submission_of(attempt: AttemptDir) -> int:
+    return int((attempt.launch() or {}).get("submission", 0))
+
+
+def _why(end: Mapping[str, Any], *, again: bool) -> str:
+    verb = "submitted again" if again else "retry"
+    return f"{verb} after {end['outcome']}: {end['reason']}"

@@ -1,0 +1,297 @@
+"""What the CLI prints, as rich renderables: plan, live progress, status, results. Computes nothing of its own."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator import units
+from orchestrator.doctor import Check, Verdict
+from orchestrator.plan import Plan, PlannedTrial
+from orchestrator.records import TrialState, canonical_json
+from orchestrator.status import SweepStatus, TrialStatus
+from orchestrator.submission import Ended
+
+PARAMETER_GROUPS = {
+    "params_embedding": "embedding",
+    "params_attention": "attention",
+    "params_feed_forward": "feed-forward",
+    "params_memory_keys": "mem. keys",
+    "params_memory_values": "mem. values",
+    "params_router": "router",
+    "params_norm": "norm",
+    "params_head": "head",
+}
+STATUS_STYLE = {
+    "new": "cyan", "done": "green", "running": "yellow", "resume": "yellow", "retry": "magenta",
+    "waiting": "dim", "failed": "red", "cancelled": "dim red",
+}  # fmt: skip
+MOST_ROWS = 24
+"""Rows of a live table; longer sweeps show what runs first and count the rest."""
+QUIET_EVERY_S = 30.0
+"""Seconds between progress lines where there is no terminal to redraw."""
+
+
+def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
+    """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new."""
+    groups = by_configuration(plan.trials)
+    used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
+    table = Table(title=f"{plan.sweep.name}: {len(plan.trials)} trials", title_justify="left", box=None, pad_edge=False)
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("preset", no_wrap=True)
+    for key in used:
+        table.add_column(PARAMETER_GROUPS[key], justify="right")
+    for name in ("total", "active", "FLOPs/token", "training FLOPs", "tokens", "bytes/token", "peak memory", "each"):
+        table.add_column(name, justify="right")
+    table.add_column("trials")
+    for group in groups[:rows]:
+        first = group[0]
+        numbers = first.spec.accounting
+        table.add_row(
+            first.spec.architecture,
+            first.spec.preset or "",
+            *(units.count(numbers[key]) for key in used),
+            units.count(numbers["total_params"]),
+            units.count(numbers["active_params"]),
+            units.flops(numbers["forward_flops_per_token"]),
+            units.flops(numbers["training_flops"]),
+            units.count(numbers["training_tokens"]),
+            units.size(numbers["bytes_read_per_token"]),
+            units.size(numbers["peak_memory_bytes"]),
+            units.duration(first.forecast.seconds),
+            _states(t.status for t in group),
+        )
+    parts: list[RenderableType] = [table]
+    if len(groups) > rows:
+        parts.append(Text(f"… and {len(groups) - rows} more configurations"))
+    parts.append(Text(""))
+    parts += [Text(line) for line in _reasons(plan.trials)]
+    parts.append(_totals(plan, slots=slots))
+    for warning in plan.sweep.warnings:
+        parts.append(Text(f"note: {warning}", style="yellow"))
+    if plan.left_over:
+        parts.append(
+            Text(f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone")
+        )
+    return Group(*parts)
+
+
+def by_configuration(trials: Iterable[PlannedTrial]) -> list[list[PlannedTrial]]:
+    """Group trials that differ only in their seed, in order of first appearance."""
+    groups: dict[str, list[PlannedTrial]] = {}
+    for trial in trials:
+        key = canonical_json({**trial.spec.identity(), "seed": 0})
+        groups.setdefault(key, []).append(trial)
+    return list(groups.values())
+
+
+def _states(statuses: Iterable[str]) -> Text:
+    text = Text()
+    for status, n in Counter(statuses).items():
+        text.append(f"{n} {status} ", style=STATUS_STYLE.get(status, ""))
+    return text
+
+
+def _reasons(trials: Sequence[PlannedTrial]) -> list[str]:
+    """Return one line per distinct reason, the trials that share it counted."""
+    lines: Counter[tuple[str, str]] = Counter((t.status, t.why) for t in trials if t.status != "done")
+    shown = [f"{n:>4} {status}: {why}" for (status, why), n in list(lines.items())[:20]]
+    if len(lines) > 20:
+        shown.append(f"     … and {len(lines) - 20} more reasons")
+    return shown
+
+
+def _totals(plan: Plan, *, slots: int) -> Text:
+    todo = [t for t in plan.trials if t.to_train]
+    if not todo:
+        return Text("Nothing to train: every trial has its result.", style="green")
+    total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
+    seconds = plan.predicted_s(slots=slots)
+    sources = sorted({t.forecast.source for t in todo})
+    how = {"measured": "from trials measured here", "scaled": "scaled from other trials measured here", "guess": "a guess; measured after the first run"}
+    return Text(
+        f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, about {units.duration(seconds)} with {slots} at a time"
+        f" ({'; '.join(how[s] for s in sources)}).",
+        style="bold",
+    )
+
+
+def doctor_table(checks: Sequence[Check]) -> RenderableType:
+    """Return the doctor's report."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    style = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+    for check in checks:
+        found = Text(check.found)
+        if check.fix:
+            found.append(f"\n→ {check.fix}", style=style[check.verdict])
+        table.add_row(Text(check.verdict.value, style=style[check.verdict]), check.name, found)
+    return table
+
+
+def status_table(status: SweepStatus, *, rows: int = 10_000) -> RenderableType:
+    """Return where every trial stands: what runs first, then what waits, failed and is done."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("preset", no_wrap=True)
+    table.add_column("seed", justify="right")
+    table.add_column("state", no_wrap=True)
+    table.add_column("progress", no_wrap=True, min_width=16)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("loss", justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    table.add_column("")
+    order = [TrialState.RUNNING, TrialState.FAILED, TrialState.WAITING, TrialState.CANCELLED, TrialState.DONE]
+    trials = sorted(status.trials, key=lambda t: order.index(t.state)) if len(status.trials) > rows else status.trials
+    for trial in trials[:rows]:
+        table.add_row(*_status_row(trial))
+    parts: list[RenderableType] = [table]
+    if len(trials) > rows:
+        parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))
+    parts.append(totals_text(status))
+    return Group(*parts)
+
+
+def _status_row(trial: TrialStatus) -> tuple[RenderableType, ...]:
+    done = trial.step if trial.step is not None else (trial.steps if trial.state is TrialState.DONE else 0)
+    remark = trial.wait or (trial.reason if trial.state in (TrialState.FAILED, TrialState.CANCELLED) else "")
+    if trial.state is TrialState.RUNNING:
+        remark = {"data": "preparing data", "evaluate": "evaluating", "checkpoint": "checkpointing"}.get(trial.phase or "", "")
+        if trial.attempt > 1:
+            remark = f"attempt {trial.attempt} {remark}".strip()
+    return (
+        trial.trial_id,
+        trial.preset or "",
+        str(trial.seed),
+        Text(trial.state.value, style=STATUS_STYLE.get(trial.state.value, "")),
+        ProgressBar(total=max(trial.steps, 1), completed=done, width=16),
+        f"{done:,}/{trial.steps:,}",
+        "" if trial.loss is None else f"{trial.loss:.3f}",
+        "" if trial.tokens_per_s is None or trial.state is not TrialState.RUNNING else units.count(trial.tokens_per_s),
+        "" if trial.eta_s is None else units.duration(trial.eta_s),
+        Text(remark, style="dim", overflow="ellipsis", no_wrap=trial.state is not TrialState.FAILED),
+    )
+
+
+def totals_text(status: SweepStatus) -> Text:
+    """Return one line: done, running, waiting, failed; tokens per second; time left."""
+    text = Text(f"{status.sweep}: ")
+    totals = status.totals
+    for state in (TrialState.DONE, TrialState.RUNNING, TrialState.WAITING, TrialState.FAILED, TrialState.CANCELLED):
+        if totals[state] or state in (TrialState.DONE, TrialState.RUNNING, TrialState.WAITING):
+            text.append(f"{totals[state]} {state.value}  ", style=STATUS_STYLE.get(state.value, ""))
+    rate = sum(t.tokens_per_s or 0.0 for t in status.trials if t.state is TrialState.RUNNING)
+    if rate:
+        text.append(f"{units.count(rate)} tokens/s  ")
+    if status.time_left_s is not None and not status.complete:
+        text.append(f"about {units.duration(status.time_left_s)} left", style="bold")
+    if status.stopping:
+        text.append("  stopping: waiting for checkpoints (Ctrl-C again ends it at once)", style="yellow")
+    elif not status.controller_alive and not status.complete:
+        text.append("  nothing is running it; submit it again to go on", style="dim")
+    return text
+
+
+class LiveSweep:
+    """Shows a sweep while it runs: a table that redraws on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        """Draw on `console`; `quiet` leaves only a line now and then."""
+        self._console = console
+        self._live = None if quiet or not console.is_terminal else Live(console=console, refresh_per_second=4, transient=True)
+        self._told: tuple[int, ...] = ()
+        self._told_at = 0.0
+
+    def __enter__(self) -> "LiveSweep":
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live:
+            self._live.__exit__(kind, error, trace)
+
+    def update(self, status: SweepStatus) -> None:
+        """Show where the sweep stands now."""
+        if self._live:
+            self._live.update(status_table(status, rows=MOST_ROWS))
+            return
+        ended = tuple(status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED))
+        now = time.monotonic()
+        if ended != self._told or now - self._told_at >= QUIET_EVERY_S:
+            self._told, self._told_at = ended, now
+            self._console.print(totals_text(status))
+
+
+def outcome_text(ended: Ended, *, runs_option: str) -> RenderableType:
+    """Return how a submission ended and what to do next."""
+    status = ended.status
+    lines: list[RenderableType] = [totals_text(status)]
+    for trial in status.trials:
+        if trial.state is TrialState.FAILED:
+            lines.append(Text(f"failed: {trial.trial_id}: {trial.reason}", style="red"))
+            lines.append(Text(f"        memscale logs {trial.trial_id}{runs_option}", style="dim"))
+        elif trial.state is TrialState.WAITING and trial.wait and not ended.interrupted:
+            lines.append(Text(f"waiting: {trial.trial_id}: {trial.wait}", style="yellow"))
+    if not ended.drained.complete:
+        lines.append(
+            Text(
+                f"{ended.drained.points_waiting:,} points are not in MLflow yet ({ended.drained.problem}); they are safe in the "
+                f"journals: memscale sync {status.sweep}{runs_option}",
+                style="yellow",
+            )
+        )
+    if ended.interrupted and not status.complete:
+        lines.append(Text("Stopped on request; what ran has checkpointed. Submit the same file again to go on.", style="bold"))
+    return Group(*lines)
+
+
+class PrintedTable(Protocol):
+    """What `analysis.tables` makes; the orchestrator does not import analysis."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def columns(self) -> Sequence[str]: ...
+    @property
+    def rows(self) -> Sequence[Sequence[str]]: ...
+    @property
+    def numeric(self) -> Sequence[bool]: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+def printed(tables: Sequence[PrintedTable]) -> RenderableType:
+    """Return tables of text cells."""
+    parts: list[RenderableType] = []
+    for given in tables:
+        table = Table(title=given.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for column, numeric in zip(given.columns, given.numeric, strict=True):
+            table.add_column(column, justify="right" if numeric else "left")
+        for row in given.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts += [table, *(Text(note, style="dim") for note in given.notes), Text("")]
+    return Group(*parts)
+
+
+def next_steps(page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str) -> RenderableType:
+    """Return where the results are and the commands to try next."""
+    lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), ""]
+    lines += [
+        "Try next:",
+        f"  memscale ui {sweep}{runs_option}".ljust(48) + "the MLflow page with every run",
+        f"  memscale status {sweep}{runs_option}".ljust(48) + "what became of each trial",
+        "  cp sweeps/quickstart.yaml mine.yaml".ljust(48) + "edit it, then: memscale plan mine.yaml",
+    ]
+    return Text("\n".join(lines))

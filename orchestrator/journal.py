@@ -1,0 +1,51 @@
+"""Writing journal.jsonl: whole lines, in order, nothing lost to a SIGKILL. Reading: `trial_dir.AttemptDir.lines`."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends records, one line each.
+
+    A line goes to the kernel in one `write` before the call returns, so killing the process loses nothing; a
+    crash of the machine loses what came after the last `sync`. Should the disk be full, the part of the line
+    that did fit is taken back, since a torn line in the middle would make the journal unreadable.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Open for appending; the file is made if missing."""
+        self._path = path
+        self._clock = clock
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append measurements taken after `step` optimizer steps."""
+        self._append({"step": step, "metrics": {key: float(value) for key, value in values.items()}})
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append that something happened: start, checkpoint, interrupted, done."""
+        self._append({"event": name, **fields})
+
+    def sync(self) -> None:
+        """Return when everything so far is on the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Sync and close."""
+        self.sync()
+        os.close(self._file)
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        line = json.dumps({"t": round(self._clock() * 1000), **record}, separators=(",", ":")).encode() + b"\n"
+        before = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise OSError(error.errno, f"{self._path}: cannot write ({os.strerror(error.errno or 0)}); free some space") from error
+        if written != len(line):
+            os.ftruncate(self._file, before)
+            raise OSError(f"{self._path}: the disk took {written} of {len(line)} bytes; free some space and submit again")

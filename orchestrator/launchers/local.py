@@ -1,0 +1,155 @@
+"""Launchers for one machine without Ray: `process` (real ranks, through a template) and `debug` (in this process)."""
+
+import os
+from collections.abc import Sequence
+
+from orchestrator import worker
+from orchestrator.ending import EXIT_CODES, Ended
+from orchestrator.launchers.machine import usable_cores, visible_gpus
+from orchestrator.launchers.protocol import Launch, NotPlaced
+from orchestrator.launchers.supervisor import NodeSupervisor
+from orchestrator.processes import ProcessId, end_for_good
+from orchestrator.records import Outcome
+from orchestrator.scheduler import Node
+from orchestrator.trial_dir import SweepDir
+from orchestrator.worker import TRAIN
+
+
+class ProcessLauncher:
+    """Ranks are processes of this machine, forked from a template that is our child."""
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        *,
+        cpus: int | None = None,
+        gpus: int | None = None,
+        job: str = TRAIN,
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            sweep: Whose trials run; its folder takes the template's log.
+            cpus: Cores to give to trials; None is all this process may use.
+            gpus: How many of the visible GPUs to give to trials; None is all.
+            job: The job function that will be launched; decides what the template imports.
+        """
+        self._sweep = sweep
+        self._node = local_node(cpus, gpus)
+        self._job = job
+        self._supervisor: NodeSupervisor | None = None
+
+    def start(self) -> None:
+        """Start the template and wait until it has imported everything."""
+        self._supervisor = NodeSupervisor(
+            log=str(self._sweep.path / "nodes" / f"{self._node.host}.log"),
+            environment=rank_environment(self._sweep),
+            job=self._job,
+            own_group=True,
+        )
+        try:
+            self._supervisor.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def nodes(self) -> Sequence[Node]:
+        """Return this machine."""
+        return (self._node,)
+
+    def launch(self, launch: Launch) -> tuple[str, ...]:
+        """Fork the ranks; the GPUs are those that the scheduler chose, for nobody else gives any away here."""
+        self._running().launch(launch, launch.gpu_ids)
+        return launch.gpu_ids
+
+    def poll(self) -> list[Ended]:
+        """Return what ended."""
+        return self._running().poll()
+
+    def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
+        """Signal the ranks."""
+        self._running().stop(f"{trial_id}/{attempt}", hard=hard)
+
+    def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
+        """Kill ranks of an earlier controller on this machine."""
+        return self._running().end_orphans(processes)
+
+    def close(self) -> None:
+        """End the template and its ranks."""
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
+
+    def _running(self) -> NodeSupervisor:
+        assert self._supervisor is not None, "start() comes first"
+        return self._supervisor
+
+
+class DebugLauncher:
+    """One trial after another in this process: breakpoints work, exceptions go through to the caller."""
+
+    def __init__(self, *, cpus: int | None = None, gpus: int | None = None) -> None:
+        """Prepare."""
+        self._node = local_node(cpus, gpus)
+        self._ended: list[Ended] = []
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def nodes(self) -> Sequence[Node]:
+        """Return this machine."""
+        return (self._node,)
+
+    def launch(self, launch: Launch) -> tuple[str, ...]:
+        """Run the trial to its end before returning."""
+        if launch.ranks > 1:
+            raise NotPlaced(f"needs {launch.ranks} ranks; the debug launcher has one process, use --launcher process")
+        (request,) = launch.rank_requests(launch.gpu_ids)
+        try:
+            worker.run(request)
+        except BaseException as error:
+            worker.write_error(request, worker.classify(error), error, step=None)
+            raise
+        self._ended.append(
+            Ended(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: EXIT_CODES[Outcome.DONE]})
+        )
+        return launch.gpu_ids
+
+    def poll(self) -> list[Ended]:
+        """Return the trial that ran last."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
+        """Nothing runs while the controller can ask."""
+
+    def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
+        """Kill ranks of an earlier controller on this machine."""
+        own = ProcessId.own()
+        here = [process for process in processes if process.here and process != own]
+        return end_for_good(here) + [process for process in processes if not process.here]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def local_node(cpus: int | None, gpus: int | None) -> Node:
+    """Return this machine, or the part of it that may be used."""
+    visible = visible_gpus()
+    host = os.uname().nodename
+    return Node(
+        node_id=host,
+        host=host,
+        cpus=usable_cores() if cpus is None else cpus,
+        gpus=visible if gpus is None else visible[:gpus],
+    )
+
+
+def rank_environment(sweep: SweepDir) -> dict[str, str]:
+    """Return the variables that mark every process of a sweep and share its compile caches."""
+    compiled = sweep.path.absolute() / "compiled"
+    return {
+        "MEMSCALE_SWEEP_DIR": str(sweep.path.absolute()),
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+    }

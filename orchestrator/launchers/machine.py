@@ -1,0 +1,40 @@
+"""What this machine lets us use: cores of the container rather than of the host, GPUs that are visible."""
+
+import os
+import re
+from pathlib import Path
+
+
+def usable_cores() -> int:
+    """Return the cores this process may use: its CPU affinity, and the cgroup's quota if that is less."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cgroup_cores()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _cgroup_cores(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Return cores by the CPU quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), None where there is none."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
+def visible_gpus(environment: dict[str, str] | None = None, devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them.
+
+    Without that variable: 0..n-1 for the n device files of the NVIDIA driver. Asking CUDA itself would
+    initialise it, after which ranks cannot be forked.
+    """
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return tuple(gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles"))
+    found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
+    return tuple(str(i) for i in range(len(found)))

@@ -1,0 +1,172 @@
+"""Price a sweep before it is spent, and compare it with what is already on disk.
+
+The only planning file that meets workloads, by name through `catalog.py`: it asks each architecture's closed
+forms for parameters, FLOPs, bytes and memory. Nothing is built and nothing is started.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator import catalog, lease
+from orchestrator.records import TrialSpec, TrialState, canonical_json, identity_difference
+from orchestrator.sweep import Sweep
+from orchestrator.throughput import Forecast, Measurement, forecast, matmul_flops_per_second
+from orchestrator.trial_dir import SweepDir, TrialDir
+
+MOST_COMPARED = 200
+"""Trials on disk that a new one is compared with to say why it is new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """One trial of the sweep file, priced, and what would become of it."""
+
+    spec: TrialSpec
+    status: str
+    """new, done, running, resume, retry or cancelled."""
+    why: str
+    """For a new trial what makes it new; otherwise what is there."""
+    forecast: Forecast
+    remaining: float = 1.0
+    """Share of the training still to do."""
+
+    @property
+    def to_train(self) -> bool:
+        """Whether submitting would train it."""
+        return self.status not in ("done", "running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A priced sweep."""
+
+    sweep: Sweep
+    trials: tuple[PlannedTrial, ...]
+    left_over: tuple[str, ...]
+    """Trials on disk that the file no longer asks for. They are kept and left alone."""
+
+    def predicted_s(self, *, slots: int = 1) -> float:
+        """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
+        ends = [0.0] * max(1, slots)
+        work = (t.forecast.seconds * t.remaining for t in self.trials if t.to_train)
+        for seconds in sorted(work, reverse=True):
+            ends[ends.index(min(ends))] += seconds
+        return max(ends)
+
+
+def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> Plan:
+    """Price every trial of `sweep` and say what submitting it would do.
+
+    Args:
+        sweep: As loaded; the trials' accounting is filled in here.
+        disk: Folder of the sweep; need not exist.
+        measured: What trials on this machine took (`throughput.measurements`).
+    """
+    rate = None if measured else matmul_flops_per_second()
+    controller = disk.controller()
+    alive = controller is not None and lease.is_alive(controller)
+    existing = {trial.trial_id: trial for trial in disk.trials()}
+    known = [trial.spec() for trial in existing.values()]
+    prices: dict[str, dict[str, float]] = {}
+    planned = []
+    for spec in sweep.trials:
+        spec = dataclasses.replace(spec, accounting=_account_once(spec, prices))
+        status, why, remaining = _compare(spec, existing.get(spec.trial_id), known, alive=alive)
+        planned.append(
+            PlannedTrial(
+                spec=spec,
+                status=status,
+                why=why,
+                forecast=forecast(spec, measured, flops_per_second=rate),
+                remaining=remaining,
+            )
+        )
+    wanted = {t.spec.trial_id for t in planned}
+    return Plan(
+        sweep=sweep,
+        trials=tuple(planned),
+        left_over=tuple(sorted(set(existing) - wanted)),
+    )
+
+
+def account(spec: TrialSpec) -> dict[str, float]:
+    """Return every number of docs/architecture.md, "Accounting", for one trial."""
+    model = {key: value for key, value in spec.model.items() if key != "architecture"}
+    config = catalog.build_config(catalog.architecture(spec.architecture).Config, model)
+    data = {key: value for key, value in spec.data.items() if key != "source"}
+    source = catalog.build_config(catalog.data_source(str(spec.data["source"])).Config, data)
+    train = catalog.build_config(catalog.train_config(), spec.train)
+    vocab_size = int(source.vocab_size)
+    params = config.param_count(vocab_size)
+    forward = config.flops_per_token(vocab_size, train.seq_len).total
+    tokens = train.steps * train.batch_tokens
+    per_rank = -(-train.batch_tokens // spec.resources.ranks)
+    micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
+    count = catalog.accounting()
+    peak = count.peak_memory_bytes(config, vocab_size, train.seq_len, micro, _precision(train))
+    return {
+        **{f"params_{group}": float(n) for group, n in params.as_dict().items()},
+        "total_params": float(params.total),
+        "non_embedding_params": float(params.non_embedding),
+        "active_params": float(config.active_param_count(vocab_size)),
+        "forward_flops_per_token": float(forward),
+        "training_flops": float(count.training_flops(forward, tokens)),
+        "training_tokens": float(tokens),
+        "steps": float(train.steps),
+        "bytes_read_per_token": float(sum(config.bytes_per_token(vocab_size).values())),
+        "peak_memory_bytes": float(peak),
+        "vocab_size": float(vocab_size),
+    }
+
+
+def _precision(train: Any) -> str:
+    """Return what memory is estimated for: `auto` may be fp32, which takes more."""
+    return "bf16" if train.precision == "bf16" else "fp32"
+
+
+def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Price a trial; its seeds cost the same, so they are priced once."""
+    identity: dict[str, Any] = {**spec.identity(), "seed": 0, "micro": spec.resources.micro_batch_tokens}
+    key = canonical_json(identity)
+    if key not in prices:
+        prices[key] = account(spec)
+    return prices[key]
+
+
+def _compare(
+    spec: TrialSpec, trial: TrialDir | None, known: Sequence[TrialSpec], *, alive: bool
+) -> tuple[str, str, float]:
+    """Return status, reason and the share of the training that is left."""
+    if trial is None:
+        return "new", why_new(spec, known), 1.0
+    state = trial.state()
+    if state is TrialState.DONE:
+        return "done", "has its result", 0.0
+    heartbeat = trial.heartbeat() or {}
+    step, steps = int(heartbeat.get("step") or 0), int(spec.accounting["steps"])
+    left = 1.0 - min(1.0, step / steps) if steps else 1.0
+    if state is TrialState.RUNNING and alive:
+        return "running", f"at step {step:,} of {steps:,}", left
+    end = trial.attempts()[-1].end() if trial.attempts() else None
+    reason = str(end["reason"]) if end else "its controller ended"
+    if state is TrialState.FAILED:
+        return "retry", f"failed before: {reason}", left
+    if state is TrialState.CANCELLED:
+        return "cancelled", "was cancelled; submitting it again resumes it", left
+    if trial.attempts():
+        return "resume", f"stopped at step {step:,} of {steps:,}: {reason}", left
+    return "resume", "was submitted and has not started", 1.0
+
+
+def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
+    """Return what distinguishes a trial from the most similar one on disk."""
+    if not known:
+        return "nothing was submitted under this name yet"
+    same = [other for other in known if other.architecture == spec.architecture]
+    if not same:
+        return f"no trial of architecture {spec.architecture} yet"
+    identity = spec.identity()
+    differences = [identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]]
+    return ", ".join(min(differences, key=len))

@@ -1,0 +1,167 @@
+"""One submission from priced plan to finished sweep: records, launcher, controller, shipper, signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import lease
+from orchestrator.controller import Controller
+from orchestrator.errors import BusyError, StoreError
+from orchestrator.launchers.machine import usable_cores as usable_cores
+from orchestrator.launchers.protocol import Launcher
+from orchestrator.plan import Plan
+from orchestrator.records import TrialState
+from orchestrator.status import SweepStatus
+from orchestrator.tracking.supervise import Drained, shipping
+from orchestrator.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
+
+LAUNCHERS = ("ray", "process", "debug")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a submission ended."""
+
+    status: SweepStatus
+    interrupted: bool
+    drained: Drained
+    """Whether the tracker has every measurement."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 when every trial is done, 130 after Ctrl-C, else 1."""
+        if self.interrupted:
+            return 130
+        return 0 if self.status.complete else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Everything `memscale submit` was asked to do."""
+
+    plan: Plan
+    runs: Path
+    tracking_uri: str | None = None
+    launcher: str = "ray"
+    address: str | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    argv: Sequence[str] = ()
+
+    def run(self, on_update: Callable[[SweepStatus], None]) -> Ended:
+        """Write the records, train what is missing, ship what was measured.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            ExperimentError: If the launcher cannot start.
+        """
+        disk = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(disk)
+        controller = Controller(
+            disk,
+            submission=number,
+            trial_ids=[t.spec.trial_id for t in self.plan.trials],
+            launcher=self._launcher(disk),
+            cache=(self.runs / "cache").absolute(),
+            predicted_s={t.spec.trial_id: t.forecast.seconds for t in self.plan.trials},
+        )
+        with shipping(disk, self.tracking_uri) as shipper, _stops(controller) as stopped:
+
+            def tell(status: SweepStatus) -> None:
+                shipper.keep_alive()
+                on_update(status)
+
+            status = controller.run(tell)
+        assert shipper.drained is not None, "the end of `shipping` drains"
+        return Ended(status=status, interrupted=bool(stopped), drained=shipper.drained)
+
+    def _record(self, disk: SweepDir) -> int:
+        """Write specs, sweep.yaml and the submission; take back old requests to cancel."""
+        controller = disk.controller()
+        if lease.is_alive(controller):
+            assert controller is not None
+            raise BusyError(
+                f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
+                f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
+            )
+        (disk.path / "cancel.json").unlink(missing_ok=True)
+        for trial in self.plan.trials:
+            folder = disk.trial(trial.spec.trial_id)
+            folder.create(trial.spec)
+            (folder.path / "cancel.json").unlink(missing_ok=True)
+        (disk.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
+        return disk.add_submission(
+            {
+                "submitted_at": time.time(),
+                "user": os.environ.get("USER", ""),
+                "argv": list(self.argv),
+                "question": self.plan.sweep.question,
+                "trial_ids": [t.spec.trial_id for t in self.plan.trials],
+                "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
+            }
+        )
+
+    def _launcher(self, disk: SweepDir) -> Launcher:
+        from orchestrator.launchers import local
+
+        if self.launcher == "process":
+            return local.ProcessLauncher(disk, cpus=self.cpus, gpus=self.gpus)
+        if self.launcher == "debug":
+            return local.DebugLauncher(cpus=self.cpus, gpus=self.gpus)
+        try:
+            from orchestrator.launchers.ray_cluster import RayLauncher
+        except ModuleNotFoundError as error:
+            raise StoreError("Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process") from error
+        return RayLauncher(disk, address=self.address, cpus=self.cpus, gpus=self.gpus)
+
+
+def detach(argv: Sequence[str], folder: Path) -> Path:
+    """Start the same command without `--detach` in a session of its own; return the file it prints into."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "controller.log"
+    kept = [word for word in argv[1:] if word not in ("--detach", "-d")]
+    with log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "orchestrator.cli", *kept, "--quiet"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return log
+
+
+def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
+    """Ask for unfinished trials to be stopped for good; return their ids. The controller, if any, does the rest."""
+    asked = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
+    who = f"memscale cancel, pid {os.getpid()}"
+    if whole_sweep and asked:
+        write_json(disk.path / "cancel.json", {"by": who})
+    for trial in asked:
+        trial.request_cancel(who)
+    return [trial.trial_id for trial in asked]
+
+
+@contextmanager
+def _stops(controller: Controller) -> Iterator[list[int]]:
+    """Turn Ctrl-C and SIGTERM into requests to stop; yield the list of signals that came."""
+    came: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        came.append(number)
+        controller.stop()
+
+    before: Mapping[int, object] = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+

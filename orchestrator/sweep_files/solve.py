@@ -1,0 +1,165 @@
+"""Make training FLOPs hit a target: sizes and tokens of isoFLOP profiles and ladders, and `match`.
+
+The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`, `sized`); nothing is built.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from orchestrator import budget
+from orchestrator.sweep_files.drafts import Match, Profile, Rung
+from orchestrator.sweep_files.findings import Finding
+
+Sized = Callable[[int], Any]
+"""Non-embedding parameters -> model Config; ValueError where the family has no such member."""
+
+
+class Frame(NamedTuple):
+    """What a model's training FLOPs depend on besides the model."""
+
+    vocab_size: int
+    seq_len: int
+    batch_tokens: int
+
+
+def training_flops(model: Any, frame: Frame, *, tokens: int) -> float:
+    """Return 3 x forward over whole steps (docs/architecture.md, "Accounting")."""
+    steps = budget.steps_for_tokens(tokens, batch_tokens=frame.batch_tokens)
+    return 3.0 * _forward(model, frame) * frame.batch_tokens * steps
+
+
+def rung_model(sized: Sized, rung: Rung) -> tuple[Any, list[Finding]]:
+    """Return the model of one size of a ladder."""
+    assert rung.non_embedding_params is not None, "a preset is no size"
+    try:
+        return sized(rung.non_embedding_params), []
+    except ValueError as error:
+        message, _, fix = str(error).partition("; ")
+        return None, [rung.size.finding(message, fix, kind="combination")]
+
+
+def profile_center(sized: Sized, profile: Profile, frame: Frame) -> float:
+    """Return the size at which `tokens_per_param` tokens per parameter spend the profile's budget."""
+
+    def forward(size: float) -> float:
+        try:
+            return _forward(sized(round(size)), frame)
+        except ValueError:
+            # Outside the family. 2 N only steers the search back inside; it is never the answer,
+            # because `sized` is asked again for the size that is found.
+            return 2.0 * size
+
+    return budget.optimal_size(
+        forward, budget_flops=profile.budget_flops, tokens_per_param=profile.tokens_per_param
+    )
+
+
+def profile_model(sized: Sized, profile: Profile, *, center: float) -> tuple[Any, list[Finding]]:
+    """Return one model of an isoFLOP profile."""
+    sizes = budget.log_spaced(center, span=profile.span, count=profile.sizes)
+    try:
+        return sized(round(sizes[profile.index])), []
+    except ValueError as error:
+        message = (
+            f"{_flops(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
+            f"parameters, not all of which exist: {str(error).partition('; ')[0]}"
+        )
+        fix = "change the budget, span or tokens_per_param, or the model keys that are held fixed"
+        return None, [profile.budget.finding(message, fix, kind="combination")]
+
+
+def tokens_for(
+    size: Profile | Rung, model: Any, frame: Frame, *, largest: Callable[[], Any]
+) -> tuple[int, list[Finding]]:
+    """Return the tokens of a ladder's or a profile's model, in whole steps.
+
+    Args:
+        size: What the model was made for.
+        model: The model.
+        frame: Vocabulary, sequence and batch.
+        largest: Makes the largest model of the same profile; it has the fewest steps, so it says how
+            small a batch must be for all of them.
+    """
+    batch = frame.batch_tokens
+    if isinstance(size, Rung):
+        wanted = size.tokens_per_param * model.param_count(frame.vocab_size).non_embedding
+        return batch * budget.steps_for_tokens(wanted, batch_tokens=batch), []
+    tokens, reached = _tokens_near(size.budget_flops, model, frame)
+    if budget.relative_error(reached, size.budget_flops) <= budget.TOLERANCE:
+        return tokens, []
+    message = _too_coarse(size.budget_flops, reached, frame)
+    advice = _batch_advice(size.budget_flops, largest() or model, frame)
+    return tokens, [size.budget.finding(message, advice, kind="combination")]
+
+
+def match(
+    match: Match, model: Any, train: Any, frame: Frame, *, target: float
+) -> tuple[Any, Any, list[Finding]]:
+    """Return model and train with training FLOPs within 1 % of the target, by the knob or by tokens."""
+    if match.solve == "tokens":
+        tokens, reached = _tokens_near(target, model, frame)
+        if budget.relative_error(reached, target) <= budget.TOLERANCE:
+            return model, dataclasses.replace(train, tokens=tokens), []
+        message = _too_coarse(target, reached, frame)
+        advice = _batch_advice(target, model, frame)
+        return model, train, [match.where.finding_at_key(message, advice, kind="combination")]
+    knob = model.FLOP_KNOB
+
+    def flops(value: int) -> float:
+        changed = dataclasses.replace(model, **{knob: value})
+        return training_flops(changed, frame, tokens=train.tokens)
+
+    best = budget.nearest_integer(flops, target)
+    reached = flops(best)
+    if budget.relative_error(reached, target) <= budget.TOLERANCE:
+        return dataclasses.replace(model, **{knob: best}), train, []
+    message = (
+        f"no {knob} gives {_flops(target)} training FLOPs within 1 %: the nearest is {knob} {best} "
+        f"with {_flops(reached)} ({_off(reached, target)})"
+    )
+    smaller = "smaller" if reached > target else "larger"
+    advice = f"make the rest of the model {smaller}, or change tokens instead with solve: tokens"
+    if match.architecture is None:
+        advice += f", or write training_flops: {_flops(reached)}"
+    return model, train, [match.where.finding_at_key(message, advice, kind="combination")]
+
+
+def _forward(model: Any, frame: Frame) -> float:
+    return float(model.flops_per_token(frame.vocab_size, frame.seq_len).total)
+
+
+def _tokens_near(target: float, model: Any, frame: Frame) -> tuple[int, float]:
+    """Return tokens in whole steps, and the FLOPs they cost."""
+    step = 3.0 * _forward(model, frame) * frame.batch_tokens
+    steps = budget.steps_for_budget(target, step_flops=step)
+    return steps * frame.batch_tokens, steps * step
+
+
+def _too_coarse(target: float, reached: float, frame: Frame) -> str:
+    return (
+        f"{_flops(target)} FLOPs cannot be hit within 1 % by whole steps of {frame.batch_tokens:,} tokens: "
+        f"the nearest is {_flops(reached)} ({_off(reached, target)})"
+    )
+
+
+def _batch_advice(target: float, model: Any, frame: Frame) -> str:
+    batch = budget.most_batch_tokens(
+        target, forward_flops_per_token=_forward(model, frame), multiple_of=frame.seq_len
+    )
+    if batch:
+        return f"lower train.batch_tokens to {batch:_} or raise the budget"
+    return f"lower train.seq_len ({frame.seq_len}) and train.batch_tokens, or raise the budget"
+
+
+def _flops(number: float) -> str:
+    """Write FLOPs so that they can be pasted into a sweep file."""
+    mantissa, exponent = f"{number:.3e}".split("e")
+    mantissa = mantissa.rstrip("0")
+    return f"{mantissa}0e{exponent}" if mantissa.endswith(".") else f"{mantissa}e{exponent}"
+
+
+def _off(reached: float, target: float) -> str:
+    if reached > 2 * target:
+        return f"{reached / target:,.4g} times as many"
+    return f"{100 * (reached / target - 1):+.3g} %"

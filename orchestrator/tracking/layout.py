@@ -1,0 +1,236 @@
+"""What the runs of a sweep are called in the tracker and what they carry: docs/architecture.md, "MLflow layout". Pure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.tracking.journal_points import Point, metric_name
+from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir
+
+KIND = "memscale.kind"
+SUBMISSION_KIND = "submission"
+TRIAL_KIND = "trial"
+FOLDER_ID = "memscale.folder_id"
+"""Tag: which folder a run belongs to, so that two people's runs of one sweep stay apart on one server."""
+KEY = "memscale.key"
+"""Tag: trial id or submission number; with KIND and FOLDER_ID it names a run, so that none is made twice."""
+CANCEL = "memscale.cancel"
+"""Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
+CANCEL_TAKEN = "memscale.cancel_taken"
+STATUSES = {
+    TrialState.DONE: "FINISHED",
+    TrialState.FAILED: "FAILED",
+    TrialState.CANCELLED: "KILLED",
+    TrialState.RUNNING: "RUNNING",
+}
+ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialView:
+    """What a tracker shows of a trial, at one moment."""
+
+    state: TrialState
+    attempt: int
+    """0 when none was started."""
+    outcome: str
+    """Of the last ended attempt; empty when there is none."""
+    reason: str
+    """Why it is in this state, in one sentence."""
+    ended_at_s: float | None
+    """When it last stopped running, seconds since 1970; None when it runs or never did."""
+
+    @property
+    def status(self) -> str:
+        """MLflow's word for the state. A trial that was stopped and may go on later is KILLED until it does."""
+        if self.state is TrialState.WAITING:
+            return "SCHEDULED" if self.ended_at_s is None else "KILLED"
+        return STATUSES[self.state]
+
+
+def view_of(
+    trial: TrialDir, attempts: Sequence[AttemptDir], *, controlled: bool, why_new: str
+) -> TrialView:
+    """Read where a trial stands.
+
+    Args:
+        trial: Its folder.
+        attempts: Its attempts, oldest first.
+        controlled: Whether a controller is alive. Without one nothing runs, whatever the files say.
+        why_new: Why the submission asked for it; the reason until it starts.
+    """
+    state = trial.state()
+    last = attempts[-1] if attempts else None
+    end = last.end() if last else None
+    launch = (last.launch() if last else None) or {}
+    ended_at = None if end is None else float(end["ended_at"])
+    outcome = "" if end is None else str(end["outcome"])
+    reason = str(end["reason"]) if end else str(launch.get("why", why_new))
+    if state is TrialState.DONE:
+        result = trial.result() or {}
+        ended_at, outcome = float(result["finished_at"]), Outcome.DONE.value
+    elif state is TrialState.RUNNING and not controlled:
+        state = TrialState.CANCELLED if trial.cancel_requested() else TrialState.WAITING
+        outcome = Outcome.NODE_LOST.value
+        reason = "the process that ran the sweep is gone; submit again to go on"
+        ended_at = _last_sign(trial, launch)
+    elif state is TrialState.WAITING and controlled:
+        ended_at = None
+    return TrialView(
+        state=state,
+        attempt=last.number if last else 0,
+        outcome=outcome,
+        reason=reason,
+        ended_at_s=ended_at,
+    )
+
+
+def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
+    return float((trial.heartbeat() or {}).get("updated_at", launch.get("started_at", 0.0)))
+
+
+def trial_name(spec: TrialSpec) -> str:
+    """Return what the row is called: enough to know it by, and the beginning of the id that `memscale logs` takes."""
+    size = spec.preset or _short_count(spec.accounting.get("total_params"))
+    short = spec.trial_id.removeprefix(f"{spec.architecture}-")[:6]
+    return " ".join(part for part in (spec.architecture, size, f"seed {spec.seed}", short) if part)
+
+
+def _short_count(count: float | None) -> str:
+    if count is None:
+        return ""
+    for unit, size in (("b", 1e9), ("m", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.0f}"
+
+
+def trial_params(spec: TrialSpec) -> dict[str, str]:
+    """Return the params of a trial's run. All of them are on every child: a filter on the page sees one run at a time."""
+    params = {"architecture": spec.architecture, "seed": str(spec.seed)}
+    if spec.preset is not None:
+        params["preset"] = spec.preset
+    for section in ("model", "train", "data"):
+        for key, value in getattr(spec, section).items():
+            if value is not None and (section, key) != ("model", "architecture"):
+                params[metric_name(f"{section}.{key}")] = _text(value)
+    return params
+
+
+def trial_accounting(spec: TrialSpec, *, t: int) -> list[Point]:
+    """Return the counts known before training, as metrics at step 0: that makes them columns and chart axes."""
+    return [
+        Point(metric_name(key), float(value), t, 0)
+        for key, value in sorted(spec.accounting.items())
+    ]
+
+
+def trial_tags(
+    spec: TrialSpec,
+    view: TrialView,
+    *,
+    submission: int | None,
+    environment: Mapping[str, Any],
+    colour: str,
+) -> dict[str, str]:
+    """Return the tags of a trial's run."""
+    tags = {
+        "memscale.sweep": spec.sweep,
+        "memscale.trial_id": spec.trial_id,
+        "memscale.architecture": spec.architecture,
+        "memscale.preset": spec.preset or "",
+        "memscale.submission": "" if submission is None else str(submission),
+        "memscale.origin": spec.origin,
+        "memscale.attempt": str(view.attempt),
+        "memscale.state": view.state.value,
+        "memscale.outcome": view.outcome,
+        "memscale.reason": view.reason,
+        "mlflow.runName": trial_name(spec),
+        "mlflow.runColor": colour,
+        "mlflow.note.content": f"{view.outcome}: {view.reason}"
+        if view.state is TrialState.FAILED
+        else "",
+        **SOURCE,
+    }
+    commit = (environment.get("git") or {}).get("commit")
+    return {**tags, "mlflow.source.git.commit": str(commit)} if commit else tags
+
+
+SOURCE = {"mlflow.source.name": "memscale submit", "mlflow.source.type": "LOCAL"}
+"""What the page's Source column shows."""
+
+
+def submission_tags(
+    sweep: SweepDir, submission: Mapping[str, Any], *, n_trials: int
+) -> dict[str, str]:
+    """Return the tags of a submission's parent run."""
+    number = submission["number"]
+    return {
+        "memscale.sweep": sweep.name,
+        "memscale.submission": str(number),
+        "memscale.trials": str(n_trials),
+        "mlflow.runName": f"{sweep.name} #{number}",
+        **({"mlflow.user": str(submission["user"])} if submission.get("user") else {}),
+        **SOURCE,
+    }
+
+
+def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
+    """Return the parent's status from those of the trials it asked for.
+
+    Args:
+        states: With trials of a dead controller already counted as waiting.
+        controlled: Whether a controller is alive that works on these trials.
+    """
+    if TrialState.RUNNING in states:
+        return "RUNNING"
+    if all(state is TrialState.DONE for state in states):
+        return "FINISHED"
+    if controlled and TrialState.WAITING in states:
+        return "RUNNING"
+    return "FAILED" if TrialState.FAILED in states else "KILLED"
+
+
+def submission_points(
+    endings: Sequence[tuple[float, TrialState]], *, n_trials: int, submitted_at_s: float
+) -> list[Point]:
+    """Return how the sweep went over time: trials done and failed after each ending.
+
+    Args:
+        endings: When a trial ended for good in this submission, seconds since 1970, and how. Trials that were
+            done before count at its start.
+        n_trials: Trials the submission asked for.
+        submitted_at_s: Its start; step 0.
+    """
+    earlier = [state for at, state in endings if at <= submitted_at_s]
+    later = sorted((at, state) for at, state in endings if at > submitted_at_s)
+    done, failed = earlier.count(TrialState.DONE), earlier.count(TrialState.FAILED)
+    start = round(submitted_at_s * 1000)
+    points = [
+        Point("trials/total", float(n_trials), start, 0),
+        Point("trials/done", float(done), start, 0),
+        Point("trials/failed", float(failed), start, 0),
+    ]
+    for step, (at, state) in enumerate(later, 1):
+        done += state is TrialState.DONE
+        failed += state is TrialState.FAILED
+        points.append(Point("trials/done", float(done), round(at * 1000), step))
+        points.append(Point("trials/failed", float(failed), round(at * 1000), step))
+    return points
+
+
+def first_asked(submissions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return which submission first asked for each trial: trial id to number."""
+    first: dict[str, int] = {}
+    for submission in submissions:
+        for trial_id in submission.get("trial_ids", ()):
+            first.setdefault(str(trial_id), int(submission["number"]))
+    return first
+
+
+def _text(value: Any) -> str:
+    return (
+        value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+    )

@@ -1,0 +1,166 @@
+"""What the MLflow page shows when it opens on a sweep: columns, charts, colours, and the question as description.
+
+MLflow keeps a view that somebody shares as a tag of the experiment, and opens it for whoever follows the link.
+The shipper writes two such views, so a link shows the columns and charts that matter instead of the first ten
+metrics by name. The form of the tag is that of MLflow 3.13 to 3.17; another version that does not know it shows its
+own defaults and says so.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+TABLE_VIEW = "memscale-table"
+CHARTS_VIEW = "memscale-charts"
+VIEW_TAG = "mlflow.sharedViewState."
+RECALL = "recall/train_wording/exact_match"
+ANSWER_NLL = "recall/train_wording/answer_nll"
+
+COLUMNS = (
+    ("params", "architecture"),
+    ("params", "preset"),
+    ("params", "seed"),
+    ("tags", "memscale.state"),
+    ("metrics", "total_params"),
+    ("metrics", "training_flops"),
+    ("metrics", RECALL),
+    ("metrics", ANSWER_NLL),
+    ("metrics", "knowledge/bits_per_param"),
+    ("metrics", "valid/loss"),
+    ("metrics", "time/train_s"),
+    ("metrics", "trials/done"),
+    ("metrics", "trials/failed"),
+    ("tags", "memscale.reason"),
+)
+"""Of the table, in this order. The last metrics belong to the submissions."""
+
+NAME_COLUMN = "attributes.`Run Name`"
+WIDTHS = {
+    ("params", "architecture"): 130,
+    ("params", "preset"): 80,
+    ("params", "seed"): 70,
+    ("tags", "memscale.state"): 130,
+    ("metrics", RECALL): 220,
+    ("metrics", ANSWER_NLL): 220,
+    ("metrics", "knowledge/bits_per_param"): 190,
+    ("tags", "memscale.reason"): 300,
+}
+"""Pixels, where a name or value is cut at the page's own 100."""
+
+ACCURACY, CURVES = "Accuracy against size", "Curves"
+SCATTERS = (
+    ("total_params", RECALL),
+    ("total_params", ANSWER_NLL),
+    ("training_flops", "valid/loss"),
+)
+LINES = ("train/loss", "valid/loss", RECALL, ANSWER_NLL)
+
+COLOURS = ("#2463eb", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#495057")
+"""One per architecture, far enough apart on white and in print."""
+
+
+def experiment_tags(question: str | None) -> dict[str, str]:
+    """Return the tags of a sweep's experiment."""
+    tags = {
+        # The page of training runs, not that of prompts and traces.
+        "mlflow.experimentKind": "custom_model_development",
+        f"{VIEW_TAG}{TABLE_VIEW}": json.dumps(table_view(), sort_keys=True),
+        f"{VIEW_TAG}{CHARTS_VIEW}": json.dumps(charts_view(), sort_keys=True),
+    }
+    return {**tags, "mlflow.note.content": question} if question else tags
+
+
+def link(url: str, experiment_id: str, view: str) -> str:
+    """Return the address of a sweep's runs in one of the views."""
+    mode = "&compareRunsMode=CHART" if view == CHARTS_VIEW else ""
+    query = f"workflowType=machine_learning&viewStateShareKey={view}{mode}"
+    return f"{url}/#/experiments/{experiment_id}/runs?{query}"
+
+
+def table_view() -> dict[str, Any]:
+    """Return the state of the table: submissions, newest first, their trials below them."""
+    columns = [f"{kind}.`{name}`" for kind, name in COLUMNS]
+    return {
+        "selectedColumns": columns,
+        "columnOrder": [NAME_COLUMN, "runDateAndNestInfo", *columns],
+        "columnWidths": {NAME_COLUMN: 260, **{f"{k}.`{n}`": w for (k, n), w in WIDTHS.items()}},
+    }
+
+
+def charts_view() -> dict[str, Any]:
+    """Return the state of the charts: every trial a point, coloured by its architecture."""
+    sections = [_section(ACCURACY), _section(CURVES)]
+    # What else there is, folded: the page adds charts of all metrics to the sections of their names.
+    sections += [_section(name, display=False) for name in ("Model metrics", "System metrics")]
+    charts = [_scatter(x, y) for x, y in SCATTERS] + [_line(metric) for metric in LINES]
+    return {
+        **table_view(),
+        "groupBy": {
+            "aggregateFunction": "average",
+            "groupByKeys": [{"mode": "param", "groupByData": "architecture"}],
+        },
+        # Groups in the list, single trials in the charts.
+        "useGroupedValuesInCharts": False,
+        "runsHiddenMode": "SHOW_ALL",
+        "compareRunCharts": charts,
+        "compareRunSections": sections,
+        "isAccordionReordered": True,
+        "hideEmptyCharts": True,
+    }
+
+
+def colours(architectures: Iterable[str]) -> dict[str, str]:
+    """Return a colour per architecture, in the order of their first appearance: growing a sweep changes none."""
+    names = list(dict.fromkeys(architectures))
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
+def _section(name: str, *, display: bool = True) -> Mapping[str, Any]:
+    return {
+        "uuid": _id(name),
+        "name": name,
+        "display": display,
+        "isReordered": True,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _chart(kind: str, section: str, name: str) -> dict[str, Any]:
+    return {
+        "uuid": _id(f"{section} {name}"),
+        "type": kind,
+        "metricSectionId": _id(section),
+        "displayName": name,
+        "runsCountToCompare": 100,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _scatter(x: str, y: str) -> dict[str, Any]:
+    axes = {"xaxis": {"key": x, "type": "METRIC"}, "yaxis": {"key": y, "type": "METRIC"}}
+    return {**_chart("SCATTER", ACCURACY, f"{y} against {x}"), **axes}
+
+
+def _line(metric: str) -> dict[str, Any]:
+    return {
+        **_chart("LINE", CURVES, metric),
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "xAxisKey": "step",
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "lineSmoothness": 0,
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "range": {},
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
+
+
+def _id(name: str) -> str:
+    return f"memscale-{hashlib.sha256(name.encode()).hexdigest()[:12]}"

@@ -1,0 +1,337 @@
+"""One round over a sweep: whatever the tracker lacks is sent. Nothing here waits; an outage ends the round.
+
+Every step is safe to repeat and to be killed in: what is sent is a function of the trial directories alone, the
+tracker ignores a point it has, a run is looked up by its tags before it is made, and progress is kept only after
+the tracker took something.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.errors import StoreError
+from orchestrator.lease import is_alive
+from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.tracking import layout, page, progress
+from orchestrator.tracking.journal_points import MAX_POINTS
+from orchestrator.tracking.places import artifact_location
+from orchestrator.tracking.progress import SubmissionProgress
+from orchestrator.tracking.store import (
+    RefusedError,
+    RunGoneError,
+    Store,
+    TrackedRun,
+    TrackerError,
+    artifact_text,
+)
+from orchestrator.tracking.trial_sending import TrialSending
+from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+
+LOG = logging.getLogger(__name__)
+FINAL = {Outcome.DONE: TrialState.DONE, Outcome.CANCELLED: TrialState.CANCELLED}
+"""What a trial's last end.json makes of it; every other outcome is a failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The tracker's side of a sweep, looked up once."""
+
+    experiment_id: str
+    folder_id: str
+    runs: dict[tuple[str, str], TrackedRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """How a trial looked at the start of a round."""
+
+    view: layout.TrialView
+    attempts: tuple[AttemptDir, ...]
+    n_ended: int
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing about it will change unless it is submitted again."""
+        ended = self.n_ended == len(self.attempts)
+        return ended and self.view.state not in {TrialState.RUNNING, TrialState.WAITING}
+
+
+@dataclass(kw_only=True)
+class _Outcome:
+    """What became of one run in a round."""
+
+    taken: bool = True
+
+
+class Sender:
+    """Sends one sweep to one tracker. Holds caches only: a new one over the same folders goes on where it was."""
+
+    def __init__(
+        self, sweep: SweepDir, store: Store, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Prepare; the tracker is not met yet."""
+        self._sweep = sweep
+        self._store = store
+        self._clock = clock
+        self._known: _Known | None = None
+        self._specs: dict[str, TrialSpec] = {}
+        self._settled: dict[str, _Look] = {}
+        """Trials with nothing left to send, and how they looked then."""
+        self._warned: set[str] = set()
+        self._colours: dict[str, str] = {}
+
+    def round(self) -> bool:
+        """Send what there is; return whether everything was taken.
+
+        Raises:
+            TrackerError: If the tracker cannot be reached.
+            StoreError: If the sweep's own files cannot be read.
+        """
+        known = self._look_up()
+        submissions = {int(s["number"]): s for s in self._sweep.submissions()}
+        first = layout.first_asked(list(submissions.values()))
+        controlled = is_alive(self._sweep.controller())
+        looks: dict[str, _Look] = {}
+        taken = True
+        self._colours = self._colours_of(first)
+        for trial in self._sweep.trials():
+            with self._one_run(f"trial {trial.trial_id}") as outcome:
+                asked_by = submissions.get(first.get(trial.trial_id, 0))
+                why_new = str(((asked_by or {}).get("new") or {}).get(trial.trial_id, ""))
+                look = self._look(trial, controlled=controlled, why_new=why_new)
+                looks[trial.trial_id] = look
+                if self._settled.get(trial.trial_id) != look:
+                    self._send_trial(known, trial, look, asked_by)
+                    if look.over:
+                        self._settled[trial.trial_id] = look
+            taken &= outcome.taken
+        for number, submission in submissions.items():
+            with self._one_run(f"submission {number}") as outcome:
+                self._send_submission(known, submission, looks, controlled=controlled)
+            taken &= outcome.taken
+        return taken
+
+    def _colours_of(self, trial_ids: Iterable[str]) -> dict[str, str]:
+        architectures = []
+        for trial_id in trial_ids:
+            with suppress(StoreError):  # a broken trial is told of when its turn comes
+                architectures.append(self._spec(self._sweep.trial(trial_id)).architecture)
+        return page.colours(architectures)
+
+    def _spec(self, trial: TrialDir) -> TrialSpec:
+        if trial.trial_id not in self._specs:
+            self._specs[trial.trial_id] = trial.spec()
+        return self._specs[trial.trial_id]
+
+    def _look(self, trial: TrialDir, *, controlled: bool, why_new: str) -> "_Look":
+        settled = self._settled.get(trial.trial_id)
+        if settled is not None and settled.view.state is TrialState.DONE:
+            return settled
+        attempts = tuple(trial.attempts())
+        return _Look(
+            view=layout.view_of(trial, attempts, controlled=controlled, why_new=why_new),
+            attempts=attempts,
+            n_ended=sum(attempt.end() is not None for attempt in attempts),
+        )
+
+    def take_cancel_requests(self) -> list[str]:
+        """Act on the cancel tags that people set on the page; return the ids of the trials, and the sweep's name.
+
+        A tag is taken away once it was acted on: submitting again after it must not cancel again.
+        """
+        known = self._look_up()
+        cancelled = []
+        for run in self._store.cancel_requests(known.experiment_id, known.folder_id):
+            if run.tags[layout.CANCEL].strip().lower() not in {"false", "no", "0"}:
+                cancelled += self._cancel(run)
+            self._store.set_tags(
+                run.run_id,
+                {layout.CANCEL_TAKEN: time.strftime("%F %T", time.localtime(self._clock()))},
+            )
+            self._store.delete_tag(run.run_id, layout.CANCEL)
+        return cancelled
+
+    def _cancel(self, run: TrackedRun) -> list[str]:
+        by = "tag memscale.cancel in MLflow"
+        if run.tags.get(layout.KIND) == layout.SUBMISSION_KIND:
+            write_json(self._sweep.path / "cancel.json", {"by": by})
+            return [self._sweep.name]
+        trial = self._sweep.trial(run.tags[layout.KEY])
+        if trial.state() in {TrialState.WAITING, TrialState.RUNNING}:
+            trial.request_cancel(by)
+            return [trial.trial_id]
+        return []
+
+    def _look_up(self) -> _Known:
+        if self._known is None:
+            self._store.open()
+            experiment_id = self._store.experiment(
+                self._sweep.name,
+                artifacts=artifact_location(
+                    self._store.uri, self._sweep.path.parent, self._sweep.name
+                ),
+                tags=page.experiment_tags(self._question()),
+            )
+            folder_id = progress.folder_id(self._sweep)
+            runs = self._store.runs(experiment_id, folder_id)
+            self._known = _Known(experiment_id=experiment_id, folder_id=folder_id, runs=runs)
+        return self._known
+
+    @contextmanager
+    def _one_run(self, what: str) -> Iterator["_Outcome"]:
+        """Keep a refusal, or a broken file, from stopping the other runs; tell it once. An outage goes through."""
+        outcome = _Outcome()
+        try:
+            yield outcome
+        except StoreError as error:
+            if isinstance(error, TrackerError) and not isinstance(error, RefusedError):
+                raise
+            outcome.taken = False
+            message = f"{what}: not sent: {error}"
+            if message not in self._warned or isinstance(error, RunGoneError):
+                # The run may be deleted, or this is another database under the same address: look again.
+                self._known = None
+                self._warned.add(message)
+                LOG.warning("%s", message)
+
+    def _question(self) -> str | None:
+        submissions = self._sweep.submissions()
+        return submissions[-1].get("question") if submissions else None
+
+    # -- runs --------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        known: _Known,
+        kind: str,
+        key: str,
+        *,
+        start_s: float,
+        name: str,
+        parent: str | None = None,
+    ) -> TrackedRun:
+        """Return the run of a trial or submission, made if the tracker has none."""
+        if (kind, key) not in known.runs:
+            tags = {layout.KIND: kind, layout.KEY: key, layout.FOLDER_ID: known.folder_id}
+            if parent is not None:
+                tags["mlflow.parentRunId"] = parent
+            run_id = self._store.create_run(
+                known.experiment_id, start_s=start_s, name=name, tags=tags
+            )
+            known.runs[kind, key] = TrackedRun(run_id=run_id, deleted=False, tags=tags)
+        return known.runs[kind, key]
+
+    def _parent(self, known: _Known, submission: Mapping[str, Any]) -> TrackedRun:
+        return self._run(
+            known,
+            layout.SUBMISSION_KIND,
+            str(submission["number"]),
+            start_s=float(submission["submitted_at"]),
+            name=f"{self._sweep.name} #{submission['number']}",
+        )
+
+    def _send_trial(
+        self, known: _Known, trial: TrialDir, look: _Look, asked_by: Mapping[str, Any] | None
+    ) -> None:
+        spec, attempts = self._spec(trial), look.attempts
+        run = self._run(
+            known,
+            layout.TRIAL_KIND,
+            trial.trial_id,
+            start_s=_started_at_s(attempts) or self._clock(),
+            name=layout.trial_name(spec),
+            parent=None if asked_by is None else self._parent(known, asked_by).run_id,
+        )
+        sending = TrialSending(store=self._store, trial=trial, run_id=run.run_id)
+        sending.ignore(run.deleted)
+        if run.deleted:
+            return
+        sending.describe(spec, t=round(float((asked_by or {}).get("submitted_at", 0.0)) * 1000))
+        sending.journals(attempts)
+        if look.view.state is TrialState.DONE:
+            sending.finals()
+        sending.tags(
+            layout.trial_tags(
+                spec,
+                look.view,
+                submission=None if asked_by is None else int(asked_by["number"]),
+                environment=(attempts[-1].environment() if attempts else None) or {},
+                colour=self._colours.get(spec.architecture, page.COLOURS[0]),
+            )
+        )
+        sending.status(look.view)
+        sending.artifacts(attempts)
+
+    def _send_submission(
+        self,
+        known: _Known,
+        submission: Mapping[str, Any],
+        looks: Mapping[str, _Look],
+        *,
+        controlled: bool,
+    ) -> None:
+        number = int(submission["number"])
+        run = self._parent(known, submission)
+        if run.deleted:
+            return
+        kept = progress.load_submission(self._sweep, self._store.uri, number)
+        if kept.run_id != run.run_id:
+            kept = SubmissionProgress(run_id=run.run_id)
+        news = kept
+        ids = [str(trial_id) for trial_id in submission["trial_ids"] if str(trial_id) in looks]
+        submitted_at_s = float(submission["submitted_at"])
+        endings = [
+            ending
+            for trial_id in ids
+            for ending in _ending(
+                self._sweep.trial(trial_id), looks[trial_id], number, submitted_at_s
+            )
+        ]
+
+        points = layout.submission_points(endings, n_trials=len(ids), submitted_at_s=submitted_at_s)
+        if len(points) > kept.points:
+            for first in range(kept.points, len(points), MAX_POINTS):
+                self._store.log_points(run.run_id, points[first : first + MAX_POINTS])
+            news = replace(news, points=len(points))
+        tags = layout.submission_tags(self._sweep, submission, n_trials=len(ids))
+        if progress.digest(tags) != kept.tags:
+            self._store.set_tags(run.run_id, tags)
+            news = replace(news, tags=progress.digest(tags))
+        states = [looks[trial_id].view.state for trial_id in ids]
+        status = layout.submission_status(states, controlled=controlled)
+        if status != kept.status:
+            ended_at_s = max((at for at, _ in endings), default=submitted_at_s)
+            ended = status in layout.ENDED
+            self._store.set_status(run.run_id, status, ended_at_s=ended_at_s if ended else None)
+            news = replace(news, status=status)
+        sweep_file = self._sweep.path / "sweep.yaml"
+        if sweep_file.exists() and not kept.artifacts:
+            self._store.log_text(run.run_id, artifact_text(sweep_file), "config/sweep.yaml")
+            news = replace(news, artifacts=("config/sweep.yaml",))
+        if news != kept:
+            progress.save_submission(self._sweep, self._store.uri, number, news)
+
+
+def _started_at_s(attempts: Sequence[AttemptDir]) -> float | None:
+    launch = attempts[0].launch() if attempts else None
+    return None if launch is None else float(launch["started_at"])
+
+
+def _ending(
+    trial: TrialDir, look: _Look, number: int, submitted_at_s: float
+) -> list[tuple[float, TrialState]]:
+    """Return when and how a trial ended for good in a submission; empty if it did not."""
+    for attempt in reversed(look.attempts):
+        launched_by = int((attempt.launch() or {}).get("submission", 0))
+        if launched_by < number:
+            break
+        end = attempt.end()
+        if launched_by == number and end is not None and end["final"]:
+            return [(float(end["ended_at"]), FINAL.get(end["outcome"], TrialState.FAILED))]
+    result = trial.result()
+    if result is not None and float(result["finished_at"]) <= submitted_at_s:
+        return [(float(result["finished_at"]), TrialState.DONE)]
+    return []

@@ -1,0 +1,150 @@
+"""A tiny real sweep, its controller as a process that tests may kill, and what must hold afterwards."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.processes import ProcessId, with_environment
+from orchestrator.records import Logging, Resources, TrialSpec
+from orchestrator.trial_dir import AttemptDir, SweepDir
+from orchestrator.worker import registered
+
+STEPS = 70
+RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Return a config's fields as spec.json holds them."""
+    values = dataclasses.asdict(config)
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _spec(architecture: str, seed: int, *, ranks: int = 1) -> TrialSpec:
+    model = import_module(f"workloads.architectures.{architecture}")
+    data = import_module("workloads.data.sources.biographies").Config(n_people=60, style="compact", n_probe_people=20)
+    train = import_module("workloads.train_config").TrainConfig(
+        tokens=STEPS * 256, batch_tokens=256, seq_len=32, lr=3.0e-3
+    )
+    return TrialSpec(
+        sweep="tiny",
+        data={"source": "biographies", **_plain(data)},
+        model={"architecture": architecture, **_plain(model.Config(**model.PRESETS["d16"]))},
+        train=_plain(train),
+        seed=seed,
+        resources=Resources(gpus=0, ranks=ranks),
+        logging=Logging(every_steps=1, evaluations=2, checkpoint_every_s=0.3),
+    )
+
+
+class TinySweep:
+    """Three trials of a few seconds: one with a memory, one dense, one of two ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.disk = SweepDir(folder / "tiny")
+        specs = [_spec("memory_plus", 0), _spec("dense", 0), _spec("dense", 1, ranks=2)]
+        self.memory, self.dense, self.pair = [self.disk.trial(spec.trial_id) for spec in specs]
+        for spec in specs:
+            self.disk.trial(spec.trial_id).create(spec)
+
+    def submit(self, submission: int, launcher: str) -> "subprocess.Popen[bytes]":
+        """Start the controller of a submission in a process group of its own."""
+        log = (self.disk.path / f"controller-{submission}.log").open("wb")
+        with log:
+            return subprocess.Popen(
+                [sys.executable, str(RUN_CONTROLLER), str(self.disk.path), str(submission), launcher],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def log(self, submission: int) -> str:
+        """Return what a controller printed."""
+        return (self.disk.path / f"controller-{submission}.log").read_text()
+
+    def processes(self) -> list[int]:
+        """Return what runs of this sweep, its controller left out."""
+        return with_environment("MEMSCALE_SWEEP_DIR", str(self.disk.path))
+
+    def middle(self, *, after: int = 10) -> tuple[AttemptDir, ProcessId]:
+        """Wait until an attempt has made `after` steps of its own; return it and its rank 0."""
+
+        def look() -> tuple[AttemptDir, ProcessId] | None:
+            for trial in self.disk.trials():
+                for attempt in trial.attempts()[-1:]:
+                    steps = [line.step for line in attempt.lines() if line.metrics]
+                    alive = [process for process in registered(attempt) if process.alive()]
+                    if attempt.end() is None and alive and len(steps) >= after and max(steps) < STEPS - after:
+                        return attempt, alive[0]
+            return None
+
+        return wait_until(look)
+
+    def metrics(self) -> dict[str, dict[str, dict[int, float]]]:
+        """Return trial -> metric -> step -> value, of what does not measure time."""
+        return {
+            trial.trial_id: {
+                name: {step: value for step, (_, value) in points.items()}
+                for name, points in trial.metrics().items()
+                if not name.startswith("time/") and name != "train/tokens_per_s"
+            }
+            for trial in self.disk.trials()
+        }
+
+    def assert_finished_like(self, undisturbed: "TinySweep") -> None:
+        """Every trial done once, every step there once, every number equal to the last bit."""
+        for trial in self.disk.trials():
+            ends = [attempt.end() for attempt in trial.attempts()]
+            assert [end["outcome"] for end in ends if end].count("done") == 1, ends
+            assert ends[-1]["outcome"] == "done"
+            assert trial.result() is not None
+            assert sorted(trial.metrics()["train/loss"]) == list(range(1, STEPS + 1))
+        assert self.metrics() == undisturbed.metrics()
+        for trial in self.disk.trials():
+            mine = trial.result()["metrics"]
+            theirs = undisturbed.disk.trial(trial.trial_id).result()["metrics"]
+            timeless = [name for name in mine if not name.startswith("time/") and name != "train/tokens_per_s"]
+            assert {name: mine[name] for name in timeless} == {name: theirs[name] for name in timeless}
+
+    def assert_nothing_left(self, *ranks: ProcessId) -> None:
+        """Wait a little for what is dying; nothing of this sweep may stay, nor these ranks."""
+        # A process loses its environment before it is gone, so those known by name are looked up by name.
+        wait_until(lambda: not self.processes() and not any(rank.alive() for rank in ranks), timeout_s=20.0)
+
+
+def wait_until(look: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+    """Return the first true value of `look`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[TinySweep]:
+    """A sweep that was not submitted yet. Whatever a failing test leaves running is ended."""
+    sweep = TinySweep(tmp_path)
+    yield sweep
+    for pid in sweep.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> TinySweep:
+    """The same sweep, run to its end by plain processes."""
+    sweep = TinySweep(tmp_path_factory.mktemp("undisturbed"))
+    controller = sweep.submit(1, "process")
+    assert controller.wait(timeout=200) == 0, sweep.log(1)
+    sweep.assert_nothing_left()
+    return sweep

@@ -1,0 +1,222 @@
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+import analysis
+from analysis.bootstrap import Estimate
+from analysis.figures import image, save, sweep_figure
+from analysis.report import figure_paths
+from analysis.runs import Runs
+from analysis.tables import (
+    comparison,
+    configurations,
+    count,
+    curves,
+    estimate,
+    excluded,
+    number,
+    tables,
+    trials,
+)
+
+
+class Page(HTMLParser):
+    """Ids, headings, links outward and whether every tag is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.headings, self.outward, self.rows = [], [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.rows += tag == "tr"
+        self.outward += [
+            v for k, v in attrs if k in {"src", "href"} and re.match(r"(https?:)?//", v or "")
+        ]
+        if tag not in {"meta", "img", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def page(runs, fits, tmp_path_factory):
+    return analysis.write_report(runs, fits, tmp_path_factory.mktemp("report"))
+
+
+def test_the_page_is_whole_and_fetches_nothing(page):
+    text = page.read_text()
+    parsed = Page()
+    parsed.feed(text)
+
+    assert parsed.open == []
+    assert parsed.outward == []
+    assert "<script" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+    assert parsed.headings == [
+        "Question",
+        "Curves",
+        "Architectures",
+        "At equal training FLOPs",
+        "Fitted curves",
+        "All trials",
+        "Excluded",
+        "Environment and how to reproduce",
+    ]
+    assert parsed.rows > 36 + 12 + 24
+    assert "data:image/svg+xml;base64," in text
+
+
+def test_figures_lie_beside_the_page(page):
+    png, svg = figure_paths(page.parent)
+
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert svg.read_text().startswith("<?xml")
+
+
+def test_text_from_runs_is_escaped(runs, fits, tmp_path):
+    nasty = Runs(
+        table=runs.table,
+        excluded=pd.DataFrame(
+            [
+                {
+                    "trial_id": "t",
+                    "sweep": "s",
+                    "architecture": "a",
+                    "seed": 0,
+                    "state": "failed",
+                    "reason": "<b>&'\"",
+                }
+            ]
+        ),
+        source="runs",
+        sweep="<script>alert(1)</script>",
+        question="is 1 < 2?",
+    )
+
+    text = analysis.write_report(nasty, fits, tmp_path).read_text()
+
+    assert "<script>" not in text
+    assert "<b>" not in text
+    assert "is 1 &lt; 2?" in text
+
+
+def test_a_sweep_without_a_finished_trial_still_has_a_page(tmp_path, synthetic):
+    synthetic.start(tmp_path, synthetic.make_trial("dense", 32, 0))
+    runs = analysis.load(tmp_path)
+
+    fits = analysis.fit_sweep(runs)
+    text = analysis.write_report(runs, fits, tmp_path / "out").read_text()
+
+    assert "Nothing to draw yet" in text
+    assert "not finished" in text
+    assert figure_paths(tmp_path / "out") == []
+    assert [t.title for t in tables(runs, fits)] == [
+        "Architectures",
+        "Fitted curves",
+        "At equal training FLOPs",
+        "Excluded",
+    ]
+
+
+def test_one_trial_of_text_is_drawn_without_a_fit(tmp_path, synthetic):
+    trial = synthetic.make_trial("dense", 32, 0)
+    for name in [n for n in trial.metrics if n.startswith(("recall", "knowledge"))]:
+        del trial.metrics[name]
+    synthetic.write_runs(tmp_path, [trial])
+    runs = analysis.load(tmp_path)
+
+    fits = analysis.fit_sweep(runs)
+    figure = sweep_figure(runs, fits)
+
+    assert [axis.get_title(loc="left") for axis in figure.axes] == [
+        "Loss against parameters",
+        "Loss against training compute",
+    ]
+    assert {str(c.fit.status) for c in fits.curves} == {"underdetermined"}
+    assert image(figure, "png").startswith(b"\x89PNG")
+
+
+def test_the_figure_shows_every_seed_and_both_curves(runs, fits):
+    figure = sweep_figure(runs, fits)
+
+    left = figure.axes[0]
+    dots = [
+        line for line in left.lines if line.get_markersize() < 4 and line.get_linestyle() == "None"
+    ]
+    assert sum(len(line.get_xdata()) for line in dots) == len(runs.table)
+    assert sum(line.get_linestyle() == "-" for line in left.lines) == 2
+    assert len(left.collections) == 2, "a band each"
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["dense", "memory_plus"]
+    low, high = left.get_ylim()
+    assert low <= runs.table["factual_recall"].min()
+    assert high >= runs.table["factual_recall"].max()
+
+
+def test_equal_numbers_give_equal_files(runs, fits, tmp_path):
+    first = [p.read_bytes() for p in save(sweep_figure(runs, fits), tmp_path / "a")]
+    second = [p.read_bytes() for p in save(sweep_figure(runs, fits), tmp_path / "b")]
+
+    assert first == second
+
+
+def test_drawing_leaves_pyplot_alone(runs, fits):
+    import matplotlib.pyplot as plt
+
+    before = dict(plt.rcParams)
+    image(sweep_figure(runs, fits), "svg")
+
+    assert plt.get_fignums() == []
+    assert dict(plt.rcParams) == before
+
+
+def test_tables_are_rectangles_of_text(runs, fits):
+    for table in (*tables(runs, fits), trials(runs), excluded(runs)):
+        assert len(table.numeric) == len(table.columns)
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert all(isinstance(cell, str) for row in table.rows for cell in row)
+        assert table.to_frame().shape == (len(table.rows), len(table.columns))
+    assert len(configurations(fits).rows) == 12
+    assert len(curves(fits).rows) == 12
+    assert len(comparison(fits).rows) == 24
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (812, "812"),
+        (999.7, "1.00 k"),
+        (12_345, "12.3 k"),
+        (1_138_560, "1.14 M"),
+        (2.5e9, "2.50 G"),
+        (float("inf"), "∞"),
+    ],
+)
+def test_counts(value, text):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.41236, "0.4124"), (1881.4, "1881"), (4.53e6, "4.530e+06"), (2e-5, "2.000e-05")],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+def test_an_estimate_shows_no_more_digits_than_its_interval_bears():
+    def show(value, low, high):
+        return estimate(Estimate(value=value, low=low, high=high, n=3, method=""))
+
+    assert show(0.41236, 0.40112, 0.42360) == "0.412 [0.401, 0.424]"
+    assert show(10.8571, 10.8301, 10.8841) == "10.86 [10.83, 10.88]"
+    assert show(0.5, 0.5, 0.5) == "0.500 [0.500, 0.500]"
+    assert show(0.41236, None, None) == "0.412"
+    assert estimate(None) == "–"

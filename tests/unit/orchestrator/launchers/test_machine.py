@@ -1,0 +1,44 @@
+import pytest
+
+from orchestrator.launchers import machine
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_quota_of_a_container(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert machine._cgroup_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(("quota", "usable"), [(None, 4), (1.5, 1), (0.2, 1), (64.0, 4)])
+def test_cores_are_those_of_the_affinity_and_the_quota(monkeypatch, quota, usable):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(machine, "_cgroup_cores", lambda: quota)
+
+    assert machine.usable_cores() == usable
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [("2,3", ("2", "3")), ("", ()), ("-1", ()), ("GPU-8f1c, GPU-99aa", ("GPU-8f1c", "GPU-99aa"))],
+)
+def test_chosen_gpus_keep_their_ids(tmp_path, variable, gpus):
+    assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": variable}, tmp_path) == gpus
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path):
+    for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+
+    assert machine.visible_gpus({}, tmp_path) == ("0", "1")

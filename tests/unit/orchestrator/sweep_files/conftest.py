@@ -1,0 +1,149 @@
+"""Small stand-ins for architectures and data sources: sweep files need only their fields and closed forms."""
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from orchestrator.errors import ConfigError
+from orchestrator.sweep import Sweep, load_sweep
+from workloads.train_config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Count:
+    non_embedding: int
+
+
+@dataclass(frozen=True)
+class Flops:
+    total: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainConfig:
+    FLOP_KNOB: ClassVar[str] = "d_ff"
+    d_model: int
+    d_ff: int
+    n_layers: int = 2
+    dropout: float = 0.0
+    skip: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "d_ff", "n_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.d_ff < self.d_model // 100:
+            raise ValueError(f"d_ff must be at least d_model / 100 ({self.d_model // 100})")
+
+    def param_count(self, vocab_size: int) -> Count:
+        return Count(self.n_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff))
+
+    def flops_per_token(self, vocab_size: int, seq_len: int) -> Flops:
+        blocks = self.param_count(vocab_size).non_embedding
+        return Flops(2.0 * (blocks + vocab_size * self.d_model) + 2.0 * seq_len * self.d_model)
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> Self:
+        if non_embedding_params < 100:
+            raise ValueError(f"no member is near {non_embedding_params}; ask for at least 100")
+        width = max(1, round((non_embedding_params / 20) ** 0.5))
+        return cls(**{"d_model": width, "d_ff": 2 * width, **overrides})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig(PlainConfig):
+    n_keys: int = 16
+
+    def flops_per_token(self, vocab_size: int, seq_len: int) -> Flops:
+        return Flops(
+            super().flops_per_token(vocab_size, seq_len).total + 4.0 * self.n_keys * self.d_model
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersConfig:
+    n: int
+    seed: int = 0
+    vocab_size: ClassVar[int] = 100
+
+    def files(self) -> dict[str, Path]:
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesConfig:
+    FORMAT: ClassVar[str] = "one fact per line"
+    path: str | tuple[str, ...]
+    extra: str | None = None
+    vocab_size: ClassVar[int] = 100
+
+    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+        if isinstance(self.path, tuple):
+            named: dict[str, Path | tuple[Path, ...]] = {"path": tuple(Path(p) for p in self.path)}
+        elif "*" in self.path:
+            named = {"path": tuple(sorted(Path(self.path).parent.glob(Path(self.path).name)))}
+        else:
+            named = {"path": Path(self.path)}
+        return named | ({} if self.extra is None else {"extra": Path(self.extra)})
+
+
+class FakeWorkloads:
+    """Like orchestrator/catalog.py, without torch."""
+
+    def architectures(self) -> list[str]:
+        return ["plain", "table", "uninstalled"]
+
+    def architecture(self, name: str) -> Any:
+        presets = {"tiny": {"d_model": 8, "d_ff": 16}, "small": {"d_model": 16, "d_ff": 32}}
+        if name == "uninstalled":
+            raise ModuleNotFoundError("No module named 'flux'", name="flux")
+        if name == "plain":
+            only_plain = {"wide": {"d_model": 64, "d_ff": 16}}
+            return SimpleNamespace(Config=PlainConfig, PRESETS={**presets, **only_plain})
+        return SimpleNamespace(Config=TableConfig, PRESETS=presets)
+
+    def data_sources(self) -> list[str]:
+        return ["files", "numbers"]
+
+    def data_source(self, name: str) -> Any:
+        return SimpleNamespace(Config={"files": FilesConfig, "numbers": NumbersConfig}[name])
+
+    def train_config(self) -> Any:
+        return TrainConfig
+
+
+HEADER = """
+name: test
+data: {source: numbers, n: 10}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}
+model: {architecture: plain, preset: tiny}
+"""
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Sweep]:
+    """Load a sweep from text; without `header=""` the text follows a header that works."""
+
+    def load(text: str, *, header: str = HEADER) -> Sweep:
+        file = tmp_path / "sweep.yaml"
+        file.write_text(header + textwrap.dedent(text), encoding="utf-8")
+        return load_sweep(file, workloads=FakeWorkloads())
+
+    return load
+
+
+@pytest.fixture
+def problems(load: Callable[..., Sweep]) -> Callable[..., list[str]]:
+    """Load a sweep that is broken and return its problems without the file's name."""
+
+    def problems(text: str, *, header: str = HEADER) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load(text, header=header)
+        return [str(problem).partition("sweep.yaml:")[2] for problem in caught.value.problems]
+
+    return problems

@@ -1,0 +1,497 @@
+"""The controller against a launcher that only pretends, in simulated time."""
+
+import json
+import os
+
+import pytest
+
+from orchestrator.controller import Controller
+from orchestrator.ending import EXIT_CODES, Ended
+from orchestrator.errors import BusyError, ExperimentError
+from orchestrator.launchers.protocol import NotPlaced
+from orchestrator.lease import ControllerLease
+from orchestrator.processes import ProcessId
+from orchestrator.records import Outcome, Resources, Retries, TrialSpec, TrialState
+from orchestrator.scheduler import Node
+from orchestrator.status import NO_CONTROLLER, status_from_disk
+from orchestrator.trial_dir import SweepDir, write_json
+from orchestrator.worker import RankReporter, write_error, write_result
+
+DONE = {0: 0}
+
+
+class PretendLauncher:
+    """Attempts run until the test says how they end; a stop ends them at the next poll, as graceful ranks do."""
+
+    def __init__(self, *, cpus=2, gpus=()):
+        self.node = Node(node_id="n", host="host-n", cpus=cpus, gpus=gpus)
+        self.launches, self.stops, self.orphans = [], [], []
+        self.running = {}
+        self.ended = []
+        self.refuse = 0
+        self.deaf = False
+        self.started = self.closed = False
+
+    def start(self):
+        self.started = True
+
+    def nodes(self):
+        return (self.node,)
+
+    def launch(self, launch):
+        if self.refuse:
+            self.refuse -= 1
+            raise NotPlaced("somebody else uses it")
+        self.launches.append(launch)
+        self.running[launch.trial_id] = launch
+        return launch.gpu_ids
+
+    def poll(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def stop(self, trial_id, attempt, *, hard):
+        self.stops.append((trial_id, attempt, hard))
+        if hard or not self.deaf:
+            code = -9 if hard else EXIT_CODES[Outcome.INTERRUPTED]
+            self.end(trial_id, {0: code}, ended_by_us=frozenset({0}) if hard else frozenset())
+
+    def end_orphans(self, processes):
+        self.orphans += processes
+        return []
+
+    def close(self):
+        self.closed = True
+
+    def end(self, trial_id, codes, *, steps=0, error=None, **more):
+        """End what runs of a trial: with a journal that reached `steps`, a result if all codes are 0, an error.json."""
+        launch = self.running.pop(trial_id)
+        (request,) = launch.rank_requests(launch.gpu_ids)[:1]
+        reporter = RankReporter(request)
+        for step in range(1, steps + 1):
+            reporter.metrics(step, {"train/loss": 1.0})
+        reporter.close()
+        if not any(codes.values()) and not more.get("node_lost"):
+            write_result(request, request.trial.spec(), reporter, {"train/loss": 1.0})
+        if error is not None:
+            write_error(request, error, ValueError("it broke"), step=1)
+        self.ended.append(Ended(trial_id=trial_id, attempt=launch.attempt, exit_codes=codes, **more))
+
+
+class World:
+    """A sweep, a pretending launcher and a clock that a sleeping controller moves."""
+
+    def __init__(self, root):
+        self.sweep = SweepDir(root / "s")
+        self.launcher = PretendLauncher()
+        self.now = 1000.0
+        self.updates = []
+        self.script = None
+
+    def trial(self, seed, **more):
+        fields = {"resources": Resources(gpus=0), "train": {"tokens": 1000, "batch_tokens": 10, "seq_len": 10}, **more}
+        spec = TrialSpec(sweep="s", data={"source": "x"}, model={"architecture": "dense"}, seed=seed, **fields)
+        self.sweep.trial(spec.trial_id).create(spec)
+        return spec.trial_id
+
+    def controller(self, *trial_ids, submission=1, **more):
+        return Controller(
+            self.sweep,
+            submission=submission,
+            trial_ids=trial_ids,
+            launcher=self.launcher,
+            cache=self.sweep.path / "cache",
+            clock=lambda: self.now,
+            sleep=self._sleep,
+            **more,
+        )
+
+    def run(self, *trial_ids, script, **more):
+        """Run a controller; `script` is a generator that is advanced once per second of simulated time."""
+        self.the_controller = self.controller(*trial_ids, **more)
+        self.script = script
+        return self.the_controller.run(self.updates.append)
+
+    def _sleep(self, seconds):
+        self.now += 1.0
+        assert self.now < 1500, f"the controller does not end; running {list(self.launcher.running)}"
+        if self.script is not None:
+            next(self.script, None)
+
+    def end(self, trial_id, attempt=1):
+        return self.sweep.trial(trial_id).attempt(attempt).end()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def finish(world, *trial_ids):
+    for trial_id in trial_ids:
+        while trial_id not in world.launcher.running:
+            yield
+        world.launcher.end(trial_id, DONE, steps=100)
+        yield
+
+
+def test_every_trial_is_run_once_and_the_status_says_so(world):
+    ids = [world.trial(seed) for seed in range(3)]
+
+    status = world.run(*ids, script=finish(world, *ids))
+
+    assert [launch.trial_id for launch in world.launcher.launches] == ids
+    assert status.complete
+    assert not status.controller_alive
+    assert [t.trial_id for t in status.trials] == ids
+    assert {t.outcome for t in status.trials} == {Outcome.DONE}
+    assert world.launcher.closed
+
+
+def test_longest_prediction_starts_first(world):
+    ids = [world.trial(seed) for seed in range(3)]
+    world.launcher = PretendLauncher(cpus=1)
+    predicted = dict(zip(ids, (5.0, 50.0, 500.0), strict=True))
+
+    world.run(*ids, script=finish(world, *reversed(ids)), predicted_s=predicted)
+
+    assert [launch.trial_id for launch in world.launcher.launches] == ids[::-1]
+
+
+def test_waiting_trials_say_why_and_running_ones_show_their_progress(world):
+    first, second = world.trial(0), world.trial(1, resources=Resources(gpus=0, cpus=2))
+
+    def script():
+        beat = {"attempt": 1, "step": 25, "steps": 100, "phase": "train", "loss": 2.5, "tokens_per_s": 50.0}
+        write_json(world.sweep.trial(second).path / "heartbeat.json", beat)
+        yield
+        yield from finish(world, second, first)
+
+    world.run(first, second, script=script())
+    now = {t.trial_id: t for t in next(u for u in world.updates if u.trials[1].step).trials}
+
+    assert now[second].state is TrialState.RUNNING
+    assert (now[second].step, now[second].loss, now[second].eta_s) == (25, 2.5, 75 * 10 / 50.0)
+    assert now[first].state is TrialState.WAITING
+    assert now[first].wait == "needs 1 core; 0 of 2 cores free; next in line, starts in about 15 s"
+
+
+def test_status_from_disk_is_what_the_controller_says(world):
+    ids = [world.trial(seed) for seed in range(4)]
+    seen = []
+
+    def script():
+        world.launcher.end(ids[0], DONE, steps=100)
+        yield
+        yield
+        seen.append((world.updates[-1], status_from_disk(world.sweep, now=world.updates[-1].updated_at)))
+        yield from finish(world, *ids[1:])
+
+    status = world.run(*ids, script=script())
+    told, read = seen[0]
+
+    assert told == read
+    assert told.count(TrialState.RUNNING) == 2
+    assert told.time_left_s is not None
+    assert status_from_disk(world.sweep, now=status.updated_at).trials == status.trials
+
+
+def test_nothing_left_to_do_starts_no_launcher(world):
+    trial = world.trial(0)
+    world.run(trial, script=finish(world, trial))
+    world.launcher = PretendLauncher()
+
+    status = world.run(trial, script=iter(()), submission=2)
+
+    assert status.complete
+    assert not world.launcher.started
+
+
+def test_failure_is_retried_within_its_budget_and_the_reason_is_kept(world):
+    trial = world.trial(0, retries=Retries(failure=1))
+
+    def script():
+        for _ in range(2):
+            codes = {0: EXIT_CODES[Outcome.COMMUNICATION]}
+            world.launcher.end(trial, codes, error=Outcome.COMMUNICATION)
+            yield
+
+    status = world.run(trial, script=script())
+
+    attempts = world.sweep.trial(trial).attempts()
+    assert [a.end()["outcome"] for a in attempts] == ["communication", "communication"]
+    assert [a.end()["final"] for a in attempts] == [False, True]
+    reason = "ValueError: it broke (retry 1 of 1 after communication)"
+    assert attempts[0].launch()["why"] == "first attempt"
+    assert attempts[1].launch()["why"] == f"retry after communication: {reason}"
+    assert status.trials[0].state is TrialState.FAILED
+    assert "the failure budget of 1 retries is used up" in status.trials[0].reason
+
+
+def test_user_error_is_final(world):
+    trial = world.trial(0, retries=Retries(failure=9))
+
+    def script():
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.USER_ERROR]}, error=Outcome.USER_ERROR)
+        yield
+
+    assert world.run(trial, script=script()).trials[0].state is TrialState.FAILED
+    assert len(world.launcher.launches) == 1
+
+
+def test_killed_in_vain_waits_longer_each_time(world):
+    trial = world.trial(0)
+
+    def script():
+        for _ in range(3):
+            while trial not in world.launcher.running:
+                yield
+            world.launcher.end(trial, {0: -9})
+            yield
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+    attempts = world.sweep.trial(trial).attempts()
+    starts = [a.launch()["started_at"] for a in attempts]
+    ends = [a.end()["ended_at"] for a in attempts]
+
+    gaps = [start - end for start, end in zip(starts[1:], ends, strict=False)]
+    assert gaps[0] == 0
+    assert gaps[1] >= 2
+    assert gaps[2] >= 4
+    assert any("starts again in" in update.trials[0].wait for update in world.updates)
+
+
+def test_failed_trial_of_an_earlier_submission_gets_a_new_budget(world):
+    trial = world.trial(0)
+
+    def fail():
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.DIVERGED]}, error=Outcome.DIVERGED)
+        yield
+
+    world.run(trial, script=fail())
+    again = world.run(trial, script=iter(()), submission=1)
+    assert again.trials[0].state is TrialState.FAILED
+
+    status = world.run(trial, script=finish(world, trial), submission=2)
+
+    assert status.complete
+    why = world.sweep.trial(trial).attempt(2).launch()["why"]
+    assert why.startswith("submitted again after diverged: ")
+
+
+def test_gpu_oom_is_retried_with_a_smaller_micro_batch(world):
+    trial = world.trial(0, train={"tokens": 4096, "batch_tokens": 1024, "seq_len": 128})
+
+    def script():
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.GPU_OOM]}, error=Outcome.GPU_OOM)
+        yield
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+
+    assert [launch.micro_batch_tokens for launch in world.launcher.launches] == [None, 512]
+    assert world.sweep.trial(trial).attempt(2).launch()["micro_batch_tokens"] == 512
+
+
+def test_auto_is_one_gpu_per_rank_where_there_are_any(world):
+    world.launcher = PretendLauncher(cpus=4, gpus=("0", "1"))
+    one, two = world.trial(0, resources=Resources()), world.trial(1, resources=Resources(ranks=2))
+
+    world.run(one, two, script=finish(world, two, one))
+
+    by_id = {launch.trial_id: launch for launch in world.launcher.launches}
+    assert (by_id[one].gpus, by_id[two].gpus) == (1.0, 2.0)
+    assert [r.gpus for r in by_id[two].rank_requests(by_id[two].gpu_ids)] == [("0",), ("1",)]
+
+
+def test_launcher_that_cannot_place_costs_no_attempt(world):
+    trial = world.trial(0)
+    world.launcher.refuse = 2
+
+    world.run(trial, script=finish(world, trial))
+
+    assert len(world.sweep.trial(trial).attempts()) == 1
+
+
+def test_trial_that_fits_nowhere_is_left_waiting_with_the_reason(world):
+    huge, fine = world.trial(0, resources=Resources(gpus=0, cpus=64)), world.trial(1)
+
+    status = world.run(huge, fine, script=finish(world, fine))
+
+    assert status.trials[0].state is TrialState.WAITING
+    assert "needs 64 cores on one node" in status.trials[0].wait
+    assert status.trials[1].state is TrialState.DONE
+
+
+def test_stop_lets_trials_checkpoint_and_leaves_them_waiting(world):
+    ids = [world.trial(seed) for seed in range(3)]
+
+    def script():
+        world.the_controller.stop()
+        yield
+
+    status = world.run(*ids, script=script())
+
+    assert {t.state for t in status.trials} == {TrialState.WAITING}
+    assert sorted(world.launcher.stops) == sorted((launch.trial_id, 1, False) for launch in world.launcher.launches)
+    ended = world.end(world.launcher.launches[0].trial_id)
+    assert (ended["outcome"], ended["final"]) == ("interrupted", False)
+    assert ended["reason"].startswith("stopped on request; it checkpointed first")
+    assert any(update.stopping for update in world.updates)
+
+
+def test_second_stop_ends_them_at_once(world):
+    trial = world.trial(0)
+    world.launcher.deaf = True
+
+    def script():
+        world.the_controller.stop()
+        yield
+        yield
+        world.the_controller.stop()
+        yield
+
+    world.run(trial, script=script())
+
+    assert [hard for _, _, hard in world.launcher.stops] == [False, True]
+    assert world.end(trial)["outcome"] == "interrupted"
+
+
+def test_cancelled_trials_stop_for_good_and_the_others_go_on(world):
+    ids = [world.trial(seed) for seed in range(4)]
+
+    def script():
+        running, waiting = list(world.launcher.running), [i for i in ids if i not in world.launcher.running]
+        world.sweep.trial(running[0]).request_cancel("test")
+        world.sweep.trial(waiting[0]).request_cancel("test")
+        while running[0] in world.launcher.running:
+            yield
+        yield from finish(world, running[1], waiting[1])
+
+    status = world.run(*ids, script=script())
+
+    assert status.count(TrialState.CANCELLED) == 2
+    assert status.count(TrialState.DONE) == 2
+
+
+def test_cancelled_sweep_ends(world):
+    ids = [world.trial(seed) for seed in range(4)]
+
+    def script():
+        write_json(world.sweep.path / "cancel.json", {"by": "test"})
+        yield
+
+    status = world.run(*ids, script=script())
+
+    assert status.count(TrialState.CANCELLED) == 4
+    assert status_from_disk(world.sweep).count(TrialState.CANCELLED) == 4
+
+
+def test_time_limit_checkpoints_and_goes_on_within_the_budget(world):
+    trial = world.trial(0, resources=Resources(gpus=0, time_limit_s=20.0), retries=Retries(failure=1))
+
+    def script():
+        while len(world.launcher.launches) < 2:
+            yield
+        yield from finish(world, trial)
+
+    status = world.run(trial, script=script())
+
+    assert world.end(trial)["outcome"] == "time_limit"
+    started_at = world.sweep.trial(trial).attempt(1).launch()["started_at"]
+    assert 20 < world.end(trial)["ended_at"] - started_at < 25
+    assert status.complete
+
+
+def test_dead_controllers_attempts_are_closed_before_anything_starts(world):
+    lost, done, broken = world.trial(0), world.trial(1), world.trial(2)
+    for trial in (lost, done, broken):
+        world.sweep.trial(trial).new_attempt({"submission": 1, "started_at": 900.0})
+    orphan = ProcessId(host="host-n", pid=77, start_ticks=5)
+    attempt = world.sweep.trial(lost).attempt(1)
+    (attempt.path / "ranks.jsonl").write_text(json.dumps({"rank": 0, **orphan.to_json()}) + '\n{"rank": 1, "ho')
+    write_json(world.sweep.trial(done).path / "result.json", {"metrics": {}, "steps": 100})
+    write_json(
+        world.sweep.trial(broken).attempt(1).path / "error.json", {"kind": "diverged", "message": "Diverged: nan"}
+    )
+    before = status_from_disk(world.sweep)
+    assert {t.wait for t in before.trials if t.state is TrialState.WAITING} == {NO_CONTROLLER}
+
+    status = world.run(lost, done, broken, script=finish(world, lost))
+
+    assert world.launcher.orphans == [orphan]
+    assert [world.end(t)["outcome"] for t in (lost, done, broken)] == ["node_lost", "done", "diverged"]
+    assert [t.state for t in status.trials] == [TrialState.DONE, TrialState.DONE, TrialState.FAILED]
+    assert len(world.sweep.trial(lost).attempts()) == 2
+
+
+def test_open_attempts_of_trials_not_asked_for_are_closed_too(world):
+    asked, other = world.trial(0), world.trial(1)
+    world.sweep.trial(other).new_attempt({"submission": 1})
+
+    world.run(asked, script=finish(world, asked), submission=2)
+
+    assert world.end(other)["outcome"] == "node_lost"
+    assert [launch.trial_id for launch in world.launcher.launches] == [asked]
+
+
+def test_failing_launcher_leaves_a_truthful_record_and_a_free_lock(world):
+    trial = world.trial(0)
+
+    def poll():
+        raise ExperimentError("the cluster is gone")
+
+    def script():
+        world.launcher.poll = poll
+        yield
+
+    with pytest.raises(ExperimentError, match="the cluster is gone"):
+        world.run(trial, script=script())
+
+    assert world.end(trial)["outcome"] == "interrupted"
+    assert world.launcher.closed
+    lease = ControllerLease(world.sweep, submission=2)
+    lease.acquire()
+    lease.release()
+
+
+def test_second_controller_is_refused_and_touches_nothing(world):
+    trial = world.trial(0)
+    holder = ControllerLease(world.sweep, submission=1)
+    holder.acquire()
+
+    with pytest.raises(BusyError, match=f"process {os.getpid()}"):
+        world.run(trial, script=iter(()))
+
+    assert world.sweep.trial(trial).attempts() == []
+    holder.release()
+
+
+def test_controller_tells_at_least_every_second(world):
+    trial = world.trial(0)
+
+    def script():
+        for _ in range(20):
+            yield
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+
+    times = [update.updated_at for update in world.updates]
+    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 1.0
+
+
+def test_predictions_are_corrected_by_what_was_seen(world):
+    ids = [world.trial(seed) for seed in range(3)]
+    world.launcher = PretendLauncher(cpus=1)
+
+    def script():
+        for _ in range(40):
+            yield
+        yield from finish(world, *ids)
+
+    world.run(*ids, script=script(), predicted_s=dict.fromkeys(ids, 10.0))
+
+    after_first = next(u for u in world.updates if u.count(TrialState.DONE) == 1)
+    assert after_first.time_left_s > 70

@@ -1,0 +1,108 @@
+import dataclasses
+
+import pytest
+
+from orchestrator.plan import make_plan, why_new
+from orchestrator.sweep import load_sweep
+from orchestrator.throughput import Measurement
+from orchestrator.trial_dir import SweepDir, write_json
+
+SWEEP = """
+name: small
+data: {source: biographies, n_people: 100, style: compact}
+train: {tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}
+model: {architecture: dense, preset: d16}
+trials:
+  - grid: {model.preset: [d16]}
+  - set: {model.architecture: memory_plus, model.n_keys: 16}
+    match: {training_flops: dense}
+seeds: [0, 1]
+"""
+MEASURED = [Measurement(architecture="dense", device="cpu", flops_per_token=1e5, s_per_token=1e-5)]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(SWEEP, encoding="utf-8")
+    return load_sweep(file)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return SweepDir(tmp_path / "runs" / "small")
+
+
+def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
+    plan = make_plan(sweep, disk, MEASURED)
+
+    for trial in plan.trials:
+        numbers = trial.spec.accounting
+        groups = sum(v for k, v in numbers.items() if k.startswith("params_"))
+        assert groups == numbers["total_params"]
+        assert numbers["non_embedding_params"] == groups - numbers["params_embedding"] - numbers["params_head"]
+        assert numbers["training_flops"] == pytest.approx(3 * numbers["forward_flops_per_token"] * 8192)
+        assert numbers["peak_memory_bytes"] > 16 * groups
+        assert trial.forecast.seconds > 0
+    assert {t.status for t in plan.trials} == {"new"}
+
+
+def test_pricing_does_not_change_what_a_trial_is_called(sweep, disk):
+    plan = make_plan(sweep, disk, MEASURED)
+
+    assert [t.spec.trial_id for t in plan.trials] == [t.trial_id for t in sweep.trials]
+
+
+def test_matched_trials_cost_the_same(sweep, disk):
+    flops = {t.spec.architecture: t.spec.accounting["training_flops"] for t in make_plan(sweep, disk, MEASURED).trials}
+
+    assert flops["memory_plus"] == pytest.approx(flops["dense"], rel=0.01)
+
+
+def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
+    first, second, third, fourth = (make_plan(sweep, disk, MEASURED).trials[i].spec for i in range(4))
+    for spec in (first, second, third):
+        disk.trial(spec.trial_id).create(spec)
+    write_json(disk.trial(first.trial_id).path / "result.json", {"metrics": {}})
+    stopped = disk.trial(second.trial_id)
+    write_json(stopped.path / "heartbeat.json", {"step": 4, "steps": 8})
+    write_json(
+        stopped.new_attempt({"why": "first attempt"}).path / "end.json",
+        {"outcome": "interrupted", "reason": "stopped on request", "final": False},
+    )
+    failed = disk.trial(third.trial_id)
+    write_json(
+        failed.new_attempt({"why": "first attempt"}).path / "end.json",
+        {"outcome": "user_error", "reason": "ValueError: no", "final": True},
+    )
+
+    plan = make_plan(sweep, disk, MEASURED)
+
+    assert [t.status for t in plan.trials] == ["done", "resume", "retry", "new"]
+    assert plan.trials[1].remaining == pytest.approx(0.5)
+    assert "ValueError: no" in plan.trials[2].why
+    assert not plan.trials[0].to_train
+    assert fourth.trial_id not in plan.left_over
+
+
+def test_a_new_trial_says_what_changed(sweep, disk):
+    old = make_plan(sweep, disk, MEASURED).trials[0].spec
+    changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, seed=7)
+
+    assert why_new(changed, [old]) == "seed 0 → 7, train.lr 0.01 → 0.003"
+    assert why_new(old, []) == "nothing was submitted under this name yet"
+
+
+def test_trials_that_left_the_file_are_kept_and_named(sweep, disk):
+    gone = dataclasses.replace(make_plan(sweep, disk, MEASURED).trials[0].spec, seed=99)
+    disk.trial(gone.trial_id).create(gone)
+
+    assert make_plan(sweep, disk, MEASURED).left_over == (gone.trial_id,)
+
+
+def test_predicted_wall_time_fills_the_slots_longest_first(sweep, disk):
+    plan = make_plan(sweep, disk, MEASURED)
+    alone = sum(t.forecast.seconds for t in plan.trials)
+
+    assert plan.predicted_s(slots=1) == pytest.approx(alone)
+    assert alone / 2 <= plan.predicted_s(slots=2) <= alone

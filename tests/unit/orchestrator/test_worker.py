@@ -1,0 +1,255 @@
+"""One rank, run in this process with the job that counts instead of training."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from orchestrator import worker
+from orchestrator.ending import EXIT_CODES
+from orchestrator.lease import LeaseHeld, TrialLease
+from orchestrator.processes import ProcessId
+from orchestrator.records import Outcome, TrialSpec
+from orchestrator.trial_dir import SweepDir
+from orchestrator.worker import RankReporter, RankRequest, StopFlag, classify, load_job, main, registered
+
+JOB = f"{Path(__file__).parent / 'counting_job.py'}:run"
+
+
+@pytest.fixture(autouse=True)
+def quick_environment(monkeypatch):
+    """Looking up packages and the git state takes longer than all of these tests."""
+    monkeypatch.setattr(worker, "record_environment", lambda attempt: None)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make a trial with one attempt and return the request of its rank."""
+
+    def make(rank=0, ranks=1, tokens=100, **data):
+        spec = TrialSpec(
+            sweep="s",
+            data={"source": "x", **data},
+            model={"architecture": "dense"},
+            train={"tokens": tokens, "batch_tokens": 10, "seq_len": 10},
+            seed=0,
+        )
+        trial = SweepDir(tmp_path / "s").trial(spec.trial_id)
+        trial.create(spec)
+        attempt = trial.new_attempt({"submission": 1})
+        return RankRequest(
+            trial_path=str(trial.path), attempt=attempt.number, rank=rank, ranks=ranks, cpus=1, gpus=(), cache="c", job=JOB
+        )
+
+    return make
+
+
+def steps(request):
+    return [line.step for line in request.attempt_dir.lines() if line.metrics]
+
+
+def events(request):
+    return [line.event["event"] for line in request.attempt_dir.lines() if line.event]
+
+
+def test_rank_0_leaves_journal_heartbeat_and_result(make):
+    request = make()
+
+    assert main(request) == 0
+
+    assert steps(request) == list(range(1, 11))
+    assert events(request)[0] == "start"
+    assert events(request)[-1] == "done"
+    result = request.trial.result()
+    assert (result["steps"], result["tokens"], result["attempt"], result["device"]) == (10, 100, 1, "cpu")
+    assert result["metrics"].keys() == {"train/loss"}
+    assert request.trial.heartbeat()["step"] == 10
+    assert [p.name for p in request.trial.path.glob(".result*")] == []
+
+
+def test_other_ranks_leave_only_their_name(make):
+    request = make(rank=1, ranks=2)
+
+    assert main(request) == 0
+
+    assert not request.attempt_dir.journal.exists()
+    assert request.trial.result() is None
+    assert request.trial.heartbeat() is None
+    assert registered(request.attempt_dir) == [ProcessId.own()]
+
+
+def test_finished_trial_is_not_run_again(make):
+    request = make()
+    main(request)
+    first = request.trial.result()
+
+    assert main(request) == 0
+
+    assert request.trial.result() == first
+    assert events(request).count("start") == 1
+
+
+def test_first_result_stands(make):
+    request = make()
+    reporter = RankReporter(request)
+    worker.write_result(request, request.trial.spec(), reporter, {"a": 1.0})
+    worker.write_result(request, request.trial.spec(), reporter, {"a": 2.0})
+
+    assert request.trial.result()["metrics"] == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("user", Outcome.USER_ERROR),
+        ("oom", Outcome.GPU_OOM),
+        ("host_oom", Outcome.HOST_OOM),
+        ("diverged", Outcome.DIVERGED),
+        ("communication", Outcome.COMMUNICATION),
+    ],
+)
+def test_failure_is_a_record_and_an_exit_code(make, kind, outcome, capsys):
+    request = make(fail={"1": kind})
+
+    assert main(request) == EXIT_CODES[outcome]
+
+    error = request.attempt_dir.error()
+    assert (error["kind"], error["step"], error["rank"]) == (outcome.value, 5, 0)
+    assert "counting_job.py" in error["traceback"]
+    assert "Traceback" in capsys.readouterr().err
+    assert request.trial.result() is None
+
+
+def test_cause_replaces_a_communication_error_and_not_the_other_way_round(make):
+    request = make()
+    for outcome, text in [
+        (Outcome.COMMUNICATION, "first"),
+        (Outcome.USER_ERROR, "cause"),
+        (Outcome.COMMUNICATION, "later"),
+        (Outcome.USER_ERROR, "second"),
+    ]:
+        worker.write_error(request, outcome, ValueError(text), step=1)
+
+    assert request.attempt_dir.error()["message"] == "ValueError: cause"
+
+
+def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
+    request = make(gate_at=4)
+    flag = StopFlag()
+
+    class StopsAtGate(RankReporter):
+        def should_stop(self):
+            if (request.trial.path / "at-gate").exists():
+                flag.raise_flag(signal.SIGTERM, None)
+            return super().should_stop()
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match="stopped on request after step 3"):
+        patch.setattr(worker, "RankReporter", StopsAtGate)
+        worker.run(request, flag)
+
+    again = RankRequest(**{**request.to_json(), "gpus": (), "attempt": request.trial.new_attempt({}).number})
+    assert main(again) == 0
+    assert (steps(request), steps(again)) == ([1, 2, 3], list(range(4, 11)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_asks_for_a_stop_even_before_the_reporter_exists(make, number):
+    before = signal.getsignal(number)
+    flag = StopFlag()
+    with worker.stops_on_signal(flag):
+        signal.raise_signal(number)
+        flag.reporter = RankReporter(make())
+
+    assert flag.reporter.should_stop()
+    assert signal.getsignal(number) is before
+
+
+def test_interruption_is_no_error(make, monkeypatch):
+    class Interrupted(Exception):
+        pass
+
+    def job(request, spec, reporter):
+        raise Interrupted("stopped on request after step 3")
+
+    request = make()
+    monkeypatch.setattr(worker, "load_job", lambda name: job)
+
+    assert main(request) == EXIT_CODES[Outcome.INTERRUPTED]
+    assert request.attempt_dir.error() is None
+
+
+def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
+    request = make()
+    other = TrialLease(request.trial)
+    other.acquire(wait_s=0)
+    monkeypatch.setattr(worker, "LEASE_WAIT_S", 0.0)
+
+    assert main(request) == EXIT_CODES[Outcome.PREEMPTED]
+
+    assert steps(request) == []
+    other.release()
+
+
+def test_heartbeat_is_replaced_once_a_second_and_at_every_change_of_phase(make, monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr(worker, "write_json", lambda path, record, durable: written.append((record["step"], record["phase"])))
+    reporter = RankReporter(make(), clock=lambda: now[0])
+    for step in range(1, 31):
+        now[0] = step * 0.1
+        reporter.progress(step, 30, "train", {"loss": 1.0})
+    reporter.progress(30, 30, "evaluate", {})
+
+    assert written == [(1, "train"), (11, "train"), (21, "train"), (30, "evaluate")]
+
+
+def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
+    synced = []
+    request = make()
+    reporter = RankReporter(request)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    reporter.metrics(3, {"train/loss": 1.0})
+    assert synced == []
+    reporter.checkpoint(3, Path("step-00000003"))
+
+    assert len(synced) == 1
+    assert [line.step for line in request.attempt_dir.lines()] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError("x"), Outcome.USER_ERROR),
+        (SystemExit(3), Outcome.USER_ERROR),
+        (KeyboardInterrupt(), Outcome.INTERRUPTED),
+        (LeaseHeld("x"), Outcome.PREEMPTED),
+        (RuntimeError("CUDA out of memory. Tried"), Outcome.GPU_OOM),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), Outcome.HOST_OOM),
+        (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
+        (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
+    ],
+)
+def test_kinds_of_failure(error, outcome):
+    assert classify(error) is outcome
+
+
+def test_torn_line_of_ranks_is_a_process_that_died_writing_it(make):
+    request = make()
+    worker.register(request)
+    with (request.attempt_dir.path / "ranks.jsonl").open("a") as file:
+        file.write(json.dumps({"rank": 1})[:5])
+
+    assert registered(request.attempt_dir) == [ProcessId.own()]
+
+
+@pytest.mark.parametrize("name", ["no_colon", "orchestrator.worker:nothing"])
+def test_wrong_job_name_is_explained(name):
+    with pytest.raises(ValueError, match="job"):
+        load_job(name)
+
+
+def test_request_travels_as_json(make):
+    request = make()
+
+    assert RankRequest.from_json(json.loads(json.dumps(request.to_json()))) == request

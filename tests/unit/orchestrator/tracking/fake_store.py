@@ -1,0 +1,127 @@
+"""A tracker in memory that keeps MLflow's rules and fails where a test says."""
+
+from orchestrator.tracking.layout import CANCEL, FOLDER_ID, KEY, KIND
+from orchestrator.tracking.store import RefusedError, RunGoneError, TrackedRun, TrackerError
+
+
+class FakeRun:
+    def __init__(self, experiment, tags, name, start_s):
+        self.experiment, self.tags, self.name, self.start_s = experiment, dict(tags), name, start_s
+        self.points = set()
+        """As in the database: the key is (metric, time, step, value), a point that is there already stays."""
+        self.params, self.artifacts = {}, {}
+        self.status, self.ended_at_s, self.deleted = "RUNNING", None, False
+
+
+class FakeStore:
+    """The same calls as `orchestrator.tracking.store.Store`."""
+
+    def __init__(self, uri="sqlite:///memory"):
+        self.uri = uri
+        self.experiments, self.tags, self._runs = {}, {}, {}
+        self.calls = 0
+        self.fail_at = None
+        self.after_effect = False
+        self.log = []
+
+    def _call(self, name, effect):
+        self.calls += 1
+        self.log.append(name)
+        failing = self.fail_at is not None and self.calls == self.fail_at
+        if failing and not self.after_effect:
+            raise TrackerError("down before it was taken")
+        value = effect()
+        if failing:
+            raise TrackerError("down after it was taken")
+        return value
+
+    def _run(self, run_id):
+        if run_id not in self._runs:
+            raise RunGoneError(f"no run {run_id}")
+        if self._runs[run_id].deleted:
+            raise RefusedError(f"run {run_id} must be active")
+        return self._runs[run_id]
+
+    def _params(self, run_id, params):
+        run = self._run(run_id)
+        for key, value in params.items():
+            if run.params.setdefault(key, value) != value:
+                raise RefusedError(f"param {key} cannot change")
+
+    def open(self):
+        self._call("open", lambda: None)
+
+    def experiment(self, name, *, artifacts, tags):
+        def effect():
+            self.tags[name] = dict(tags)
+            return self.experiments.setdefault(name, f"e{len(self.experiments)}")
+
+        return self._call("experiment", effect)
+
+    def _tracked(self, run_id, run):
+        return TrackedRun(run_id=run_id, deleted=run.deleted, tags=dict(run.tags))
+
+    def runs(self, experiment_id, folder_id):
+        def effect():
+            return {
+                (run.tags[KIND], run.tags[KEY]): self._tracked(run_id, run)
+                for run_id, run in self._runs.items()
+                if run.experiment == experiment_id and run.tags[FOLDER_ID] == folder_id
+            }
+
+        return self._call("runs", effect)
+
+    def cancel_requests(self, experiment_id, folder_id):
+        return self._call(
+            "cancel_requests",
+            lambda: [self._tracked(i, r) for i, r in self._runs.items() if r.tags.get(CANCEL)],
+        )
+
+    def create_run(self, experiment_id, *, start_s, name, tags):
+        def effect():
+            run_id = f"r{len(self._runs)}"
+            self._runs[run_id] = FakeRun(experiment_id, tags, name, start_s)
+            return run_id
+
+        return self._call("create_run", effect)
+
+    def log_points(self, run_id, points):
+        assert 0 < len(points) <= 1000
+        self._call("log_points", lambda: self._run(run_id).points.update(points))
+
+    def log_params(self, run_id, params):
+        self._call("log_params", lambda: self._params(run_id, params))
+
+    def set_tags(self, run_id, tags):
+        self._call("set_tags", lambda: self._run(run_id).tags.update(tags))
+
+    def delete_tag(self, run_id, key):
+        self._call("delete_tag", lambda: self._run(run_id).tags.pop(key))
+
+    def set_status(self, run_id, status, *, ended_at_s):
+        def effect():
+            run = self._run(run_id)
+            run.status, run.ended_at_s = status, ended_at_s or run.ended_at_s
+
+        self._call("set_status", effect)
+
+    def log_text(self, run_id, text, artifact):
+        self._call("log_text", lambda: self._run(run_id).artifacts.update({artifact: text}))
+
+    # -- what tests ask ------------------------------------------------------------------------
+
+    def of_kind(self, kind):
+        return [run for run in self._runs.values() if run.tags[KIND] == kind]
+
+    def trial(self, trial_id):
+        (run,) = [run for run in self.of_kind("trial") if run.tags[KEY] == trial_id]
+        return run
+
+    def submission(self, number):
+        (run,) = [run for run in self.of_kind("submission") if run.tags[KEY] == str(number)]
+        return run
+
+    def delete(self, run, *, for_good=False):
+        run.deleted = True
+        if for_good:
+            self._runs = {run_id: r for run_id, r in self._runs.items() if r is not run}

@@ -1,0 +1,266 @@
+"""What every architecture promises, whatever it is. A new file in workloads/architectures is under test by being there.
+
+The cases are the smallest presets. What is special about an architecture stands in its own test file.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pydantic import TypeAdapter
+from torch import Tensor, nn
+
+from orchestrator import catalog
+from workloads.accounting import ParamCount
+from workloads.layers.initialise import initialise
+
+VOCAB_SIZE = 37
+NAMES = catalog.architectures()
+
+
+def _smallest(name: str) -> Any:
+    """The Config of an architecture's smallest preset."""
+    module = catalog.architecture(name)
+    configs = [module.Config(**fields) for fields in module.PRESETS.values()]
+    return min(configs, key=lambda config: config.param_count(VOCAB_SIZE).total)
+
+
+@pytest.fixture(params=NAMES)
+def config(request: pytest.FixtureRequest) -> Any:
+    return _smallest(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _model(config: Any, seed: int = 0) -> nn.Module:
+    model: nn.Module = config.build(VOCAB_SIZE)
+    initialise(model, seed)
+    return model
+
+
+def _tokens(seed: int, batch: int = 3, seq: int = 12) -> Tensor:
+    return torch.randint(VOCAB_SIZE, (batch, seq), generator=torch.Generator().manual_seed(seed))
+
+
+def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _train(config: Any, steps: int) -> list[float]:
+    model, tokens = _model(config), _tokens(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        loss = _loss(model, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_there_are_architectures():
+    assert {"dense", "memory_plus"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_preset_is_a_config_and_counts_its_meta_device_model_group_by_group(name):
+    module = catalog.architecture(name)
+    for preset, fields in module.PRESETS.items():
+        config = module.Config(**fields)
+        with torch.device("meta"):
+            model = config.build(VOCAB_SIZE)
+        found = dict.fromkeys(ParamCount().as_dict(), 0)
+        for parameter_name, parameter in model.named_parameters():
+            found[config.param_group(parameter_name)] += parameter.numel()
+
+        assert config.param_count(VOCAB_SIZE).as_dict() == found, preset
+
+
+def test_maps_tokens_to_logits(config):
+    logits = _model(config)(_tokens(0, batch=2, seq=5))
+
+    assert logits.shape == (2, 5, VOCAB_SIZE)
+    assert logits.dtype == torch.float32
+    assert torch.isfinite(logits).all()
+
+
+def test_one_token_is_a_sequence_and_one_sequence_a_batch(config):
+    assert _model(config)(_tokens(0, batch=1, seq=1)).shape == (1, 1, VOCAB_SIZE)
+
+
+def test_initialise_writes_every_parameter_and_buffer(config):
+    model = config.build(VOCAB_SIZE)
+    never = -7  # where there is no NaN
+    with torch.no_grad():
+        for tensor in model.state_dict(keep_vars=True).values():
+            tensor.fill_(torch.nan if tensor.is_floating_point() else never)
+    unsaved = {name for name, _ in model.named_buffers()} - set(model.state_dict())
+
+    initialise(model, 0)
+
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        written = torch.isfinite(tensor) if tensor.is_floating_point() else tensor != never
+        assert written.all(), name
+    assert not unsaved, "buffers outside the state dict are lost on resume"
+
+
+def test_a_model_from_the_meta_device_equals_one_built_in_place(config):
+    with torch.device("meta"):
+        model = config.build(VOCAB_SIZE)
+    model = model.to_empty(device="cpu")
+    initialise(model, 0)
+
+    assert torch.equal(model(_tokens(0)), _model(config)(_tokens(0)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_later_tokens_leave_earlier_logits_unchanged(config, training):
+    model = _model(config).train(training)
+    tokens = _tokens(0, seq=9)
+    before = model(tokens)
+    for position in range(1, 9):
+        changed = tokens.clone()
+        changed[:, position:] = (changed[:, position:] + 1) % VOCAB_SIZE
+
+        after = model(changed)
+
+        torch.testing.assert_close(after[:, :position], before[:, :position], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(after[:, position], before[:, position], atol=1e-3)
+
+
+def test_position_matters(config):
+    model = _model(config).eval()
+    tokens = torch.tensor([[1, 2, 3, 4]])
+
+    swapped = model(tokens[:, [1, 0, 2, 3]])
+
+    assert not torch.allclose(swapped[:, -1], model(tokens)[:, -1], atol=1e-4)
+
+
+def test_every_parameter_gets_a_finite_gradient(config):
+    model = _model(config)
+
+    _loss(model, _tokens(0, batch=8, seq=32)).backward()
+
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.any(), name
+
+
+def test_starts_near_an_even_guess(config):
+    guess = torch.tensor(VOCAB_SIZE).log().item()
+
+    assert _loss(_model(config), _tokens(0, batch=16, seq=32)).item() == pytest.approx(
+        guess, abs=1.0
+    )
+
+
+def test_twenty_steps_on_one_batch_lower_the_loss(config):
+    losses = _train(config, 20)
+
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(config):
+    assert _train(config, 5) == _train(config, 5)
+
+
+def test_state_dict_carries_a_model_over(config):
+    first, second = _model(config, seed=0), _model(config, seed=1)
+    _loss(first, _tokens(0)).backward()
+
+    second.load_state_dict(first.state_dict())
+
+    assert torch.equal(first.eval()(_tokens(1)), second.eval()(_tokens(1)))
+    assert _statistics(first) == _statistics(second)
+
+
+def test_two_models_share_nothing(config):
+    first, second = _model(config), _model(config)
+    storages = {parameter.untyped_storage().data_ptr() for parameter in first.parameters()}
+
+    assert not storages & {p.untyped_storage().data_ptr() for p in second.parameters()}
+
+
+def _statistics(model: nn.Module) -> dict[str, float]:
+    return model.statistics() if hasattr(model, "statistics") else {}  # type: ignore[operator]
+
+
+def test_statistics_start_anew_after_each_call(config):
+    model = _model(config)
+    model(_tokens(0))
+    values = _statistics(model)
+
+    assert all(name.startswith("memory/") and isinstance(v, float) for name, v in values.items())
+    assert _statistics(model) == {}
+
+
+def test_active_parameters_are_some_of_them(config):
+    count = config.param_count(VOCAB_SIZE)
+
+    assert 0 < config.active_param_count(VOCAB_SIZE) <= count.non_embedding
+
+
+def test_bytes_per_token_name_the_groups_and_fall_with_the_batch(config):
+    alone = config.bytes_per_token(VOCAB_SIZE)
+    together = config.bytes_per_token(VOCAB_SIZE, batch_tokens=64)
+    wide = config.bytes_per_token(VOCAB_SIZE, element_bytes=4)
+
+    assert alone.keys() == ParamCount().as_dict().keys()
+    assert all(together[group] <= alone[group] for group in alone)
+    assert sum(together.values()) < sum(alone.values()) / 8
+    assert wide == {group: 2 * number for group, number in alone.items()}
+
+
+def test_the_flop_knob_is_an_integer_field_that_raises_the_flops(config):
+    knob = type(config).FLOP_KNOB
+    value = getattr(config, knob)
+    costs = [
+        dataclasses.replace(config, **{knob: value + more}).flops_per_token(VOCAB_SIZE, 64).total
+        for more in (0, 1, 8)
+    ]
+
+    assert isinstance(value, int)
+    assert costs == sorted(set(costs))
+
+
+def test_longer_sequences_cost_no_less(config):
+    assert (
+        config.flops_per_token(VOCAB_SIZE, 512).total
+        >= config.flops_per_token(VOCAB_SIZE, 64).total
+    )
+
+
+def test_survives_yaml(config):
+    text = yaml.safe_dump(
+        {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(config).items()}
+    )
+
+    again = TypeAdapter(type(config)).validate_python(yaml.safe_load(text), extra="forbid")
+
+    assert again == config
+
+
+def test_fields_are_plain_and_frozen(config):
+    plain = (int, float, bool, str, tuple, type(None))
+
+    assert all(isinstance(v, plain) for v in dataclasses.asdict(config).values())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.d_model = 1
+
+
+def test_unknown_parameter_has_no_group(config):
+    with pytest.raises(ValueError, match="no group is known for parameter 'surprise'"):
+        config.param_group("surprise")

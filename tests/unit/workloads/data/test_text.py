@@ -1,0 +1,242 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workloads.data import tokenizer as tokenizers
+from workloads.data.problems import DataError
+from workloads.data.sources import text
+from workloads.data.sources.text import Config
+
+
+def document(i: int) -> str:
+    return f"Document {i}.\nIt says {'word ' * (i % 17)}{i * i} and ends – ü."
+
+
+def write_jsonl(path: Path, texts) -> str:
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return str(path)
+
+
+@pytest.fixture
+def corpus_file(tmp_path) -> str:
+    return write_jsonl(tmp_path / "corpus.jsonl", map(document, range(300)))
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+def tokenizer_of(cache: Path) -> tokenizers.TextTokenizer:
+    (path,) = cache.glob("text-*/tokenizer.json")
+    return tokenizers.load(path, vocab_size=100_000)
+
+
+def texts_of(cache: Path, shards) -> list[str]:
+    tokens = shards.windows(np.array([0]), len(shards))[0]
+    starts = np.flatnonzero(tokens == 0)
+    assert starts[0] == 0
+    return [tokenizer_of(cache).decode(part[1:]) for part in np.split(tokens, starts[1:])]
+
+
+def test_every_document_is_in_training_or_held_out_and_comes_back(corpus_file, cache):
+    corpus = Config(path=corpus_file, vocab_size=300, valid_share=0.1).prepare(cache)
+    trained, held_out = texts_of(cache, corpus.train), texts_of(cache, corpus.valid)
+    assert sorted(trained + held_out) == sorted(map(document, range(300)))
+    assert 10 < len(held_out) < 60
+    assert trained == [t for t in map(document, range(300)) if t in set(trained)]
+    assert corpus.probes == ()
+    assert corpus.vocab_size == 300
+
+
+def test_copies_of_a_document_never_stand_on_both_sides(tmp_path, cache):
+    path = write_jsonl(tmp_path / "c.jsonl", [document(i % 50) for i in range(200)])
+    corpus = Config(path=path, vocab_size=300, valid_share=0.2).prepare(cache)
+    trained, held_out = texts_of(cache, corpus.train), texts_of(cache, corpus.valid)
+    assert held_out
+    assert not set(trained) & set(held_out)
+
+
+def test_a_corpus_of_few_documents_still_holds_one_out(tmp_path, cache):
+    path = write_jsonl(tmp_path / "c.jsonl", map(document, range(3)))
+    corpus = Config(path=path, vocab_size=300, valid_share=0.001).prepare(cache)
+    assert (len(texts_of(cache, corpus.train)), len(texts_of(cache, corpus.valid))) == (2, 1)
+
+
+def test_held_out_text_can_be_given(corpus_file, tmp_path, cache):
+    valid = [document(i) for i in range(1_000, 1_020)]
+    valid_path = write_jsonl(tmp_path / "valid.jsonl", valid)
+    corpus = Config(path=corpus_file, valid_path=valid_path, vocab_size=300).prepare(cache)
+    assert texts_of(cache, corpus.valid) == valid
+    assert len(texts_of(cache, corpus.train)) == 300
+    n_bytes = sum(len(t.encode()) for t in valid)
+    assert corpus.bytes_per_token == pytest.approx(n_bytes / len(corpus.valid))
+
+
+@pytest.mark.parametrize("seq_len", [7, 64, 100_000])
+def test_an_epoch_shows_every_window_once_in_an_order_of_its_own(corpus_file, cache, seq_len):
+    corpus = Config(path=corpus_file, vocab_size=300).prepare(cache)
+    stream = corpus.train.windows(np.array([0]), len(corpus.train))[0]
+    per_epoch = -(-len(stream) // seq_len)
+    in_order = [
+        tuple(np.resize(np.roll(stream, -seq_len * k), seq_len + 1)) for k in range(per_epoch)
+    ]
+    orders = set()
+    for epoch, seed in ((0, 0), (3, 0), (3, 1), (3, -1)):
+        indices = np.arange(epoch * per_epoch, (epoch + 1) * per_epoch)
+        windows = [tuple(w) for w in corpus.windows(indices, seq_len=seq_len, seed=seed)]
+        assert sorted(windows) == sorted(in_order)
+        orders.add(tuple(windows))
+    assert len(orders) == (4 if per_epoch > 1 else 1)
+
+
+def test_windows_do_not_depend_on_what_was_asked_before_or_on_the_cache(
+    corpus_file, cache, tmp_path
+):
+    corpus = Config(path=corpus_file, vocab_size=300).prepare(cache)
+    other = Config(path=corpus_file, vocab_size=300).prepare(tmp_path / "elsewhere")
+    indices = np.random.default_rng(0).integers(0, 5_000, size=100)
+    together = corpus.windows(indices, seq_len=32, seed=3)
+    for index, window in zip(indices, together, strict=True):
+        assert (other.windows(np.array([index]), seq_len=32, seed=3)[0] == window).all()
+
+
+def test_validation_windows_are_whole_and_spread_over_the_held_out_text(corpus_file, cache):
+    config = {"path": corpus_file, "vocab_size": 300, "valid_share": 0.5}
+    corpus = Config(**config, valid_tokens=320).prepare(cache)
+    windows = corpus.validation(seq_len=32)
+    assert windows.shape == (10, 33)
+    stream = corpus.valid.windows(np.array([0]), len(corpus.valid))[0]
+    starts = [
+        next(
+            s
+            for s in range(0, len(stream), 32)
+            if (stream[s : s + 33] == w[: len(stream) - s]).all()
+        )
+        for w in windows
+    ]
+    assert starts == sorted(set(starts))
+    assert starts[-1] > len(stream) / 2
+    assert corpus.validation(seq_len=len(stream) - 1).shape == (1, len(stream))
+    assert corpus.validation(seq_len=len(stream)).shape == (0, len(stream) + 1)
+    assert len(Config(**config).prepare(cache).validation(seq_len=32)) == (len(stream) - 1) // 32
+
+
+def test_max_bytes_takes_the_first_documents(corpus_file, cache, tmp_path):
+    valid_path = write_jsonl(tmp_path / "valid.jsonl", [document(0)])
+    corpus = Config(
+        path=corpus_file, valid_path=valid_path, vocab_size=300, max_bytes=1_000
+    ).prepare(cache)
+    taken = texts_of(cache, corpus.train)
+    sizes = np.cumsum([len(t.encode()) for t in taken])
+    assert taken == [document(i) for i in range(len(taken))]
+    assert sizes[-2] < 1_000 <= sizes[-1]
+
+
+def test_files_of_several_formats_make_one_corpus(corpus_file, tmp_path, cache):
+    plain = tmp_path / "more.txt"
+    plain.write_text("Plain text.\n\nMore.")
+    paths = (str(tmp_path / "*.jsonl"), str(plain))
+    config = Config(path=paths, vocab_size=300)
+    assert config.files() == {"path": (Path(corpus_file), plain)}
+    corpus = config.prepare(cache)
+    every = texts_of(cache, corpus.train) + texts_of(cache, corpus.valid)
+    assert len(every) == 301
+    assert "Plain text.\n\nMore." in every
+
+
+def test_a_complete_cache_is_used_wherever_the_file_lies(corpus_file, cache, monkeypatch):
+    Config(path=corpus_file, vocab_size=300).prepare(cache)
+    moved = Path(corpus_file).rename(Path(corpus_file).with_name("moved.jsonl"))
+    built = []
+    monkeypatch.setattr(text, "_build", lambda *args: built.append(args))
+    Config(path=str(moved), vocab_size=300, valid_tokens=9).prepare(cache)
+    assert not built
+    with pytest.raises(FileNotFoundError):
+        Config(path=str(moved), vocab_size=301).prepare(cache)
+    assert len(built) == 1
+
+
+def test_large_vocabularies_get_wider_files(corpus_file, cache):
+    corpus = Config(path=corpus_file, vocab_size=70_000).prepare(cache)
+    assert corpus.train.parts[0].dtype == np.uint32
+    assert corpus.vocab_size == 70_000
+
+
+def test_a_tokenizer_can_be_loaded(corpus_file, cache, tmp_path):
+    path = tmp_path / "own.json"
+    tokenizers.train(["ab"], vocab_size=300).save(path)
+    corpus = Config(path=corpus_file, tokenizer=str(path), vocab_size=300).prepare(cache)
+    assert texts_of(cache, corpus.train)[0] in set(map(document, range(300)))
+    assert corpus.bytes_per_token < 1
+
+
+def test_mistakes_of_all_files_are_reported_together(corpus_file, tmp_path, cache):
+    bad, valid = tmp_path / "bad.jsonl", tmp_path / "valid.jsonl"
+    bad.write_text('{"text": "x"}\n{"txt": "x"}\n')
+    valid.write_text("no json\n")
+    config = Config(path=(corpus_file, str(bad)), valid_path=str(valid), vocab_size=300)
+    for act in (config.check, lambda: config.prepare(cache)):
+        with pytest.raises(DataError) as caught:
+            act()
+        first, second = caught.value.problems
+        assert "bad.jsonl:2: has no field 'text'; it has 'txt'; set data.text_field" in first
+        assert "valid.jsonl:1: is not JSON" in second
+    assert not [path for path in cache.glob("text-*") if path.is_dir()]
+
+
+def test_missing_files_are_named_with_the_expected_format(corpus_file, tmp_path, cache):
+    config = Config(path=(corpus_file, str(tmp_path / "*.txt")), valid_path=str(tmp_path))
+    with pytest.raises(DataError) as caught:
+        config.prepare(cache)
+    first, second = caught.value.problems
+    assert f"data.path: {tmp_path}/*.txt does not exist; expected: JSON lines with" in first
+    assert '{"text": "Warsaw is the capital of Poland.' in first
+    assert f"data.valid_path: {tmp_path} is a folder" in second
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no text; give a file with at least one document"),
+        ('{"text": ""}\n', "holds no text; give a file"),
+        (
+            '{"text": "one"}\n',
+            "holds 1 documents, which leaves none to train on; set data.valid_path",
+        ),
+    ],
+)
+def test_a_corpus_with_nothing_to_train_on_is_refused(tmp_path, cache, content, message):
+    path = tmp_path / "c.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        Config(path=str(path), vocab_size=300).prepare(cache)
+
+
+def test_an_empty_valid_path_is_refused(corpus_file, tmp_path, cache):
+    (tmp_path / "empty.txt").write_text("\n")
+    config = Config(path=corpus_file, valid_path=str(tmp_path / "empty.txt"))
+    with pytest.raises(
+        DataError, match=r"empty\.txt: holds no text; give data\.valid_path some text"
+    ):
+        config.prepare(cache)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 256}, "vocab_size must be at least 257 .*, got 256"),
+        ({"vocab_size": 2**33}, "vocab_size must be at most"),
+        ({"max_bytes": 0}, "max_bytes must be at least 1, got 0"),
+        ({"valid_tokens": 0}, "valid_tokens must be at least 1, got 0"),
+        ({"tokenizer_bytes": 0}, "tokenizer_bytes must be at least 1, got 0"),
+        ({"valid_share": 0.0}, "valid_share must lie between 0 and 1, got 0.0"),
+        ({"separator": "</s>"}, "separator belongs to a loaded tokenizer"),
+        ({"valid_path": ()}, "valid_path must name at least one file"),
+    ],
+)
+def test_impossible_settings_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Config(path="corpus.txt", **fields)

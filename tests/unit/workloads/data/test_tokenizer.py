@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from workloads.data.problems import DataError
+from workloads.data.tokenizer import MIN_VOCAB_SIZE, SEPARATOR_TEXT, load, token_dtype, train
+
+TEXTS = ["the cat sat on the mat", "the dog sat on the log", "Ünïcode – ok\n\ttoo 🐈"] * 3
+
+
+def test_any_text_comes_back():
+    tokenizer = train(TEXTS, vocab_size=300)
+    assert MIN_VOCAB_SIZE < tokenizer.size <= 300
+    for text in [*TEXTS, "never seen: 日本語 \x00", "", " a  b "]:
+        assert tokenizer.decode(tokenizer.encode([text])[0]) == text
+
+
+def test_the_separator_is_token_zero_and_text_cannot_spell_it():
+    tokenizer = train(TEXTS, vocab_size=300)
+    assert (tokenizer.separator, tokenizer.separator_text) == (0, SEPARATOR_TEXT)
+    text = f"a{SEPARATOR_TEXT}b"
+    assert 0 not in tokenizer.encode([text])[0]
+    assert tokenizer.decode(tokenizer.encode([text])[0]) == text
+
+
+def test_training_is_deterministic(tmp_path):
+    for name in ("a", "b"):
+        train(iter(TEXTS), vocab_size=290).save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_few_texts_make_fewer_tokens_than_asked_for():
+    assert train(["ab"], vocab_size=5_000).size < 300
+
+
+def test_a_saved_tokenizer_loads_and_agrees(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    tokenizer = train(TEXTS, vocab_size=300)
+    tokenizer.save(path)
+    again = load(path, vocab_size=300)
+    assert again.encode(TEXTS) == tokenizer.encode(TEXTS)
+    assert again.separator == 0
+    assert 0 not in again.encode([SEPARATOR_TEXT])[0]
+
+
+def test_bad_tokenizers_are_refused_with_what_to_do(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer .*expected a tokenizer"):
+        load(path, vocab_size=300)
+    train(TEXTS, vocab_size=300).save(path)
+    with pytest.raises(DataError, match=r"vocab_size is 258; raise data\.vocab_size"):
+        load(path, vocab_size=258)
+    with pytest.raises(DataError, match=r"has no token <x> to separate documents; set"):
+        load(path, vocab_size=300, separator="<x>")
+    bare = Tokenizer(models.BPE())
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel()
+    bare.save(str(path))
+    with pytest.raises(DataError, match=r"has no token <\|sep\|> or <\|endoftext\|> or"):
+        load(path, vocab_size=300)
+
+
+def test_usual_separators_are_found(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    model = Tokenizer(models.BPE(vocab={"a": 0, "<|endoftext|>": 1}, merges=[]))
+    model.save(str(path))
+    assert load(path, vocab_size=300).separator == 1
+
+
+def test_token_files_use_two_bytes_where_they_suffice():
+    assert token_dtype(65_536) is np.uint16
+    assert token_dtype(65_537) is np.uint32

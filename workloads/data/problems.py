@@ -1,0 +1,58 @@
+"""Mistakes in input files: collected, each with its place, and raised together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+SHOWN = 20
+"""Problems written out in a message; the rest is counted."""
+
+
+class DataError(ValueError):
+    """Input files that cannot be used. The message has one line per mistake: file:line: what; what to do."""
+
+    def __init__(self, problems: Sequence[str], total: int | None = None) -> None:
+        """Keep the first problems and how many there were in all."""
+        self.problems = tuple(problems[:SHOWN])
+        self.total = len(problems) if total is None else total
+        lines = list(self.problems)
+        if self.total > len(self.problems):
+            lines.append(f"... and {self.total - len(self.problems):,} more, {self.total:,} in all")
+        super().__init__("\n".join(lines))
+
+
+class Problems:
+    """Collects mistakes while a file is read to its end."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._shown: list[str] = []
+        self.total = 0
+
+    def add(self, file: Path, line: int | None, message: str, fix: str) -> None:
+        """Note one mistake; line is 1-based, None if the mistake has no line."""
+        self.total += 1
+        if len(self._shown) < SHOWN:
+            place = f"{file}:{line}" if line is not None else str(file)
+            self._shown.append(f"{place}: {message}; {fix}")
+
+    def raise_if_any(self) -> None:
+        """Raise DataError if anything was added."""
+        if self.total:
+            raise DataError(self._shown, self.total)
+
+
+def require_files(named: dict[str, Path | tuple[Path, ...]], expected: str) -> None:
+    """Raise DataError naming every file that does not exist, with the format that is expected.
+
+    Args:
+        named: Field of the data section -> files.
+        expected: What the file should look like (`Config.FORMAT`).
+    """
+    problems = []
+    for field, paths in named.items():
+        for path in paths if isinstance(paths, tuple) else (paths,):
+            if not path.is_file():
+                what = "is a folder" if path.is_dir() else "does not exist"
+                problems.append(f"data.{field}: {path} {what}; expected: {expected}")
+    if problems:
+        raise DataError(problems)

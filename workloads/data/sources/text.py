@@ -1,0 +1,311 @@
+"""Any text: tokenised once into memory-mapped shards, windows shuffled anew in every epoch.
+
+Documents are joined with the separator in the order of the files and cut into windows; an epoch is a
+pseudo-random permutation of the windows. Held-out text is `valid_path`, or a share of the documents chosen by
+hash of their text, so that copies of a document never stand on both sides.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.cache import cache_key, cached_folder, content_sha256
+from workloads.data.corpus import ProbeSet
+from workloads.data.documents import documents, expand
+from workloads.data.permutation import shuffled
+from workloads.data.problems import Problems, require_files
+from workloads.data.shards import ShardWriter, TokenShards
+from workloads.data.stream import windows_per_epoch
+from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, token_dtype, train
+
+_CACHE_VERSION = 1
+_BATCH_CHARS = 1 << 20
+_LOG_EVERY_BYTES = 50_000_000
+_CHECKED_DOCUMENTS = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Which text, in which tokens."""
+
+    FORMAT: ClassVar[str] = (
+        "JSON lines with a text field (.jsonl), plain UTF-8 text (.txt), each plain or .gz, or .parquet, e.g.\n"
+        '  {"text": "Warsaw is the capital of Poland. It lies on the Vistula."}\n'
+        '  {"text": "The Vistula is a river in Poland."}'
+    )
+
+    path: str | tuple[str, ...]
+    """A file, a glob pattern, or a list of these."""
+    valid_path: str | tuple[str, ...] | None = None
+    """Held-out text, written like path; None holds out `valid_share` of the documents."""
+    valid_share: float = 0.01
+    """Share of documents held out, by hash of their text, where there is no valid_path."""
+    valid_tokens: int = 65_536
+    """Held-out tokens per evaluation, at most; windows spread evenly over the held-out text."""
+    text_field: str = "text"
+    """Field of JSON lines, column of Parquet."""
+    vocab_size: int = 16_384
+    """Tokens the model knows; a tokenizer trained here has at most as many."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of training one."""
+    tokenizer_bytes: int = 30_000_000
+    """Text that a tokenizer is trained on, at most: documents chosen by hash."""
+    separator: str | None = None
+    """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
+    max_bytes: int | None = None
+    """Stop after this much text of `path` (UTF-8 bytes, whole documents); None takes all."""
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(
+                f"vocab_size must be at least {MIN_VOCAB_SIZE} (every byte and a separator), "
+                f"got {self.vocab_size}"
+            )
+        if self.vocab_size > 2**32:
+            raise ValueError(f"vocab_size must be at most 2**32, got {self.vocab_size}")
+        for name in ("valid_tokens", "tokenizer_bytes", "max_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.valid_share < 1:
+            raise ValueError(f"valid_share must lie between 0 and 1, got {self.valid_share}")
+        for name in ("path", "valid_path"):
+            if getattr(self, name) is not None and not len(getattr(self, name)):
+                raise ValueError(f"{name} must name at least one file, got {getattr(self, name)!r}")
+        if self.separator is not None and self.tokenizer is None:
+            raise ValueError(
+                "separator belongs to a loaded tokenizer; set tokenizer or drop separator"
+            )
+
+    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+        """Return the input files by field, patterns expanded."""
+        named: dict[str, Path | tuple[Path, ...]] = {"path": expand(self.path)}
+        if self.valid_path is not None:
+            named["valid_path"] = expand(self.valid_path)
+        if self.tokenizer is not None:
+            named["tokenizer"] = Path(self.tokenizer).expanduser()
+        return named
+
+    def tokens_per_epoch(self) -> None:
+        """Return None: how many tokens the text has is known after `prepare`."""
+
+    def check(self, log: Callable[[str], None] = lambda message: None) -> None:
+        """Read the first documents of every file without tokenising.
+
+        Raises:
+            DataError: One line per mistake, with file and line.
+        """
+        del log
+        require_files(self.files(), self.FORMAT)
+        problems = Problems()
+        for path in (*expand(self.path), *expand(self.valid_path or ())):
+            for _ in islice(_read(self, (path,), problems), _CHECKED_DOCUMENTS):
+                pass
+        problems.raise_if_any()
+
+    def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
+        """Tokenise once, then map the shards.
+
+        Raises:
+            DataError: If a file is missing or wrong; one line per mistake.
+        """
+        files = self.files()
+        require_files(files, self.FORMAT)
+        content = {
+            name: [
+                content_sha256(p, cache) for p in (paths if isinstance(paths, tuple) else (paths,))
+            ]
+            for name, paths in files.items()
+        }
+        settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
+        key = cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
+        folder = cached_folder(cache, key, lambda scratch: _build(self, scratch, log), log)
+        meta = json.loads((folder / "meta.json").read_text())
+        train_tokens = TokenShards.load(folder, "train")
+        corpus = Corpus(
+            train=train_tokens,
+            valid=TokenShards.load(folder, "valid"),
+            vocab_size=self.vocab_size,
+            tokens_per_epoch=len(train_tokens),
+            bytes_per_token=meta["valid_bytes"] / meta["valid_tokens"],
+            valid_tokens=self.valid_tokens,
+        )
+        log(
+            f"{len(corpus.train):,} training and {len(corpus.valid):,} held-out tokens, "
+            f"{corpus.bytes_per_token:.3f} bytes per token"
+        )
+        return corpus
+
+
+@dataclass(kw_only=True)
+class Corpus:
+    """Windows of text; there are no probes."""
+
+    train: TokenShards
+    valid: TokenShards
+    vocab_size: int
+    tokens_per_epoch: int
+    bytes_per_token: float
+    """On held-out text; separators count as tokens without bytes."""
+    valid_tokens: int
+    probes: tuple[ProbeSet, ...] = ()
+
+    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
+        """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
+
+        An epoch is every window once, in a new order; the last window of the text is filled up from its
+        beginning.
+        """
+        n = windows_per_epoch(len(self.train), seq_len)
+        epochs, positions = np.divmod(np.asarray(indices, dtype=np.int64), n)
+        windows = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            windows[here] = shuffled(positions[here], n=n, key=(seed, int(epoch)))
+        return self.train.windows(windows * seq_len, seq_len + 1)
+
+    def validation(self, *, seq_len: int) -> NDArray[np.int64]:
+        """Return whole windows of held-out text, spread evenly; none if the text is shorter than one."""
+        n = (len(self.valid) - 1) // seq_len
+        if n < 1:
+            return np.empty((0, seq_len + 1), dtype=np.int64)
+        count = min(n, max(1, self.valid_tokens // seq_len))
+        return self.valid.windows(np.arange(count) * n // count * seq_len, seq_len + 1)
+
+
+@dataclass(kw_only=True)
+class _Scan:
+    """What a first reading finds out."""
+
+    n_bytes: int = 0
+    n_documents: int = 0
+    threshold: float = 0.0
+    """Documents whose hash is below are held out; 0 where there is a valid_path."""
+    train_documents: int = 0
+
+
+def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
+    scan = _scan(config, log)
+    if config.tokenizer is None:
+        share = min(1.0, config.tokenizer_bytes / scan.n_bytes)
+        log(f"training a tokenizer on {share * scan.n_bytes / 1e6:,.1f} MB of text")
+        sample = (
+            text
+            for text, place in _train_documents(config)
+            if place >= scan.threshold and _hash(text, "tokenizer") < share
+        )
+        tokenizer = train(sample, vocab_size=config.vocab_size)
+    else:
+        tokenizer = load(
+            Path(config.tokenizer).expanduser(),
+            vocab_size=config.vocab_size,
+            separator=config.separator,
+        )
+    tokenizer.save(folder / "tokenizer.json")
+    train_texts = (text for text, place in _train_documents(config) if place >= scan.threshold)
+    _write(folder, "train", train_texts, tokenizer, config.vocab_size, scan.n_bytes, log)
+    if config.valid_path is not None:
+        valid_texts = _read(config, expand(config.valid_path), Problems())
+    else:
+        valid_texts = (text for text, place in _train_documents(config) if place < scan.threshold)
+    n_tokens, n_bytes = _write(
+        folder, "valid", valid_texts, tokenizer, config.vocab_size, None, log
+    )
+    meta = {"valid_tokens": n_tokens, "valid_bytes": n_bytes}
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _scan(config: Config, log: Callable[[str], None]) -> _Scan:
+    """Read everything once: find every mistake, the size, and where to cut the held-out part."""
+    problems, scan = Problems(), _Scan()
+    lowest, below = 1.0, 0
+    for text, place in _train_documents(config, problems):
+        scan.n_documents += 1
+        scan.n_bytes += len(text.encode())
+        lowest = min(lowest, place)
+        below += place < config.valid_share
+    paths = expand(config.path)
+    if not scan.n_documents and not problems.total:
+        problems.add(paths[0], None, "holds no text", "give a file with at least one document")
+    if config.valid_path is not None:
+        valid_paths = expand(config.valid_path)
+        n_valid = sum(1 for _ in _read(config, valid_paths, problems))
+        if not n_valid and not problems.total:
+            problems.add(valid_paths[0], None, "holds no text", "give data.valid_path some text")
+    else:
+        # A corpus of few documents may have none below the share: then its lowest one is held out.
+        scan.threshold = config.valid_share if below else float(np.nextafter(lowest, 2.0))
+        below = max(1, below)
+        if below >= scan.n_documents and not problems.total:
+            problems.add(
+                paths[0],
+                None,
+                f"holds {scan.n_documents} documents, which leaves none to train on",
+                "set data.valid_path, lower data.valid_share or give more text",
+            )
+    problems.raise_if_any()
+    held_out = f", {below:,} of them held out" if config.valid_path is None else ""
+    log(f"{scan.n_documents:,} documents{held_out}, {scan.n_bytes / 1e6:,.1f} MB of text")
+    return scan
+
+
+def _train_documents(
+    config: Config, problems: Problems | None = None
+) -> Iterator[tuple[str, float]]:
+    """Yield (text, hash in [0, 1)) of the documents of `path` until max_bytes."""
+    n_bytes = 0
+    for text in _read(config, expand(config.path), problems or Problems()):
+        if config.max_bytes is not None and n_bytes >= config.max_bytes:
+            return
+        n_bytes += len(text.encode())
+        yield text, _hash(text, "valid")
+
+
+def _read(config: Config, paths: Sequence[Path], problems: Problems) -> Iterator[str]:
+    return documents(paths, text_field=config.text_field, problems=problems)
+
+
+def _hash(text: str, purpose: str) -> float:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def _write(
+    folder: Path,
+    name: str,
+    texts: Iterator[str],
+    tokenizer: TextTokenizer,
+    vocab_size: int,
+    expected_bytes: int | None,
+    log: Callable[[str], None],
+) -> tuple[int, int]:
+    """Tokenise into shards batch by batch; return tokens and bytes."""
+    n_bytes, logged = 0, 0
+    with ShardWriter(folder, name, dtype=token_dtype(vocab_size)) as writer:
+        for batch in _batches(texts):
+            for ids in tokenizer.encode(batch):
+                writer.append([tokenizer.separator, *ids])
+            n_bytes += sum(len(text.encode()) for text in batch)
+            if expected_bytes and n_bytes - logged >= _LOG_EVERY_BYTES:
+                logged = n_bytes
+                log(f"tokenised {n_bytes / 1e6:,.0f} of {expected_bytes / 1e6:,.0f} MB")
+    return writer.n_tokens, n_bytes
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,348 @@
+"""Real facts (subject, relation, object) as statements to train on and held-out wordings and questions to probe.
+
+One exposure of a fact is one statement in a wording drawn anew; facts are shuffled over the whole corpus in
+every epoch, so wordings of one fact practically never share a window. Questions about the subjects of
+`qa_train` are mixed in; questions about `qa_test` never. Held-out wordings occur in probes and in the
+validation text only. How texts become tokens: `workloads/data/fact_wordings.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.cache import cache_key, cached_folder, content_sha256
+from workloads.data.corpus import ProbeSet
+from workloads.data.fact_documents import (
+    VALIDATION_TOKENS,
+    epoch_tokens,
+    heldout_statements,
+    spread,
+    statements,
+    tokens_per_epoch,
+)
+from workloads.data.fact_pieces import TRAIN, FactPieces, build_pieces
+from workloads.data.fact_probes import probe_sets
+from workloads.data.fact_table import QA_TRAIN, Columns, Fact, read_facts, unit_hash
+from workloads.data.fact_wordings import RelationWordings, generic_wordings, read_wordings
+from workloads.data.problems import DataError, Problems, require_files
+from workloads.data.stream import EpochCache, gather_windows
+from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, train
+
+_CACHE_VERSION = 1
+_CHECKED_STATEMENTS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Which facts, in which words, in which tokens."""
+
+    FORMAT: ClassVar[str] = (
+        "a tab-separated file (plain or .gz, no quoting) with a header, or one JSON object per line, with "
+        "subject, relation and object, e.g.\n"
+        "  subject<TAB>relation<TAB>object\n"
+        "  Marie Curie<TAB>place of birth<TAB>Warsaw"
+    )
+
+    path: str
+    """Facts. Optional columns: relation_id, all_objects_json (accepted answers), qa_split (qa_train, qa_test)."""
+    templates: str | None = None
+    """JSON: relation id -> {relation, train_statements, heldout_statements, questions} with {s} and {o}.
+    None makes plain wordings from each relation's name."""
+    format: Literal["auto", "tsv", "jsonl"] = "auto"
+    """auto goes by the extension."""
+    subject_column: str = "subject"
+    relation_column: str | None = None
+    """None: relation_id where there is one, else relation."""
+    object_column: str = "object"
+    relations: tuple[str, ...] | None = None
+    """Identifiers or names of the relations to keep; None keeps all."""
+    max_facts: int | None = None
+    """Keep a fair sample of this many facts, chosen by hash of subject and relation."""
+    heldout_subjects: float = 0.0
+    """Share of subjects never trained on: the probe `unseen_subject` shows what names alone give away."""
+    question_share: float = 0.5
+    """Share of subjects whose questions are part of training, where the file has no qa_split."""
+    questions_per_fact: int = 1
+    """Questions per epoch about each fact of these subjects; 0 trains on statements only."""
+    n_probe_facts: int = 2_000
+    """Facts per probe, at most; spread evenly over the corpus."""
+    vocab_size: int = 8_192
+    """Tokens the model knows; a tokenizer trained here has at most as many."""
+    tokenizer: str | None = None
+    """A tokenizer.json to use instead of training one."""
+    separator: str | None = None
+    """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < MIN_VOCAB_SIZE:
+            raise ValueError(
+                f"vocab_size must be at least {MIN_VOCAB_SIZE} (every byte and a separator), "
+                f"got {self.vocab_size}"
+            )
+        for name in ("max_facts", "n_probe_facts"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.questions_per_fact <= 100:
+            raise ValueError(
+                f"questions_per_fact must lie in 0..100, got {self.questions_per_fact}"
+            )
+        if not 0 <= self.heldout_subjects < 1:
+            raise ValueError(f"heldout_subjects must lie in [0, 1), got {self.heldout_subjects}")
+        if not 0 <= self.question_share <= 1:
+            raise ValueError(f"question_share must lie in 0..1, got {self.question_share}")
+        if self.relations is not None and not self.relations:
+            raise ValueError("relations must name at least one relation or be null, got []")
+        if self.separator is not None and self.tokenizer is None:
+            raise ValueError(
+                "separator belongs to a loaded tokenizer; set tokenizer or drop separator"
+            )
+
+    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+        """Return the input files by field."""
+        named = {"path": self.path, "templates": self.templates, "tokenizer": self.tokenizer}
+        return {name: Path(p).expanduser() for name, p in named.items() if p is not None}
+
+    def tokens_per_epoch(self) -> None:
+        """Return None: how many tokens the facts have is known after `prepare`."""
+
+    def check(self, log: Callable[[str], None] = lambda message: None) -> None:
+        """Read facts and templates without tokenising.
+
+        Raises:
+            DataError: One line per mistake, with file and line.
+        """
+        _read(self, log)
+
+    def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
+        """Tokenise once, then map the result.
+
+        Raises:
+            DataError: If a file is missing or wrong; one line per mistake.
+        """
+        require_files(self.files(), self.FORMAT)
+        content = {name: content_sha256(path, cache) for name, path in self._single_files().items()}
+        settings = {k: v for k, v in asdict(self).items() if k not in (*content, "n_probe_facts")}
+        key = cache_key("triples", {"version": _CACHE_VERSION, **settings, "content": content})
+        folder = cached_folder(cache, key, lambda scratch: _build(self, scratch, log), log)
+        corpus = _corpus(self, FactPieces.load(folder))
+        log(
+            f"{corpus.n_facts:,} facts, {corpus.total_bits / 1e6:.3g} Mbit, "
+            f"{corpus.tokens_per_epoch:,} tokens per exposure"
+        )
+        return corpus
+
+    def _single_files(self) -> dict[str, Path]:
+        return {name: path for name, path in self.files().items() if isinstance(path, Path)}
+
+
+@dataclass(kw_only=True)
+class Corpus:
+    """Statements and questions as token windows, and probes."""
+
+    pieces: FactPieces
+    vocab_size: int
+    tokens_per_epoch: int
+    """Length of every epoch; where wordings of a relation differ in whether a space precedes an entity it is an
+    upper bound, and the epoch's beginning fills the gap."""
+    bytes_per_token: float | None
+    """On held-out wordings, or on training wordings where there are none held out; separators count as tokens."""
+    probes: tuple[ProbeSet, ...]
+    n_facts: int
+    """Facts in training."""
+    total_bits: float
+    """Prior bits of all facts in training."""
+    questions_per_fact: int
+    _epochs: EpochCache = field(default_factory=EpochCache, repr=False)
+
+    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
+        """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
+
+        An epoch is every fact once, and the questions, in a new order; the last window is filled up from the
+        epoch's beginning.
+        """
+        return self._epochs.windows(
+            indices,
+            seq_len=seq_len,
+            seed=seed,
+            n_tokens=self.tokens_per_epoch,
+            generate=self.epoch,
+        )
+
+    def epoch(self, epoch: int, seed: int) -> NDArray[np.integer]:
+        """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
+        return epoch_tokens(
+            self.pieces, questions_per_fact=self.questions_per_fact, epoch=epoch, seed=seed
+        )
+
+    def validation(self, *, seq_len: int) -> NDArray[np.int64]:
+        """Return windows of trained facts in held-out wordings, at most 65,536 tokens.
+
+        This loss falls when facts are learned so that they survive a new wording. Empty if no relation has
+        held-out wordings.
+        """
+        stream = heldout_statements(self.pieces)[0]
+        count = min(len(stream) // seq_len, max(1, VALIDATION_TOKENS // seq_len))
+        if not count:
+            return np.empty((0, seq_len + 1), dtype=np.int64)
+        return gather_windows(stream, np.arange(count), seq_len=seq_len)
+
+
+def _read(
+    config: Config, log: Callable[[str], None]
+) -> tuple[list[Fact], dict[str, RelationWordings]]:
+    """Return the facts in use and their wordings, or raise with every mistake of both files."""
+    require_files(config.files(), config.FORMAT)
+    path, problems = Path(config.path).expanduser(), Problems()
+    columns = Columns(
+        subject=config.subject_column,
+        relation=config.relation_column,
+        object=config.object_column,
+    )
+    facts, n_merged = read_facts(path, columns=columns, layout=config.format, problems=problems)
+    if n_merged:
+        log(
+            f"{path.name}: {n_merged:,} rows repeat a subject and relation; objects kept as answers"
+        )
+    facts = _selected(config, facts, path, problems)
+    relations = dict.fromkeys(fact.relation for fact in facts)
+    if config.templates is None:
+        names = {fact.relation: fact.relation_name for fact in facts}
+        wordings = {relation: generic_wordings(names[relation]) for relation in relations}
+        log("no templates given: statements and questions are made from the relations' names")
+    else:
+        templates = Path(config.templates).expanduser()
+        wordings = read_wordings(templates, problems)
+        for relation in relations:
+            if wordings and relation not in wordings:
+                count = sum(fact.relation == relation for fact in facts)
+                problems.add(
+                    templates,
+                    None,
+                    f"no templates for relation {relation} ({count:,} facts)",
+                    "add them, or leave it out with data.relations",
+                )
+        for name in ("heldout", "questions"):
+            bare = [r for r in relations if r in wordings and not getattr(wordings[r], name)]
+            if bare and not problems.total:
+                log(f"{templates.name}: no {name} wordings for {', '.join(bare)}; not probed there")
+    problems.raise_if_any()
+    return facts, wordings
+
+
+def _selected(config: Config, facts: list[Fact], path: Path, problems: Problems) -> list[Fact]:
+    if config.relations is not None and facts:
+        known = {name for fact in facts for name in (fact.relation, fact.relation_name)}
+        for name in config.relations:
+            if name not in known:
+                problems.add(
+                    path,
+                    None,
+                    f"has no relation {name!r} of data.relations",
+                    f"choose among {', '.join(sorted({f.relation for f in facts})[:30])}",
+                )
+        wanted = set(config.relations)
+        facts = [fact for fact in facts if wanted & {fact.relation, fact.relation_name}]
+    if config.max_facts is not None and len(facts) > config.max_facts:
+        rank = [unit_hash(f"{fact.relation}\0{fact.subject}", "max_facts") for fact in facts]
+        chosen = sorted(sorted(range(len(facts)), key=rank.__getitem__)[: config.max_facts])
+        facts = [facts[i] for i in chosen]
+    return facts
+
+
+def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
+    facts, wordings = _read(config, log)
+    unseen = [unit_hash(fact.subject, "unseen") < config.heldout_subjects for fact in facts]
+    if all(unseen):
+        raise DataError(
+            [f"{config.path}: heldout_subjects leaves no fact to train on; lower it or add facts"]
+        )
+    asked = [_is_asked(fact, config.question_share) for fact in facts]
+    if config.tokenizer is None:
+        log(f"training a tokenizer on {len(facts):,} facts")
+        tokenizer = train(_statements(facts, wordings), vocab_size=config.vocab_size)
+    else:
+        path = Path(config.tokenizer).expanduser()
+        tokenizer = load(path, vocab_size=config.vocab_size, separator=config.separator)
+        _check_pieces(tokenizer, facts, wordings, path, log)
+    pieces = build_pieces(
+        facts,
+        wordings,
+        tokenizer,
+        asked=asked,
+        unseen=unseen,
+        vocab_size=config.vocab_size,
+    )
+    pieces.save(folder)
+    tokenizer.save(folder / "tokenizer.json")
+
+
+def _is_asked(fact: Fact, question_share: float) -> bool:
+    if fact.split is not None:
+        return fact.split == QA_TRAIN
+    return unit_hash(fact.subject, "questions") < question_share
+
+
+def _statements(facts: list[Fact], wordings: dict[str, RelationWordings]) -> Iterator[str]:
+    """Yield text in the proportions of training: each fact in one wording, and as a question."""
+    for i, fact in enumerate(facts):
+        of = wordings[fact.relation]
+        for choices in (of.train, of.questions):
+            if choices:
+                text = choices[i % len(choices)].text
+                yield " " + text.replace("{s}", fact.subject).replace("{o}", fact.answers[0])
+
+
+def _check_pieces(
+    tokenizer: TextTokenizer,
+    facts: list[Fact],
+    wordings: dict[str, RelationWordings],
+    path: Path,
+    log: Callable[[str], None],
+) -> None:
+    """Refuse a tokenizer that changes the text when it is given in pieces (one without byte-level spaces)."""
+    step = max(1, len(facts) // _CHECKED_STATEMENTS)
+    n_differ, sample = 0, facts[::step]
+    for fact in sample:
+        wording = wordings[fact.relation].train[0]
+        entities = [
+            " " * wording.subject_spaced + fact.subject,
+            " " * wording.object_spaced + fact.answers[0],
+        ]
+        first, second = entities[:: -1 if wording.object_first else 1]
+        texts = [wording.before, first, wording.middle, second, wording.after]
+        pieces = [token for ids in tokenizer.encode(texts) for token in ids]
+        whole = tokenizer.encode(["".join(texts)])[0]
+        if tokenizer.decode(pieces).split() != tokenizer.decode(whole).split():
+            raise DataError(
+                [
+                    f"{path}: reads {''.join(texts)!r} in pieces as {tokenizer.decode(pieces)!r}; "
+                    "use a byte-level tokenizer, in which a space belongs to the word behind it"
+                ]
+            )
+        n_differ += pieces != whole
+    log(f"{path.name}: {n_differ} of {len(sample)} statements differ when tokenised in one piece")
+
+
+def _corpus(config: Config, pieces: FactPieces) -> Corpus:
+    trained = np.flatnonzero(~pieces.arrays.unseen)
+    tokens, n_bytes = heldout_statements(pieces)
+    if not len(tokens):
+        tokens, n_bytes = statements(pieces, spread(trained, 2_000), TRAIN)
+    return Corpus(
+        pieces=pieces,
+        vocab_size=config.vocab_size,
+        tokens_per_epoch=tokens_per_epoch(pieces, questions_per_fact=config.questions_per_fact),
+        bytes_per_token=n_bytes / len(tokens),
+        probes=probe_sets(
+            pieces,
+            with_questions=config.questions_per_fact > 0,
+            at_most=config.n_probe_facts,
+        ),
+        n_facts=len(trained),
+        total_bits=float(pieces.arrays.prior_bits[trained].sum()),
+        questions_per_fact=config.questions_per_fact,
+    )

@@ -1,0 +1,91 @@
+"""Which device a rank computes on, and how exactly: threads, precision, determinism."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+MAX_CPU_LOGITS = 6_000_000
+"""Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See `_keep_freed_memory`."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+def pick(name: str, *, rank: int) -> torch.device:
+    """Return the device of a rank: `auto` is a GPU where torch sees one; ranks take the visible GPUs in turn.
+
+    Raises:
+        ValueError: If the name is unknown, or asks for a GPU where there is none.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+    visible = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
+    if name == "cuda" and not visible:
+        raise ValueError("device: cuda was asked for, but torch sees no GPU; use auto or cpu")
+    return torch.device("cuda", rank % visible) if visible else torch.device("cpu")
+
+
+def uses_bf16(precision: str, device: torch.device) -> bool:
+    """Whether matrix products run in bf16: when asked for, or `auto` on a GPU with bf16 units."""
+    if precision == "auto":
+        return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bf16"
+
+
+def autocast(*, bf16: bool, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of a forward pass: bf16 autocast, or nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16)
+
+
+@contextmanager
+def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[None]:
+    """Set threads, fp32 matrix precision and determinism for a run; put everything back afterwards.
+
+    fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic kernels are
+    used, which costs nothing there; filling fresh memory, which would, is left out. On a GPU the deterministic
+    forms of some scatters are several times slower, so a repeated run may differ in the last bits.
+    """
+    before = (
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+    torch.set_num_threads(n_threads)
+    torch.set_float32_matmul_precision("high" if bf16 and device.type == "cuda" else "highest")
+    torch.use_deterministic_algorithms(device.type == "cpu")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        _keep_freed_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
+        torch.use_deterministic_algorithms(before[2])
+        torch.utils.deterministic.fill_uninitialized_memory = before[3]  # type: ignore[attr-defined]
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc, where that is the allocator, to keep freed blocks for the next step.
+
+    By default it returns them to the kernel, which hands out zeroed pages again: measured at up to a quarter of a
+    step. Blocks of 32 MiB and more are always returned, so the trainer keeps its own below that (`MAX_CPU_LOGITS`).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(_M_TRIM_THRESHOLD, 2**30)
+
+
+def seed(value: int, device: torch.device) -> None:
+    """Seed what a model may draw from.
+
+    Called at every step with a number that names the step, so that a resumed run draws what the undisturbed one
+    drew; `torch.manual_seed` would do the same and takes 0.1 ms.
+    """
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(value)

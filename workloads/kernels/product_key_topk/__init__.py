@@ -1,0 +1,1 @@
+"""The best slots of a product-key memory, without scoring them all."""

@@ -1,0 +1,1 @@
+"""Weighted sums of table rows: what every lookup-based architecture reads its memory with."""

@@ -1,0 +1,77 @@
+"""Weighted bag in plain torch: the definition of correct, and the CPU path."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+
+def weighted_bag(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+) -> Float[Tensor, "bags width"]:
+    """Return for each bag the weighted sum of the rows it names: `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
+
+    A row may occur several times in a bag. Gradients reach `table` (dense) and `weights`. On a CPU both passes are
+    deterministic: every sum is taken in an order fixed by `ids`.
+    """
+    result: Tensor = _WeightedBag.apply(table, ids, weights)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WeightedBag(torch.autograd.Function):
+    """Autograd of `functional.embedding_bag` computes the same, three times slower on a CPU for the table's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(table, ids, weights)
+        return functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        table, ids, weights = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        needs_table, _, needs_weights = ctx.needs_input_grad
+        table_grad = _table_gradient(len(table), ids, weights, grad) if needs_table else None
+        weights_grad = _weights_gradient(table, ids, grad) if needs_weights else None
+        return table_grad, None, weights_grad
+
+
+def _weights_gradient(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
+    """Return the product of every row read with the gradient of its bag.
+
+    The rows are gathered for a few bags at a time: all of them are many times larger than anything else in a model,
+    and on a CPU a piece that fits the cache takes less than half the time.
+    """
+    at_once = _GATHERED_ON_CPU if grad.device.type == "cpu" else _GATHERED
+    bags = max(1, at_once // max(1, ids.shape[1] * table.shape[1]))
+    pieces = zip(torch.split(ids, bags), torch.split(grad, bags), strict=True)
+    return torch.cat(
+        [torch.bmm(functional.embedding(i, table), g[:, :, None])[:, :, 0] for i, g in pieces]
+    )
+
+
+def _table_gradient(n_rows: int, ids: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
+    """Sum `weights * grad` per row: again a weighted bag, with rows and bags exchanged.
+
+    The stable sort keeps the readers of a row in bag order, so the sum does not depend on scheduling.
+    """
+    flat_ids = ids.reshape(-1)
+    # A narrower key halves the sort, which is the larger part of this function.
+    reads = flat_ids.to(torch.int32 if n_rows < 2**31 else torch.int64).argsort(stable=True)
+    ends = torch.bincount(flat_ids, minlength=n_rows).cumsum(0)
+    return functional.embedding_bag(
+        reads // ids.shape[1],
+        grad,
+        functional.pad(ends[:-1], (1, 0)),
+        per_sample_weights=weights.reshape(-1)[reads],
+        mode="sum",
+    )
+
+
+_GATHERED_ON_CPU = 2**20
+_GATHERED = 2**27
+"""Numbers of the table gathered at once."""

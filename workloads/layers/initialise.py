@@ -1,0 +1,52 @@
+"""Initial values: a pure function of (seed, parameter name), written into every parameter and buffer."""
+
+import hashlib
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Initialises(Protocol):
+    """A module that owns parameters or buffers and knows their distribution."""
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write the initial value of the module's own parameter or buffer `name` into `value`, fp32 on the CPU."""
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Write every parameter and buffer of `model` in place.
+
+    The values depend on the seed and the parameter's name alone: not on the device, the data type, the rank, or on
+    what else the model holds. So two architectures start alike wherever their parameters have the same name and shape.
+
+    Raises:
+        TypeError: If a module owns a parameter or buffer but does not say how it begins.
+    """
+    with torch.no_grad():
+        for prefix, module in model.named_modules():
+            own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            if own and not isinstance(module, Initialises):
+                raise TypeError(
+                    f"{prefix or 'model'}: {type(module).__name__} owns {own[0][0]} but has no `initialise`; "
+                    f"use the modules of workloads/layers or add that method"
+                )
+            for name, tensor in own:
+                generator = _generator(seed, f"{prefix}.{name}" if prefix else name)
+                if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+                    module.initialise(name, tensor, generator)
+                else:
+                    value = torch.empty(tensor.shape, dtype=torch.float32)
+                    module.initialise(name, value, generator)
+                    tensor.copy_(value)
+
+
+def truncated_normal(value: Tensor, std: float, generator: torch.Generator) -> None:
+    """Write a normal of standard deviation `std`, cut off at 3 `std`."""
+    nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8]) >> 1)

@@ -1,0 +1,97 @@
+"""AdamW in three groups: memory values, matrices, and everything that is not decayed."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from workloads.train_config import TrainConfig
+
+VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
+
+
+class Optimizer:
+    """AdamW over a model's parameters, with the groups' learning rates and separate clipping.
+
+    Memory values get `value_lr_ratio` times the learning rate and a weight decay of their own (Berges et al. 2024,
+    section 3.3, train them several times faster than the rest). A table read by few tokens has a gradient whose
+    norm says nothing about the rest of the model, so each side is clipped by its own norm.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, *, param_group: Callable[[str], str]
+    ) -> None:
+        """Sort the parameters by `param_group` (the architecture's `Config.param_group`)."""
+        groups = group_parameters(model.named_parameters(), param_group=param_group)
+        decay = {
+            VALUES: config.value_weight_decay,
+            MATRICES: config.weight_decay,
+            UNDECAYED: 0.0,
+        }
+        self._values = groups[VALUES]
+        self._rest = groups[MATRICES] + groups[UNDECAYED]
+        self._clip = config.grad_clip
+        self._ratio = {VALUES: config.value_lr_ratio, MATRICES: 1.0, UNDECAYED: 1.0}
+        # One fused kernel per group is elementwise, hence as deterministic as the plain loop, and several times
+        # faster for models of many small tensors.
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": parameters, "weight_decay": decay[name], "name": name}
+                for name, parameters in groups.items()
+                if parameters
+            ],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+
+    def clip(self) -> dict[str, Tensor]:
+        """Scale gradients whose norm exceeds `grad_clip` down to it, values and the rest apart.
+
+        Returns:
+            The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
+            that has any, `value_grad_norm` over those.
+        """
+        norms = {"grad_norm": _clip(self._rest, self._clip)}
+        if self._values:
+            norms["value_grad_norm"] = _clip(self._values, self._clip)
+        return norms
+
+    def step(self, lr: float) -> None:
+        """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients."""
+        for group in self.adamw.param_groups:
+            group["lr"] = lr * self._ratio[group["name"]]
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+
+
+def group_parameters(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], *, param_group: Callable[[str], str]
+) -> dict[str, list[nn.Parameter]]:
+    """Return values, matrices and undecayed; every parameter that wants a gradient is in exactly one.
+
+    Undecayed are embeddings, norms and whatever has fewer than two dimensions.
+    """
+    groups: dict[str, list[nn.Parameter]] = {VALUES: [], MATRICES: [], UNDECAYED: []}
+    for name, parameter in named_parameters:
+        if not parameter.requires_grad:
+            continue
+        counted_under = param_group(name)
+        if counted_under == "memory_values":
+            groups[VALUES].append(parameter)
+        elif counted_under in ("embedding", "norm") or parameter.ndim < 2:
+            groups[UNDECAYED].append(parameter)
+        else:
+            groups[MATRICES].append(parameter)
+    return groups
+
+
+def _clip(parameters: list[nn.Parameter], largest: float | None) -> Tensor:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
+    # make the step wait.
+    if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
+        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm

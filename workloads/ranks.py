@@ -1,0 +1,190 @@
+"""The processes of one trial: how they find each other, and the three things they tell each other.
+
+Data parallelism only: every rank holds the whole model, takes its slice of every global batch, and gradients are
+summed. What is summed and in which order depends on the number of ranks alone, so a repeated run repeats its bits.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # where torch.distributed takes it from
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Longer than rank 0 needs to write a checkpoint while the others wait."""
+_ALONE_ELEMENTS = 2**20
+"""Tensors from this size on are summed by themselves; smaller ones are joined, since a call costs a round trip."""
+
+
+class CommunicationError(Exception):
+    """The ranks of a trial could not find, or lost, each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One rank's view of its group. With one rank every method is free."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank reports and writes checkpoints."""
+        return self.rank == 0
+
+    def share(self, n: int) -> range:
+        """Return this rank's contiguous slice of 0..n-1; sizes differ by one at most."""
+        return range(self.rank * n // self.size, (self.rank + 1) * n // self.size)
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every tensor by its sum over the ranks. Same dtype and order on every rank."""
+        if self.size == 1:
+            return
+        with _named_failure("sum"):
+            for tensor in tensors:
+                if tensor.numel() >= _ALONE_ELEMENTS:
+                    dist.all_reduce(tensor)
+            small = [tensor for tensor in tensors if tensor.numel() < _ALONE_ELEMENTS]
+            if small:
+                flat = torch.cat([tensor.flatten() for tensor in small])
+                dist.all_reduce(flat)
+                start = 0
+                for tensor in small:
+                    tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+                    start += tensor.numel()
+
+    def agree(self, value: str | None) -> str | None:
+        """Return what rank 0 passed, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with _named_failure("broadcast"):
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def wait(self) -> None:
+        """Return when every rank has called this."""
+        if self.size > 1:
+            with _named_failure("barrier"):
+                dist.barrier()
+
+
+@contextmanager
+def join(
+    *, rank: int, size: int, device: torch.device, rendezvous: Path, timeout_s: float = 300.0
+) -> Iterator[World]:
+    """Enter the group of a trial's ranks, leave it at the end.
+
+    Rank 0 listens on a free port and writes its address to `rendezvous`, a path on storage that all ranks share;
+    the others wait for that file. It is removed once everybody is there, so a later attempt may reuse the path.
+
+    Raises:
+        CommunicationError: If they have not met after `timeout_s` seconds.
+    """
+    if size == 1:
+        yield World()
+        return
+    if not 0 <= rank < size:
+        raise ValueError(f"rank must lie in 0..{size - 1}, got {rank}")
+    deadline = time.monotonic() + timeout_s
+    if rank == 0:
+        store = _listen(rendezvous, size=size, timeout_s=timeout_s)
+    else:
+        store = _find(rendezvous, rank=rank, size=size, deadline=deadline)
+    with _named_failure("start"):
+        places = _exchange_places(store, rank=rank, size=size, device=device)
+        if len({place["host"] for place in places}) == 1:
+            # gloo otherwise binds to the address of the host's name, which need not exist in a container.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        gpus = {(place["host"], place["gpu"]) for place in places if place["gpu"]}
+        dist.init_process_group(
+            # NCCL wants a GPU for each rank; ranks that share one talk through gloo.
+            backend="nccl" if len(gpus) == size else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    if rank == 0:
+        rendezvous.unlink(missing_ok=True)
+    try:
+        yield World(rank=rank, size=size)
+    finally:
+        dist.destroy_process_group()
+
+
+def _listen(rendezvous: Path, *, size: int, timeout_s: float) -> TCPStore:
+    host = socket.gethostname()
+    store = TCPStore(
+        "localhost",
+        0,
+        size,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    aside = rendezvous.with_name(f".{rendezvous.name}-{os.getpid()}")
+    rendezvous.parent.mkdir(parents=True, exist_ok=True)
+    aside.write_text(json.dumps({"host": host, "port": store.port}))
+    aside.replace(rendezvous)
+    return store
+
+
+def _find(rendezvous: Path, *, rank: int, size: int, deadline: float) -> TCPStore:
+    """Return a connection to rank 0's store. The file is read anew at each try: an old attempt may have left one."""
+    problem = "the file never appeared"
+    while time.monotonic() < deadline:
+        try:
+            address = json.loads(rendezvous.read_text())
+            here = address["host"] == socket.gethostname()
+            return TCPStore(
+                "localhost" if here else address["host"],
+                address["port"],
+                size,
+                is_master=False,
+                timeout=timedelta(seconds=min(10.0, max(0.2, deadline - time.monotonic()))),
+                wait_for_workers=False,
+            )
+        except FileNotFoundError:
+            time.sleep(0.02)
+        except RuntimeError as error:
+            problem = f"{address['host']}:{address['port']} did not answer ({_first_line(error)})"
+    raise CommunicationError(
+        f"rank {rank} of {size}: could not reach rank 0 through {rendezvous}: {problem}; "
+        "see whether rank 0 started, and whether this path is on storage that both share"
+    )
+
+
+def _exchange_places(
+    store: TCPStore, *, rank: int, size: int, device: torch.device
+) -> list[dict[str, str]]:
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    store.set(f"place/{rank}", json.dumps({"host": socket.gethostname(), "gpu": gpu}))
+    return [json.loads(store.get(f"place/{other}")) for other in range(size)]
+
+
+def _loopback() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return "lo" if "lo" in names else "lo0"
+
+
+@contextmanager
+def _named_failure(what: str) -> Iterator[None]:
+    """Give torch's many network errors, which are plain RuntimeErrors at worst, one name."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommunicationError(f"{what} between ranks failed: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

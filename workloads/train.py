@@ -1,0 +1,401 @@
+"""Train and evaluate one trial: `run(job, reporter)`, the loop, readable top to bottom.
+
+What makes a resumed run equal the undisturbed one: batches are a pure function of (seed, step), random draws are
+seeded by (seed, step, rank), and a checkpoint holds everything else that one step hands to the next: weights and
+buffers, optimizer state, what divergence detection remembers, and the seconds spent.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from workloads import checkpoint, device, ranks
+from workloads.data.corpus import Corpus
+from workloads.divergence import Watch
+from workloads.evaluate import evaluate
+from workloads.layers.initialise import initialise
+from workloads.loss import summed_cross_entropy
+from workloads.optim import Optimizer
+from workloads.ports import Interrupted, Reporter
+from workloads.schedule import evaluation_steps, learning_rate
+from workloads.train_config import TrainConfig
+
+LOG = logging.getLogger(__name__)
+_MOST_OFTEN = 10
+"""Pause between checkpoints over the time it took to write the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rank's share of one trial. The first four fields decide the result, the rest where and how it is made."""
+
+    data: Mapping[str, Any]
+    """`source` and the fields of that source's Config."""
+    model: Mapping[str, Any]
+    """`architecture` and the fields of that architecture's Config."""
+    train: Mapping[str, Any]
+    """Fields of TrainConfig."""
+    seed: int
+    """Seeds the initial weights and the order of the data."""
+    checkpoints: Path
+    """Folder of this trial's checkpoints, shared by its ranks and attempts."""
+    cache: Path
+    """Folder where data sources keep what they prepared, shared by all trials."""
+    log_every_steps: int = 10
+    evaluations: int = 4
+    """Evaluations over the run, evenly spaced, the last one after the last step."""
+    checkpoint_every_s: float = 30.0
+    """At least this long between checkpoints, longer where writing one would take over a tenth of the time. 0: one
+    after every step, whatever it costs."""
+    micro_batch_tokens: int | None = None
+    """Tokens per forward pass and rank, at least seq_len. None: the rank's whole share at once on a GPU, as many as
+    keep the logits in reusable memory on a CPU (`device.MAX_CPU_LOGITS`)."""
+    n_threads: int = 1
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    rank: int = 0
+    world_size: int = 1
+    rendezvous: Path | None = None
+    """File through which several ranks find each other; on storage that they share."""
+
+
+def run(
+    job: Job, reporter: Reporter, *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Train from the last checkpoint, or from the start, to the last step; return the last metrics.
+
+    Of other ranks than 0 the reporter hears the progress only. Called again after it returned, it returns the same metrics at once.
+
+    Raises:
+        Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
+        Diverged: The loss or a gradient is not finite, or the loss exploded (`workloads/divergence.py`).
+        ranks.CommunicationError: The ranks did not find, or lost, each other.
+        ValueError: A section of the job is wrong.
+    """
+    config = TrainConfig(**job.train)
+    source = _section("workloads.data.sources", "source", job.data)
+    architecture = _section("workloads.architectures", "architecture", job.model)
+    here = device.pick(job.device, rank=job.rank)
+    bf16 = device.uses_bf16(config.precision, here)
+    autocast = partial(device.autocast, bf16=bf16, device=here)
+    rows_at_once = _rows_at_once(job, config, vocab_size=source.vocab_size, here=here)
+    steps, evaluate_at = config.steps, evaluation_steps(config.steps, job.evaluations)
+    spent = Stopwatch(clock=clock)
+
+    with device.numerics(here, n_threads=job.n_threads, bf16=bf16), _join(job, here) as world:
+        if not world.leads:
+            reporter = _Follower(reporter)
+        saved = world.agree(str(checkpoint.latest(job.checkpoints) or "") if world.leads else None)
+        state: dict[str, Any] = checkpoint.load(Path(saved)) if saved else {"step": 0}
+        if "metrics" in state:
+            return dict(state["metrics"])
+
+        reporter.progress(state["step"], steps, "data", {})
+        with spent.on("data"):
+            corpus: Corpus = source.prepare(job.cache, LOG.info)
+        with here:
+            model: nn.Module = architecture.build(corpus.vocab_size)
+        initialise(model, job.seed)
+        model.train()
+        total_params = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        optimizer = Optimizer(model, config, param_group=architecture.param_group)
+        watch = Watch()
+        if saved:
+            _put_weights(model, state["weights"])
+            optimizer.adamw.load_state_dict(state["optimizer"])
+            watch = Watch(**state["watch"])
+            spent.seconds.update(state["seconds"])
+        first = state["step"] + 1
+
+        meter = Meter(spent, tokens=(first - 1) * config.batch_tokens)
+        saved_at, pause_s = clock(), job.checkpoint_every_s
+        unread: list[dict[str, Tensor]] = []
+        metrics: dict[str, float] = {}
+        stop = False
+
+        for step in range(first, steps + 1):
+            stop = stop or reporter.should_stop()
+            with spent.on("data"):
+                windows = _windows(corpus, config, job, step=step, world=world, here=here)
+            with spent.on("train"):
+                device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
+                loss = _accumulate_gradients(
+                    model,
+                    windows,
+                    batch_tokens=config.batch_tokens,
+                    rows=rows_at_once,
+                    autocast=autocast,
+                )
+                asked = loss.new_full((), float(stop))
+                world.sum_(
+                    [loss, asked, *(p.grad for p in model.parameters() if p.grad is not None)]
+                )
+                norms = optimizer.clip()
+                optimizer.step(learning_rate(step, config))
+                unread.append({"loss": loss, "asked": asked, **norms})
+            meter.count(config.batch_tokens)
+
+            # Reading a number drains a GPU's queue, so there it happens at some steps only, the same ones on every
+            # rank, and whatever depends on a number happens at these steps too.
+            log_now = step % job.log_every_steps == 0 or step == steps
+            evaluate_now = step in evaluate_at
+            asked_alone = stop and world.size == 1
+            if not (here.type == "cpu" or log_now or evaluate_now or asked_alone):
+                reporter.progress(step, steps, "train", meter.shown)
+                continue
+            with spent.on("train"):
+                rows = _read(unread)
+            for earlier, seen in enumerate(rows, start=step - len(rows) + 1):
+                lr = learning_rate(earlier, config)
+                stop |= seen.pop("asked") > 0
+                watch.observe(earlier, lr=lr, **seen)
+            meter.shown = {"loss": seen["loss"], "tokens_per_s": meter.rate()}
+            reporter.progress(step, steps, "train", meter.shown)
+
+            metrics = {}
+            if log_now:
+                metrics |= {f"train/{name}": value for name, value in seen.items()}
+                metrics |= {"train/lr": lr, "train/tokens": float(meter.tokens)}
+                metrics |= {"train/tokens_per_s": meter.lap()}
+            if evaluate_now:
+                with spent.on("evaluate"):
+                    metrics |= _statistics(model)
+                    metrics |= evaluate(
+                        model,
+                        corpus,
+                        seq_len=config.seq_len,
+                        total_params=total_params,
+                        world=world,
+                        device=here,
+                        autocast=autocast,
+                        progress=partial(reporter.progress, step, steps, "evaluate", meter.shown),
+                    )
+            if metrics:
+                metrics |= {f"time/{name}_s": seconds for name, seconds in spent.seconds.items()}
+                reporter.metrics(step, metrics)
+
+            now = clock()
+            due = now - saved_at >= pause_s
+            if world.leads and step < steps and (stop or due):
+                reporter.progress(step, steps, "checkpoint", meter.shown)
+                state = {
+                    "step": step,
+                    "weights": _weights(model),
+                    "optimizer": optimizer.adamw.state_dict(),
+                    "watch": asdict(watch),
+                    "seconds": dict(spent.seconds),
+                }
+                reporter.checkpoint(step, checkpoint.save(job.checkpoints, step, state))
+                saved_at = clock()
+                pause_s = job.checkpoint_every_s and max(
+                    job.checkpoint_every_s, _MOST_OFTEN * (saved_at - now)
+                )
+            if stop and step < steps:
+                world.wait()
+                raise Interrupted(step)
+
+        if world.leads:
+            reporter.progress(steps, steps, "checkpoint", meter.shown)
+            state = {"step": steps, "weights": _weights(model), "metrics": metrics}
+            reporter.checkpoint(steps, checkpoint.save_final(job.checkpoints, state))
+        world.wait()
+        return metrics
+
+
+@dataclass(kw_only=True)
+class Stopwatch:
+    """Seconds per activity, over all attempts of what was kept."""
+
+    clock: Callable[[], float]
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.0, "evaluate": 0.0, "data": 0.0}
+    )
+
+    @contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Add the seconds of the block to `activity`."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.seconds[activity] += self.clock() - start
+
+
+class Meter:
+    """Tokens seen, and how fast: evaluation and checkpoints do not count as time."""
+
+    def __init__(self, spent: Stopwatch, *, tokens: int) -> None:
+        """Start at `tokens`, which earlier attempts have seen."""
+        self.tokens = tokens
+        self.shown: dict[str, float] = {}
+        """Loss and rate as last read, for the progress display."""
+        self._spent = spent
+        self._mark = (tokens, self._busy_s())
+
+    def count(self, tokens: int) -> None:
+        """Add a step's tokens."""
+        self.tokens += tokens
+
+    def rate(self) -> float:
+        """Return tokens per second since the last lap."""
+        tokens, busy_s = self.tokens - self._mark[0], self._busy_s() - self._mark[1]
+        return tokens / busy_s if busy_s > 0 else 0.0
+
+    def lap(self) -> float:
+        """Return the rate and start a new lap."""
+        rate = self.rate()
+        self._mark = (self.tokens, self._busy_s())
+        return rate
+
+    def _busy_s(self) -> float:
+        return self._spent.seconds["train"] + self._spent.seconds["data"]
+
+
+class _Follower:
+    """The reporter of every rank but the first: it only says how far the rank is."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.progress = reporter.progress
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        pass
+
+    def should_stop(self) -> bool:
+        return False
+
+
+def _section(package: str, key: str, section: Mapping[str, Any]) -> Any:
+    """Return the Config that a section of a sweep file describes. JSON's lists are the tuples they were."""
+    config = import_module(f"{package}.{section[key]}").Config
+    fields = {name: value for name, value in section.items() if name != key}
+    return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def _join(job: Job, here: torch.device) -> AbstractContextManager[ranks.World]:
+    if job.world_size > 1 and job.rendezvous is None:
+        raise ValueError(f"rendezvous: {job.world_size} ranks need a file to meet at, got None")
+    return ranks.join(
+        rank=job.rank, size=job.world_size, device=here, rendezvous=job.rendezvous or Path()
+    )
+
+
+def _windows(
+    corpus: Corpus,
+    config: TrainConfig,
+    job: Job,
+    *,
+    step: int,
+    world: ranks.World,
+    here: torch.device,
+) -> Int64[Tensor, "sequences seq_len+1"]:
+    """Return this rank's slice of the global batch of `step`."""
+    share = world.share(config.sequences_per_step)
+    if not share:
+        raise ValueError(
+            f"train.batch_tokens holds {config.sequences_per_step} sequences for {world.size} ranks; "
+            "use fewer ranks or a larger batch"
+        )
+    start = (step - 1) * config.sequences_per_step
+    indices = np.arange(start + share.start, start + share.stop, dtype=np.int64)
+    windows = torch.from_numpy(corpus.windows(indices, seq_len=config.seq_len, seed=job.seed))
+    if here.type == "cuda":
+        # From ordinary memory the copy would wait for the step before.
+        windows = windows.pin_memory()
+    return windows.to(here, non_blocking=True)
+
+
+def _rows_at_once(job: Job, config: TrainConfig, *, vocab_size: int, here: torch.device) -> int:
+    """Return sequences per forward pass."""
+    if job.micro_batch_tokens is None:
+        if here.type == "cpu":
+            return max(1, device.MAX_CPU_LOGITS // (config.seq_len * vocab_size))
+        return config.sequences_per_step
+    if job.micro_batch_tokens < config.seq_len:
+        raise ValueError(
+            f"micro_batch_tokens must be at least one sequence ({config.seq_len}), got {job.micro_batch_tokens}"
+        )
+    return job.micro_batch_tokens // config.seq_len
+
+
+def _accumulate_gradients(
+    model: nn.Module,
+    windows: Int64[Tensor, "sequences seq_len+1"],
+    *,
+    batch_tokens: int,
+    rows: int,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> Tensor:
+    """Add the gradient of this rank's part of the loss, at most `rows` sequences at a time; return that part.
+
+    The loss is the mean over the global batch of `batch_tokens` targets, so the parts of all micro batches and
+    ranks add up to it, whatever their sizes.
+    """
+    parts = windows.tensor_split(-(-len(windows) // rows))
+    total = torch.zeros((), device=windows.device)
+    for part in parts:
+        with autocast():
+            logits = model(part[:, :-1])
+        nll = summed_cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
+        loss = nll / batch_tokens
+        torch.autograd.backward(loss)
+        total += loss.detach()
+    return total
+
+
+def _read(unread: list[dict[str, Tensor]]) -> list[dict[str, float]]:
+    """Return the numbers of the steps since the last call, oldest first, in one transfer; empty the list."""
+    names = list(unread[0])
+    values = torch.stack([tensor for row in unread for tensor in row.values()]).tolist()
+    unread.clear()
+    return [
+        dict(zip(names, values[i : i + len(names)], strict=True))
+        for i in range(0, len(values), len(names))
+    ]
+
+
+def _statistics(model: nn.Module) -> dict[str, float]:
+    """Return what the model says about its own steps since the last call (of rank 0's share), if it says anything."""
+    statistics: Callable[[], dict[str, float]] | None = getattr(model, "statistics", None)
+    return statistics() if statistics is not None else {}
+
+
+def _draws_of(seed: int, *, step: int, rank: int) -> int:
+    """Return the seed of whatever a model draws on this rank in this step."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and all buffers by name, those that a state dict leaves out too."""
+    return {name: tensor.detach() for name, tensor in _named_tensors(model)}
+
+
+def _put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    named = dict(_named_tensors(model))
+    if named.keys() != weights.keys():
+        names = ", ".join(sorted(named.keys() ^ weights.keys()))
+        raise ValueError(
+            f"checkpoint and model differ in {names}; the architecture's code changed since: "
+            "delete the trial's checkpoints to train it anew"
+        )
+    with torch.no_grad():
+        for name, tensor in named.items():
+            tensor.copy_(weights[name])
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
