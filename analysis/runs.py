@@ -105,6 +105,7 @@ def _read_tracker(uri: str, sweep: str | None) -> Reading:
             f"{uri}: no such database; submit a sweep, or give the runs folder instead"
         )
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 

@@ -37,17 +37,35 @@ class BrowserError(Exception):
     """The browser could not do it."""
 
 
+class MissingBrowserError(BrowserError):
+    """There is no browser on this machine."""
+
+
+UNFOLD = "document.querySelector('.ag-row [col-id=\"attributes.`Run Name`\"] button').click()"
+"""Opens the first submission of the runs table."""
+NO_ASSISTANT = """
+localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+"""
+"""Keeps MLflow's chat panel, which opens by itself on a first visit, out of the picture."""
+
+
 class Browser:
     """A headless Chromium, spoken to in WebDriver's protocol (https://www.w3.org/TR/webdriver2/)."""
 
     def __init__(self, address: str, session: str) -> None:
         """Attach to a session; `browser` makes one."""
         self._base = f"{address}/session/{session}"
+        self._prepared = False
 
     def open(self, url: str) -> None:
         """Load a page. A change after `#` alone would not reload, so an empty page comes between."""
         request("POST", f"{self._base}/url", {"url": "about:blank"})
         request("POST", f"{self._base}/url", {"url": url})
+        if not self._prepared:
+            self._prepared = True
+            self.run(NO_ASSISTANT)
+            self.open(url)
 
     def run(self, script: str) -> Any:
         """Return what a JavaScript function body returns."""
@@ -86,14 +104,15 @@ def browser(*, width: int = 1680, height: int = 1000, timeout_s: float = 60.0) -
     """Start Chromium for the body, with an empty profile.
 
     Raises:
-        BrowserError: If chromium or chromedriver is missing or does not start.
+        MissingBrowserError: If there is no chromium or chromedriver.
+        BrowserError: If it does not start.
     """
     driver, chromium = (
         shutil.which("chromedriver"),
         shutil.which("chromium") or shutil.which("chromium-browser"),
     )
     if driver is None or chromium is None:
-        raise BrowserError(
+        raise MissingBrowserError(
             "chromium and chromedriver are needed; on Debian: apt-get install chromium chromium-driver"
         )
     port = _free_port()
@@ -169,6 +188,9 @@ def main() -> None:
         "--wait-for", action="append", default=[], help="words that must be on the page; repeatable"
     )
     parser.add_argument(
+        "--unfold", action="store_true", help="open the first submission of the runs table"
+    )
+    parser.add_argument(
         "--after", type=float, default=3.0, help="seconds after that, for charts to be drawn"
     )
     parser.add_argument("--size", default="1680x1000", help="of the window")
@@ -178,6 +200,8 @@ def main() -> None:
         with browser(width=width, height=height) as page:
             page.open(arguments.url)
             page.wait_for(arguments.wait_for)
+            if arguments.unfold:
+                page.run(UNFOLD)
             time.sleep(arguments.after)
             page.screenshot(arguments.out)
     except BrowserError as error:

@@ -50,7 +50,9 @@ def train_config() -> Any:
 
 def _names(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
-    return sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_"))
+    return sorted(
+        module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")
+    )
 
 
 def build_config(cls: Any, fields: Any) -> Any:
@@ -62,7 +64,9 @@ def build_config(cls: Any, fields: Any) -> Any:
     known = {field.name for field in dataclasses.fields(cls)}
     unknown = sorted(set(fields) - known)
     if unknown:
-        raise ValueError(f"{cls.__module__}: no field {', '.join(unknown)}; this trial was made by another version")
+        raise ValueError(
+            f"{cls.__module__}: no field {', '.join(unknown)}; this trial was made by another version"
+        )
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
     try:
         return cls(**values)

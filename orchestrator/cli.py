@@ -32,11 +32,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SweepFile = Annotated[
-    Path, typer.Argument(help="Sweep file, or the name of a bundled one (quickstart).", metavar="SWEEP.yaml")
+    Path,
+    typer.Argument(
+        help="Sweep file, or the name of a bundled one (quickstart).", metavar="SWEEP.yaml"
+    ),
 ]
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", metavar="SWEEP")]
 Runs = Annotated[
-    Path, typer.Option("--runs", envvar="MEMSCALE_RUNS", help="Folder that holds the sweeps' trial directories.")
+    Path,
+    typer.Option(
+        "--runs", envvar="MEMSCALE_RUNS", help="Folder that holds the sweeps' trial directories."
+    ),
 ]
 TrackingUri = Annotated[
     str | None,
@@ -69,8 +75,15 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
 def plan(
     sweep_file: SweepFile,
     runs: Runs = Path("runs"),
-    slots: Annotated[int | None, typer.Option(help="Trials at a time, for the predicted time. Default: cores / cores per trial.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print every number of every trial as JSON.")] = False,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials at a time, for the predicted time. Default: cores / cores per trial."
+        ),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print every number of every trial as JSON.")
+    ] = False,
 ) -> None:
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
     from orchestrator import display
@@ -84,36 +97,62 @@ def plan(
     _console().print(display.plan_tables(priced, slots=slots or _slots(priced)))
 
 
-@app.command(epilog="Examples: memscale submit sweeps/quickstart.yaml  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process")
+@app.command(
+    epilog="Examples: memscale submit sweeps/quickstart.yaml  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process"
+)
 @reports_errors
 def submit(
     sweep_file: SweepFile,
     runs: Runs = Path("runs"),
     tracking_uri: TrackingUri = None,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`.")] = False,
-    launcher: Annotated[str, typer.Option(help="ray: embedded Ray. process: plain processes. debug: in this process, one by one.")] = "ray",
-    cpus: Annotated[int | None, typer.Option(help="Cores to use. Default: all this process may use.", min=1)] = None,
-    gpus: Annotated[int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)] = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`."),
+    ] = False,
+    launcher: Annotated[
+        str,
+        typer.Option(
+            help="ray: embedded Ray. process: plain processes. debug: in this process, one by one."
+        ),
+    ] = "ray",
+    cpus: Annotated[
+        int | None, typer.Option(help="Cores to use. Default: all this process may use.", min=1)
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
     from orchestrator import display, submission
 
     if launcher not in submission.LAUNCHERS:
-        raise typer.BadParameter(f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}")
+        raise typer.BadParameter(
+            f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
+        )
     priced = _plan(sweep_file, runs)
     console = _console()
     todo = [t for t in priced.trials if t.to_train]
     if detach and todo:
         log = submission.detach(sys.argv, runs / priced.sweep.name)
-        console.print(f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log}).")
-        console.print(f"Watch:  memscale status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   memscale cancel {priced.sweep.name}{_runs_option(runs)}")
+        console.print(
+            f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
+        )
+        console.print(
+            f"Watch:  memscale status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   memscale cancel {priced.sweep.name}{_runs_option(runs)}"
+        )
         return
     console.print(
         f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, {len(priced.trials) - len(todo)} already done."
     )
     request = submission.Submission(
-        plan=priced, runs=runs, tracking_uri=tracking_uri, launcher=launcher, cpus=cpus, gpus=gpus, argv=tuple(sys.argv)
+        plan=priced,
+        runs=runs,
+        tracking_uri=tracking_uri,
+        launcher=launcher,
+        cpus=cpus,
+        gpus=gpus,
+        argv=tuple(sys.argv),
     )
     with display.LiveSweep(console, quiet=quiet) as live:
         outcome = request.run(live.update)
@@ -126,22 +165,25 @@ def submit(
 def status(
     sweep: SweepName,
     runs: Runs = Path("runs"),
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
     import time
 
-    from orchestrator import controller, display
+    from orchestrator import display
+    from orchestrator.status import status_from_disk
 
     disk = _sweep(runs, sweep)
     console = _console()
     if not watch:
-        console.print(display.status_table(controller.status_from_disk(disk)))
+        console.print(display.status_table(status_from_disk(disk)))
         return
     with display.LiveSweep(console) as live:
         try:
             while True:
-                now = controller.status_from_disk(disk)
+                now = status_from_disk(disk)
                 live.update(now)
                 if not now.controller_alive:
                     break
@@ -150,12 +192,16 @@ def status(
             pass
 
 
-@app.command(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")
+@app.command(
+    epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f"
+)
 @reports_errors
 def logs(
     trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
     runs: Runs = Path("runs"),
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")
+    ] = False,
     attempt: Annotated[int | None, typer.Option(help="Which attempt. Default: the last.")] = None,
 ) -> None:
     """Print what a trial wrote: its log, and the reason if it failed."""
@@ -166,11 +212,16 @@ def logs(
         sys.stdout.flush()
 
 
-@app.command(epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c")
+@app.command(
+    epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c"
+)
 @reports_errors
 def cancel(
     sweep: SweepName,
-    trials: Annotated[list[str] | None, typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep.")] = None,
+    trials: Annotated[
+        list[str] | None,
+        typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
+    ] = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
@@ -179,7 +230,11 @@ def cancel(
     disk = _sweep(runs, sweep)
     chosen = [_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
     asked = submission.cancel(disk, chosen, whole_sweep=not trials)
-    typer.echo(f"Asked {len(asked)} unfinished trials of {sweep} to stop." if asked else f"Nothing of {sweep} is unfinished.")
+    typer.echo(
+        f"Asked {len(asked)} unfinished trials of {sweep} to stop."
+        if asked
+        else f"Nothing of {sweep} is unfinished."
+    )
 
 
 @app.command(epilog="Example: memscale fit quickstart")
@@ -187,7 +242,6 @@ def cancel(
 def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.tables import tables
-
     from orchestrator import display
 
     runs_table, fits = _fits(sweep, runs, tracking_uri)
@@ -200,12 +254,13 @@ def report(
     sweep: SweepName,
     runs: Runs = Path("runs"),
     tracking_uri: TrackingUri = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")
+    ] = None,
 ) -> None:
     """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
     from analysis.report import figure_paths, write_report
     from analysis.tables import tables
-
     from orchestrator import display
 
     folder = out or runs / sweep / "report"
@@ -213,17 +268,25 @@ def report(
     page = write_report(runs_table, fits, folder)
     console = _console()
     console.print(display.printed(tables(runs_table, fits)))
-    console.print(display.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=_runs_option(runs)))
+    console.print(
+        display.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=_runs_option(runs))
+    )
 
 
 @app.command(epilog="Example: memscale ui")
 @reports_errors
 def ui(
-    sweep: Annotated[str | None, typer.Argument(help="Sweep to open. Default: the newest.", metavar="[SWEEP]")] = None,
+    sweep: Annotated[
+        str | None, typer.Argument(help="Sweep to open. Default: the newest.", metavar="[SWEEP]")
+    ] = None,
     runs: Runs = Path("runs"),
     tracking_uri: TrackingUri = None,
-    port: Annotated[int, typer.Option(help="Port on the loopback interface; the next free one is taken.")] = 5000,
-    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback lets others in.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="Port on the loopback interface; the next free one is taken.")
+    ] = 5000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Anything but loopback lets others in.")
+    ] = "127.0.0.1",
 ) -> None:
     """Open the MLflow page with the runs in it. Ctrl-C ends it."""
     from orchestrator import ui as page
@@ -240,14 +303,20 @@ def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri 
     with shipping(_sweep(runs, sweep), tracking_uri) as shipper:
         pass
     if shipper.unshipped_points or shipper.problem:
-        typer.echo(f"{shipper.unshipped_points:,} points are not in the tracker yet: {shipper.problem}. Run this again when it answers.", err=True)
+        typer.echo(
+            f"{shipper.unshipped_points:,} points are not in the tracker yet: {shipper.problem}. Run this again when it answers.",
+            err=True,
+        )
         raise typer.Exit(1)
     typer.echo(f"The tracker has every point of {sweep}.")
 
 
 @app.command(epilog="Example: memscale doctor")
 @reports_errors
-def doctor(runs: Runs = Path("runs"), port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000) -> None:
+def doctor(
+    runs: Runs = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,
+) -> None:
     """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
     from orchestrator import display
     from orchestrator.doctor import Verdict, examine
@@ -279,21 +348,26 @@ def _plan(sweep_file: Path, runs: Path) -> Any:
     from orchestrator.trial_dir import sweep_dir
 
     sweep = load_sweep(sweep_file)
-    return planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
+    priced = planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
+    planning.check_data(priced)
+    return priced
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
     """Load and fit: from the trial directories, or from a tracker when one is named."""
     import analysis
-
     from orchestrator.errors import StoreError
 
     if tracking_uri is None:
         _sweep(runs, sweep)
     table = analysis.load(tracking_uri or runs, sweep=sweep)
     if not len(table.table):
-        why = "; ".join(f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples())
-        raise StoreError(f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; see `memscale status {sweep}`")
+        why = "; ".join(
+            f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
+        )
+        raise StoreError(
+            f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; see `memscale status {sweep}`"
+        )
     return table, analysis.fit_sweep(table)
 
 
@@ -337,7 +411,9 @@ def _sweep(runs: Path, name: str) -> "SweepDir":
     disk = sweep_dir(runs, name)
     if not (disk.path / "trials").is_dir():
         known = sorted(p.parent.name for p in runs.glob("*/trials")) if runs.is_dir() else []
-        there = f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
+        there = (
+            f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
+        )
         raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
     return disk
 
@@ -352,9 +428,13 @@ def _trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "Tria
     if len(exact) == 1 or len(found) == 1:
         return (exact or found)[0]
     if not found:
-        raise StoreError(f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids")
+        raise StoreError(
+            f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
+        )
     some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
-    raise StoreError(f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id")
+    raise StoreError(
+        f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id"
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ start, tell.
 
 import logging
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,14 @@ from typing import Any
 from orchestrator.ending import Ended, judge
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
+from orchestrator.pace import Pace, time_left_s
 from orchestrator.processes import ProcessId
+from orchestrator.rank import TRAIN, registered
 from orchestrator.records import Outcome, Resources, TrialSpec, TrialState
 from orchestrator.retry import Action, Past, decide, resources_for
 from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
 from orchestrator.status import SweepStatus, TrialStatus, status_from_disk, steps_of, trial_status
 from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
-from orchestrator.worker import TRAIN, registered
 
 __all__ = ["Controller", "SweepStatus", "TrialStatus", "status_from_disk"]
 
@@ -60,6 +60,7 @@ class _Trial:
     attempt: _Attempt | None = None
     finished: bool = False
     not_before: float = 0.0
+    why_not_before: str = ""
     why_next: str = "first attempt"
     wait: str = "its controller is starting"
 
@@ -99,7 +100,7 @@ class Controller:
         self._order = {trial_id: i for i, trial_id in enumerate(trial_ids)}
         self._launcher = launcher
         self._cache = cache
-        self._predicted_s = dict(predicted_s or {})
+        self._pace = Pace(predicted_s or {})
         self._job = job
         self._clock = clock
         self._sleep = sleep
@@ -108,8 +109,6 @@ class Controller:
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
         self._impossible: frozenset[str] = frozenset()
-        self._slowness: list[float] = []
-        """Measured over predicted seconds of what has been seen to run."""
         self._stops = 0
         self._told_at = 0.0
         self._looked_at = 0.0
@@ -187,14 +186,20 @@ class Controller:
                 if end is not None:
                     self._remember(trial, attempt, Outcome(end["outcome"]))
                     trial.why_next = _why(end, again=_submission_of(attempt) != self._submission)
-                    trial.finished = bool(end["final"]) and _submission_of(attempt) == self._submission
+                    trial.finished = (
+                        bool(end["final"]) and _submission_of(attempt) == self._submission
+                    )
             if self._cancelled(trial):
                 trial.finished = True
 
     def _remember(self, trial: _Trial, attempt: AttemptDir, outcome: Outcome) -> None:
         reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
         trial.past.append(
-            Past(outcome=outcome, progressed=reached > trial.best_step, submission=_submission_of(attempt))
+            Past(
+                outcome=outcome,
+                progressed=reached > trial.best_step,
+                submission=_submission_of(attempt),
+            )
         )
         trial.best_step = max(trial.best_step, reached)
 
@@ -211,10 +216,17 @@ class Controller:
         for folder, attempt in open_attempts:
             left = self._launcher.end_orphans(registered(attempt))
             for process in left:
-                LOG.warning("trial %s: rank %d on %s could not be ended", folder.trial_id, process.pid, process.host)
+                LOG.warning(
+                    "trial %s: rank %d on %s could not be ended",
+                    folder.trial_id,
+                    process.pid,
+                    process.host,
+                )
             # The rank may have finished between the end of its controller and its own.
             trial = self._trials.get(folder.trial_id) or _Trial(folder=folder, spec=folder.spec())
-            self._close(trial, attempt, Ended(trial_id=folder.trial_id, attempt=attempt.number), asked=None)
+            self._close(
+                trial, attempt, Ended(trial_id=folder.trial_id, attempt=attempt.number), asked=None
+            )
 
     # -- endings -----------------------------------------------------------------------------------------------
 
@@ -225,17 +237,23 @@ class Controller:
             return
         trial.attempt = None
         if trial.folder.result() is not None and ended.attempt == 1:
-            self._slowness.append((self._clock() - attempt.started_at) / max(1e-3, attempt.predicted_s))
+            self._pace.saw(trial.spec, self._clock() - attempt.started_at)
         self._close(trial, attempt.folder, ended, asked=attempt.asked)
 
-    def _close(self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None) -> None:
+    def _close(
+        self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
+    ) -> None:
         """Write end.json and decide what follows."""
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
         self._remember(trial, attempt, ending.outcome)
         decision = decide(trial.past, trial.spec.retries)
         now = self._clock()
-        reason = ending.reason if ending.outcome is Outcome.DONE else f"{ending.reason} ({decision.reason})"
+        reason = (
+            ending.reason
+            if ending.outcome is Outcome.DONE
+            else f"{ending.reason} ({decision.reason})"
+        )
         end = {
             "outcome": ending.outcome.value,
             "reason": reason,
@@ -246,9 +264,15 @@ class Controller:
         write_json(attempt.path / "end.json", end)
         trial.finished = decision.action is Action.STOP or self._cancelled(trial)
         trial.not_before = now + decision.delay_s
-        trial.why_next = _why(end, again=False)
+        trial.why_next = trial.why_not_before = _why(end, again=False)
         trial.wait = f"{ending.outcome.value}: {reason}"
-        LOG.info("trial %s, attempt %d: %s: %s", trial.folder.trial_id, attempt.number, ending.outcome.value, reason)
+        LOG.info(
+            "trial %s, attempt %d: %s: %s",
+            trial.folder.trial_id,
+            attempt.number,
+            ending.outcome.value,
+            reason,
+        )
 
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
@@ -336,7 +360,7 @@ class Controller:
                 demand=_demand(self._resources(trial, nodes)),
                 predicted_s=self._predicted_left_s(trial),
                 not_before=trial.not_before,
-                why_not_before=trial.why_next,
+                why_not_before=trial.why_not_before,
                 order=self._order[trial.folder.trial_id],
             )
             for trial in self._waiting()
@@ -388,7 +412,11 @@ class Controller:
             job=self._job,
         )
         trial.attempt = _Attempt(
-            folder=folder, launch=launch, started_at=now, predicted_s=self._predicted_left_s(trial), gpu_ids=placement.gpus
+            folder=folder,
+            launch=launch,
+            started_at=now,
+            predicted_s=self._predicted_left_s(trial),
+            gpu_ids=placement.gpus,
         )
         trial.wait = ""
         try:
@@ -396,44 +424,24 @@ class Controller:
         except NotPlaced as problem:
             trial.attempt = None
             shutil.rmtree(folder.path)
-            trial.not_before, trial.why_next = self._clock() + REPLACE_S, trial.why_next
-            trial.wait = str(problem)
+            trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
             return False
         return True
 
     # -- predictions -------------------------------------------------------------------------------------------
 
     def _predicted_left_s(self, trial: _Trial) -> float:
-        """Predict the seconds that a waiting trial still needs."""
-        trial_id = trial.folder.trial_id
-        whole = self._predicted_s.get(trial_id)
-        if whole is None:
-            # Only the order matters without a prediction: by FLOPs, else by tokens.
-            flops = trial.spec.accounting.get("training_flops", 1e6 * float(trial.spec.train["tokens"]))
-            whole = flops / 1e10
-        slowness = statistics.median(self._slowness) if self._slowness else 1.0
-        return whole * slowness * (1.0 - min(1.0, trial.best_step / steps_of(trial.spec)))
+        return self._pace.seconds(trial.spec, done=trial.best_step / steps_of(trial.spec))
 
     def _predicted_end(self, trial: _Trial, attempt: _Attempt, now: float) -> float:
-        status = self._trial_status(trial)
-        if status.eta_s is not None:
-            return now + status.eta_s
-        return attempt.started_at + attempt.predicted_s
+        eta_s = self._trial_status(trial).eta_s
+        return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
-    def _time_left_s(self, nodes: Sequence[Node], now: float) -> float | None:
-        """Predict when nothing is left: the longest trial, or all of them spread over the cluster, whichever is more."""
-        if not nodes:
-            return None
-        snapshot = self._snapshot(nodes, now)
-        left = [(max(0.0, r.predicted_end - now), r.demand) for r in snapshot.running]
-        left += [(w.predicted_s, w.demand) for w in snapshot.waiting if w.trial_id not in self._impossible]
-        if not left:
-            return 0.0
-        cpus, gpus = sum(node.cpus for node in nodes), sum(len(node.gpus) for node in nodes)
-        area = sum(seconds * demand.cpus for seconds, demand in left) / max(1, cpus)
-        if gpus:
-            area = max(area, sum(seconds * demand.gpus for seconds, demand in left) / gpus)
-        return max(area, max(seconds for seconds, _ in left))
+    def _time_left_s(self, now: float) -> float | None:
+        snapshot = self._snapshot(self._nodes, now)
+        work = [(max(0.0, r.predicted_end - now), r.demand) for r in snapshot.running]
+        possible = [w for w in snapshot.waiting if w.trial_id not in self._impossible]
+        return time_left_s(work + [(w.predicted_s, w.demand) for w in possible], self._nodes)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
@@ -459,7 +467,7 @@ class Controller:
             controller_alive=True,
             controller=f"pid {own.pid} on {own.host}",
             stopping=self._stops > 0,
-            time_left_s=self._time_left_s(self._nodes, now),
+            time_left_s=self._time_left_s(now),
             updated_at=now,
         )
 

@@ -44,12 +44,26 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new."""
     groups = by_configuration(plan.trials)
     used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
-    table = Table(title=f"{plan.sweep.name}: {len(plan.trials)} trials", title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=f"{plan.sweep.name}: {len(plan.trials)} trials",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     table.add_column("architecture", no_wrap=True)
     table.add_column("preset", no_wrap=True)
     for key in used:
         table.add_column(PARAMETER_GROUPS[key], justify="right")
-    for name in ("total", "active", "FLOPs/token", "training FLOPs", "tokens", "bytes/token", "peak memory", "each"):
+    for name in (
+        "total",
+        "active",
+        "FLOPs/token",
+        "training FLOPs",
+        "tokens",
+        "bytes/token",
+        "peak memory",
+        "each",
+    ):
         table.add_column(name, justify="right")
     table.add_column("trials")
     for group in groups[:rows]:
@@ -79,7 +93,9 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
         parts.append(Text(f"note: {warning}", style="yellow"))
     if plan.left_over:
         parts.append(
-            Text(f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone")
+            Text(
+                f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone"
+            )
         )
     return Group(*parts)
 
@@ -102,7 +118,9 @@ def _states(statuses: Iterable[str]) -> Text:
 
 def _reasons(trials: Sequence[PlannedTrial]) -> list[str]:
     """Return one line per distinct reason, the trials that share it counted."""
-    lines: Counter[tuple[str, str]] = Counter((t.status, t.why) for t in trials if t.status != "done")
+    lines: Counter[tuple[str, str]] = Counter(
+        (t.status, t.why) for t in trials if t.status != "done"
+    )
     shown = [f"{n:>4} {status}: {why}" for (status, why), n in list(lines.items())[:20]]
     if len(lines) > 20:
         shown.append(f"     … and {len(lines) - 20} more reasons")
@@ -116,7 +134,11 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
     seconds = plan.predicted_s(slots=slots)
     sources = sorted({t.forecast.source for t in todo})
-    how = {"measured": "from trials measured here", "scaled": "scaled from other trials measured here", "guess": "a guess; measured after the first run"}
+    how = {
+        "measured": "from trials measured here",
+        "scaled": "scaled from other trials measured here",
+        "guess": "a guess; measured after the first run",
+    }
     return Text(
         f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, about {units.duration(seconds)} with {slots} at a time"
         f" ({'; '.join(how[s] for s in sources)}).",
@@ -152,8 +174,18 @@ def status_table(status: SweepStatus, *, rows: int = 10_000) -> RenderableType:
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("left", justify="right", no_wrap=True)
     table.add_column("")
-    order = [TrialState.RUNNING, TrialState.FAILED, TrialState.WAITING, TrialState.CANCELLED, TrialState.DONE]
-    trials = sorted(status.trials, key=lambda t: order.index(t.state)) if len(status.trials) > rows else status.trials
+    order = [
+        TrialState.RUNNING,
+        TrialState.FAILED,
+        TrialState.WAITING,
+        TrialState.CANCELLED,
+        TrialState.DONE,
+    ]
+    trials = (
+        sorted(status.trials, key=lambda t: order.index(t.state))
+        if len(status.trials) > rows
+        else status.trials
+    )
     for trial in trials[:rows]:
         table.add_row(*_status_row(trial))
     parts: list[RenderableType] = [table]
@@ -164,10 +196,20 @@ def status_table(status: SweepStatus, *, rows: int = 10_000) -> RenderableType:
 
 
 def _status_row(trial: TrialStatus) -> tuple[RenderableType, ...]:
-    done = trial.step if trial.step is not None else (trial.steps if trial.state is TrialState.DONE else 0)
-    remark = trial.wait or (trial.reason if trial.state in (TrialState.FAILED, TrialState.CANCELLED) else "")
+    done = (
+        trial.step
+        if trial.step is not None
+        else (trial.steps if trial.state is TrialState.DONE else 0)
+    )
+    remark = trial.wait or (
+        trial.reason if trial.state in (TrialState.FAILED, TrialState.CANCELLED) else ""
+    )
     if trial.state is TrialState.RUNNING:
-        remark = {"data": "preparing data", "evaluate": "evaluating", "checkpoint": "checkpointing"}.get(trial.phase or "", "")
+        remark = {
+            "data": "preparing data",
+            "evaluate": "evaluating",
+            "checkpoint": "checkpointing",
+        }.get(trial.phase or "", "")
         if trial.attempt > 1:
             remark = f"attempt {trial.attempt} {remark}".strip()
     return (
@@ -178,9 +220,13 @@ def _status_row(trial: TrialStatus) -> tuple[RenderableType, ...]:
         ProgressBar(total=max(trial.steps, 1), completed=done, width=16),
         f"{done:,}/{trial.steps:,}",
         "" if trial.loss is None else f"{trial.loss:.3f}",
-        "" if trial.tokens_per_s is None or trial.state is not TrialState.RUNNING else units.count(trial.tokens_per_s),
+        ""
+        if trial.tokens_per_s is None or trial.state is not TrialState.RUNNING
+        else units.count(trial.tokens_per_s),
         "" if trial.eta_s is None else units.duration(trial.eta_s),
-        Text(remark, style="dim", overflow="ellipsis", no_wrap=trial.state is not TrialState.FAILED),
+        Text(
+            remark, style="dim", overflow="ellipsis", no_wrap=trial.state is not TrialState.FAILED
+        ),
     )
 
 
@@ -188,7 +234,13 @@ def totals_text(status: SweepStatus) -> Text:
     """Return one line: done, running, waiting, failed; tokens per second; time left."""
     text = Text(f"{status.sweep}: ")
     totals = status.totals
-    for state in (TrialState.DONE, TrialState.RUNNING, TrialState.WAITING, TrialState.FAILED, TrialState.CANCELLED):
+    for state in (
+        TrialState.DONE,
+        TrialState.RUNNING,
+        TrialState.WAITING,
+        TrialState.FAILED,
+        TrialState.CANCELLED,
+    ):
         if totals[state] or state in (TrialState.DONE, TrialState.RUNNING, TrialState.WAITING):
             text.append(f"{totals[state]} {state.value}  ", style=STATUS_STYLE.get(state.value, ""))
     rate = sum(t.tokens_per_s or 0.0 for t in status.trials if t.state is TrialState.RUNNING)
@@ -197,7 +249,9 @@ def totals_text(status: SweepStatus) -> Text:
     if status.time_left_s is not None and not status.complete:
         text.append(f"about {units.duration(status.time_left_s)} left", style="bold")
     if status.stopping:
-        text.append("  stopping: waiting for checkpoints (Ctrl-C again ends it at once)", style="yellow")
+        text.append(
+            "  stopping: waiting for checkpoints (Ctrl-C again ends it at once)", style="yellow"
+        )
     elif not status.controller_alive and not status.complete:
         text.append("  nothing is running it; submit it again to go on", style="dim")
     return text
@@ -209,7 +263,11 @@ class LiveSweep:
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         """Draw on `console`; `quiet` leaves only a line now and then."""
         self._console = console
-        self._live = None if quiet or not console.is_terminal else Live(console=console, refresh_per_second=4, transient=True)
+        self._live = (
+            None
+            if quiet or not console.is_terminal
+            else Live(console=console, refresh_per_second=4, transient=True)
+        )
         self._told: tuple[int, ...] = ()
         self._told_at = 0.0
 
@@ -218,7 +276,12 @@ class LiveSweep:
             self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live:
             self._live.__exit__(kind, error, trace)
 
@@ -227,7 +290,9 @@ class LiveSweep:
         if self._live:
             self._live.update(status_table(status, rows=MOST_ROWS))
             return
-        ended = tuple(status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED))
+        ended = tuple(
+            status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
+        )
         now = time.monotonic()
         if ended != self._told or now - self._told_at >= QUIET_EVERY_S:
             self._told, self._told_at = ended, now
@@ -253,7 +318,12 @@ def outcome_text(ended: Ended, *, runs_option: str) -> RenderableType:
             )
         )
     if ended.interrupted and not status.complete:
-        lines.append(Text("Stopped on request; what ran has checkpointed. Submit the same file again to go on.", style="bold"))
+        lines.append(
+            Text(
+                "Stopped on request; what ran has checkpointed. Submit the same file again to go on.",
+                style="bold",
+            )
+        )
     return Group(*lines)
 
 
@@ -261,22 +331,33 @@ class PrintedTable(Protocol):
     """What `analysis.tables` makes; the orchestrator does not import analysis."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """Heading."""
+
     @property
-    def columns(self) -> Sequence[str]: ...
+    def columns(self) -> Sequence[str]:
+        """Headings of the columns."""
+
     @property
-    def rows(self) -> Sequence[Sequence[str]]: ...
+    def rows(self) -> Sequence[Sequence[str]]:
+        """Text of the cells."""
+
     @property
-    def numeric(self) -> Sequence[bool]: ...
+    def numeric(self) -> Sequence[bool]:
+        """Columns to align right."""
+
     @property
-    def notes(self) -> Sequence[str]: ...
+    def notes(self) -> Sequence[str]:
+        """Sentences below it."""
 
 
 def printed(tables: Sequence[PrintedTable]) -> RenderableType:
     """Return tables of text cells."""
     parts: list[RenderableType] = []
     for given in tables:
-        table = Table(title=given.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        table = Table(
+            title=given.title, title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
         for column, numeric in zip(given.columns, given.numeric, strict=True):
             table.add_column(column, justify="right" if numeric else "left")
         for row in given.rows:
@@ -285,13 +366,16 @@ def printed(tables: Sequence[PrintedTable]) -> RenderableType:
     return Group(*parts)
 
 
-def next_steps(page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str) -> RenderableType:
+def next_steps(
+    page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str
+) -> RenderableType:
     """Return where the results are and the commands to try next."""
     lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), ""]
     lines += [
         "Try next:",
         f"  memscale ui {sweep}{runs_option}".ljust(48) + "the MLflow page with every run",
         f"  memscale status {sweep}{runs_option}".ljust(48) + "what became of each trial",
-        "  cp sweeps/quickstart.yaml mine.yaml".ljust(48) + "edit it, then: memscale plan mine.yaml",
+        "  cp sweeps/quickstart.yaml mine.yaml".ljust(48)
+        + "edit it, then: memscale plan mine.yaml",
     ]
     return Text("\n".join(lines))

@@ -16,7 +16,9 @@ import psutil
 
 SOCKET_PATH_LIMIT = 107
 """Bytes in the path of a Unix socket on Linux; Ray's sit about 60 below its temporary folder."""
-NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "fuse.sshfs"})
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "fuse.sshfs"}
+)
 GIB = 1024**3
 
 
@@ -67,18 +69,27 @@ def examine(runs: Path, *, port: int = 5000) -> Iterator[Check]:
         try:
             yield check()
         except Exception as error:
-            yield Check(name=name, verdict=Verdict.FAIL, found=f"{type(error).__name__}: {error}", fix="see the message")
+            yield Check(
+                name=name,
+                verdict=Verdict.FAIL,
+                found=f"{type(error).__name__}: {error}",
+                fix="see the message",
+            )
 
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
         return Check(name="python", verdict=Verdict.OK, found=version)
-    return Check(name="python", verdict=Verdict.FAIL, found=version, fix="use Python 3.11, 3.12 or 3.13")
+    return Check(
+        name="python", verdict=Verdict.FAIL, found=version, fix="use Python 3.11, 3.12 or 3.13"
+    )
 
 
 def _cores() -> Check:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return Check(name="cores", verdict=Verdict.OK, found=f"{usable} usable")
 
 
@@ -86,7 +97,12 @@ def _memory() -> Check:
     memory = psutil.virtual_memory()
     found = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     if memory.available < 2 * GIB:
-        return Check(name="memory", verdict=Verdict.WARN, found=found, fix="Ray and two small trials need about 2 GiB; close something")
+        return Check(
+            name="memory",
+            verdict=Verdict.WARN,
+            found=found,
+            fix="Ray and two small trials need about 2 GiB; close something",
+        )
     return Check(name="memory", verdict=Verdict.OK, found=found)
 
 
@@ -95,16 +111,31 @@ def _disk(runs: Path) -> Check:
     free = shutil.disk_usage(folder).free
     found = f"{free / GIB:.1f} GiB free at {folder}"
     if free < GIB:
-        return Check(name="disk", verdict=Verdict.FAIL, found=found, fix="free some space, or pass --runs with a folder on another disk")
+        return Check(
+            name="disk",
+            verdict=Verdict.FAIL,
+            found=found,
+            fix="free some space, or pass --runs with a folder on another disk",
+        )
     if free < 10 * GIB:
-        return Check(name="disk", verdict=Verdict.WARN, found=found, fix="checkpoints of larger models will not fit")
+        return Check(
+            name="disk",
+            verdict=Verdict.WARN,
+            found=found,
+            fix="checkpoints of larger models will not fit",
+        )
     return Check(name="disk", verdict=Verdict.OK, found=found)
 
 
 def _runs_folder(runs: Path) -> Check:
     folder = _existing(runs)
     if not os.access(folder, os.W_OK):
-        return Check(name="runs folder", verdict=Verdict.FAIL, found=f"{folder} is not writable", fix="pass --runs with a folder of yours")
+        return Check(
+            name="runs folder",
+            verdict=Verdict.FAIL,
+            found=f"{folder} is not writable",
+            fix="pass --runs with a folder of yours",
+        )
     return Check(name="runs folder", verdict=Verdict.OK, found=str(runs))
 
 
@@ -117,24 +148,43 @@ def _sqlite(runs: Path) -> Check:
             found=f"{runs} is on {kind}",
             fix="SQLite corrupts on network file systems; pass --tracking-uri with an MLflow server or a local sqlite:/// file",
         )
-    return Check(name="sqlite", verdict=Verdict.OK, found=f"SQLite {sqlite3.sqlite_version} on {kind or 'local disk'}")
+    return Check(
+        name="sqlite",
+        verdict=Verdict.OK,
+        found=f"SQLite {sqlite3.sqlite_version} on {kind or 'local disk'}",
+    )
 
 
 def _temp_folder() -> Check:
     folder = tempfile.gettempdir()
     if len(folder) > SOCKET_PATH_LIMIT - 60:
-        return Check(name="temp folder", verdict=Verdict.FAIL, found=f"{folder} is {len(folder)} characters long", fix="Ray's sockets will not fit; set TMPDIR=/tmp")
+        return Check(
+            name="temp folder",
+            verdict=Verdict.FAIL,
+            found=f"{folder} is {len(folder)} characters long",
+            fix="Ray's sockets will not fit; set TMPDIR=/tmp",
+        )
     return Check(name="temp folder", verdict=Verdict.OK, found=folder)
 
 
 def _shared_memory() -> Check:
     shm = Path("/dev/shm")
     if not shm.is_dir():
-        return Check(name="shared memory", verdict=Verdict.WARN, found="no /dev/shm", fix="Ray will use the temp folder; slower")
+        return Check(
+            name="shared memory",
+            verdict=Verdict.WARN,
+            found="no /dev/shm",
+            fix="Ray will use the temp folder; slower",
+        )
     total = shutil.disk_usage(shm).total
     found = f"{total / GIB:.1f} GiB in /dev/shm"
     if total < 0.25 * GIB:
-        return Check(name="shared memory", verdict=Verdict.WARN, found=found, fix="in a container: docker run --shm-size=1g")
+        return Check(
+            name="shared memory",
+            verdict=Verdict.WARN,
+            found=found,
+            fix="in a container: docker run --shm-size=1g",
+        )
     return Check(name="shared memory", verdict=Verdict.OK, found=found)
 
 
@@ -143,7 +193,9 @@ def _open_files() -> Check:
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
-        return Check(name="open files", verdict=Verdict.WARN, found=str(soft), fix="run: ulimit -n 4096")
+        return Check(
+            name="open files", verdict=Verdict.WARN, found=str(soft), fix="run: ulimit -n 4096"
+        )
     return Check(name="open files", verdict=Verdict.OK, found=str(soft))
 
 
@@ -156,18 +208,37 @@ def _loopback() -> Check:
 def _port(port: int) -> Check:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
-            return Check(name="ui port", verdict=Verdict.WARN, found=f"{port} is taken", fix="`memscale ui` will take the next free port, or pass --port")
+            return Check(
+                name="ui port",
+                verdict=Verdict.WARN,
+                found=f"{port} is taken",
+                fix="`memscale ui` will take the next free port, or pass --port",
+            )
     return Check(name="ui port", verdict=Verdict.OK, found=f"{port} is free")
 
 
 def _ray() -> Check:
     version = _version("ray")
     if version is None:
-        return Check(name="ray", verdict=Verdict.FAIL, found="not installed", fix="pip install 'memscale[ray]', or submit with --launcher process")
+        return Check(
+            name="ray",
+            verdict=Verdict.FAIL,
+            found="not installed",
+            fix="pip install 'memscale[ray]', or submit with --launcher process",
+        )
     if _older(version, (2, 60)):
-        return Check(name="ray", verdict=Verdict.WARN, found=version, fix="2.60 or later cleans up process groups by itself: pip install 'ray>=2.60'")
+        return Check(
+            name="ray",
+            verdict=Verdict.WARN,
+            found=version,
+            fix="2.60 or later cleans up process groups by itself: pip install 'ray>=2.60'",
+        )
     others = sum(1 for process in psutil.process_iter(["name"]) if process.info["name"] == "raylet")
-    found = version if not others else f"{version}; {others} other Ray node(s) on this machine are left alone"
+    found = (
+        version
+        if not others
+        else f"{version}; {others} other Ray node(s) on this machine are left alone"
+    )
     return Check(name="ray", verdict=Verdict.OK, found=found)
 
 
@@ -176,18 +247,35 @@ def _mlflow() -> Check:
     if version is None:
         skinny = _version("mlflow-skinny")
         found = f"only mlflow-skinny {skinny}: no database store" if skinny else "not installed"
-        return Check(name="mlflow", verdict=Verdict.FAIL, found=found, fix="pip install 'memscale[mlflow]'")
+        return Check(
+            name="mlflow", verdict=Verdict.FAIL, found=found, fix="pip install 'memscale[mlflow]'"
+        )
     if _older(version, (3, 13)):
-        return Check(name="mlflow", verdict=Verdict.FAIL, found=version, fix="pip install 'mlflow>=3.13,<3.18'")
+        return Check(
+            name="mlflow",
+            verdict=Verdict.FAIL,
+            found=version,
+            fix="pip install 'mlflow>=3.13,<3.18'",
+        )
     return Check(name="mlflow", verdict=Verdict.OK, found=version)
 
 
 def _torch() -> Check:
     version = _version("torch")
     if version is None:
-        return Check(name="torch", verdict=Verdict.FAIL, found="not installed", fix="pip install 'torch>=2.11,<2.14'")
+        return Check(
+            name="torch",
+            verdict=Verdict.FAIL,
+            found="not installed",
+            fix="pip install 'torch>=2.11,<2.14'",
+        )
     if _older(version, (2, 11)):
-        return Check(name="torch", verdict=Verdict.WARN, found=version, fix="tested with 2.11 to 2.13: pip install 'torch>=2.11,<2.14'")
+        return Check(
+            name="torch",
+            verdict=Verdict.WARN,
+            found=version,
+            fix="tested with 2.11 to 2.13: pip install 'torch>=2.11,<2.14'",
+        )
     return Check(name="torch", verdict=Verdict.OK, found=version)
 
 
@@ -198,7 +286,12 @@ def _gpus() -> Check:
     if not torch.cuda.is_available():
         driver = shutil.which("nvidia-smi")
         if driver:
-            return Check(name="gpus", verdict=Verdict.WARN, found="a driver, but torch sees no GPU", fix="install a torch build with CUDA; see `nvidia-smi`")
+            return Check(
+                name="gpus",
+                verdict=Verdict.WARN,
+                found="a driver, but torch sees no GPU",
+                fix="install a torch build with CUDA; see `nvidia-smi`",
+            )
         return Check(name="gpus", verdict=Verdict.OK, found="none; trials train on CPU")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"

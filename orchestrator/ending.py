@@ -88,7 +88,8 @@ def judge(
         return Ending(outcome=Outcome.KILLED, reason=_signals(ranks, ended.exit_codes))
     if cause is Outcome.INTERRUPTED:
         return Ending(
-            outcome=Outcome.PREEMPTED, reason="asked to leave by a signal from outside; it checkpointed first"
+            outcome=Outcome.PREEMPTED,
+            reason="asked to leave by a signal from outside; it checkpointed first",
         )
     if cause is not None:
         return Ending(outcome=cause, reason=_message(error, cause))
@@ -125,7 +126,11 @@ def _asked_reason(asked: Outcome, ended: Ended) -> str:
 
 def _signals(ranks: list[int], codes: Mapping[int, int]) -> str:
     names = ", ".join(f"rank {rank} died of {signal_name(-codes[rank])}" for rank in ranks)
-    hint = "; nobody here sent it (out of memory? see `dmesg`)" if any(codes[r] == -signal.SIGKILL for r in ranks) else ""
+    hint = (
+        "; nobody here sent it (out of memory? see `dmesg`)"
+        if any(codes[r] == -signal.SIGKILL for r in ranks)
+        else ""
+    )
     return f"{names}{hint}"
 
 

@@ -24,7 +24,9 @@ class Journal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append measurements taken after `step` optimizer steps."""
-        self._append({"step": step, "metrics": {key: float(value) for key, value in values.items()}})
+        self._append(
+            {"step": step, "metrics": {key: float(value) for key, value in values.items()}}
+        )
 
     def event(self, name: str, **fields: Any) -> None:
         """Append that something happened: start, checkpoint, interrupted, done."""
@@ -40,12 +42,20 @@ class Journal:
         os.close(self._file)
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        line = json.dumps({"t": round(self._clock() * 1000), **record}, separators=(",", ":")).encode() + b"\n"
+        line = (
+            json.dumps({"t": round(self._clock() * 1000), **record}, separators=(",", ":")).encode()
+            + b"\n"
+        )
         before = os.fstat(self._file).st_size
         try:
             written = os.write(self._file, line)
         except OSError as error:
-            raise OSError(error.errno, f"{self._path}: cannot write ({os.strerror(error.errno or 0)}); free some space") from error
+            raise OSError(
+                error.errno,
+                f"{self._path}: cannot write ({os.strerror(error.errno or 0)}); free some space",
+            ) from error
         if written != len(line):
             os.ftruncate(self._file, before)
-            raise OSError(f"{self._path}: the disk took {written} of {len(line)} bytes; free some space and submit again")
+            raise OSError(
+                f"{self._path}: the disk took {written} of {len(line)} bytes; free some space and submit again"
+            )

@@ -41,7 +41,9 @@ def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> b
 class ControllerLease:
     """The right to run a sweep. One process at a time holds it."""
 
-    def __init__(self, sweep: SweepDir, *, submission: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, sweep: SweepDir, *, submission: int, clock: Callable[[], float] = time.time
+    ) -> None:
         """Prepare; nothing is taken yet."""
         self._sweep = sweep
         self._clock = clock

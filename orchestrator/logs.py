@@ -33,10 +33,14 @@ def read(
         wait()
         attempts = trial.attempts()
     if not attempts:
-        raise StoreError(f"trial {trial.trial_id}: no attempt was started yet; `memscale status` says what it waits for")
+        raise StoreError(
+            f"trial {trial.trial_id}: no attempt was started yet; `memscale status` says what it waits for"
+        )
     by_number = {a.number: a for a in attempts}
     if attempt is not None and attempt not in by_number:
-        raise StoreError(f"trial {trial.trial_id}: no attempt {attempt}; there are {', '.join(map(str, by_number))}")
+        raise StoreError(
+            f"trial {trial.trial_id}: no attempt {attempt}; there are {', '.join(map(str, by_number))}"
+        )
     chosen = by_number[attempt] if attempt is not None else attempts[-1]
     yield from _one(chosen, follow=follow, wait=wait)
     while follow and attempt is None:
@@ -45,7 +49,12 @@ def read(
         if later:
             chosen = later[0]
             yield from _one(chosen, follow=True, wait=wait)
-        elif end is None or end.get("final") or trial.result() is not None or trial.cancel_requested():
+        elif (
+            end is None
+            or end.get("final")
+            or trial.result() is not None
+            or trial.cancel_requested()
+        ):
             return
         else:
             wait()
@@ -57,7 +66,8 @@ def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iter
     offset = 0
     while True:
         ended = attempt.end() is not None
-        for text, offset in _from(attempt, offset):
+        for text, end_offset in _from(attempt, offset):
+            offset = end_offset
             yield text
         if ended or not follow:
             break

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import catalog, lease
+from orchestrator.errors import ConfigError, Problem
 from orchestrator.records import TrialSpec, TrialState, canonical_json, identity_difference
 from orchestrator.sweep import Sweep
 from orchestrator.throughput import Forecast, Measurement, forecast, matmul_flops_per_second
@@ -91,6 +92,31 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
     )
 
 
+def check_data(plan: Plan) -> None:
+    """Read the input files of the trials to train, without tokenising, before anything is started.
+
+    Raises:
+        ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
+    """
+    sections = {canonical_json(dict(t.spec.data)): t.spec.data for t in plan.trials if t.to_train}
+    problems: list[Problem] = []
+    for section in sections.values():
+        fields = {key: value for key, value in section.items() if key != "source"}
+        config = catalog.build_config(catalog.data_source(str(section["source"])).Config, fields)
+        try:
+            # A generated source has no files and nothing to check.
+            getattr(config, "check", lambda: None)()
+        except ValueError as error:
+            problems += [
+                Problem(
+                    file=plan.sweep.path, line=None, column=None, key="data", message=line, fix=""
+                )
+                for line in str(error).splitlines()
+            ]
+    if problems:
+        raise ConfigError(problems)
+
+
 def account(spec: TrialSpec) -> dict[str, float]:
     """Return every number of docs/architecture.md, "Accounting", for one trial."""
     model = {key: value for key, value in spec.model.items() if key != "architecture"}
@@ -128,7 +154,11 @@ def _precision(train: Any) -> str:
 
 def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[str, float]:
     """Price a trial; its seeds cost the same, so they are priced once."""
-    identity: dict[str, Any] = {**spec.identity(), "seed": 0, "micro": spec.resources.micro_batch_tokens}
+    identity: dict[str, Any] = {
+        **spec.identity(),
+        "seed": 0,
+        "micro": spec.resources.micro_batch_tokens,
+    }
     key = canonical_json(identity)
     if key not in prices:
         prices[key] = account(spec)
@@ -168,5 +198,8 @@ def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
     if not same:
         return f"no trial of architecture {spec.architecture} yet"
     identity = spec.identity()
-    differences = [identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]]
-    return ", ".join(min(differences, key=len))
+    differences = [
+        identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]
+    ]
+    shortest: list[str] = min(differences, key=lambda phrases: len(phrases))
+    return ", ".join(shortest)

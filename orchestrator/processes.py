@@ -27,7 +27,9 @@ class ProcessId:
     def of(cls, pid: int) -> "ProcessId | None":
         """Return the name of a running process of this machine, None if there is none."""
         stat = _stat(pid)
-        return None if stat is None else cls(host=socket.gethostname(), pid=pid, start_ticks=stat[1])
+        return (
+            None if stat is None else cls(host=socket.gethostname(), pid=pid, start_ticks=stat[1])
+        )
 
     @classmethod
     def own(cls) -> "ProcessId":
@@ -39,7 +41,9 @@ class ProcessId:
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "ProcessId":
         """Read what `to_json` wrote."""
-        return cls(host=record["host"], pid=int(record["pid"]), start_ticks=int(record["start_ticks"]))
+        return cls(
+            host=record["host"], pid=int(record["pid"]), start_ticks=int(record["start_ticks"])
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON form."""
@@ -103,17 +107,48 @@ def die_with_parent(parent: int) -> None:
 
 
 def with_environment(name: str, value: str) -> list[int]:
-    """Return the pids of living processes that were started with this environment variable, this process left out."""
+    """Return the pids of living processes that were started with this environment variable, this process left out.
+
+    A process that changes its title (`setproctitle`, as Ray's do) may overwrite what is looked at here.
+    """
     wanted = f"{name}={value}".encode()
+    return [pid for pid in _others() if wanted in _environment(pid) and _runs(pid)]
+
+
+def writing_below(folder: Path) -> list[int]:
+    """Return the pids of living processes that have a file below this folder open for writing, this process left out."""
+    return [
+        pid
+        for pid in _others()
+        if any(path.is_relative_to(folder) for path in _written(pid)) and _runs(pid)
+    ]
+
+
+def _others() -> list[int]:
+    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return sorted(pid for pid in found if pid != os.getpid())
+
+
+def _runs(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+
+
+def _written(pid: int) -> list[Path]:
+    """Return the files that a process has open for writing; deleted ones too, under the names they had."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        stat = _stat(int(entry.name))
-        if wanted in variables and stat is not None and stat[0] not in "ZX":
-            found.append(int(entry.name))
-    return sorted(found)
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            # The mode of the link says how the file was opened.
+            if link.lstat().st_mode & 0o200:
+                found.append(link.readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return found
+    return found

@@ -67,13 +67,17 @@ class Resources:
             if self.gpus != "auto":
                 raise ValueError(f"gpus must be auto or a number >= 0, got {self.gpus!r}")
         elif self.gpus < 0 or (self.gpus > 1 and self.gpus != int(self.gpus)):
-            raise ValueError(f"gpus must be a fraction of one GPU or a whole number, got {self.gpus}")
+            raise ValueError(
+                f"gpus must be a fraction of one GPU or a whole number, got {self.gpus}"
+            )
         if self.cpus < 1:
             raise ValueError(f"cpus must be at least 1, got {self.cpus}")
         if self.ranks < 1:
             raise ValueError(f"ranks must be at least 1, got {self.ranks}")
         if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
-            raise ValueError(f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}")
+            raise ValueError(
+                f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}"
+            )
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
 
@@ -110,7 +114,9 @@ class Logging:
         if self.evaluations < 1:
             raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
         if self.checkpoint_every_s < 0:
-            raise ValueError(f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}")
+            raise ValueError(
+                f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}"
+            )
 
 
 def canonical_json(value: Any) -> str:
@@ -122,7 +128,9 @@ def canonical_json(value: Any) -> str:
     Raises:
         ValueError: For anything without one stable form (objects, NaN, infinities, non-text keys).
     """
-    return json.dumps(_canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(
+        _canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
 
 
 def _canonical(value: Any, where: str) -> Any:
@@ -139,7 +147,9 @@ def _canonical(value: Any, where: str) -> Any:
         return {k: _canonical(v, f"{where}.{k}") for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
         return [_canonical(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    raise ValueError(f"{where}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings")
+    raise ValueError(
+        f"{where}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +186,10 @@ class TrialSpec:
         data = {key: value for key, value in self.data.items() if key not in self.data_sha256}
         return {
             "schema": SCHEMA_VERSION,
-            "data": {**data, **{f"{key}_sha256": digest for key, digest in self.data_sha256.items()}},
+            "data": {
+                **data,
+                **{f"{key}_sha256": digest for key, digest in self.data_sha256.items()},
+            },
             "model": dict(self.model),
             "train": dict(self.train),
             "seed": self.seed,
@@ -210,11 +223,15 @@ class TrialSpec:
             }
         )
         if spec.trial_id != stored_id:
-            raise ValueError(f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; restore or delete it")
+            raise ValueError(
+                f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; restore or delete it"
+            )
         return spec
 
 
-def identity_difference(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def identity_difference(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
     """Return one phrase per leaf that differs: `train.lr 0.003 → 0.001`, in key order."""
     phrases: list[str] = []
     for key in sorted(set(old) | set(new)):

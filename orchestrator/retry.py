@@ -18,7 +18,9 @@ from enum import StrEnum
 
 from orchestrator.records import Outcome, Resources, Retries
 
-FAILURES = frozenset({Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT})
+FAILURES = frozenset(
+    {Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT}
+)
 PREEMPTIONS = frozenset({Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST})
 HOPELESS = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})
 STUCK_ATTEMPTS = 5
@@ -71,12 +73,21 @@ def decide(attempts: Sequence[Past], retries: Retries) -> Decision:
     counted = [past for past in attempts if past.submission == last.submission]
     stuck = _trailing_stuck(counted)
     if outcome in FAILURES:
-        used, allowed, budget = sum(p.outcome in FAILURES for p in counted), retries.failure, "failure"
+        used, allowed, budget = (
+            sum(p.outcome in FAILURES for p in counted),
+            retries.failure,
+            "failure",
+        )
     else:
-        used, allowed, budget = sum(p.outcome in PREEMPTIONS for p in counted), retries.preemption, "preemption"
+        used, allowed, budget = (
+            sum(p.outcome in PREEMPTIONS for p in counted),
+            retries.preemption,
+            "preemption",
+        )
         if stuck >= STUCK_ATTEMPTS:
             return Decision(
-                action=Action.STOP, reason=f"ended from outside {stuck} times in a row without one new step"
+                action=Action.STOP,
+                reason=f"ended from outside {stuck} times in a row without one new step",
             )
     if used > allowed:
         return Decision(

@@ -148,12 +148,18 @@ def schedule(snapshot: Snapshot, now: float) -> Schedule:
             waits[trial.trial_id] = _impossible(trial.demand, snapshot.nodes)
             impossible.add(trial.trial_id)
         elif trial.not_before > now:
-            waits[trial.trial_id] = f"starts again in {trial.not_before - now:.0f} s: {trial.why_not_before}"
+            waits[trial.trial_id] = (
+                f"starts again in {trial.not_before - now:.0f} s: {trial.why_not_before}"
+            )
         else:
             ready.append(trial)
     # The id decides last, so that the order of the snapshot's list does not.
     ready.sort(key=lambda t: (-t.predicted_s, t.order, t.trial_id))
-    first = min(ready, key=lambda t: (-t.demand.units, -t.demand.cpus, -t.predicted_s, t.order, t.trial_id), default=None)
+    first = min(
+        ready,
+        key=lambda t: (-t.demand.units, -t.demand.cpus, -t.predicted_s, t.order, t.trial_id),
+        default=None,
+    )
     placements: list[Placement] = []
 
     def start(trial: Waiting, node_id: str, positions: tuple[int, ...]) -> None:

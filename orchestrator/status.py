@@ -99,7 +99,11 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
     waits: Mapping[str, str] = record.get("waits", {}) if record is not None and alive else {}
     trials = tuple(
         trial_status(
-            trial, trial.spec(), wait=waits.get(trial_id), controlled=alive, sweep_cancelled=sweep.cancel_requested()
+            trial,
+            trial.spec(),
+            wait=waits.get(trial_id),
+            controlled=alive,
+            sweep_cancelled=sweep.cancel_requested(),
         )
         for trial_id in listed
         for trial in [sweep.trial(trial_id)]
@@ -165,7 +169,10 @@ def trial_status(
     if state is TrialState.DONE:
         result = trial.result() or {}
         metrics = result.get("metrics", {})
-        base |= {"step": result.get("steps"), "loss": metrics.get("valid/loss", metrics.get("train/loss"))}
+        base |= {
+            "step": result.get("steps"),
+            "loss": metrics.get("valid/loss", metrics.get("train/loss")),
+        }
     elif state is TrialState.RUNNING and fresh:
         base |= {
             "phase": heartbeat["phase"],

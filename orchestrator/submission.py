@@ -117,7 +117,9 @@ class Submission:
         try:
             from orchestrator.launchers.ray_cluster import RayLauncher
         except ModuleNotFoundError as error:
-            raise StoreError("Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process") from error
+            raise StoreError(
+                "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"
+            ) from error
         return RayLauncher(disk, address=self.address, cpus=self.cpus, gpus=self.gpus)
 
 
@@ -157,11 +159,11 @@ def _stops(controller: Controller) -> Iterator[list[int]]:
         came.append(number)
         controller.stop()
 
-    before: Mapping[int, object] = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+    before: Mapping[int, object] = {
+        n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-

@@ -88,7 +88,7 @@ def load_sweep(path: Path, *, workloads: Workloads = catalog) -> Sweep:
             for _, spec in specs
             for seed in header.seeds
         ),
-        warnings=tuple(f"{file}: {warning}" for warning in sections.warnings),
+        warnings=tuple(f"{file}:{warning}" for warning in sections.warnings),
     )
 
 

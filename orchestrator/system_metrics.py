@@ -18,6 +18,7 @@ class SystemSampler:
         gpus: Sequence[str] = (),
         whole_gpus: bool = True,
         pids: Sequence[int] | None = None,
+        every_s: float = 10.0,
         nvml: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -27,17 +28,23 @@ class SystemSampler:
             gpus: The GPUs of this trial: indices as nvidia-smi counts, or UUIDs.
             whole_gpus: Whether nobody else uses them. On a shared GPU only what can be told apart is reported.
             pids: Processes of the trial, which count with all their descendants. Default: this one.
+            every_s: Seconds between two samples of `sample_when_due`.
             nvml: A module with pynvml's functions; default pynvml itself, where it is installed.
             clock: Monotonic seconds.
         """
         self._pids = tuple(pids) if pids is not None else (os.getpid(),)
         self._whole_gpus = whole_gpus
+        self._every_s = every_s
         self._clock = clock
         self._nvml = nvml
         self._handles = self._open(gpus) if gpus else []
         self._cpu_seconds: dict[tuple[int, float], float] = {}
         self._sampled_at = clock()
         self._cpu_seconds_since()
+
+    def sample_when_due(self) -> dict[str, float]:
+        """Return a sample if the last one is old enough, else nothing: a sample looks through all processes."""
+        return self.sample() if self._clock() - self._sampled_at >= self._every_s else {}
 
     def sample(self) -> dict[str, float]:
         """Return what is known, by name.

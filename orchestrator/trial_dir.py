@@ -5,6 +5,8 @@
       submissions/0001.json        when, by whom, which trials it asked for
       controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
       cancel.json                  present: somebody asked to cancel the sweep
+      tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
+      tracking.log                 what the shipper said; `tracking.lock` is flocked by it
       trials/<trial_id>/
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
@@ -60,7 +62,7 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -81,7 +83,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except json.JSONDecodeError as error:
         raise StoreError(f"{path}: not valid JSON ({error}); restore it or delete it") from error
     if not isinstance(record, dict):
-        raise StoreError(f"{path}: expected an object, got {type(record).__name__}; restore it or delete it")
+        raise StoreError(
+            f"{path}: expected an object, got {type(record).__name__}; restore it or delete it"
+        )
     return record
 
 
@@ -161,7 +165,9 @@ class AttemptDir:
                         end_offset=offset,
                     )
                 except (ValueError, KeyError, TypeError) as error:
-                    raise StoreError(f"{self.journal}: bad line before byte {offset} ({error}); delete that line") from error
+                    raise StoreError(
+                        f"{self.journal}: bad line before byte {offset} ({error}); delete that line"
+                    ) from error
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,9 @@ class TrialDir:
     def create(self, spec: TrialSpec) -> None:
         """Write spec.json. An existing one is replaced only in what is not part of the identity."""
         if spec.trial_id != self.trial_id:
-            raise ValueError(f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name")
+            raise ValueError(
+                f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name"
+            )
         write_json(self.path / "spec.json", spec.to_json())
 
     def spec(self) -> TrialSpec:
@@ -251,7 +259,9 @@ class TrialDir:
         if self.cancel_requested():
             return TrialState.CANCELLED
         if end is not None and end.get("final"):
-            return TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
+            return (
+                TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
+            )
         return TrialState.WAITING
 
     def metrics(self) -> dict[str, dict[int, tuple[int, float]]]:
@@ -319,5 +329,7 @@ def sweep_dir(runs: Path, name: str) -> SweepDir:
         StoreError: If the name cannot be a folder of its own.
     """
     if not SWEEP_NAME.fullmatch(name):
-        raise StoreError(f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, not starting with a dot")
+        raise StoreError(
+            f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, not starting with a dot"
+        )
     return SweepDir(runs / name)

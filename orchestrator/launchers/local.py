@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 from orchestrator import worker
 from orchestrator.ending import EXIT_CODES, Ended
+from orchestrator.errors import ExperimentError
 from orchestrator.launchers.machine import usable_cores, visible_gpus
-from orchestrator.launchers.protocol import Launch, NotPlaced
+from orchestrator.launchers.protocol import Launch
 from orchestrator.launchers.supervisor import NodeSupervisor
 from orchestrator.processes import ProcessId, end_for_good
+from orchestrator.rank import TRAIN
 from orchestrator.records import Outcome
+from orchestrator.reporter import RankReporter
 from orchestrator.scheduler import Node
 from orchestrator.trial_dir import SweepDir
-from orchestrator.worker import TRAIN
 
 
 class ProcessLauncher:
@@ -103,15 +105,23 @@ class DebugLauncher:
     def launch(self, launch: Launch) -> tuple[str, ...]:
         """Run the trial to its end before returning."""
         if launch.ranks > 1:
-            raise NotPlaced(f"needs {launch.ranks} ranks; the debug launcher has one process, use --launcher process")
+            raise ExperimentError(
+                f"trial {launch.trial_id}: needs {launch.ranks} ranks and the debug launcher is one process; "
+                "set resources.ranks to 1, or use --launcher process"
+            )
         (request,) = launch.rank_requests(launch.gpu_ids)
+        reporter = RankReporter(request)
         try:
-            worker.run(request)
+            worker.run(request, reporter)
         except BaseException as error:
-            worker.write_error(request, worker.classify(error), error, step=None)
+            worker.write_error(request, worker.classify(error), error, step=reporter.step)
             raise
         self._ended.append(
-            Ended(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: EXIT_CODES[Outcome.DONE]})
+            Ended(
+                trial_id=launch.trial_id,
+                attempt=launch.attempt,
+                exit_codes={0: EXIT_CODES[Outcome.DONE]},
+            )
         )
         return launch.gpu_ids
 

@@ -27,7 +27,9 @@ def _cgroup_cores(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return int(quota) / int(period)
 
 
-def visible_gpus(environment: dict[str, str] | None = None, devices: Path = Path("/dev")) -> tuple[str, ...]:
+def visible_gpus(
+    environment: dict[str, str] | None = None, devices: Path = Path("/dev")
+) -> tuple[str, ...]:
     """Return the ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them.
 
     Without that variable: 0..n-1 for the n device files of the NVIDIA driver. Asking CUDA itself would
@@ -35,6 +37,8 @@ def visible_gpus(environment: dict[str, str] | None = None, devices: Path = Path
     """
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles"))
+        return tuple(
+            gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles")
+        )
     found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(i) for i in range(len(found)))

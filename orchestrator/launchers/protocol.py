@@ -7,9 +7,9 @@ from typing import Protocol
 
 from orchestrator.ending import Ended
 from orchestrator.processes import ProcessId
+from orchestrator.rank import TRAIN, RankRequest
 from orchestrator.scheduler import Demand, Node
 from orchestrator.trial_dir import AttemptDir, TrialDir
-from orchestrator.worker import TRAIN, RankRequest
 
 
 class NotPlaced(Exception):

@@ -10,31 +10,30 @@ Without an address a cluster of this machine is started for this controller alon
 
 import logging
 import os
-import shutil
-import signal
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from orchestrator.ending import Ended
 from orchestrator.errors import ExperimentError
+from orchestrator.launchers.embedded import SET_BY_RAY, Surroundings
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.machine import usable_cores
 from orchestrator.launchers.protocol import Launch, NotPlaced
 from orchestrator.launchers.supervisor import START_TIMEOUT_S, NodeSupervisor
-from orchestrator.processes import ProcessId, end_for_good, with_environment
+from orchestrator.processes import ProcessId
+from orchestrator.rank import TRAIN, registered
 from orchestrator.scheduler import Demand, Node
 from orchestrator.trial_dir import SweepDir
-from orchestrator.worker import TRAIN, registered
 
 LOG = logging.getLogger(__name__)
 PLACE_TIMEOUT_S = 10.0
@@ -44,21 +43,6 @@ KEEP_RESERVATION_S = 2.0
 was removed waits up to a second for Ray to notice."""
 CALL_TIMEOUT_S = 60.0
 """How long a supervisor may take to answer a call that does no waiting of its own."""
-OWNER = "MEMSCALE_RAY_OWNER"
-"""Variable that marks the processes of one embedded cluster; its value names the controller that started it."""
-EMBEDDED_SETTINGS = {
-    # A token file in the home folder would turn authentication on for every later Ray of this user.
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_process_group_cleanup_enabled": "1",
-    # Ranks are no Ray workers. All that this monitor could kill is our supervisor.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # One actor per node is all we need: no idle workers beside it.
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    # The supervisors choose GPUs for the ranks; Ray must not hide them from an actor that holds none.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; we pass nothing through it."""
 
@@ -123,10 +107,7 @@ class RayLauncher:
         self._held: dict[str, _Held] = {}
         self._idle: list[_Reservation] = []
         self._ended: list[Ended] = []
-        self._folder: Path | None = None
-        self._owner = ""
-        self._before: dict[str, str | None] = {}
-        """Variables that `start` set, as they were."""
+        self._surroundings = Surroundings()
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
         self._asked_at = 0.0
         self._unusable: set[str] = set()
@@ -135,14 +116,17 @@ class RayLauncher:
     def start(self) -> None:
         """Start or join the cluster and have a supervisor ready on every node."""
         try:
-            on_sigterm = signal.getsignal(signal.SIGTERM)
+            self._surroundings.remember()
             if self._address is None:
                 self._start_cluster()
             else:
-                ray.init(address=self._address, log_to_driver=False, logging_level=logging.ERROR, namespace="memscale")
-            if threading.current_thread() is threading.main_thread():
-                # Ray takes SIGTERM for itself and would exit; what it means is our caller's business.
-                signal.signal(signal.SIGTERM, on_sigterm)
+                ray.init(
+                    address=self._address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    namespace="memscale",
+                )
+            self._surroundings.undo_what_ray_did()
             self._supervise(self._ask_for_nodes())
         except BaseException:
             self.close()
@@ -172,7 +156,11 @@ class RayLauncher:
             ray.get(call, timeout=CALL_TIMEOUT_S + START_TIMEOUT_S)
         except RayError as error:
             # It may have started ranks before it died or hung. They end with it, and `poll` reports the attempt.
-            LOG.warning("node %s: its supervisor does not answer (%s)", supervised.node.host, _first_line(error))
+            LOG.warning(
+                "node %s: its supervisor does not answer (%s)",
+                supervised.node.host,
+                _first_line(error),
+            )
             ray.kill(supervised.actor)
         return reservation.gpu_ids
 
@@ -213,8 +201,14 @@ class RayLauncher:
         left: list[ProcessId] = []
         for host in {process.host for process in processes}:
             there = [process for process in processes if process.host == host]
-            actor = next((s.actor for s in self._supervised.values() if s.process.host == host), None)
-            left += there if actor is None else ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
+            actor = next(
+                (s.actor for s in self._supervised.values() if s.process.host == host), None
+            )
+            left += (
+                there
+                if actor is None
+                else ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
+            )
         return left
 
     def close(self) -> None:
@@ -228,32 +222,13 @@ class RayLauncher:
             ray.shutdown()
         self._supervised.clear()
         self._held.clear()
-        if self._owner:
-            # Ray's own shutdown leaves its gcs_server behind now and then.
-            left = [ProcessId.of(pid) for pid in with_environment(OWNER, self._owner)]
-            end_for_good([process for process in left if process is not None])
-            self._owner = ""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        self._before.clear()
+        self._surroundings.close()
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def _start_cluster(self) -> None:
         """Start Ray on this machine, apart from any other Ray there."""
-        own = ProcessId.own()
-        root = Path(tempfile.gettempdir())
-        remove_leftovers(root)
-        # Ray puts sockets below this folder, whose paths are limited to 107 bytes.
-        self._folder = root / f"ms-{own.pid}-{own.start_ticks}"
-        self._owner = f"{own.pid}-{own.start_ticks}"
-        self._set({**EMBEDDED_SETTINGS, **rank_environment(self._sweep), OWNER: self._owner})
+        folder = self._surroundings.make(rank_environment(self._sweep))
         try:
             ray.init(
                 address="local",
@@ -264,18 +239,13 @@ class RayLauncher:
                 num_gpus=self._gpus,
                 object_store_memory=OBJECT_STORE_BYTES,
                 namespace="memscale",
-                _temp_dir=str(self._folder),
+                _temp_dir=str(folder),
             )
         except (RayError, RuntimeError, OSError, ValueError) as error:
             raise ExperimentError(
-                f"Ray did not start on this machine: {_first_line(error)}; its logs are below {self._folder}; "
+                f"Ray did not start on this machine: {_first_line(error)}; "
                 "`memscale doctor` looks closer, `--launcher process` does without Ray"
             ) from error
-
-    def _set(self, variables: Mapping[str, str]) -> None:
-        for name, value in variables.items():
-            self._before[name] = os.environ.get(name)
-            os.environ[name] = value
 
     def _ask_for_nodes(self) -> list[Node]:
         """Return the living nodes; their GPUs are only counted, the supervisor there knows the ids."""
@@ -314,17 +284,25 @@ class RayLauncher:
         )
         try:
             if not group.wait(PLACE_TIMEOUT_S):
-                raise NotPlaced(f"needs {launch.demand}; Ray has less free on {node.host}: somebody else uses it")
+                raise NotPlaced(
+                    f"needs {launch.demand}; Ray has less free on {node.host}: somebody else uses it"
+                )
             gpu_ids = self._gpus_of(group, launch.gpus)
             if not set(gpu_ids) <= set(node.gpus):
-                raise ExperimentError(f"node {node.host}: Ray reserved GPU {gpu_ids}, expected some of {node.gpus}")
+                raise ExperimentError(
+                    f"node {node.host}: Ray reserved GPU {gpu_ids}, expected some of {node.gpus}"
+                )
         except RayError as error:
             remove_placement_group(group)
-            raise NotPlaced(f"Ray did not say which GPUs it reserved: {_first_line(error)}") from error
+            raise NotPlaced(
+                f"Ray did not say which GPUs it reserved: {_first_line(error)}"
+            ) from error
         except BaseException:
             remove_placement_group(group)
             raise
-        return _Reservation(group=group, node_id=node.node_id, demand=launch.demand, gpu_ids=gpu_ids)
+        return _Reservation(
+            group=group, node_id=node.node_id, demand=launch.demand, gpu_ids=gpu_ids
+        )
 
     def _release(self, chosen: Callable[[_Reservation], bool]) -> None:
         """Give idle reservations back."""
@@ -336,7 +314,9 @@ class RayLauncher:
         """Return the GPUs that a group holds, by running a moment inside it."""
         if not gpus:
             return ()
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=0
+        )
         call = self._gpu_ids.options(num_gpus=gpus, scheduling_strategy=strategy).remote()
         return tuple(str(gpu) for gpu in ray.get(call, timeout=CALL_TIMEOUT_S))
 
@@ -351,15 +331,21 @@ class RayLauncher:
                 ray.get(actor.wait_until_ready.remote(), timeout=START_TIMEOUT_S)
                 process, visible = ray.get(actor.describe.remote(), timeout=CALL_TIMEOUT_S)
             except GetTimeoutError as error:
-                raise ExperimentError(f"node {node.host}: its supervisor did not start in {START_TIMEOUT_S:.0f} s") from error
+                raise ExperimentError(
+                    f"node {node.host}: its supervisor did not start in {START_TIMEOUT_S:.0f} s"
+                ) from error
             except RayTaskError as error:
                 raise ExperimentError(str(error.cause)) from error
             except RayError as error:
-                raise ExperimentError(f"node {node.host}: its supervisor died at once ({_first_line(error)})") from error
+                raise ExperimentError(
+                    f"node {node.host}: its supervisor died at once ({_first_line(error)})"
+                ) from error
             if len(visible) >= len(node.gpus):
                 # Ray names GPUs as CUDA_VISIBLE_DEVICES of its own start does, which need not be 0, 1, 2 …
                 node = replace(node, gpus=tuple(visible[: len(node.gpus)]))
-            self._supervised[node.node_id] = _Supervised(actor=actor, node=node, process=ProcessId.from_json(process))
+            self._supervised[node.node_id] = _Supervised(
+                actor=actor, node=node, process=ProcessId.from_json(process)
+            )
 
     def _new_actor(self, node: Node) -> Any:
         actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)(NodeSupervisor)
@@ -367,7 +353,10 @@ class RayLauncher:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.node_id, soft=False)
         ).remote(
             log=str(self._sweep.path.absolute() / "nodes" / f"{node.host}.log"),
-            environment=rank_environment(self._sweep),
+            environment={
+                **rank_environment(self._sweep),
+                **{name: os.environ.get(name, "") for name in SET_BY_RAY},
+            },
             job=self._job,
         )
 
@@ -389,17 +378,12 @@ class RayLauncher:
             what = f"the node {node.host} died"
         for held in gone:
             self._ended.append(
-                Ended(trial_id=held.launch.trial_id, attempt=held.launch.attempt, node_lost=f"{what}, and its ranks with it")
+                Ended(
+                    trial_id=held.launch.trial_id,
+                    attempt=held.launch.attempt,
+                    node_lost=f"{what}, and its ranks with it",
+                )
             )
-
-
-def remove_leftovers(root: Path) -> None:
-    """Delete the folders of embedded clusters whose controllers were killed."""
-    for folder in root.glob("ms-*-*"):
-        _, pid, ticks = folder.name.split("-", 2)
-        process = ProcessId.of(int(pid)) if pid.isdigit() else None
-        if pid.isdigit() and (process is None or str(process.start_ticks) != ticks):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _gpu_ids() -> list[str]:

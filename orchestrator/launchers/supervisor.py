@@ -3,6 +3,7 @@
 Nothing here waits for a rank: `poll` looks, tells what ended, and puts an end to what should have ended by itself.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -22,7 +23,7 @@ from orchestrator.errors import ExperimentError
 from orchestrator.launchers.machine import visible_gpus
 from orchestrator.launchers.protocol import Launch
 from orchestrator.processes import ProcessId, end_for_good
-from orchestrator.worker import TRAIN
+from orchestrator.rank import TRAIN
 
 TRAINING_MODULES = (
     "numpy",
@@ -110,7 +111,9 @@ class NodeSupervisor:
                     return float(event["ready"])
             if self._template.poll() is not None:
                 tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-                raise ExperimentError(f"{self._log}: the process that starts ranks ended while importing:\n{tail}")
+                raise ExperimentError(
+                    f"{self._log}: the process that starts ranks ended while importing:\n{tail}"
+                )
             if not events:
                 raise ExperimentError(
                     f"{self._log}: importing {', '.join(self._modules)} took more than {START_TIMEOUT_S:.0f} s; "
@@ -191,22 +194,25 @@ class NodeSupervisor:
 
     def _start_template(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        root = str(Path(orchestrator.__file__).parent.parent)
         environment = {
-            **os.environ,
+            **with_this_package(os.environ),
             # Libraries size their thread pools when they are imported; a template must have none.
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONUNBUFFERED": "1",
             **self._environment,
-            # This very package, wherever the template's working folder is.
-            "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
         }
         self._unread = b""
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "orchestrator.launchers.template", str(os.getpid())),
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "orchestrator.launchers.template",
+                        str(os.getpid()),
+                    ),
                     *self._modules,
                     "--if-possible",
                     *self._optional,
@@ -220,17 +226,17 @@ class NodeSupervisor:
             )
 
     def _close_pipes(self) -> None:
-        assert self._template.stdin is not None and self._template.stdout is not None, "both are pipes"
+        assert self._template.stdin is not None, "stdin is a pipe"
+        assert self._template.stdout is not None, "stdout is a pipe"
         self._template.stdin.close()
         self._template.stdout.close()
 
     def _command(self, command: Mapping[str, Any]) -> None:
         assert self._template.stdin is not None, "stdin is a pipe"
-        try:
+        # A template that died breaks the pipe; reading its events notices that and accounts for every rank.
+        with contextlib.suppress(BrokenPipeError):
             # Unbuffered, and a pipe takes a line whole: nothing is left over when the template dies.
             self._template.stdin.write(json.dumps(command).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # the template died; reading its events notices and accounts for every rank
 
     def _events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return what the template has said; wait at most `timeout_s` for the first word."""
@@ -290,9 +296,20 @@ class NodeSupervisor:
     def _template_died(self) -> None:
         """Account for the ranks that went with it. The kernel has killed them; make sure."""
         for attempt in list(self._attempts.values()):
-            end_for_good([attempt.processes[rank] for rank in attempt.left if rank in attempt.processes])
+            end_for_good(
+                [attempt.processes[rank] for rank in attempt.left if rank in attempt.processes]
+            )
             for rank in attempt.left:
                 self._rank_ended(attempt, rank, -int(signal.SIGKILL))
+
+
+def with_this_package(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a Python that must find this very package, whatever its working folder."""
+    root = str(Path(orchestrator.__file__).parent.parent)
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH")))),
+    }
 
 
 def _workloads() -> list[str]:

@@ -60,7 +60,9 @@ class Template:
                 traceback.print_exc()
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 -- a count of names, no paths
         if threads != 1:
-            raise RuntimeError(f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; forking is unsafe")
+            raise RuntimeError(
+                f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; forking is unsafe"
+            )
         # What is there now stays shared with every rank: the collector must not touch it.
         gc.collect()
         gc.freeze()
@@ -122,6 +124,7 @@ class Template:
 
     def _become_rank(self, command: dict[str, Any]) -> int:
         from orchestrator import worker
+        from orchestrator.rank import RankRequest
 
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -134,7 +137,7 @@ class Template:
         os.close(log)
         os.environ.update(command["env"])
         os.chdir(command["cwd"])
-        return worker.main(worker.RankRequest.from_json(command["request"]))
+        return worker.main(RankRequest.from_json(command["request"]))
 
     def _reap(self, *, block: bool) -> None:
         while self._keys:

@@ -64,7 +64,7 @@ def _said(
         try:
             cls(**tried)
         except (ValueError, ArithmeticError, TypeError) as error:
-            about_stand_in = replaced.intersection(named(str(error), names))
+            about_stand_in = replaced & set(named(str(error), names))
             if not about_stand_in and (isinstance(error, ValueError) or not replaced):
                 yield str(error)
         else:

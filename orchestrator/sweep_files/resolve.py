@@ -40,7 +40,7 @@ def trial_spec(
         train=plain(train),
         seed=0,
         data_sha256=data.sha256,
-        preset=None if preset is None else str(preset.content),
+        preset=None if preset is None else preset.content,
         origin=draft.origin,
         resources=resources or Resources(),
         retries=retries,
@@ -94,12 +94,12 @@ def _solved(
             other, findings = _model(draft, sections, frame, match.target)
             if findings:
                 return model, train, [_about_counterpart(findings[0], match)]
-        tokens, findings = _counterpart_tokens(draft, match, train)
-        if tokens is None:
+        compared_tokens, findings = _counterpart_tokens(draft, match, train)
+        if compared_tokens is None:
             return model, train, findings
         if other is model:
-            return model, dataclasses.replace(train, tokens=tokens), []
-        target = solve.training_flops(other, frame, tokens=tokens)
+            return model, dataclasses.replace(train, tokens=compared_tokens), []
+        target = solve.training_flops(other, frame, tokens=compared_tokens)
     assert target is not None, "a match has an architecture or a number"
     return solve.match(match, model, train, frame, target=target)
 

@@ -192,18 +192,8 @@ class Sections:
         if module is None:
             return None, findings
         preset = values.pop("preset", None)
-        if preset is None:
-            return self._build(
-                "model",
-                module.Config,
-                values,
-                where=counterpart,
-                instead_of_missing=f"preset: {next(iter(module.PRESETS))}"
-                if module.PRESETS
-                else "",
-            )
-        bad = _check_preset(name, module, preset)
-        if bad is None:
+        bad = None if preset is None else _check_preset(name, module, preset)
+        if preset is not None and bad is None:
             return self._build(
                 "model",
                 module.Config,
@@ -212,9 +202,15 @@ class Sections:
                 defaults=module.PRESETS[preset.content],
                 defaults_from=preset,
             )
-        if counterpart is not None:
-            return None, [bad]
-        return None, [bad, *self.single_values(_only(draft.settings, "model"), unknown_keys=True)]
+        if bad is not None and counterpart is None:
+            others = _only(draft.settings, "model")
+            return None, [bad, *self.single_values(others, unknown_keys=True)]
+        instead = f"a preset ({', '.join(module.PRESETS)})" if module.PRESETS else ""
+        model, findings = self._build(
+            "model", module.Config, values, where=counterpart, instead_of_missing=instead
+        )
+        # A counterpart without that preset will do if the keys alone make it.
+        return model, [bad] if findings and bad is not None else findings
 
     def _sized(
         self, draft: Draft, counterpart: Located | None
@@ -247,7 +243,7 @@ class Sections:
         name, module, findings = self._module("model", values)
         if module is None:
             return name, None, {}, findings
-        preset = values.pop("preset", None)
+        preset = _chosen(values.pop("preset", None))
         if counterpart is None:
             values = self._inherited(draft, "model", name, values, module.Config)
         else:
@@ -267,7 +263,7 @@ class Sections:
         if selector not in values:
             return None, []
         name, module, findings = self._module(section, values)
-        preset = values.pop("preset", None) if section == "model" else None
+        preset = _chosen(values.pop("preset", None)) if section == "model" else None
         if module is None:
             return None, findings
         bad = _check_preset(name, module, preset) if preset is not None else None
@@ -359,7 +355,7 @@ class Sections:
         return self.once(("elsewhere", section), lambda: elsewhere(section, self._workloads))
 
     def _warn(self, value: Located, what: str) -> None:
-        warning = f"line {value.key_line}: {value.path} {what}"
+        warning = f"{value.key_line}:{value.key_column}: {value.path} {what}"
         if warning not in self.warnings:
             self.warnings.append(warning)
 
@@ -440,6 +436,11 @@ def _key(draft: Draft, section: str) -> tuple[Any, ...]:
 
 def _names_beside_fields(section: str) -> tuple[str, ...]:
     return {"model": ("architecture", "preset"), "data": ("source",)}.get(section, ())
+
+
+def _chosen(preset: Located | None) -> Located | None:
+    """Return the preset, or None for `preset: null`: an entry that wants none of the base's."""
+    return None if preset is None or preset.content is None else preset
 
 
 def _check_preset(name: Located, module: Any, preset: Located) -> Finding | None:

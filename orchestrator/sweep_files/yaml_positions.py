@@ -55,7 +55,7 @@ def parse(text: str) -> tuple[Located | None, list[Finding]]:
         return None, [*walk.findings, error.finding]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
     """Remembers where each alias stands: its node only knows where the anchor does."""
 
     def __init__(self, text: str) -> None:
@@ -137,8 +137,8 @@ class _Walk:
         for key, value in node.value:
             if key.tag == f"{_TAG}merge":
                 for source in self._merged(node, key, value, path):
-                    for name, located in self._mapping(source, path).items():
-                        inherited.setdefault(name, located)
+                    for merged, located in self._mapping(source, path).items():
+                        inherited.setdefault(merged, located)
                 continue
             name = self._key(key, path)
             if name is None:

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.records import TrialSpec, TrialState
 from orchestrator.tracking.journal_points import Point, metric_name
-from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir
+from orchestrator.tracking.look import TrialView
+from orchestrator.trial_dir import SweepDir
 
 KIND = "memscale.kind"
 SUBMISSION_KIND = "submission"
@@ -19,76 +19,6 @@ KEY = "memscale.key"
 CANCEL = "memscale.cancel"
 """Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
 CANCEL_TAKEN = "memscale.cancel_taken"
-STATUSES = {
-    TrialState.DONE: "FINISHED",
-    TrialState.FAILED: "FAILED",
-    TrialState.CANCELLED: "KILLED",
-    TrialState.RUNNING: "RUNNING",
-}
-ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialView:
-    """What a tracker shows of a trial, at one moment."""
-
-    state: TrialState
-    attempt: int
-    """0 when none was started."""
-    outcome: str
-    """Of the last ended attempt; empty when there is none."""
-    reason: str
-    """Why it is in this state, in one sentence."""
-    ended_at_s: float | None
-    """When it last stopped running, seconds since 1970; None when it runs or never did."""
-
-    @property
-    def status(self) -> str:
-        """MLflow's word for the state. A trial that was stopped and may go on later is KILLED until it does."""
-        if self.state is TrialState.WAITING:
-            return "SCHEDULED" if self.ended_at_s is None else "KILLED"
-        return STATUSES[self.state]
-
-
-def view_of(
-    trial: TrialDir, attempts: Sequence[AttemptDir], *, controlled: bool, why_new: str
-) -> TrialView:
-    """Read where a trial stands.
-
-    Args:
-        trial: Its folder.
-        attempts: Its attempts, oldest first.
-        controlled: Whether a controller is alive. Without one nothing runs, whatever the files say.
-        why_new: Why the submission asked for it; the reason until it starts.
-    """
-    state = trial.state()
-    last = attempts[-1] if attempts else None
-    end = last.end() if last else None
-    launch = (last.launch() if last else None) or {}
-    ended_at = None if end is None else float(end["ended_at"])
-    outcome = "" if end is None else str(end["outcome"])
-    reason = str(end["reason"]) if end else str(launch.get("why", why_new))
-    if state is TrialState.DONE:
-        result = trial.result() or {}
-        ended_at, outcome = float(result["finished_at"]), Outcome.DONE.value
-    elif state is TrialState.RUNNING and not controlled:
-        state = TrialState.CANCELLED if trial.cancel_requested() else TrialState.WAITING
-        outcome = Outcome.NODE_LOST.value
-        reason = "the process that ran the sweep is gone; submit again to go on"
-        ended_at = _last_sign(trial, launch)
-    elif state is TrialState.WAITING and controlled:
-        ended_at = None
-    return TrialView(
-        state=state,
-        attempt=last.number if last else 0,
-        outcome=outcome,
-        reason=reason,
-        ended_at_s=ended_at,
-    )
-
-
-def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
-    return float((trial.heartbeat() or {}).get("updated_at", launch.get("started_at", 0.0)))
 
 
 def trial_name(spec: TrialSpec) -> str:
@@ -182,7 +112,7 @@ def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
 
     Args:
         states: With trials of a dead controller already counted as waiting.
-        controlled: Whether a controller is alive that works on these trials.
+        controlled: Whether a live controller works on those that wait.
     """
     if TrialState.RUNNING in states:
         return "RUNNING"

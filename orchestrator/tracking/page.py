@@ -41,9 +41,9 @@ WIDTHS = {
     ("params", "preset"): 80,
     ("params", "seed"): 70,
     ("tags", "memscale.state"): 130,
-    ("metrics", RECALL): 220,
-    ("metrics", ANSWER_NLL): 220,
-    ("metrics", "knowledge/bits_per_param"): 190,
+    ("metrics", RECALL): 150,
+    ("metrics", ANSWER_NLL): 150,
+    ("metrics", "knowledge/bits_per_param"): 150,
     ("tags", "memscale.reason"): 300,
 }
 """Pixels, where a name or value is cut at the page's own 100."""
@@ -84,7 +84,7 @@ def table_view() -> dict[str, Any]:
     return {
         "selectedColumns": columns,
         "columnOrder": [NAME_COLUMN, "runDateAndNestInfo", *columns],
-        "columnWidths": {NAME_COLUMN: 260, **{f"{k}.`{n}`": w for (k, n), w in WIDTHS.items()}},
+        "columnWidths": {NAME_COLUMN: 290, **{f"{k}.`{n}`": w for (k, n), w in WIDTHS.items()}},
     }
 
 

@@ -9,30 +9,27 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.errors import StoreError
 from orchestrator.lease import is_alive
-from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.records import TrialSpec, TrialState
 from orchestrator.tracking import layout, page, progress
-from orchestrator.tracking.journal_points import MAX_POINTS
+from orchestrator.tracking.look import Look, look_at
 from orchestrator.tracking.places import artifact_location
-from orchestrator.tracking.progress import SubmissionProgress
 from orchestrator.tracking.store import (
     RefusedError,
     RunGoneError,
     Store,
     TrackedRun,
     TrackerError,
-    artifact_text,
 )
+from orchestrator.tracking.submission_sending import send_submission
 from orchestrator.tracking.trial_sending import TrialSending
 from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
 
 LOG = logging.getLogger(__name__)
-FINAL = {Outcome.DONE: TrialState.DONE, Outcome.CANCELLED: TrialState.CANCELLED}
-"""What a trial's last end.json makes of it; every other outcome is a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +39,6 @@ class _Known:
     experiment_id: str
     folder_id: str
     runs: dict[tuple[str, str], TrackedRun]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """How a trial looked at the start of a round."""
-
-    view: layout.TrialView
-    attempts: tuple[AttemptDir, ...]
-    n_ended: int
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing about it will change unless it is submitted again."""
-        ended = self.n_ended == len(self.attempts)
-        return ended and self.view.state not in {TrialState.RUNNING, TrialState.WAITING}
 
 
 @dataclass(kw_only=True)
@@ -78,7 +60,7 @@ class Sender:
         self._clock = clock
         self._known: _Known | None = None
         self._specs: dict[str, TrialSpec] = {}
-        self._settled: dict[str, _Look] = {}
+        self._settled: dict[str, Look] = {}
         """Trials with nothing left to send, and how they looked then."""
         self._warned: set[str] = set()
         self._colours: dict[str, str] = {}
@@ -93,15 +75,15 @@ class Sender:
         known = self._look_up()
         submissions = {int(s["number"]): s for s in self._sweep.submissions()}
         first = layout.first_asked(list(submissions.values()))
-        controlled = is_alive(self._sweep.controller())
-        looks: dict[str, _Look] = {}
+        working_on = self._working_on(submissions)
+        looks: dict[str, Look] = {}
         taken = True
         self._colours = self._colours_of(first)
         for trial in self._sweep.trials():
             with self._one_run(f"trial {trial.trial_id}") as outcome:
                 asked_by = submissions.get(first.get(trial.trial_id, 0))
                 why_new = str(((asked_by or {}).get("new") or {}).get(trial.trial_id, ""))
-                look = self._look(trial, controlled=controlled, why_new=why_new)
+                look = self._look(trial, controlled=trial.trial_id in working_on, why_new=why_new)
                 looks[trial.trial_id] = look
                 if self._settled.get(trial.trial_id) != look:
                     self._send_trial(known, trial, look, asked_by)
@@ -110,9 +92,26 @@ class Sender:
             taken &= outcome.taken
         for number, submission in submissions.items():
             with self._one_run(f"submission {number}") as outcome:
-                self._send_submission(known, submission, looks, controlled=controlled)
+                run = self._parent(known, submission)
+                if not run.deleted:
+                    send_submission(
+                        self._store,
+                        self._sweep,
+                        submission,
+                        run_id=run.run_id,
+                        looks=looks,
+                        working_on=working_on,
+                    )
             taken &= outcome.taken
         return taken
+
+    def _working_on(self, submissions: Mapping[int, Mapping[str, Any]]) -> frozenset[str]:
+        """Return the ids of the trials that a live controller works on."""
+        controller = self._sweep.controller()
+        if controller is None or not is_alive(controller):
+            return frozenset()
+        submission = submissions.get(int(controller["submission"]), {})
+        return frozenset(map(str, submission.get("trial_ids", ())))
 
     def _colours_of(self, trial_ids: Iterable[str]) -> dict[str, str]:
         architectures = []
@@ -126,16 +125,11 @@ class Sender:
             self._specs[trial.trial_id] = trial.spec()
         return self._specs[trial.trial_id]
 
-    def _look(self, trial: TrialDir, *, controlled: bool, why_new: str) -> "_Look":
+    def _look(self, trial: TrialDir, *, controlled: bool, why_new: str) -> Look:
         settled = self._settled.get(trial.trial_id)
         if settled is not None and settled.view.state is TrialState.DONE:
             return settled
-        attempts = tuple(trial.attempts())
-        return _Look(
-            view=layout.view_of(trial, attempts, controlled=controlled, why_new=why_new),
-            attempts=attempts,
-            n_ended=sum(attempt.end() is not None for attempt in attempts),
-        )
+        return look_at(trial, controlled=controlled, why_new=why_new)
 
     def take_cancel_requests(self) -> list[str]:
         """Act on the cancel tags that people set on the page; return the ids of the trials, and the sweep's name.
@@ -216,6 +210,8 @@ class Sender:
         """Return the run of a trial or submission, made if the tracker has none."""
         if (kind, key) not in known.runs:
             tags = {layout.KIND: kind, layout.KEY: key, layout.FOLDER_ID: known.folder_id}
+            if kind == layout.TRIAL_KIND:
+                tags["memscale.trial_id"] = key
             if parent is not None:
                 tags["mlflow.parentRunId"] = parent
             run_id = self._store.create_run(
@@ -234,7 +230,7 @@ class Sender:
         )
 
     def _send_trial(
-        self, known: _Known, trial: TrialDir, look: _Look, asked_by: Mapping[str, Any] | None
+        self, known: _Known, trial: TrialDir, look: Look, asked_by: Mapping[str, Any] | None
     ) -> None:
         spec, attempts = self._spec(trial), look.attempts
         run = self._run(
@@ -265,73 +261,7 @@ class Sender:
         sending.status(look.view)
         sending.artifacts(attempts)
 
-    def _send_submission(
-        self,
-        known: _Known,
-        submission: Mapping[str, Any],
-        looks: Mapping[str, _Look],
-        *,
-        controlled: bool,
-    ) -> None:
-        number = int(submission["number"])
-        run = self._parent(known, submission)
-        if run.deleted:
-            return
-        kept = progress.load_submission(self._sweep, self._store.uri, number)
-        if kept.run_id != run.run_id:
-            kept = SubmissionProgress(run_id=run.run_id)
-        news = kept
-        ids = [str(trial_id) for trial_id in submission["trial_ids"] if str(trial_id) in looks]
-        submitted_at_s = float(submission["submitted_at"])
-        endings = [
-            ending
-            for trial_id in ids
-            for ending in _ending(
-                self._sweep.trial(trial_id), looks[trial_id], number, submitted_at_s
-            )
-        ]
-
-        points = layout.submission_points(endings, n_trials=len(ids), submitted_at_s=submitted_at_s)
-        if len(points) > kept.points:
-            for first in range(kept.points, len(points), MAX_POINTS):
-                self._store.log_points(run.run_id, points[first : first + MAX_POINTS])
-            news = replace(news, points=len(points))
-        tags = layout.submission_tags(self._sweep, submission, n_trials=len(ids))
-        if progress.digest(tags) != kept.tags:
-            self._store.set_tags(run.run_id, tags)
-            news = replace(news, tags=progress.digest(tags))
-        states = [looks[trial_id].view.state for trial_id in ids]
-        status = layout.submission_status(states, controlled=controlled)
-        if status != kept.status:
-            ended_at_s = max((at for at, _ in endings), default=submitted_at_s)
-            ended = status in layout.ENDED
-            self._store.set_status(run.run_id, status, ended_at_s=ended_at_s if ended else None)
-            news = replace(news, status=status)
-        sweep_file = self._sweep.path / "sweep.yaml"
-        if sweep_file.exists() and not kept.artifacts:
-            self._store.log_text(run.run_id, artifact_text(sweep_file), "config/sweep.yaml")
-            news = replace(news, artifacts=("config/sweep.yaml",))
-        if news != kept:
-            progress.save_submission(self._sweep, self._store.uri, number, news)
-
 
 def _started_at_s(attempts: Sequence[AttemptDir]) -> float | None:
     launch = attempts[0].launch() if attempts else None
     return None if launch is None else float(launch["started_at"])
-
-
-def _ending(
-    trial: TrialDir, look: _Look, number: int, submitted_at_s: float
-) -> list[tuple[float, TrialState]]:
-    """Return when and how a trial ended for good in a submission; empty if it did not."""
-    for attempt in reversed(look.attempts):
-        launched_by = int((attempt.launch() or {}).get("submission", 0))
-        if launched_by < number:
-            break
-        end = attempt.end()
-        if launched_by == number and end is not None and end["final"]:
-            return [(float(end["ended_at"]), FINAL.get(end["outcome"], TrialState.FAILED))]
-    result = trial.result()
-    if result is not None and float(result["finished_at"]) <= submitted_at_s:
-        return [(float(result["finished_at"]), TrialState.DONE)]
-    return []

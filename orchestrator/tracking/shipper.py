@@ -98,6 +98,7 @@ def ship(
     backoff_s = FIRST_BACKOFF_S
     failing_since: float | None = None
     """Since the drain began: before, an outage may last."""
+    problem: str | None = None
     refused = 0
     looked_at = clock()
     while not instructions.orphaned:
@@ -109,15 +110,20 @@ def ship(
                 for name in sender.take_cancel_requests():
                     LOG.info("cancelled from the page: %s", name)
         except StoreError as error:
-            LOG.warning("%s; next try in %.1f s", error, backoff_s)
-            tell(str(error))
+            if str(error) != problem:
+                LOG.warning("%s; trying again", error)
+            problem = str(error)
+            tell(problem)
             failing_since = clock() if failing_since is None or not draining else failing_since
             if instructions.time_is_up or clock() - failing_since >= OUTAGE_S:
                 return False
             instructions.wait(min(backoff_s, OUTAGE_S / 4) if draining else backoff_s)
             backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
             continue
-        tell(None if complete else "the tracker refused a run; see tracking.log")
+        if problem is not None:
+            LOG.info("the tracker takes things again")
+        problem = None
+        tell(None if complete else "something was refused; see tracking.log beside the sweep")
         backoff_s, failing_since = FIRST_BACKOFF_S, None
         refused = 0 if complete else refused + 1
         if draining and (complete or refused > 1):

@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from orchestrator.trial_dir import SweepDir
 
 DRAIN_S = 120.0
 """How long the end of a sweep may wait for a tracker that is slow. For one that is down: `shipper.OUTAGE_S`."""
+RESTART_S = 30.0
+"""Between two starts while a sweep runs: one that dies at once would only take time from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +49,12 @@ class ShipperProcess:
         self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
         root = str(Path(orchestrator.__file__).parent.parent)
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+        self.started_at = time.monotonic()
         with (self.sweep.path / "tracking.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "orchestrator.tracking.shipper", str(self.sweep.path)],
                 stdin=subprocess.PIPE,
+                bufsize=0,
                 stdout=log,
                 stderr=log,
                 # Not an argument: a URI may hold a password, and every user of a machine sees arguments.
@@ -88,11 +93,10 @@ class ShipperProcess:
 
     def _end(self, words: str, timeout_s: float) -> int | None:
         assert self._process.stdin is not None, "it was opened as a pipe"
-        try:
-            self._process.stdin.write(words.encode())
-            self._process.stdin.close()
-        except (BrokenPipeError, ValueError):
-            pass  # it has ended, or was told before
+        if not self._process.stdin.closed:
+            # A broken pipe: it has ended.
+            with self._process.stdin as stdin, suppress(BrokenPipeError):
+                stdin.write(words.encode())
         try:
             return self._process.wait(timeout_s + 2.0)
         except subprocess.TimeoutExpired:
@@ -110,9 +114,14 @@ class Shipping:
     """None until the end."""
 
     def keep_alive(self) -> None:
-        """Start another shipper if this one has died. Cheap enough to call every second."""
-        if not self.process.alive():
-            self.process = ShipperProcess(self.process.sweep, self.process.tracking_uri)
+        """Start another shipper if this one has died, but not again and again. Cheap enough to call every second."""
+        if not self.process.alive() and time.monotonic() - self.process.started_at >= RESTART_S:
+            self.replace()
+
+    def replace(self) -> None:
+        """Start another shipper in the place of this one."""
+        self.process.stop()
+        self.process = ShipperProcess(self.process.sweep, self.process.tracking_uri)
 
     @property
     def unshipped_points(self) -> int:
@@ -145,5 +154,6 @@ def shipping(
         shipping.process.stop()
         raise
     # Killed, or out of memory, while the sweep ran: nothing is lost, the journals have it.
-    shipping.keep_alive()
+    if not shipping.process.alive():
+        shipping.replace()
     shipping.drained = shipping.process.drain(drain_s)

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.records import TrialSpec
 from orchestrator.tracking import layout, progress
 from orchestrator.tracking.journal_points import batches, final_points
+from orchestrator.tracking.look import ENDED, TrialView
 from orchestrator.tracking.progress import TrialProgress
 from orchestrator.tracking.store import RefusedError, RunGoneError, Store, artifact_text
 from orchestrator.trial_dir import AttemptDir, TrialDir
@@ -88,10 +89,10 @@ class TrialSending:
             self._store.set_tags(self._run_id, tags)
             self._keep(tags=digest)
 
-    def status(self, view: layout.TrialView) -> None:
+    def status(self, view: TrialView) -> None:
         """Send the run's status if it changed."""
         if view.status != self._kept.status:
-            ended_at_s = view.ended_at_s if view.status in layout.ENDED else None
+            ended_at_s = view.ended_at_s if view.status in ENDED else None
             self._store.set_status(self._run_id, view.status, ended_at_s=ended_at_s)
             self._keep(status=view.status)
 

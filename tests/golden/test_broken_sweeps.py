@@ -5,6 +5,7 @@ The message of `broken_sweeps/NAME.yaml` is in `NAME.expected`. After a change o
     MEMSCALE_UPDATE_GOLDEN=1 python -m pytest tests/golden/test_broken_sweeps.py
 
 and read `git diff tests/golden`: one message per line, so the diff is the change as its readers meet it.
+Names in <angle brackets> stand for lists that grow: presets, architectures, what a data file looks like.
 """
 
 import os
@@ -12,11 +13,27 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import catalog
 from orchestrator.errors import ConfigError
 from orchestrator.sweep import load_sweep
 
 FOLDER = Path(__file__).parent / "broken_sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def _without_lists(told: str) -> str:
+    """Replace lists that grow with every architecture and preset, so that adding one changes no file here."""
+    lists = [
+        ("<architectures>", ", ".join(catalog.architectures())),
+        ("<data sources>", ", ".join(catalog.data_sources())),
+    ]
+    for name in catalog.architectures():
+        lists.append(("<presets>", ", ".join(catalog.architecture(name).PRESETS)))
+    for name in catalog.data_sources():
+        lists.append(("<format>", catalog.data_source(name).Config.FORMAT))
+    for placeholder, words in lists:
+        told = told.replace(words, placeholder)
+    return told
 
 
 def test_there_are_enough_of_them() -> None:
@@ -34,7 +51,7 @@ def test_the_author_is_told(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_pat
     with pytest.raises(ConfigError) as caught:
         load_sweep(file)
 
-    told = str(caught.value).replace(str(file), file.name) + "\n"
+    told = _without_lists(str(caught.value).replace(str(file), file.name)) + "\n"
     assert caught.value.exit_code == 2
     assert str(FOLDER) not in told, "a message must not depend on where the file lies"
     expected = file.with_suffix(".expected")

@@ -1,5 +1,6 @@
 """A tiny real sweep, its controller as a process that tests may kill, and what must hold afterwards."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -14,9 +15,9 @@ from typing import Any
 import pytest
 
 from orchestrator.processes import ProcessId, with_environment
+from orchestrator.rank import registered
 from orchestrator.records import Logging, Resources, TrialSpec
 from orchestrator.trial_dir import AttemptDir, SweepDir
-from orchestrator.worker import registered
 
 STEPS = 70
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
@@ -25,12 +26,16 @@ RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
 def _plain(config: Any) -> dict[str, Any]:
     """Return a config's fields as spec.json holds them."""
     values = dataclasses.asdict(config)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
 
 
 def _spec(architecture: str, seed: int, *, ranks: int = 1) -> TrialSpec:
     model = import_module(f"workloads.architectures.{architecture}")
-    data = import_module("workloads.data.sources.biographies").Config(n_people=60, style="compact", n_probe_people=20)
+    data = import_module("workloads.data.sources.biographies").Config(
+        n_people=60, style="compact", n_probe_people=20
+    )
     train = import_module("workloads.train_config").TrainConfig(
         tokens=STEPS * 256, batch_tokens=256, seq_len=32, lr=3.0e-3
     )
@@ -50,6 +55,7 @@ class TinySweep:
 
     def __init__(self, folder: Path) -> None:
         self.disk = SweepDir(folder / "tiny")
+        self._controllers: list[subprocess.Popen[bytes]] = []
         specs = [_spec("memory_plus", 0), _spec("dense", 0), _spec("dense", 1, ranks=2)]
         self.memory, self.dense, self.pair = [self.disk.trial(spec.trial_id) for spec in specs]
         for spec in specs:
@@ -57,22 +63,36 @@ class TinySweep:
 
     def submit(self, submission: int, launcher: str) -> "subprocess.Popen[bytes]":
         """Start the controller of a submission in a process group of its own."""
-        log = (self.disk.path / f"controller-{submission}.log").open("wb")
-        with log:
-            return subprocess.Popen(
-                [sys.executable, str(RUN_CONTROLLER), str(self.disk.path), str(submission), launcher],
+        with (self.disk.path / f"controller-{submission}.log").open("wb") as log:
+            controller = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(RUN_CONTROLLER),
+                    str(self.disk.path),
+                    str(submission),
+                    launcher,
+                ],
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+        self._controllers.append(controller)
+        return controller
 
     def log(self, submission: int) -> str:
         """Return what a controller printed."""
         return (self.disk.path / f"controller-{submission}.log").read_text()
 
     def processes(self) -> list[int]:
-        """Return what runs of this sweep, its controller left out."""
-        return with_environment("MEMSCALE_SWEEP_DIR", str(self.disk.path))
+        """Return what runs of this sweep: by its mark, and by the sessions of its controllers.
+
+        Some of Ray's processes overwrite their environment, and some start sessions of their own.
+        """
+        marked = with_environment("MEMSCALE_SWEEP_DIR", str(self.disk.path))
+        sessions = {str(controller.pid) for controller in self._controllers}
+        return marked + [
+            pid for pid, stat in stats() if stat[3] in sessions and stat[0] not in "ZX"
+        ]
 
     def middle(self, *, after: int = 10) -> tuple[AttemptDir, ProcessId]:
         """Wait until an attempt has made `after` steps of its own; return it and its rank 0."""
@@ -82,7 +102,12 @@ class TinySweep:
                 for attempt in trial.attempts()[-1:]:
                     steps = [line.step for line in attempt.lines() if line.metrics]
                     alive = [process for process in registered(attempt) if process.alive()]
-                    if attempt.end() is None and alive and len(steps) >= after and max(steps) < STEPS - after:
+                    if (
+                        attempt.end() is None
+                        and alive
+                        and len(steps) >= after
+                        and max(steps) < STEPS - after
+                    ):
                         return attempt, alive[0]
             return None
 
@@ -111,13 +136,29 @@ class TinySweep:
         for trial in self.disk.trials():
             mine = trial.result()["metrics"]
             theirs = undisturbed.disk.trial(trial.trial_id).result()["metrics"]
-            timeless = [name for name in mine if not name.startswith("time/") and name != "train/tokens_per_s"]
-            assert {name: mine[name] for name in timeless} == {name: theirs[name] for name in timeless}
+            timeless = [
+                name
+                for name in mine
+                if not name.startswith("time/") and name != "train/tokens_per_s"
+            ]
+            assert {name: mine[name] for name in timeless} == {
+                name: theirs[name] for name in timeless
+            }
 
     def assert_nothing_left(self, *ranks: ProcessId) -> None:
         """Wait a little for what is dying; nothing of this sweep may stay, nor these ranks."""
         # A process loses its environment before it is gone, so those known by name are looked up by name.
-        wait_until(lambda: not self.processes() and not any(rank.alive() for rank in ranks), timeout_s=20.0)
+        wait_until(
+            lambda: not self.processes() and not any(rank.alive() for rank in ranks), timeout_s=20.0
+        )
+
+
+def stats() -> Iterator[tuple[int, list[str]]]:
+    """Yield every process of this machine: pid and the fields of /proc/PID/stat from the third (state) on."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                yield int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def wait_until(look: Callable[[], Any], timeout_s: float = 120.0) -> Any:
@@ -127,8 +168,6 @@ def wait_until(look: Callable[[], Any], timeout_s: float = 120.0) -> Any:
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
     return found
-
-
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ def name_of(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def folders_of_ray():
-    return set(Path(tempfile.gettempdir()).glob("ms-*-*"))
+def folders_of_ray(controller):
+    return list(Path(tempfile.gettempdir()).glob(f"ms-{controller.pid}-*"))
 
 
 def test_killed_rank_and_killed_template_cost_an_attempt_each(tiny, undisturbed):
@@ -65,23 +65,22 @@ def test_killed_supervisor_is_replaced_and_its_ranks_are_gone(tiny, undisturbed)
 
 
 def test_killed_controller_takes_everything_along_and_the_next_one_resumes(tiny, undisturbed):
-    before = folders_of_ray()
     controller = tiny.submit(1, "ray")
     attempt, rank = tiny.middle()
     assert len(tiny.processes()) > 3
+    assert len(folders_of_ray(controller)) == 1
     controller.kill()
     controller.wait()
 
     tiny.assert_nothing_left(rank)
     assert attempt.end() is None
-    (left_over,) = folders_of_ray() - before
+    assert folders_of_ray(controller) == []
 
     controller = tiny.submit(2, "ray")
     assert controller.wait(timeout=200) == 0, tiny.log(2)
     assert attempt.end()["outcome"] == "node_lost"
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left()
-    assert not left_over.exists()
 
 
 def test_ctrl_c_checkpoints_and_the_next_submission_resumes(tiny, undisturbed):

@@ -19,7 +19,10 @@ TRIALS = st.lists(
     st.tuples(st.integers(1, 8), GPU_SHARES, st.floats(0, 1000), st.floats(0.5, 2000)), max_size=14
 ).map(
     lambda rows: [
-        (Waiting(trial_id=f"t{i}", demand=Demand(cpus=cpus, gpus=gpus), predicted_s=predicted), real)
+        (
+            Waiting(trial_id=f"t{i}", demand=Demand(cpus=cpus, gpus=gpus), predicted_s=predicted),
+            real,
+        )
         for i, (cpus, gpus, predicted, real) in enumerate(rows)
     ]
 )
@@ -53,7 +56,9 @@ def simulate(nodes, trials, limit=400):
     waiting = [t for t, _ in trials]
     real = {t.trial_id: seconds for t, seconds in trials}
     for _ in range(limit):
-        decided = schedule(Snapshot(nodes=nodes, running=tuple(running), waiting=tuple(waiting)), now)
+        decided = schedule(
+            Snapshot(nodes=nodes, running=tuple(running), waiting=tuple(waiting)), now
+        )
         for placement in decided.placements:
             running.append(start(placement, waiting, now))
             ends[placement.trial_id] = now + real[placement.trial_id]
@@ -109,14 +114,22 @@ def test_order_of_the_lists_does_not_matter(nodes, trials, random):
 
 
 @settings(max_examples=50)
-@given(st.integers(2, 8), st.floats(1, 1000), st.lists(st.tuples(st.floats(0, 1000), st.floats(0.5, 50)), min_size=1, max_size=6))
+@given(
+    st.integers(2, 8),
+    st.floats(1, 1000),
+    st.lists(st.tuples(st.floats(0, 1000), st.floats(0.5, 50)), min_size=1, max_size=6),
+)
 def test_endless_stream_of_small_trials_does_not_starve_a_wide_one(cores, wide_predicted, stream):
     """One-core trials of any predicted and real length keep coming; the wide one starts when those inside have ended."""
     node = Node(node_id="n", host="n", cpus=cores)
     wide = Waiting(trial_id="wide", demand=Demand(cpus=cores), predicted_s=wide_predicted)
-    first = [Waiting(trial_id=f"first{i}", demand=Demand(cpus=1), predicted_s=stream[0][0]) for i in range(cores)]
+    first = [
+        Waiting(trial_id=f"first{i}", demand=Demand(cpus=1), predicted_s=stream[0][0])
+        for i in range(cores)
+    ]
     running = [
-        Running(trial_id=t.trial_id, node_id="n", demand=t.demand, predicted_end=t.predicted_s) for t in first
+        Running(trial_id=t.trial_id, node_id="n", demand=t.demand, predicted_end=t.predicted_s)
+        for t in first
     ]
     ends = {t.trial_id: stream[0][1] for t in first}
     now, number = 0.0, 0
@@ -126,9 +139,12 @@ def test_endless_stream_of_small_trials_does_not_starve_a_wide_one(cores, wide_p
         predicted, real = stream[number % len(stream)]
         number += 1
         small = [
-            Waiting(trial_id=f"s{number}-{i}", demand=Demand(cpus=1), predicted_s=predicted) for i in range(cores)
+            Waiting(trial_id=f"s{number}-{i}", demand=Demand(cpus=1), predicted_s=predicted)
+            for i in range(cores)
         ]
-        decided = schedule(Snapshot(nodes=(node,), running=tuple(running), waiting=(wide, *small)), now)
+        decided = schedule(
+            Snapshot(nodes=(node,), running=tuple(running), waiting=(wide, *small)), now
+        )
         for placement in decided.placements:
             if placement.trial_id == "wide":
                 return

@@ -20,7 +20,9 @@ def modules(package, *, skip=()):
 
 def heavy_after_importing(names):
     script = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 

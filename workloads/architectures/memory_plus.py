@@ -291,7 +291,7 @@ _SMALL = {"n_memory_heads": 4, "knn": 16, "memory_qk_norm": True}
 _PAPER = {"n_memory_heads": 4, "knn": 32}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    **{name: _with_memory(name, **_TINY) for name in ("d16", "d24", "d32", "d48", "d64")},
+    **{name: _with_memory(name, **_TINY) for name in dense.PRESETS if name[0] == "d"},
     # Backbone of the dense preset of that name; the table is about four times as large.
     "1m": _with_memory("1m", n_keys=192, **_SMALL),
     "3m": _with_memory("3m", n_keys=256, **_SMALL),

@@ -44,17 +44,23 @@ def run(request, spec, reporter):
     state = json.loads(saved[-1].read_text()) if saved else {"step": 0, "sum": float(spec.seed)}
     print(f"rank {request.rank} of {request.ranks} goes on from step {state['step']}", flush=True)
     with (request.attempt_dir.path / f"seen-{request.rank}.json").open("w") as file:
-        json.dump({"gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "cwd": str(Path.cwd()), "pid": os.getpid()}, file)
+        json.dump(
+            {
+                "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "cwd": str(Path.cwd()),
+                "pid": os.getpid(),
+            },
+            file,
+        )
     reporter.progress(state["step"], steps, "train", {})
     metrics = {}
     while state["step"] < steps:
         step = state["step"] + 1
         if request.rank == 0 or spec.data.get("gate_all"):
             _wait_at_gate(request, spec, reporter, state)
-        if request.rank == 0:
-            if reporter.should_stop():
-                _save(folder, state, reporter)
-                raise Interrupted(state["step"])
+        if request.rank == 0 and reporter.should_stop():
+            _save(folder, state, reporter)
+            raise Interrupted(state["step"])
         kind = spec.data.get("fail", {}).get(str(request.attempt))
         if kind and step > steps // 2:
             raise ERRORS[kind]

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -12,10 +13,11 @@ from orchestrator.launchers.protocol import NotPlaced
 from orchestrator.lease import ControllerLease
 from orchestrator.processes import ProcessId
 from orchestrator.records import Outcome, Resources, Retries, TrialSpec, TrialState
+from orchestrator.reporter import RankReporter
 from orchestrator.scheduler import Node
 from orchestrator.status import NO_CONTROLLER, status_from_disk
 from orchestrator.trial_dir import SweepDir, write_json
-from orchestrator.worker import RankReporter, write_error, write_result
+from orchestrator.worker import write_error, write_result
 
 DONE = {0: 0}
 
@@ -75,7 +77,9 @@ class PretendLauncher:
             write_result(request, request.trial.spec(), reporter, {"train/loss": 1.0})
         if error is not None:
             write_error(request, error, ValueError("it broke"), step=1)
-        self.ended.append(Ended(trial_id=trial_id, attempt=launch.attempt, exit_codes=codes, **more))
+        self.ended.append(
+            Ended(trial_id=trial_id, attempt=launch.attempt, exit_codes=codes, **more)
+        )
 
 
 class World:
@@ -89,8 +93,14 @@ class World:
         self.script = None
 
     def trial(self, seed, **more):
-        fields = {"resources": Resources(gpus=0), "train": {"tokens": 1000, "batch_tokens": 10, "seq_len": 10}, **more}
-        spec = TrialSpec(sweep="s", data={"source": "x"}, model={"architecture": "dense"}, seed=seed, **fields)
+        fields = {
+            "resources": Resources(gpus=0),
+            "train": {"tokens": 1000, "batch_tokens": 10, "seq_len": 10},
+            **more,
+        }
+        spec = TrialSpec(
+            sweep="s", data={"source": "x"}, model={"architecture": "dense"}, seed=seed, **fields
+        )
         self.sweep.trial(spec.trial_id).create(spec)
         return spec.trial_id
 
@@ -114,7 +124,9 @@ class World:
 
     def _sleep(self, seconds):
         self.now += 1.0
-        assert self.now < 1500, f"the controller does not end; running {list(self.launcher.running)}"
+        assert self.now < 1500, (
+            f"the controller does not end; running {list(self.launcher.running)}"
+        )
         if self.script is not None:
             next(self.script, None)
 
@@ -162,7 +174,14 @@ def test_waiting_trials_say_why_and_running_ones_show_their_progress(world):
     first, second = world.trial(0), world.trial(1, resources=Resources(gpus=0, cpus=2))
 
     def script():
-        beat = {"attempt": 1, "step": 25, "steps": 100, "phase": "train", "loss": 2.5, "tokens_per_s": 50.0}
+        beat = {
+            "attempt": 1,
+            "step": 25,
+            "steps": 100,
+            "phase": "train",
+            "loss": 2.5,
+            "tokens_per_s": 50.0,
+        }
         write_json(world.sweep.trial(second).path / "heartbeat.json", beat)
         yield
         yield from finish(world, second, first)
@@ -184,7 +203,9 @@ def test_status_from_disk_is_what_the_controller_says(world):
         world.launcher.end(ids[0], DONE, steps=100)
         yield
         yield
-        seen.append((world.updates[-1], status_from_disk(world.sweep, now=world.updates[-1].updated_at)))
+        seen.append(
+            (world.updates[-1], status_from_disk(world.sweep, now=world.updates[-1].updated_at))
+        )
         yield from finish(world, *ids[1:])
 
     status = world.run(*ids, script=script())
@@ -334,7 +355,9 @@ def test_stop_lets_trials_checkpoint_and_leaves_them_waiting(world):
     status = world.run(*ids, script=script())
 
     assert {t.state for t in status.trials} == {TrialState.WAITING}
-    assert sorted(world.launcher.stops) == sorted((launch.trial_id, 1, False) for launch in world.launcher.launches)
+    assert sorted(world.launcher.stops) == sorted(
+        (launch.trial_id, 1, False) for launch in world.launcher.launches
+    )
     ended = world.end(world.launcher.launches[0].trial_id)
     assert (ended["outcome"], ended["final"]) == ("interrupted", False)
     assert ended["reason"].startswith("stopped on request; it checkpointed first")
@@ -362,7 +385,10 @@ def test_cancelled_trials_stop_for_good_and_the_others_go_on(world):
     ids = [world.trial(seed) for seed in range(4)]
 
     def script():
-        running, waiting = list(world.launcher.running), [i for i in ids if i not in world.launcher.running]
+        running, waiting = (
+            list(world.launcher.running),
+            [i for i in ids if i not in world.launcher.running],
+        )
         world.sweep.trial(running[0]).request_cancel("test")
         world.sweep.trial(waiting[0]).request_cancel("test")
         while running[0] in world.launcher.running:
@@ -389,7 +415,9 @@ def test_cancelled_sweep_ends(world):
 
 
 def test_time_limit_checkpoints_and_goes_on_within_the_budget(world):
-    trial = world.trial(0, resources=Resources(gpus=0, time_limit_s=20.0), retries=Retries(failure=1))
+    trial = world.trial(
+        0, resources=Resources(gpus=0, time_limit_s=20.0), retries=Retries(failure=1)
+    )
 
     def script():
         while len(world.launcher.launches) < 2:
@@ -410,10 +438,13 @@ def test_dead_controllers_attempts_are_closed_before_anything_starts(world):
         world.sweep.trial(trial).new_attempt({"submission": 1, "started_at": 900.0})
     orphan = ProcessId(host="host-n", pid=77, start_ticks=5)
     attempt = world.sweep.trial(lost).attempt(1)
-    (attempt.path / "ranks.jsonl").write_text(json.dumps({"rank": 0, **orphan.to_json()}) + '\n{"rank": 1, "ho')
+    (attempt.path / "ranks.jsonl").write_text(
+        json.dumps({"rank": 0, **orphan.to_json()}) + '\n{"rank": 1, "ho'
+    )
     write_json(world.sweep.trial(done).path / "result.json", {"metrics": {}, "steps": 100})
     write_json(
-        world.sweep.trial(broken).attempt(1).path / "error.json", {"kind": "diverged", "message": "Diverged: nan"}
+        world.sweep.trial(broken).attempt(1).path / "error.json",
+        {"kind": "diverged", "message": "Diverged: nan"},
     )
     before = status_from_disk(world.sweep)
     assert {t.wait for t in before.trials if t.state is TrialState.WAITING} == {NO_CONTROLLER}
@@ -421,7 +452,11 @@ def test_dead_controllers_attempts_are_closed_before_anything_starts(world):
     status = world.run(lost, done, broken, script=finish(world, lost))
 
     assert world.launcher.orphans == [orphan]
-    assert [world.end(t)["outcome"] for t in (lost, done, broken)] == ["node_lost", "done", "diverged"]
+    assert [world.end(t)["outcome"] for t in (lost, done, broken)] == [
+        "node_lost",
+        "done",
+        "diverged",
+    ]
     assert [t.state for t in status.trials] == [TrialState.DONE, TrialState.DONE, TrialState.FAILED]
     assert len(world.sweep.trial(lost).attempts()) == 2
 
@@ -479,7 +514,7 @@ def test_controller_tells_at_least_every_second(world):
     world.run(trial, script=script())
 
     times = [update.updated_at for update in world.updates]
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 1.0
+    assert max(b - a for a, b in pairwise(times)) <= 1.0
 
 
 def test_predictions_are_corrected_by_what_was_seen(world):

@@ -19,7 +19,9 @@ def test_second_controller_is_told_who_holds_the_sweep(sweep):
     first, second = ControllerLease(sweep, submission=1), ControllerLease(sweep, submission=2)
     first.acquire()
 
-    with pytest.raises(BusyError, match=rf"sweep s: process {os.getpid()} on .* runs it already; watch it with"):
+    with pytest.raises(
+        BusyError, match=rf"sweep s: process {os.getpid()} on .* runs it already; watch it with"
+    ):
         second.acquire()
     first.release()
     second.acquire()
@@ -85,7 +87,9 @@ def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
     first, second = TrialLease(TrialDir(tmp_path)), TrialLease(TrialDir(tmp_path))
     first.acquire(wait_s=0)
 
-    with pytest.raises(LeaseHeld, match=r"lease.lock: another process still trains this trial after 30 s"):
+    with pytest.raises(
+        LeaseHeld, match=r"lease.lock: another process still trains this trial after 30 s"
+    ):
         second.acquire(wait_s=30, clock=lambda: now[0], sleep=sleep)
     assert now[0] >= 30
 

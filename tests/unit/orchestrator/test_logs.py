@@ -21,7 +21,12 @@ def end(attempt, *, final, outcome="done", reason="finished"):
 
 
 def test_the_last_attempt_is_shown_with_its_reasons(trial):
-    end(start(trial, "first attempt", "old\n"), final=False, outcome="killed", reason="killed by signal 9")
+    end(
+        start(trial, "first attempt", "old\n"),
+        final=False,
+        outcome="killed",
+        reason="killed by signal 9",
+    )
     second = start(trial, "retry after killed", "new\n")
     write_json(second.path / "error.json", {"traceback": "Traceback: boom\n"})
     end(second, final=True, outcome="user_error", reason="ValueError: boom")
@@ -68,7 +73,11 @@ def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
 
     text = "".join(logs.read(trial, follow=True, wait=lambda: next(happenings)()))
 
-    assert [word for word in text.split() if word in ("one", "two", "three")] == ["one", "two", "three"]
+    assert [word for word in text.split() if word in ("one", "two", "three")] == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 def test_a_character_cut_at_the_end_of_what_was_written_is_read_whole_later(trial):

@@ -40,8 +40,13 @@ def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
         numbers = trial.spec.accounting
         groups = sum(v for k, v in numbers.items() if k.startswith("params_"))
         assert groups == numbers["total_params"]
-        assert numbers["non_embedding_params"] == groups - numbers["params_embedding"] - numbers["params_head"]
-        assert numbers["training_flops"] == pytest.approx(3 * numbers["forward_flops_per_token"] * 8192)
+        assert (
+            numbers["non_embedding_params"]
+            == groups - numbers["params_embedding"] - numbers["params_head"]
+        )
+        assert numbers["training_flops"] == pytest.approx(
+            3 * numbers["forward_flops_per_token"] * 8192
+        )
         assert numbers["peak_memory_bytes"] > 16 * groups
         assert trial.forecast.seconds > 0
     assert {t.status for t in plan.trials} == {"new"}
@@ -54,13 +59,18 @@ def test_pricing_does_not_change_what_a_trial_is_called(sweep, disk):
 
 
 def test_matched_trials_cost_the_same(sweep, disk):
-    flops = {t.spec.architecture: t.spec.accounting["training_flops"] for t in make_plan(sweep, disk, MEASURED).trials}
+    flops = {
+        t.spec.architecture: t.spec.accounting["training_flops"]
+        for t in make_plan(sweep, disk, MEASURED).trials
+    }
 
     assert flops["memory_plus"] == pytest.approx(flops["dense"], rel=0.01)
 
 
 def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
-    first, second, third, fourth = (make_plan(sweep, disk, MEASURED).trials[i].spec for i in range(4))
+    first, second, third, fourth = (
+        make_plan(sweep, disk, MEASURED).trials[i].spec for i in range(4)
+    )
     for spec in (first, second, third):
         disk.trial(spec.trial_id).create(spec)
     write_json(disk.trial(first.trial_id).path / "result.json", {"metrics": {}})

@@ -15,7 +15,10 @@ SLEEPER = [sys.executable, "-S", "-c", "import sys; print('up', flush=True); sys
 def child():
     """A process that waits until its stdin ends."""
     with subprocess.Popen(
-        SLEEPER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "MEMSCALE_TEST_MARK": "here it is"}
+        SLEEPER,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "MEMSCALE_TEST_MARK": "here it is"},
     ) as process:
         process.stdout.readline()
         yield process
@@ -82,7 +85,9 @@ def test_child_dies_with_its_parent():
         "print(child, ProcessId.of(child).start_ticks, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         pid, ticks = map(int, parent.stdout.readline().split())
         child = ProcessId(host=ProcessId.own().host, pid=pid, start_ticks=ticks)
         assert child.alive()

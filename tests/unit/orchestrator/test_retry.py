@@ -17,7 +17,8 @@ def test_what_would_end_the_same_way_is_never_retried(outcome):
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT]
+    "outcome",
+    [Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT],
 )
 def test_failures_use_up_the_failure_budget(outcome):
     retries = Retries(failure=1, preemption=0)
@@ -25,7 +26,10 @@ def test_failures_use_up_the_failure_budget(outcome):
     first, second = decide(past(outcome), retries), decide(past(outcome, outcome), retries)
 
     assert (first.action, first.reason) == (Action.RETRY, f"retry 1 of 1 after {outcome.value}")
-    assert (second.action, second.reason) == (Action.STOP, "the failure budget of 1 retries is used up")
+    assert (second.action, second.reason) == (
+        Action.STOP,
+        "the failure budget of 1 retries is used up",
+    )
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST])
@@ -51,7 +55,10 @@ def test_attempts_of_earlier_submissions_do_not_count():
 
 def test_interrupted_waits_for_the_next_submission_and_costs_nothing():
     assert decide(past(Outcome.INTERRUPTED), Retries(failure=0, preemption=0)).action is Action.WAIT
-    assert decide(past(*[Outcome.INTERRUPTED] * 9, Outcome.KILLED), Retries(preemption=1)).action is Action.RETRY
+    assert (
+        decide(past(*[Outcome.INTERRUPTED] * 9, Outcome.KILLED), Retries(preemption=1)).action
+        is Action.RETRY
+    )
 
 
 def test_cancelled_and_done_are_final():
@@ -76,7 +83,8 @@ def test_progress_in_between_starts_the_count_anew():
 
 def test_first_retry_comes_at_once_and_later_ones_in_vain_ever_later():
     delays = [
-        decide(past(*[Outcome.KILLED] * n, progressed=False), Retries()).delay_s for n in range(1, STUCK_ATTEMPTS)
+        decide(past(*[Outcome.KILLED] * n, progressed=False), Retries()).delay_s
+        for n in range(1, STUCK_ATTEMPTS)
     ]
 
     assert delays == [0.0, 2.0, 4.0, 8.0]
@@ -96,9 +104,15 @@ def test_gpu_oom_first_takes_a_whole_gpu_then_halves_the_micro_batch():
 
 def test_micro_batch_stays_whole_sequences_and_at_least_one():
     assert widened(*[Outcome.GPU_OOM] * 9, gpus=1.0).micro_batch_tokens == 128
-    assert resources_for(
-        Resources(gpus=1.0, micro_batch_tokens=384), [Outcome.GPU_OOM], batch_tokens=384, seq_len=128
-    ).micro_batch_tokens == 128
+    assert (
+        resources_for(
+            Resources(gpus=1.0, micro_batch_tokens=384),
+            [Outcome.GPU_OOM],
+            batch_tokens=384,
+            seq_len=128,
+        ).micro_batch_tokens
+        == 128
+    )
 
 
 def test_other_endings_leave_the_resources_alone():

@@ -5,7 +5,9 @@ GPU_NODE = Node(node_id="g", host="g", cpus=16, gpus=("0", "1"))
 
 
 def waiting(name, cpus=1, gpus=0.0, predicted_s=100.0, **more):
-    return Waiting(trial_id=name, demand=Demand(cpus=cpus, gpus=gpus), predicted_s=predicted_s, **more)
+    return Waiting(
+        trial_id=name, demand=Demand(cpus=cpus, gpus=gpus), predicted_s=predicted_s, **more
+    )
 
 
 def running(name, cpus=1, until=50.0, node="a", gpu_share=0.0, gpus=()):
@@ -22,7 +24,11 @@ def started(decided: Schedule):
 
 
 def test_longest_predicted_starts_first():
-    decided = decide(waiting("short", predicted_s=1), waiting("long", predicted_s=9), waiting("middle", predicted_s=5))
+    decided = decide(
+        waiting("short", predicted_s=1),
+        waiting("long", predicted_s=9),
+        waiting("middle", predicted_s=5),
+    )
 
     assert started(decided) == ["long", "middle", "short"]
 
@@ -52,7 +58,9 @@ def test_small_trial_that_would_delay_the_reserved_one_waits_and_says_for_whom()
 
 def test_small_trial_that_ends_before_the_reserved_start_is_let_in():
     decided = decide(
-        waiting("wide", cpus=4), waiting("quick", predicted_s=40), held=[running("r", cpus=3, until=50)]
+        waiting("wide", cpus=4),
+        waiting("quick", predicted_s=40),
+        held=[running("r", cpus=3, until=50)],
     )
 
     assert started(decided) == ["quick"]
@@ -60,7 +68,9 @@ def test_small_trial_that_ends_before_the_reserved_start_is_let_in():
 
 def test_small_trial_beside_the_reserved_one_is_let_in_however_long():
     decided = decide(
-        waiting("wide", cpus=3), waiting("slow", predicted_s=9000), held=[running("r", cpus=2, until=50)]
+        waiting("wide", cpus=3),
+        waiting("slow", predicted_s=9000),
+        held=[running("r", cpus=2, until=50)],
     )
 
     assert started(decided) == ["slow"]
@@ -68,7 +78,10 @@ def test_small_trial_beside_the_reserved_one_is_let_in_however_long():
 
 def test_nothing_gets_in_front_when_the_running_trial_outstays_its_prediction():
     decided = decide(
-        waiting("wide", cpus=4), waiting("quick", predicted_s=0), held=[running("r", cpus=3, until=50)], now=60.0
+        waiting("wide", cpus=4),
+        waiting("quick", predicted_s=0),
+        held=[running("r", cpus=3, until=50)],
+        now=60.0,
     )
 
     assert started(decided) == []
@@ -78,7 +91,10 @@ def test_another_node_is_free_for_trials_behind_the_reservation():
     other = Node(node_id="b", host="b", cpus=2)
 
     decided = decide(
-        waiting("wide", cpus=4), waiting("slow", predicted_s=900), nodes=(NODE, other), held=[running("r", cpus=3)]
+        waiting("wide", cpus=4),
+        waiting("slow", predicted_s=900),
+        nodes=(NODE, other),
+        held=[running("r", cpus=3)],
     )
 
     assert [(p.trial_id, p.node_id) for p in decided.placements] == [("slow", "b")]
@@ -112,7 +128,9 @@ def test_whole_gpu_needs_one_that_nobody_shares():
     )
 
     assert started(decided) == []
-    assert decided.waits["pair"].startswith("needs 2 GPUs and 1 core; 1 of 2 GPUs free, 15 of 16 cores free; next in line")
+    assert decided.waits["pair"].startswith(
+        "needs 2 GPUs and 1 core; 1 of 2 GPUs free, 15 of 16 cores free; next in line"
+    )
     assert "reserved for pair" in decided.waits["whole"]
 
 

@@ -17,7 +17,12 @@ def spec(architecture="dense", *, flops=3.0e9, tokens=1.0e6):
 
 
 def measured(architecture="dense", *, flops_per_token=3000.0, s_per_token=1e-5):
-    return Measurement(architecture=architecture, device="cpu", flops_per_token=flops_per_token, s_per_token=s_per_token)
+    return Measurement(
+        architecture=architecture,
+        device="cpu",
+        flops_per_token=flops_per_token,
+        s_per_token=s_per_token,
+    )
 
 
 def test_a_measured_trial_of_the_same_size_is_believed():
@@ -47,7 +52,9 @@ def test_the_same_architecture_is_preferred_to_a_nearer_size():
 
 
 def test_another_architecture_is_scaled_and_said_so():
-    assert forecast(spec("memory_plus"), [measured("dense")], flops_per_second=None).source == "scaled"
+    assert (
+        forecast(spec("memory_plus"), [measured("dense")], flops_per_second=None).source == "scaled"
+    )
 
 
 def test_without_measurements_the_guess_says_that_it_is_one():
@@ -64,7 +71,10 @@ def test_a_matrix_product_has_a_rate():
 def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):
     done = SweepDir(tmp_path / "a").trial(spec().trial_id)
     done.create(spec())
-    write_json(done.path / "result.json", {"tokens": 1_000_000, "device": "cpu", "metrics": {"time/train_s": 20.0}})
+    write_json(
+        done.path / "result.json",
+        {"tokens": 1_000_000, "device": "cpu", "metrics": {"time/train_s": 20.0}},
+    )
     unfinished = SweepDir(tmp_path / "b").trial(spec("memory_plus").trial_id)
     unfinished.create(spec("memory_plus"))
 

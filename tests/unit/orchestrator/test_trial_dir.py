@@ -7,7 +7,11 @@ from orchestrator.records import TrialSpec, TrialState
 from orchestrator.trial_dir import SweepDir, read_json, sweep_dir, write_json
 
 SPEC = TrialSpec(
-    sweep="s", data={"source": "x"}, model={"architecture": "dense"}, train={"tokens": 100, "batch_tokens": 10}, seed=0
+    sweep="s",
+    data={"source": "x"},
+    model={"architecture": "dense"},
+    train={"tokens": 100, "batch_tokens": 10},
+    seed=0,
 )
 
 
@@ -71,7 +75,10 @@ def test_later_attempt_wins_where_steps_overlap(trial):
     for values in ([1.0, 2.0, 3.0], [20.0, 30.0]):
         attempt = trial.new_attempt({})
         start = 4 - len(values) if attempt.number == 2 else 1
-        lines = [{"t": step, "step": step, "metrics": {"loss": v}} for step, v in enumerate(values, start)]
+        lines = [
+            {"t": step, "step": step, "metrics": {"loss": v}}
+            for step, v in enumerate(values, start)
+        ]
         attempt.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     merged = trial.metrics()["loss"]
@@ -134,5 +141,8 @@ def test_sweep_name_must_be_a_folder_of_its_own(tmp_path, name):
 
 
 def test_submissions_are_numbered(sweep):
-    assert [sweep.add_submission({"trial_ids": []}), sweep.add_submission({"trial_ids": ["t"]})] == [1, 2]
+    assert [
+        sweep.add_submission({"trial_ids": []}),
+        sweep.add_submission({"trial_ids": ["t"]}),
+    ] == [1, 2]
     assert [s["number"] for s in sweep.submissions()] == [1, 2]

@@ -7,7 +7,14 @@ from orchestrator import units
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (9999, "9,999"), (12_345, "12.3 k"), (4_560_000, "4.56 M"), (1.5e9, "1.50 G"), (2e13, "20.0 T")],
+    [
+        (0, "0"),
+        (9999, "9,999"),
+        (12_345, "12.3 k"),
+        (4_560_000, "4.56 M"),
+        (1.5e9, "1.50 G"),
+        (2e13, "20.0 T"),
+    ],
 )
 def test_counts_keep_three_digits(value, text):
     assert units.count(value) == text
@@ -15,13 +22,21 @@ def test_counts_keep_three_digits(value, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(4.4, "4 s"), (125, "2 min 05 s"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h"), (math.inf, "unknown")],
+    [
+        (4.4, "4 s"),
+        (125, "2 min 05 s"),
+        (12_000, "3 h 20 min"),
+        (187_200, "2 d 4 h"),
+        (math.inf, "unknown"),
+    ],
 )
 def test_durations(seconds, text):
     assert units.duration(seconds) == text
 
 
-@pytest.mark.parametrize(("n_bytes", "text"), [(812, "812 B"), (2048, "2.00 KiB"), (3 * 1024**3, "3.00 GiB")])
+@pytest.mark.parametrize(
+    ("n_bytes", "text"), [(812, "812 B"), (2048, "2.00 KiB"), (3 * 1024**3, "3.00 GiB")]
+)
 def test_sizes(n_bytes, text):
     assert units.size(n_bytes) == text
 

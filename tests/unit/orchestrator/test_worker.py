@@ -3,17 +3,21 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator import worker
+from orchestrator import rank, reporter, worker
 from orchestrator.ending import EXIT_CODES
 from orchestrator.lease import LeaseHeld, TrialLease
 from orchestrator.processes import ProcessId
+from orchestrator.rank import RankRequest, registered
 from orchestrator.records import Outcome, TrialSpec
+from orchestrator.reporter import RankReporter, Stop, stops_on_signal
 from orchestrator.trial_dir import SweepDir
-from orchestrator.worker import RankReporter, RankRequest, StopFlag, classify, load_job, main, registered
+from orchestrator.worker import classify, load_job, main
+from workloads.ports import Interrupted
 
 JOB = f"{Path(__file__).parent / 'counting_job.py'}:run"
 
@@ -40,7 +44,14 @@ def make(tmp_path):
         trial.create(spec)
         attempt = trial.new_attempt({"submission": 1})
         return RankRequest(
-            trial_path=str(trial.path), attempt=attempt.number, rank=rank, ranks=ranks, cpus=1, gpus=(), cache="c", job=JOB
+            trial_path=str(trial.path),
+            attempt=attempt.number,
+            rank=rank,
+            ranks=ranks,
+            cpus=1,
+            gpus=(),
+            cache="c",
+            job=JOB,
         )
 
     return make
@@ -63,7 +74,12 @@ def test_rank_0_leaves_journal_heartbeat_and_result(make):
     assert events(request)[0] == "start"
     assert events(request)[-1] == "done"
     result = request.trial.result()
-    assert (result["steps"], result["tokens"], result["attempt"], result["device"]) == (10, 100, 1, "cpu")
+    assert (result["steps"], result["tokens"], result["attempt"], result["device"]) == (
+        10,
+        100,
+        1,
+        "cpu",
+    )
     assert result["metrics"].keys() == {"train/loss"}
     assert request.trial.heartbeat()["step"] == 10
     assert [p.name for p in request.trial.path.glob(".result*")] == []
@@ -93,9 +109,9 @@ def test_finished_trial_is_not_run_again(make):
 
 def test_first_result_stands(make):
     request = make()
-    reporter = RankReporter(request)
-    worker.write_result(request, request.trial.spec(), reporter, {"a": 1.0})
-    worker.write_result(request, request.trial.spec(), reporter, {"a": 2.0})
+    told = RankReporter(request)
+    worker.write_result(request, request.trial.spec(), told, {"a": 1.0})
+    worker.write_result(request, request.trial.spec(), told, {"a": 2.0})
 
     assert request.trial.result()["metrics"] == {"a": 1.0}
 
@@ -137,19 +153,18 @@ def test_cause_replaces_a_communication_error_and_not_the_other_way_round(make):
 
 def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
     request = make(gate_at=4)
-    flag = StopFlag()
+    stop = Stop()
 
     class StopsAtGate(RankReporter):
         def should_stop(self):
             if (request.trial.path / "at-gate").exists():
-                flag.raise_flag(signal.SIGTERM, None)
+                stop.request(signal.SIGTERM, None)
             return super().should_stop()
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match="stopped on request after step 3"):
-        patch.setattr(worker, "RankReporter", StopsAtGate)
-        worker.run(request, flag)
+    with pytest.raises(Interrupted, match="stopped on request after step 3"):
+        worker.run(request, StopsAtGate(request, stop))
 
-    again = RankRequest(**{**request.to_json(), "gpus": (), "attempt": request.trial.new_attempt({}).number})
+    again = replace(request, attempt=request.trial.new_attempt({}).number)
     assert main(again) == 0
     assert (steps(request), steps(again)) == ([1, 2, 3], list(range(4, 11)))
 
@@ -157,21 +172,17 @@ def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_asks_for_a_stop_even_before_the_reporter_exists(make, number):
     before = signal.getsignal(number)
-    flag = StopFlag()
-    with worker.stops_on_signal(flag):
+    stop = Stop()
+    with stops_on_signal(stop):
         signal.raise_signal(number)
-        flag.reporter = RankReporter(make())
 
-    assert flag.reporter.should_stop()
+    assert RankReporter(make(), stop).should_stop()
     assert signal.getsignal(number) is before
 
 
 def test_interruption_is_no_error(make, monkeypatch):
-    class Interrupted(Exception):
-        pass
-
     def job(request, spec, reporter):
-        raise Interrupted("stopped on request after step 3")
+        raise Interrupted(3)
 
     request = make()
     monkeypatch.setattr(worker, "load_job", lambda name: job)
@@ -194,12 +205,16 @@ def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
 
 def test_heartbeat_is_replaced_once_a_second_and_at_every_change_of_phase(make, monkeypatch):
     now, written = [0.0], []
-    monkeypatch.setattr(worker, "write_json", lambda path, record, durable: written.append((record["step"], record["phase"])))
-    reporter = RankReporter(make(), clock=lambda: now[0])
+    monkeypatch.setattr(
+        reporter,
+        "write_json",
+        lambda path, record, durable: written.append((record["step"], record["phase"])),
+    )
+    told = RankReporter(make(), clock=lambda: now[0])
     for step in range(1, 31):
         now[0] = step * 0.1
-        reporter.progress(step, 30, "train", {"loss": 1.0})
-    reporter.progress(30, 30, "evaluate", {})
+        told.progress(step, 30, "train", {"loss": 1.0})
+    told.progress(30, 30, "evaluate", {})
 
     assert written == [(1, "train"), (11, "train"), (21, "train"), (30, "evaluate")]
 
@@ -207,11 +222,11 @@ def test_heartbeat_is_replaced_once_a_second_and_at_every_change_of_phase(make, 
 def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
     synced = []
     request = make()
-    reporter = RankReporter(request)
+    told = RankReporter(request)
     monkeypatch.setattr(os, "fsync", synced.append)
-    reporter.metrics(3, {"train/loss": 1.0})
+    told.metrics(3, {"train/loss": 1.0})
     assert synced == []
-    reporter.checkpoint(3, Path("step-00000003"))
+    told.checkpoint(3, Path("step-00000003"))
 
     assert len(synced) == 1
     assert [line.step for line in request.attempt_dir.lines()] == [3, 3]
@@ -225,7 +240,10 @@ def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
         (KeyboardInterrupt(), Outcome.INTERRUPTED),
         (LeaseHeld("x"), Outcome.PREEMPTED),
         (RuntimeError("CUDA out of memory. Tried"), Outcome.GPU_OOM),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), Outcome.HOST_OOM),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            Outcome.HOST_OOM,
+        ),
         (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
         (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
     ],
@@ -236,7 +254,7 @@ def test_kinds_of_failure(error, outcome):
 
 def test_torn_line_of_ranks_is_a_process_that_died_writing_it(make):
     request = make()
-    worker.register(request)
+    rank.register(request)
     with (request.attempt_dir.path / "ranks.jsonl").open("a") as file:
         file.write(json.dumps({"rank": 1})[:5])
 

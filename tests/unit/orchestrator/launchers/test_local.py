@@ -36,7 +36,12 @@ def add(sweep, seed, *, resources=Resources(gpus=0), retries=Retries(), **data):
 
 def control(sweep, launcher, trial_ids, submission=1):
     return Controller(
-        sweep, submission=submission, trial_ids=trial_ids, launcher=launcher, cache=sweep.path / "cache", job=JOB
+        sweep,
+        submission=submission,
+        trial_ids=trial_ids,
+        launcher=launcher,
+        cache=sweep.path / "cache",
+        job=JOB,
     )
 
 
@@ -45,7 +50,9 @@ def merged_steps(sweep, trial_id):
 
 
 def loss_by_step(sweep, trial_id):
-    return {step: value for step, (_, value) in sweep.trial(trial_id).metrics()["train/loss"].items()}
+    return {
+        step: value for step, (_, value) in sweep.trial(trial_id).metrics()["train/loss"].items()
+    }
 
 
 def test_sweep_of_processes_finishes_with_every_kind_of_trial(sweep):
@@ -59,7 +66,12 @@ def test_sweep_of_processes_finishes_with_every_kind_of_trial(sweep):
     assert [t.state for t in status.trials] == [TrialState.DONE] * 3 + [TrialState.FAILED]
     assert status.trials[3].outcome is Outcome.USER_ERROR
     assert status.trials[3].reason.startswith("ValueError: train.lr: must be positive")
-    assert [len(sweep.trial(t).attempts()) for t in (plain, two_ranks, oom_once, wrong)] == [1, 1, 2, 1]
+    assert [len(sweep.trial(t).attempts()) for t in (plain, two_ranks, oom_once, wrong)] == [
+        1,
+        1,
+        2,
+        1,
+    ]
     assert merged_steps(sweep, oom_once) == list(range(1, 11))
     assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
     environment = sweep.trial(plain).attempt(1).environment()
@@ -80,7 +92,9 @@ def test_interrupted_sweep_goes_on_where_it_was_with_the_same_numbers(sweep, tmp
 
     for trial_id in ids:
         (sweep.trial(trial_id).path / "go").touch()
-    status = control(sweep, ProcessLauncher(sweep, cpus=2, gpus=0, job=JOB), ids, submission=2).run()
+    status = control(
+        sweep, ProcessLauncher(sweep, cpus=2, gpus=0, job=JOB), ids, submission=2
+    ).run()
 
     assert status.complete
     undisturbed = SweepDir(tmp_path / "undisturbed")
@@ -104,7 +118,12 @@ def test_cancelled_trial_checkpoints_and_leaves(sweep):
     status = controller.run(cancel_at_the_gate)
 
     assert status.trials[0].state is TrialState.CANCELLED
-    assert sweep.trial(trial).attempt(1).end()["reason"].startswith("cancelled on request; it checkpointed first")
+    assert (
+        sweep.trial(trial)
+        .attempt(1)
+        .end()["reason"]
+        .startswith("cancelled on request; it checkpointed first")
+    )
     assert (sweep.trial(trial).checkpoints / "step-00000005").exists()
 
 

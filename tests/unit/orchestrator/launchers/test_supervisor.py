@@ -14,9 +14,9 @@ from orchestrator.launchers import supervisor as supervisor_module
 from orchestrator.launchers.protocol import Launch
 from orchestrator.launchers.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
 from orchestrator.processes import ProcessId, with_environment
+from orchestrator.rank import registered
 from orchestrator.records import Outcome, TrialSpec
 from orchestrator.trial_dir import SweepDir
-from orchestrator.worker import registered
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
 
@@ -104,7 +104,10 @@ def test_ranks_run_with_their_own_log_and_without_gpus_that_they_do_not_hold(nod
     assert "rank 1 of 2 goes on from step 0" in log
     assert seen(launch)["gpus"] == ""
     assert seen(launch)["cwd"] == str(Path.cwd())
-    assert {p.pid for p in registered(launch.folder)} == {seen(launch, 0)["pid"], seen(launch, 1)["pid"]}
+    assert {p.pid for p in registered(launch.folder)} == {
+        seen(launch, 0)["pid"],
+        seen(launch, 1)["pid"],
+    }
 
 
 @pytest.mark.parametrize(

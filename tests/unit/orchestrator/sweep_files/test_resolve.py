@@ -114,6 +114,22 @@ def test_a_preset_that_the_counterpart_lacks_is_told(problems: Problems) -> None
     assert "there is no table model to compare with: table has no preset wide" in problem
 
 
+def test_a_counterpart_without_that_preset_may_be_made_of_keys(
+    load: Load, training_flops: Flops
+) -> None:
+    sweep = load(
+        """
+        trials:
+          - set: {model.preset: wide, model.d_model: 32, model.d_ff: 40, train.batch_tokens: 16}
+            match: {training_flops: table, solve: tokens}
+        """
+    )
+
+    table = "{model.architecture: table, model.preset: null, model.d_model: 32, model.d_ff: 40}"
+    (counterpart,) = load(f"trials: [{{set: {table}}}]").trials
+    assert training_flops(sweep.trials[0]) == pytest.approx(training_flops(counterpart), rel=0.01)
+
+
 def test_isoflop_spends_each_budget_within_one_percent(load: Load, training_flops: Flops) -> None:
     sweep = load(
         """
@@ -129,7 +145,7 @@ def test_isoflop_spends_each_budget_within_one_percent(load: Load, training_flop
             assert trial.preset is None
     widths = [trial.model["d_model"] for trial in sweep.trials[:5]]
     assert widths == sorted(set(widths)), "sizes grow"
-    assert "line 5: model.preset is not used by trials[0].isoflop" in sweep.warnings[0]
+    assert "sweep.yaml:5:30: model.preset is not used by trials[0].isoflop" in sweep.warnings[0]
 
 
 def test_isoflop_puts_the_asked_tokens_per_parameter_in_the_middle(load: Load) -> None:

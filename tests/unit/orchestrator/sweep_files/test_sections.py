@@ -44,6 +44,16 @@ def test_keys_override_the_preset_wherever_both_are_written(load: Load) -> None:
     ]
 
 
+def test_an_entry_may_want_no_preset(load: Load, problems: Problems) -> None:
+    entry = "trials: [{{set: {{model.preset: null, model.d_model: 10{}}}}}]"
+
+    (trial,) = load(entry.format(", model.d_ff: 20")).trials
+    assert (trial.preset, trial.model["d_model"], trial.model["d_ff"]) == (None, 10, 20)
+
+    (problem,) = problems(entry.format(""))
+    assert "missing d_ff; add a preset (tiny, small, wide), or for example d_ff: 352" in problem
+
+
 def test_base_keys_that_another_architecture_lacks_are_left_out_with_a_warning(load: Load) -> None:
     header = """
 name: test
@@ -64,7 +74,7 @@ model: {architecture: table, preset: tiny, n_keys: 32}
     assert sweep.trials[1].model["n_keys"] == 32
     (warning,) = sweep.warnings
     assert warning.endswith(
-        "sweep.yaml: line 5: model.n_keys is left out where the architecture is plain, "
+        "sweep.yaml:5:44: model.n_keys is left out where the architecture is plain, "
         "which has no such key"
     )
 

@@ -1,5 +1,7 @@
 """A tracker in memory that keeps MLflow's rules and fails where a test says."""
 
+import uuid
+
 from orchestrator.tracking.layout import CANCEL, FOLDER_ID, KEY, KIND
 from orchestrator.tracking.store import RefusedError, RunGoneError, TrackedRun, TrackerError
 
@@ -79,7 +81,7 @@ class FakeStore:
 
     def create_run(self, experiment_id, *, start_s, name, tags):
         def effect():
-            run_id = f"r{len(self._runs)}"
+            run_id = uuid.uuid4().hex
             self._runs[run_id] = FakeRun(experiment_id, tags, name, start_s)
             return run_id
 

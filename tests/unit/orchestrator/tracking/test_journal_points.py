@@ -17,7 +17,14 @@ def write(folder, number, lines):
     attempt = AttemptDir(folder / f"{number:04d}")
     attempt.path.mkdir()
     text = "".join(
-        json.dumps({"t": 1000 * number + step, "step": step, "metrics": dict.fromkeys(names, step + number / 10)}) + "\n"
+        json.dumps(
+            {
+                "t": 1000 * number + step,
+                "step": step,
+                "metrics": dict.fromkeys(names, step + number / 10),
+            }
+        )
+        + "\n"
         for step, names in lines
     )
     attempt.journal.write_text(text)
@@ -33,7 +40,9 @@ def resumed_attempts():
 
 
 @given(attempts=resumed_attempts(), limit=st.integers(1, 7), stop_after=st.integers(0, 10))
-def test_every_measured_step_is_sent_once_from_its_first_attempt(tmp_path_factory, attempts, limit, stop_after):
+def test_every_measured_step_is_sent_once_from_its_first_attempt(
+    tmp_path_factory, attempts, limit, stop_after
+):
     folder = tmp_path_factory.mktemp("attempts")
     written = []
     for number, (start, lines) in enumerate(attempts, 1):
@@ -52,7 +61,9 @@ def test_every_measured_step_is_sent_once_from_its_first_attempt(tmp_path_factor
     for allowed in (stop_after, math.inf):
         taken = 0
         for attempt, _ in written:
-            for batch in batches(attempt, offset=offsets.get(attempt.number, 0), marks=marks, limit=limit):
+            for batch in batches(
+                attempt, offset=offsets.get(attempt.number, 0), marks=marks, limit=limit
+            ):
                 if taken >= allowed:
                     break
                 taken += 1

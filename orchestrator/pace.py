@@ -1,0 +1,52 @@
+"""How long trials will take: predictions, corrected by how long those took that were seen to run."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from orchestrator.records import TrialSpec
+from orchestrator.scheduler import Demand, Node
+
+GUESSED_FLOPS_PER_S = 1.0e10
+"""For trials without a prediction: with one rate for all, only their order means something."""
+GUESSED_FLOPS_PER_TOKEN = 1.0e6
+
+
+class Pace:
+    """Predicted seconds per trial, times the median of measured over predicted."""
+
+    def __init__(self, predicted_s: Mapping[str, float]) -> None:
+        """Take the predicted seconds of whole trials by id."""
+        self._predicted_s = dict(predicted_s)
+        self._ratios: list[float] = []
+
+    def seconds(self, spec: TrialSpec, *, done: float = 0.0) -> float:
+        """Return the seconds that a trial still needs when the share `done` of its steps is behind it."""
+        correction = statistics.median(self._ratios) if self._ratios else 1.0
+        return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
+
+    def saw(self, spec: TrialSpec, seconds: float) -> None:
+        """Take in how long a whole trial took."""
+        self._ratios.append(seconds / max(1e-3, self._whole_s(spec)))
+
+    def _whole_s(self, spec: TrialSpec) -> float:
+        predicted = self._predicted_s.get(spec.trial_id)
+        if predicted is not None:
+            return predicted
+        guess = GUESSED_FLOPS_PER_TOKEN * float(spec.train["tokens"])
+        return float(spec.accounting.get("training_flops", guess)) / GUESSED_FLOPS_PER_S
+
+
+def time_left_s(work: Sequence[tuple[float, Demand]], nodes: Sequence[Node]) -> float | None:
+    """Return when work of (seconds, demand) will be done: the longest piece, or all of it spread evenly, if that is more.
+
+    A lower bound: what cannot be packed tightly takes longer. None without nodes.
+    """
+    if not nodes:
+        return None
+    if not work:
+        return 0.0
+    cores, gpus = sum(node.cpus for node in nodes), sum(len(node.gpus) for node in nodes)
+    spread = sum(seconds * demand.cpus for seconds, demand in work) / max(1, cores)
+    if gpus:
+        spread = max(spread, sum(seconds * demand.gpus for seconds, demand in work) / gpus)
+    return max(spread, max(seconds for seconds, _ in work))

@@ -1,0 +1,247 @@
+"""The command as a person types it: real processes, a real SQLite tracker, one machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from orchestrator.records import TrialState
+from orchestrator.trial_dir import SweepDir
+
+pytestmark = pytest.mark.integration
+
+SWEEP = """
+# Question: does the command do what it says?
+name: tiny
+data: {{source: biographies, style: compact, n_people: 60, n_first_names: 10, n_middle_names: 10, n_last_names: 10, n_years: 5, n_cities: 5, n_universities: 5, n_majors: 5, n_employers: 5}}
+train: {{tokens: {tokens}, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}}
+model: {{architecture: dense, preset: d12}}
+trials:
+  - grid: {{model.preset: [d12]}}
+  - set: {{model.architecture: memory_plus, model.n_keys: 12}}
+    match: {{training_flops: dense}}
+seeds: {seeds}
+logging: {{every_steps: 5, evaluations: 2, checkpoint_every_s: 0.2}}
+retries: {{failure: {failure}}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+class Place:
+    """A folder in which somebody works with the command."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.disk = SweepDir(folder / "runs" / "tiny")
+
+    def write(self, *, tokens=5_120, seeds="[0]", failure=1):
+        text = SWEEP.format(tokens=tokens, seeds=seeds, failure=failure)
+        (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
+
+    def command(self, *words):
+        return [sys.executable, "-m", "orchestrator.cli", *words]
+
+    @property
+    def environment(self):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "MEMSCALE_"))}
+        return {**kept, "MLFLOW_DISABLE_TELEMETRY": "true", "COLUMNS": "200"}
+
+    def run(self, *words, code=0):
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, *words):
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def losses(self):
+        return {
+            t.trial_id: {s: v for s, (_, v) in t.metrics()["train/loss"].items()}
+            for t in self.disk.trials()
+        }
+
+    def wait_until(self, condition, process=None):
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, "it never happened"
+            assert process is None or process.poll() is None, process.stdout.read()
+            time.sleep(0.05)
+
+
+def test_the_whole_path_and_submitting_again(place):
+    place.write()
+
+    first = place.run("submit", "tiny.yaml", "--launcher", "process")
+
+    assert "2 trials, 2 to train" in first
+    assert {t.state() for t in place.disk.trials()} == {TrialState.DONE}
+    assert "2 done" in place.run("status", "tiny")
+    assert "attempt 1: first attempt" in place.run("logs", "dense")
+    assert "Fitted curves" in place.run("fit", "tiny")
+    assert "report.html" in place.run("report", "tiny")
+    page = (place.folder / "runs/tiny/report/report.html").read_text(encoding="utf-8")
+    assert "memory_plus" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+    before = place.losses()
+    assert "2 trials, 0 to train" in place.run("submit", "tiny.yaml", "--launcher", "process")
+    place.write(failure=3)
+    assert "Nothing to train" in place.run("plan", "tiny.yaml")
+    place.write(seeds="[0, 1]")
+    plan = place.run("plan", "tiny.yaml")
+    assert "2 new: seed 0 → 1" in plan
+    assert "4 trials, 2 to train" in place.run("submit", "tiny.yaml", "--launcher", "process")
+    after = place.losses()
+    assert {k: after[k] for k in before} == before
+    assert len(after) == 4
+
+    by_tracker = place.run(
+        "fit", "tiny", "--tracking-uri", f"sqlite:///{place.folder}/runs/mlflow.db"
+    )
+    assert by_tracker == place.run("fit", "tiny")
+
+
+def test_plan_as_json_holds_every_number(place):
+    place.write()
+
+    rows = json.loads(place.run("plan", "tiny.yaml", "--json"))
+
+    assert {row["architecture"] for row in rows} == {"dense", "memory_plus"}
+    assert all(row["total_params"] > 0 and row["status"] == "new" for row in rows)
+    assert rows[0]["training_flops"] == pytest.approx(rows[1]["training_flops"], rel=0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, number, tmp_path):
+    place.write(tokens=76_800)
+    process = place.start("submit", "tiny.yaml", "--launcher", "process")
+
+    def trains():
+        beats = [t.heartbeat() for t in place.disk.trials()]
+        return bool(beats) and all(beat and (beat.get("step") or 0) > 20 for beat in beats)
+
+    place.wait_until(trains, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=100)
+
+    assert process.returncode == 130, output
+    assert "Submit the same file again to go on" in output
+    assert {t.state() for t in place.disk.trials()} == {TrialState.WAITING}
+    assert "2 resume" in place.run("plan", "tiny.yaml")
+    place.run("submit", "tiny.yaml", "--launcher", "process")
+    undisturbed = Place(tmp_path / "undisturbed")
+    undisturbed.folder.mkdir()
+    undisturbed.write(tokens=76_800)
+    undisturbed.run("submit", "tiny.yaml", "--launcher", "process")
+    assert place.losses() == undisturbed.losses()
+    assert {len(t.attempts()) for t in place.disk.trials()} == {2}
+
+
+def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place):
+    place.write(tokens=2_560_000)
+
+    assert "in the background" in place.run(
+        "submit", "tiny.yaml", "--launcher", "process", "--detach"
+    )
+
+    place.wait_until(lambda: any((t.heartbeat() or {}).get("step") for t in place.disk.trials()))
+    assert "2 running" in place.run("status", "tiny")
+    assert "runs it already" in place.run("submit", "tiny.yaml", "--launcher", "process", code=3)
+    follower = place.start("logs", place.disk.trials()[0].trial_id, "-f")
+    assert "2 unfinished trials" in place.run("cancel", "tiny")
+    output, _ = follower.communicate(timeout=100)
+    assert "cancelled" in output
+    place.wait_until(lambda: {t.state() for t in place.disk.trials()} == {TrialState.CANCELLED})
+    assert "2 cancelled" in place.run("plan", "tiny.yaml")
+
+
+def test_a_broken_sweep_file_starts_nothing(place):
+    place.write()
+    file = place.folder / "tiny.yaml"
+    file.write_text(
+        file.read_text(encoding="utf-8").replace("seq_len", "seq_length"), encoding="utf-8"
+    )
+
+    for verb in ("plan", "submit"):
+        output = place.run(verb, "tiny.yaml", code=2)
+        assert "tiny.yaml:5:" in output
+        assert "seq_len" in output
+    assert not (place.folder / "runs").exists()
+
+
+def test_what_does_not_exist_is_said_with_what_does(place):
+    place.write()
+    place.run("submit", "tiny.yaml", "--launcher", "debug")
+
+    assert "there are: tiny" in place.run("status", "other", code=1)
+    assert "not found" in place.run("logs", "nothing", code=1)
+    assert "trials begin so" not in place.run("logs", "dense")
+    assert "bundled" in place.run("plan", "absent.yaml", code=2)
+
+
+def test_the_installed_wheel_works_in_another_folder(tmp_path):
+    source = next(
+        p for p in __import__("pathlib").Path(__file__).parents if (p / "pyproject.toml").exists()
+    )
+    built = tmp_path / "dist"
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    site = tmp_path / "site"
+    [wheel] = built.glob("*.whl")
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            str(site),
+            str(wheel),
+        ],
+        check=True,
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
+
+    where = subprocess.run(
+        [sys.executable, "-c", "import orchestrator, workloads, analysis; print(orchestrator.__file__, workloads.__file__, analysis.__file__)"],
+        cwd=elsewhere, env=environment, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    plan = subprocess.run(
+        [str(site / "bin" / "memscale"), "plan", "quickstart"],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+    assert all(path.startswith(str(site)) for path in where.split())
+    assert plan.returncode == 0, plan.stderr
+    assert "memory_plus" in plan.stdout

@@ -1,0 +1,134 @@
+"""The Ray launcher by itself: reservations, GPUs (pretended ones), and leaving the machine as it was."""
+
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller import Controller
+from orchestrator.launchers.embedded import remove_leftovers
+from orchestrator.launchers.protocol import Launch
+from orchestrator.launchers.ray_cluster import RayLauncher
+from orchestrator.processes import ProcessId, with_environment
+from orchestrator.records import Resources, TrialSpec
+from orchestrator.trial_dir import SweepDir
+
+pytestmark = pytest.mark.integration
+JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
+
+
+def add(sweep, seed, **resources):
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "x", "gate_at": 3},
+        model={"architecture": "dense"},
+        train={"tokens": 50, "batch_tokens": 10, "seq_len": 10},
+        seed=seed,
+        resources=Resources(**resources),
+    )
+    sweep.trial(spec.trial_id).create(spec)
+    return spec.trial_id
+
+
+def seen_gpus(sweep, trial_id, rank=0):
+    path = sweep.trial(trial_id).attempt(1).path / f"seen-{rank}.json"
+    return json.loads(path.read_text())["gpus"]
+
+
+def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    before, on_sigterm = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    sweep = SweepDir(tmp_path / "s")
+    both = add(sweep, 0, gpus=2.0, ranks=2)
+    whole = add(sweep, 1, gpus=1.0)
+    halves = [add(sweep, seed, gpus=0.5) for seed in (2, 3)]
+    none = add(sweep, 4, gpus=0)
+    trials = [both, whole, *halves, none]
+    launcher = RayLauncher(sweep, cpus=4, gpus=2, job=JOB)
+    together = []
+
+    def open_gates(status):
+        """Let the trials that wait at their gate go on, once all that fit beside each other are there."""
+        running = [t.trial_id for t in status.trials if t.state == "running"]
+        at_gate = [t for t in running if (sweep.trial(t).path / "at-gate").exists()]
+        waiting = [t for t in status.trials if t.state == "waiting"]
+        if running and at_gate == running and all(t.wait for t in waiting):
+            together.append(set(running))
+            for trial_id in running:
+                (sweep.trial(trial_id).path / "go").touch()
+
+    status = Controller(
+        sweep, submission=1, trial_ids=trials, launcher=launcher, cache=tmp_path / "cache", job=JOB
+    ).run(open_gates)
+
+    assert status.complete
+    assert {both, none} in together
+    assert {whole, *halves} in together
+    assert [seen_gpus(sweep, both, rank) for rank in (0, 1)] == ["0", "1"]
+    assert seen_gpus(sweep, none) == ""
+    shared = {seen_gpus(sweep, half) for half in halves}
+    assert len(shared) == 1
+    assert shared | {seen_gpus(sweep, whole)} == {"0", "1"}
+    assert dict(os.environ) == before
+    assert signal.getsignal(signal.SIGTERM) is on_sigterm
+    assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
+    assert list(Path(tempfile.gettempdir()).glob(f"ms-{os.getpid()}-*")) == []
+
+
+def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reused(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    sweep = SweepDir(tmp_path / "s")
+    launcher = RayLauncher(sweep, cpus=2, gpus=2, job=JOB)
+    launcher.start()
+    try:
+        (node,) = launcher.nodes()
+        assert (node.cpus, node.gpus) == (2, ("5", "7"))
+        got = []
+        for seed in range(3):
+            trial = sweep.trial(add(sweep, seed, gpus=1.0))
+            (trial.path / "go").touch()
+            attempt = trial.new_attempt({"submission": 1})
+            launch = Launch(
+                trial_id=trial.trial_id,
+                trial_path=str(trial.path),
+                attempt=attempt.number,
+                node_id=node.node_id,
+                ranks=1,
+                cpus=1,
+                gpus=1.0,
+                gpu_ids=("5",),
+                cache="c",
+                job=JOB,
+            )
+            got.append(launcher.launch(launch))
+            ended = []
+            while not ended:
+                ended = launcher.poll()
+            assert ended[0].exit_codes == {0: 0}
+            assert seen_gpus(sweep, trial.trial_id) == got[-1][0]
+        assert len(set(got)) == 1
+        assert got[0][0] in ("5", "7")
+        orphan = ProcessId(host="elsewhere", pid=1, start_ticks=1)
+        assert launcher.end_orphans([orphan]) == [orphan]
+    finally:
+        launcher.close()
+    assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
+
+
+def test_folders_of_controllers_that_are_gone_are_removed(tmp_path):
+    own = ProcessId.own()
+    living = tmp_path / f"ms-{own.pid}-{own.start_ticks}"
+    reused = tmp_path / f"ms-{own.pid}-{own.start_ticks - 1}"
+    dead = tmp_path / "ms-4194305-1"
+    foreign = tmp_path / "ms-paint-files"
+    for folder in (living, reused, dead, foreign):
+        folder.mkdir()
+
+    remove_leftovers(tmp_path)
+
+    assert sorted(tmp_path.iterdir()) == sorted([living, foreign])

@@ -1,0 +1,392 @@
+"""The shipper against real MLflow: SQLite, a server that dies, kills, the page in a browser."""
+
+import importlib.util
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import ui
+from orchestrator.processes import ProcessId
+from orchestrator.tracking.layout import CANCEL
+from orchestrator.tracking.places import default_tracking_uri
+from orchestrator.tracking.store import Store
+from orchestrator.tracking.supervise import ShipperProcess, shipping
+
+pytestmark = pytest.mark.integration
+HERE = Path(__file__).parent
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+disk_sweep = load(HERE.parent / "unit" / "orchestrator" / "tracking" / "disk_sweep.py")
+screenshot = load(HERE.parents[1] / "docs" / "screenshot.py")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A runs folder whose SQLite store has its tables: making them takes seconds, once. Odd names are on purpose."""
+    folder = tmp_path_factory.mktemp("state") / "my runs ü"
+    Store(default_tracking_uri(folder)).open()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(runs):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=default_tracking_uri(runs))
+
+
+@pytest.fixture
+def sweep(runs, request):
+    """An empty sweep of its own, with this process as its controller."""
+    written = disk_sweep.DiskSweep(runs, request.node.name.split("[")[0].removeprefix("test_"))
+    yield written
+    written.uncontrol()
+
+
+def submitted(sweep, n_trials=3):
+    specs = [
+        disk_sweep.make_spec(seed, architecture, sweep=sweep.disk.name)
+        for seed in range(n_trials)
+        for architecture in ("dense", "memory_plus")
+    ]
+    sweep.submit(specs, at_s=time.time())
+    sweep.control()
+    return specs
+
+
+def run_ids(client, sweep):
+    experiment = client.get_experiment_by_name(sweep.disk.name)
+    found = client.search_runs([experiment.experiment_id], "tags.`memscale.kind` = 'trial'")
+    ids = {run.data.tags["memscale.trial_id"]: run.info.run_id for run in found}
+    assert len(ids) == len(found), "a trial has two runs"
+    return ids
+
+
+def assert_equal_to_journals(client, sweep):
+    """Every (metric, step, time, value) is there, once."""
+    ids = run_ids(client, sweep)
+    trials = sweep.disk.trials()
+    assert set(ids) == {trial.trial_id for trial in trials}
+    for trial in trials:
+        expected = disk_sweep.expected_points(trial)
+        points = disk_sweep.stored_points(client, ids[trial.trial_id])
+        measured = [point for point in points if "/" in point[0]]
+        assert sorted(measured) == sorted(
+            (key, step, t, value) for (key, step), (t, value) in expected.items()
+        )
+
+
+def until(condition, *, timeout_s=60.0):
+    """Wait for a state, not for a time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.1)
+
+
+def waiting(shipper, fewer_than):
+    return lambda: shipper.points_waiting() < fewer_than
+
+
+def test_sqlite_holds_the_journals(runs, client, sweep):
+    specs = submitted(sweep)
+    for spec in specs[:5]:
+        first = sweep.start(spec)
+        sweep.measure(first, range(700))
+        sweep.end(first, "killed", final=False)
+        second = sweep.start(spec)
+        sweep.measure(
+            second, range(400, 800), late_ms=70_000, names=("train/loss", "train/lr", "a|b")
+        )
+        sweep.finish(second, step=799)
+    with shipping(sweep.disk) as shipper:
+        sweep.uncontrol()
+
+    assert (shipper.unshipped_points, shipper.problem) == (0, None)
+    ids = run_ids(client, sweep)
+    run = client.get_run(ids[specs[0].trial_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.end_time == round((disk_sweep.T0 / 1000 + 99) * 1000)
+    assert client.get_run(ids[specs[5].trial_id]).info.status == "SCHEDULED"
+    parent = client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.data.metrics["trials/done"] == 5
+    assert parent.info.status == "KILLED"
+    for trial in sweep.disk.trials():
+        expected = {
+            (key.replace("|", "_"), step, t, value)
+            for (key, step), (t, value) in disk_sweep.expected_points(trial).items()
+        }
+        points = disk_sweep.stored_points(client, ids[trial.trial_id])
+        assert sorted(p for p in points if "/" in p[0] or p[0] == "a_b") == sorted(expected)
+    text = Path(client.download_artifacts(ids[specs[0].trial_id], "log/attempt-2.txt")).read_text()
+    assert text == "log of attempt 2\n"
+    assert (
+        client.get_experiment_by_name(sweep.disk.name).tags["mlflow.note.content"]
+        == "Does it grow?"
+    )
+
+
+def test_sending_everything_again_changes_nothing(runs, client, sweep):
+    (spec, *_) = submitted(sweep, 1)
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, range(1500))
+    with attempt.journal.open("a") as file:
+        file.write('{"t": 1700000000001, "step": 2000, "metrics": {"odd": NaN, "big": Infinity}}\n')
+    for _ in range(2):
+        with shipping(sweep.disk) as shipper:
+            pass
+        assert (shipper.unshipped_points, shipper.problem) == (0, None)
+        (sweep.disk.trial(spec.trial_id).path / "tracking.json").unlink()
+
+    run_id = run_ids(client, sweep)[spec.trial_id]
+    points = [point for point in disk_sweep.stored_points(client, run_id) if "/" in point[0]]
+    assert len(points) == len(set(points)) == 3000
+    assert (
+        len(client.get_metric_history(run_id, "odd"))
+        == len(client.get_metric_history(run_id, "big"))
+        == 1
+    )
+
+
+def test_killed_shippers_lose_and_double_nothing(runs, client, sweep):
+    specs = submitted(sweep)
+    attempts = [sweep.start(spec) for spec in specs]
+    chance = random.Random(0)
+    total = 0
+    for kill in range(3):
+        shipper = ShipperProcess(sweep.disk)
+        for attempt in attempts:
+            sweep.measure(attempt, range(500 * kill, 500 * (kill + 1)))
+        total = 2 * 500 * len(attempts)
+        until(waiting(shipper, chance.uniform(0.2, 1.0) * total))
+        os.kill(shipper.pid, signal.SIGKILL)
+        shipper.stop()
+    for attempt in attempts:
+        sweep.finish(attempt, step=1499)
+    with shipping(sweep.disk) as last:
+        sweep.uncontrol()
+
+    assert (last.unshipped_points, last.problem) == (0, None)
+    assert_equal_to_journals(client, sweep)
+
+
+def test_a_shipper_that_was_killed_is_replaced_at_the_end(runs, client, sweep):
+    (spec, *_) = submitted(sweep, 1)
+    with shipping(sweep.disk) as shipper:
+        os.kill(shipper.process.pid, signal.SIGKILL)
+        until(lambda: not shipper.process.alive())
+        sweep.measure(sweep.start(spec), range(10))
+
+    assert (shipper.unshipped_points, shipper.problem) == (0, None)
+    assert_equal_to_journals(client, sweep)
+
+
+def test_no_shipper_survives_its_parent(runs, sweep):
+    submitted(sweep, 1)
+    parent = (
+        "import sys, time; from pathlib import Path\n"
+        "from orchestrator.trial_dir import SweepDir; from orchestrator.tracking.supervise import ShipperProcess\n"
+        f"print(ShipperProcess(SweepDir(Path({str(sweep.disk.path)!r}))).pid, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    shipper = ProcessId.of(int(process.stdout.readline()))
+    until((sweep.disk.path / "tracking.json").exists)  # it has met the tracker
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+    until(lambda: not shipper.alive(), timeout_s=20)
+
+
+def test_a_cancel_tag_on_the_page_reaches_the_trial(runs, client, sweep):
+    (spec, *_) = submitted(sweep, 1)
+    with shipping(sweep.disk) as shipper:
+        until(lambda: client.get_experiment_by_name(sweep.disk.name) is not None)
+        until(lambda: spec.trial_id in run_ids(client, sweep))
+        run_id = run_ids(client, sweep)[spec.trial_id]
+        client.set_tag(run_id, CANCEL, "please")
+
+        until(sweep.disk.trial(spec.trial_id).cancel_requested)
+        until(lambda: CANCEL not in client.get_run(run_id).data.tags)
+
+    assert shipper.problem is None
+    assert client.get_run(run_id).info.status == "KILLED"
+
+
+@pytest.mark.slow
+def test_processes_that_make_the_tables_at_once(tmp_path):
+    uri = default_tracking_uri(tmp_path / "fresh")
+    script = f"from orchestrator.tracking.store import Store; Store({uri!r}).open()"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(3)
+    ]
+    said = [process.communicate()[1].decode() for process in processes]
+
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+
+
+class Server:
+    """An MLflow server that can be killed and started again at the same address."""
+
+    def __init__(self, uri, log):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._uri, self._log = uri, log
+        self._process = None
+
+    def start(self):
+        command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--port",
+            str(self.port),
+            "--workers",
+            "1",
+        ]
+        command += [
+            "--backend-store-uri",
+            self._uri,
+            "--artifacts-destination",
+            str(self._log.parent / "artifacts"),
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+                env={
+                    **os.environ,
+                    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+                    "MLFLOW_DISABLE_TELEMETRY": "true",
+                },
+            )
+
+    def answers(self):
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    def kill(self):
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sweep, tmp_path):
+    specs = submitted(sweep)
+    server = Server(default_tracking_uri(runs), tmp_path / "server.log")
+    server.start()
+    try:
+        until(server.answers)
+        attempts = [sweep.start(spec) for spec in specs]
+        total = 2 * 2000 * len(attempts)
+        shipper = ShipperProcess(sweep.disk, server.url)
+        # The journals grow while points are sent, as in training.
+        writer = threading.Thread(
+            target=lambda: [
+                sweep.measure(attempt, range(start, start + 100))
+                for start in range(0, 2000, 100)
+                for attempt in attempts
+            ]
+        )
+        writer.start()
+        writer.join()
+        until(waiting(shipper, total * 2 / 3))
+        server.kill()
+        at_the_kill = shipper.points_waiting()
+        assert total / 3 < at_the_kill < total * 2 / 3, "not in the middle third"
+        until(lambda: shipper.problem() is not None)
+        assert shipper.alive()
+
+        server.start()
+        until(server.answers)
+        for attempt in attempts:
+            sweep.finish(attempt, step=1999)
+        sweep.uncontrol()
+        drained = shipper.drain(120)
+        assert (drained.points_waiting, drained.problem) == (0, None)
+    finally:
+        server.kill()
+
+    assert_equal_to_journals(client, sweep)
+    statuses = [client.get_run(run_id).info.status for run_id in run_ids(client, sweep).values()]
+    assert statuses == ["FINISHED"] * len(specs)
+
+
+def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
+    (spec, *_) = submitted(sweep, 1)
+    sweep.measure(sweep.start(spec), range(10))
+    port = ui.free_port("127.0.0.1", 23_000)
+
+    with shipping(sweep.disk, f"http://127.0.0.1:{port}", drain_s=600) as shipper:
+        pass
+
+    assert shipper.unshipped_points == 20
+    assert shipper.problem is not None
+    assert str(port) in shipper.problem
+
+
+@pytest.mark.browser
+def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path):
+    specs = submitted(sweep, 2)
+    for spec in specs:
+        attempt = sweep.start(spec)
+        sweep.measure(
+            attempt,
+            range(0, 100, 10),
+            names=("train/loss", "valid/loss", "recall/train_wording/exact_match"),
+        )
+        sweep.finish(attempt, step=90)
+    with shipping(sweep.disk):
+        sweep.uncontrol()
+    picture = tmp_path / "charts.png"
+    name = sweep.disk.name
+    try:
+        with screenshot.browser() as browser, ui.server(default_tracking_uri(runs), runs) as url:
+            page = ui.Page(url=url, experiment_id=ui.experiment_id(url, name))
+            browser.open(page.runs)
+            text = browser.wait_for([f"{name} #1", "architecture", "memscale.state", "trials/done"])
+            assert "seed 0" not in text, "trials show before their submission is unfolded"
+            assert "shared view state" not in text.replace("viewing a shared view", ""), (
+                "MLflow refused the view"
+            )
+
+            browser.run(screenshot.UNFOLD)
+            text = browser.wait_for([spec.trial_id[-12:][:6] for spec in specs])
+            assert text.count("memory_plus 1m seed") == 2
+            assert "1234567" in text
+
+            browser.open(page.charts)
+            browser.wait_for(
+                ["Accuracy against size", "Curves", "Group: dense", "Group: memory_plus"]
+            )
+            browser.wait_for(["total_params vs. recall/train_wording/exact_match", "(train/loss)"])
+            browser.screenshot(picture)
+    except screenshot.MissingBrowserError as missing:
+        pytest.skip(str(missing))
+
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000

@@ -1,0 +1,46 @@
+"""A rank that is forked from the template imports next to nothing: that is what makes its first step come at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+CODE = """
+import importlib, json, sys
+from pathlib import Path
+from orchestrator import worker
+from orchestrator.launchers.supervisor import TRAINING_MODULES, _workloads
+from orchestrator.rank import RankRequest
+from orchestrator.reporter import RankReporter
+from orchestrator.trial_dir import TrialDir
+for name in [*TRAINING_MODULES, *_workloads()]:
+    importlib.import_module(name)
+there = set(sys.modules)
+trial = TrialDir(Path(sys.argv[1]))
+attempt = trial.new_attempt({"submission": 1})
+request = RankRequest(
+    trial_path=str(trial.path), attempt=attempt.number, rank=0, ranks=1, cpus=1, gpus=(), cache=sys.argv[2]
+)
+worker.run(request, RankReporter(request))
+print(json.dumps(sorted(set(sys.modules) - there)))
+"""
+
+
+def test_training_imports_nothing_that_the_template_has_not(tiny, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tiny.memory.path), str(tmp_path / "cache")],
+        capture_output=True,
+        check=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+    new = json.loads(done.stdout.splitlines()[-1])
+
+    # A handful of small helpers; torch._inductor with all it drags in would be 850.
+    assert len(new) < 30, new
+    assert tiny.memory.result() is not None

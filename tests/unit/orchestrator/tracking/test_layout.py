@@ -1,0 +1,123 @@
+"""What runs are called and carry."""
+
+import pytest
+
+from orchestrator.records import TrialState
+from orchestrator.tracking import layout, page
+from orchestrator.tracking.look import TrialView
+
+DONE, FAILED, RUNNING, WAITING, CANCELLED = (
+    TrialState.DONE,
+    TrialState.FAILED,
+    TrialState.RUNNING,
+    TrialState.WAITING,
+    TrialState.CANCELLED,
+)
+
+
+@pytest.mark.parametrize(
+    ("states", "controlled", "status"),
+    [
+        ([DONE, DONE], True, "FINISHED"),
+        ([DONE, DONE], False, "FINISHED"),
+        ([DONE, RUNNING, FAILED], True, "RUNNING"),
+        ([DONE, WAITING], True, "RUNNING"),
+        ([DONE, WAITING], False, "KILLED"),
+        ([DONE, CANCELLED], False, "KILLED"),
+        ([FAILED, WAITING], False, "FAILED"),
+        ([DONE, FAILED], True, "FAILED"),
+        ([], False, "FINISHED"),
+    ],
+)
+def test_the_parents_status_follows_its_trials(states, controlled, status):
+    assert layout.submission_status(states, controlled=controlled) == status
+
+
+def test_the_parent_counts_over_time_from_what_was_done_before():
+    endings = [(5.0, DONE), (30.0, FAILED), (20.0, DONE), (40.0, CANCELLED)]
+
+    points = layout.submission_points(endings, n_trials=6, submitted_at_s=10.0)
+
+    assert [(p.key, p.value, p.t, p.step) for p in points] == [
+        ("trials/total", 6, 10_000, 0),
+        ("trials/done", 1, 10_000, 0),
+        ("trials/failed", 0, 10_000, 0),
+        ("trials/done", 2, 20_000, 1),
+        ("trials/failed", 0, 20_000, 1),
+        ("trials/done", 2, 30_000, 2),
+        ("trials/failed", 1, 30_000, 2),
+        ("trials/done", 2, 40_000, 3),
+        ("trials/failed", 1, 40_000, 3),
+    ]
+
+
+def test_more_endings_only_add_points():
+    endings = [(20.0, DONE), (30.0, FAILED), (45.0, DONE)]
+    before = layout.submission_points(endings[:2], n_trials=3, submitted_at_s=10.0)
+
+    assert (
+        layout.submission_points(endings, n_trials=3, submitted_at_s=10.0)[: len(before)] == before
+    )
+
+
+def test_a_trial_belongs_to_the_submission_that_first_asked_for_it():
+    submissions = [{"number": 1, "trial_ids": ["a", "b"]}, {"number": 2, "trial_ids": ["b", "c"]}]
+
+    assert layout.first_asked(submissions) == {"a": 1, "b": 1, "c": 2}
+
+
+def test_a_name_says_what_tells_trials_apart(disk):
+    spec = disk.make_spec(3, "memory_plus")
+    assert layout.trial_name(spec) == f"memory_plus 1m seed 3 {spec.trial_id[12:18]}"
+
+    unnamed = disk.make_spec(3, preset=None)
+    assert layout.trial_name(unnamed).startswith("dense 1.23m seed 3 ")
+
+
+def test_params_hold_every_setting_once_and_nothing_absent(disk):
+    spec = disk.make_spec(model={"architecture": "dense", "bias": True, "window": None})
+
+    params = layout.trial_params(spec)
+
+    assert params["model.bias"] == "true"
+    assert params["train.lr"] == "0.003"
+    assert params["data.source"] == "biographies"
+    assert {"model.window", "model.architecture"}.isdisjoint(params)
+
+
+def test_columns_and_charts_name_params_and_tags_that_runs_have(disk):
+    spec = disk.make_spec()
+    view = TrialView(state=DONE, attempt=1, outcome="done", reason="", ended_at_s=1.0)
+    tags = layout.trial_tags(spec, view, submission=1, environment={}, colour="#000000")
+    have = {"params": set(layout.trial_params(spec)), "tags": set(tags)}
+
+    assert {name for kind, name in page.COLUMNS if kind != "metrics"} <= have["params"] | have[
+        "tags"
+    ]
+    for kind, name in page.COLUMNS:
+        if kind != "metrics":
+            assert name in have[kind]
+
+
+def test_views_fit_into_a_tag_and_charts_into_their_sections():
+    tags = page.experiment_tags("Why?")
+    # MLflow's limit for the value of an experiment's tag.
+    assert all(len(value) <= 20_000 for value in tags.values())
+
+    view = page.charts_view()
+    sections = {section["uuid"] for section in view["compareRunSections"]}
+    assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} <= sections
+    uuids = [chart["uuid"] for chart in view["compareRunCharts"]]
+    assert len(set(uuids)) == len(uuids)
+
+
+def test_the_question_is_the_description():
+    assert page.experiment_tags("Why?")["mlflow.note.content"] == "Why?"
+    assert "mlflow.note.content" not in page.experiment_tags(None)
+
+
+def test_architectures_differ_in_colour():
+    colours = page.colours(["dense", "memory_plus", "dense", "moe"])
+
+    assert list(colours) == ["dense", "memory_plus", "moe"]
+    assert len(set(colours.values())) == 3

@@ -1,0 +1,366 @@
+"""Rounds over a sweep, against a tracker in memory that fails anywhere."""
+
+import time
+
+import pytest
+
+from orchestrator.records import TrialState
+from orchestrator.tracking import progress
+from orchestrator.tracking.layout import CANCEL, CANCEL_TAKEN
+from orchestrator.tracking.sending import Sender
+from orchestrator.tracking.store import TrackerError
+from orchestrator.trial_dir import write_json
+
+
+def interrupted_and_resumed(sweep, disk, seed=0):
+    """A trial that was killed at step 19 and resumed from step 10, on a device that is not deterministic."""
+    spec = disk.make_spec(seed)
+    sweep.submit([spec])
+    first = sweep.start(spec)
+    sweep.measure(first, range(20))
+    sweep.end(first, "killed", final=False)
+    second = sweep.start(spec)
+    sweep.measure(second, range(10, 30), late_ms=50_000)
+    sweep.finish(second, step=29)
+    return spec
+
+
+def stored(run):
+    return {(p.key, p.step): (p.t, p.value) for p in run.points if "/" in p.key}
+
+
+def assert_holds(run, sweep, disk, spec):
+    expected = disk.expected_points(sweep.disk.trial(spec.trial_id))
+    assert stored(run) == expected
+    assert sum("/" in p.key for p in run.points) == len(expected), "a point is doubled"
+
+
+def test_a_round_sends_a_trial_whole(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+
+    assert Sender(sweep.disk, store).round() is True
+
+    run = store.trial(spec.trial_id)
+    assert_holds(run, sweep, disk, spec)
+    assert run.status == "FINISHED"
+    assert run.tags["mlflow.parentRunId"] in store._runs
+    assert run.tags["memscale.attempt"] == "2"
+    assert run.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert run.params["architecture"] == "dense"
+    assert run.params["model.layers"] == "[1, 2]"
+    assert {p.key: p.value for p in run.points if p.key == "total_params"} == {
+        "total_params": 1_234_567
+    }
+    assert set(run.artifacts) == {
+        "config/spec.json",
+        "environment/attempt-1.json",
+        "environment/attempt-2.json",
+        "log/attempt-1.txt",
+        "log/attempt-2.txt",
+    }
+    assert store.submission(1).status == "FINISHED"
+
+
+def test_a_second_round_sends_nothing(sweep, disk, store):
+    interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    store.log.clear()
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert store.log == ["open", "experiment", "runs"]
+
+
+@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
+def test_whatever_call_fails_the_next_shipper_completes_without_doubles(
+    sweep, disk, store, new_store, after_effect
+):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    n_calls = store.calls
+    assert n_calls > 10
+
+    for fail_at in range(1, n_calls + 1):
+        uri = f"sqlite:///memory-{after_effect}-{fail_at}"
+        failing = new_store(uri)
+        failing.fail_at, failing.after_effect = fail_at, after_effect
+        with pytest.raises(TrackerError, match="down"):
+            Sender(sweep.disk, failing).round()
+        failing.fail_at = None
+
+        assert Sender(sweep.disk, failing).round() is True
+        assert len(failing.of_kind("trial")) == len(failing.of_kind("submission")) == 1
+        assert_holds(failing.trial(spec.trial_id), sweep, disk, spec)
+        assert failing.trial(spec.trial_id).status == "FINISHED"
+        assert failing.submission(1).status == "FINISHED"
+
+
+def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    (sweep.disk.trial(spec.trial_id).path / "tracking.json").write_text("torn")
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert len(store.of_kind("trial")) == 1
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_another_database_under_the_same_address_gets_everything(sweep, disk, store, new_store):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+
+    emptied = new_store(store.uri)
+    assert Sender(sweep.disk, emptied).round() is True
+
+    assert_holds(emptied.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_two_folders_of_one_sweep_share_an_experiment_and_no_run(tmp_path, disk, store):
+    sweeps = [disk.DiskSweep(tmp_path / user / "runs") for user in ("ada", "bob")]
+    for sweep in sweeps:
+        interrupted_and_resumed(sweep, disk)
+        assert Sender(sweep.disk, store).round() is True
+
+    assert list(store.experiments) == ["demo"]
+    assert len(store.of_kind("trial")) == 2
+
+
+def test_points_come_while_the_trial_runs_and_the_rest_later(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    sender = Sender(sweep.disk, store)
+    assert sender.round() is True
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.state"]) == ("SCHEDULED", "waiting")
+    assert run.tags["memscale.reason"] == "new: not there yet"
+
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, range(5))
+    sender.round()
+    assert (run.status, run.tags["memscale.state"]) == ("RUNNING", "running")
+    assert store.submission(1).status == "RUNNING"
+    assert len(stored(run)) == 10
+
+    sweep.measure(attempt, range(5, 8))
+    sweep.finish(attempt, step=7)
+    sender.round()
+    assert run.status == "FINISHED"
+    assert_holds(run, sweep, disk, spec)
+    assert "log/attempt-1.txt" in run.artifacts
+
+
+def test_a_trial_that_finished_gets_its_log_once_its_attempt_is_closed(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, [1])
+    result = {
+        "trial_id": spec.trial_id,
+        "attempt": 1,
+        "finished_at": 1.0,
+        "steps": 1,
+        "metrics": {},
+    }
+    write_json(sweep.disk.trial(spec.trial_id).path / "result.json", result)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    assert "log/attempt-1.txt" not in store.trial(spec.trial_id).artifacts
+
+    sweep.end(attempt)
+    sender.round()
+
+    assert store.trial(spec.trial_id).artifacts["log/attempt-1.txt"] == "log of attempt 1\n"
+
+
+def test_a_dead_controllers_running_trial_is_not_shown_as_running(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    sweep.measure(sweep.start(spec), range(3))
+    sweep.uncontrol()
+
+    Sender(sweep.disk, store).round()
+
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.state"]) == ("KILLED", "waiting")
+    assert "submit again" in run.tags["memscale.reason"]
+    assert store.submission(1).status == "KILLED"
+
+
+def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.end(sweep.start(spec), "diverged")
+    Sender(sweep.disk, store).round()
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.outcome"]) == ("FAILED", "diverged")
+    assert run.tags["mlflow.note.content"] == "diverged: it was diverged"
+    assert store.submission(1).status == "FAILED"
+
+    sweep.submit([spec], at_s=disk.T0 / 1000 + 200)
+    attempt = sweep.start(spec, submission=2, at_s=disk.T0 / 1000 + 201)
+    sweep.measure(attempt, range(4))
+    sweep.finish(attempt, step=3, at_s=disk.T0 / 1000 + 300)
+    Sender(sweep.disk, store).round()
+
+    assert (run.status, run.tags["mlflow.note.content"]) == ("FINISHED", "")
+    assert run.tags["memscale.submission"] == "1"
+    assert len(store.of_kind("trial")) == 1
+    failed = {p.step: p.value for p in store.submission(1).points if p.key == "trials/failed"}
+    done = {p.step: p.value for p in store.submission(2).points if p.key == "trials/done"}
+    assert failed == {0: 0, 1: 1}
+    assert done == {0: 0, 1: 1}
+
+
+def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs[:1])
+    sweep.measure(sweep.start(specs[0]), range(3))
+    sweep.submit(specs[1:], at_s=disk.T0 / 1000 + 5)
+    sweep.control(submission=2)
+
+    Sender(sweep.disk, store).round()
+
+    assert store.trial(specs[0].trial_id).status == "KILLED"
+    assert store.trial(specs[1].trial_id).status == "SCHEDULED"
+    assert [store.submission(number).status for number in (1, 2)] == ["KILLED", "RUNNING"]
+
+
+def test_values_of_the_result_that_the_journal_lacks_are_added(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, [9])
+    sweep.finish(
+        attempt, step=9, metrics={"train/loss": disk.value("train/loss", 9), "valid/loss": 0.5}
+    )
+
+    Sender(sweep.disk, store).round()
+
+    points = store.trial(spec.trial_id).points
+    assert [p.value for p in points if p.key == "valid/loss"] == [0.5]
+    assert sum(p.key == "train/loss" for p in points) == 1
+
+
+def test_a_run_deleted_on_the_page_is_left_alone(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.delete(store.trial(specs[0].trial_id))
+    for spec in specs:
+        sweep.measure(sweep.start(spec), range(3))
+
+    assert sender.round() is False  # met while sending
+    assert sender.round() is True  # known by now
+
+    assert progress.points_waiting(sweep.disk, store.uri) == 0
+    assert stored(store.trial(specs[0].trial_id)) == {}
+    assert len(stored(store.trial(specs[1].trial_id))) == 6
+
+
+def test_a_run_that_vanished_is_made_again(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.delete(store.trial(spec.trial_id), for_good=True)
+    sweep.end(sweep.disk.trial(spec.trial_id).attempt(1), "done again")
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_one_broken_trial_does_not_stop_the_others(sweep, disk, store, caplog):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    (sweep.disk.trial(specs[0].trial_id).path / "spec.json").write_text("{")
+
+    assert Sender(sweep.disk, store).round() is False
+
+    assert [run.tags["memscale.trial_id"] for run in store.of_kind("trial")] == [specs[1].trial_id]
+    assert "not sent" in caplog.text
+
+
+def test_a_param_that_changed_is_told_and_stops_nothing(sweep, disk, store, caplog):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    Sender(sweep.disk, store).round()
+    renamed = disk.make_spec(preset="tiny")
+    assert renamed.trial_id == spec.trial_id
+    sweep.submit([renamed], at_s=disk.T0 / 1000 + 5)
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert store.trial(spec.trial_id).params["preset"] == "1m"
+    assert "stay as they were" in caplog.text
+
+
+def test_cancelling_a_trial_on_the_page(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    sender = Sender(sweep.disk, store, clock=lambda: 0.0)
+    sender.round()
+    run = store.trial(specs[0].trial_id)
+    run.tags[CANCEL] = "yes"
+
+    assert sender.take_cancel_requests() == [specs[0].trial_id]
+
+    assert sweep.disk.trial(specs[0].trial_id).state() is TrialState.CANCELLED
+    assert sweep.disk.trial(specs[1].trial_id).state() is TrialState.WAITING
+    assert CANCEL not in run.tags
+    assert run.tags[CANCEL_TAKEN] == time.strftime("%F %T", time.localtime(0))
+    assert sender.take_cancel_requests() == []
+
+
+def test_cancelling_the_parent_cancels_the_sweep(sweep, disk, store):
+    sweep.submit([disk.make_spec()])
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.submission(1).tags[CANCEL] = "1"
+
+    assert sender.take_cancel_requests() == ["demo"]
+
+    assert sweep.disk.cancel_requested()
+
+
+@pytest.mark.parametrize("word", ["false", "No", "0"])
+def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.trial(spec.trial_id).tags[CANCEL] = word
+
+    assert sender.take_cancel_requests() == []
+
+    assert not sweep.disk.trial(spec.trial_id).cancel_requested()
+
+
+def test_growing_a_sweep_keeps_the_colours(sweep, disk, store):
+    first = disk.make_spec(0, "memory_plus")
+    sweep.submit([first])
+    Sender(sweep.disk, store).round()
+    colour = store.trial(first.trial_id).tags["mlflow.runColor"]
+    second = disk.make_spec(0, "dense")
+    sweep.submit([first, second], at_s=disk.T0 / 1000 + 5)
+
+    Sender(sweep.disk, store).round()
+
+    assert store.trial(first.trial_id).tags["mlflow.runColor"] == colour
+    assert store.trial(second.trial_id).tags["mlflow.runColor"] != colour
+    assert store.trial(second.trial_id).tags["memscale.submission"] == "2"
+
+
+def test_the_waiting_points_are_counted_without_a_tracker(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    expected = len(disk.expected_points(sweep.disk.trial(spec.trial_id)))
+    assert progress.points_waiting(sweep.disk, store.uri) == expected
+
+    Sender(sweep.disk, store).round()
+
+    assert progress.points_waiting(sweep.disk, store.uri) == 0
+    assert progress.points_waiting(sweep.disk, "http://elsewhere") == expected
