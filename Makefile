@@ -50,7 +50,7 @@ format: $(STAMP)  ## Format and fix what can be fixed
 
 figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
 	$(BIN)/memscale report quickstart --runs $(RUNS)
-	cp $(RUNS)/quickstart/report/recall_vs_parameters.png docs/images/quickstart.png
+	cp $(RUNS)/quickstart/report/accuracy.png docs/images/quickstart.png
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -65,9 +65,10 @@ _STYLE: Any = {  # matplotlib types the keys one by one
 
 
 def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
-    """Return the figure of a sweep: accuracy against parameters, and likelihood (else the same) against training FLOPs.
+    """Return the figure of a sweep: accuracy against parameters, and against training FLOPs.
 
-    Without factual recall (a text corpus) both panels show the loss.
+    Both at once, because a memory table adds parameters and hardly any FLOPs: to the right on the left, above on the
+    right. Without factual recall (a text corpus) both panels show the loss.
 
     Raises:
         ValueError: If the table has no outcome to draw.
@@ -82,11 +83,9 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
         raise ValueError(
             "figure: no run with factual recall, answer NLL or loss; finish a trial first"
         )
-    left = shown[0]
-    right = "answer_nll" if "answer_nll" in shown else left
-    panels = [(left, "total_params")]
+    panels = [(shown[0], "total_params")]
     if "training_flops" in table:
-        panels.append((right, "training_flops"))
+        panels.append((shown[0], "training_flops"))
     return curves_figure(runs, fits, panels=panels)
 
 

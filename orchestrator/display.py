@@ -370,12 +370,12 @@ def next_steps(
     page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str
 ) -> RenderableType:
     """Return where the results are and the commands to try next."""
-    lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), ""]
-    lines += [
-        "Try next:",
-        f"  memscale ui {sweep}{runs_option}".ljust(48) + "the MLflow page with every run",
-        f"  memscale status {sweep}{runs_option}".ljust(48) + "what became of each trial",
-        "  cp sweeps/quickstart.yaml mine.yaml".ljust(48)
-        + "edit it, then: memscale plan mine.yaml",
-    ]
+    commands = {
+        f"memscale ui {sweep}{runs_option}": "the MLflow page with every run",
+        f"memscale status {sweep}{runs_option}": "what became of each trial",
+        "cp sweeps/quickstart.yaml mine.yaml": "edit it, then: memscale plan mine.yaml",
+    }
+    width = max(len(command) for command in commands) + 3
+    lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]
+    lines += [f"  {command.ljust(width)}{what}" for command, what in commands.items()]
     return Text("\n".join(lines))
