@@ -44,7 +44,7 @@ VARIABLES = (
 MAX_DIFF_CHARACTERS = 100_000
 GIT_TIMEOUT_S = 10.0
 
-_SECRET_NAME = r"(?:[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)[\w-]*)"
+_SECRET_NAME = r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)[\w-]*)"
 _SECRETS = (
     # user:password@ in a URL
     (re.compile(r"(?<=://)[^/@\s'\"]+@"), "***@"),

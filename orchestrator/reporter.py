@@ -3,6 +3,7 @@
 `RankReporter` is the runner's side of `workloads.ports.Reporter`.
 """
 
+import logging
 import os
 import signal
 import time
@@ -14,9 +15,13 @@ from typing import Any
 
 from orchestrator.journal import Journal
 from orchestrator.processes import ProcessId
-from orchestrator.rank import RankRequest
+from orchestrator.rank import RankRequest, registered
+from orchestrator.system_metrics import SystemSampler
 from orchestrator.trial_dir import write_json
 
+LOG = logging.getLogger(__name__)
+LOG_S = 5.0
+"""How often training is told in the log at most; evaluations always are."""
 HEARTBEAT_S = 1.0
 """How often heartbeat.json is replaced at most."""
 
@@ -54,15 +59,26 @@ class RankReporter:
         request: RankRequest,
         stop: Stop | None = None,
         *,
+        shares_gpus: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open the journal (rank 0)."""
+        """Open the journal (rank 0).
+
+        Args:
+            request: Whose rank.
+            stop: Where a signal handler leaves a request to stop.
+            shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
+            clock: Seconds since 1970.
+        """
         self._request = request
         self._stop = stop or Stop()
         self._clock = clock
         self._journal = (
             Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
         )
+        self._shares_gpus = shares_gpus
+        self._sampler: SystemSampler | None = None
+        self._logged_at = 0.0
         self._values: dict[str, float] = {}
         self._beat_at = -HEARTBEAT_S
         self._beat_phase: str | None = None
@@ -70,9 +86,14 @@ class RankReporter:
         self.steps = 0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append measurements to the journal."""
-        if self._journal is not None:
-            self._journal.metrics(step, values)
+        """Append measurements to the journal, and now and then what the trial uses of its machine."""
+        if self._journal is None:
+            return
+        evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
+        self._journal.metrics(step, {**values, **self._system(now=evaluated)})
+        if evaluated or self._clock() - self._logged_at >= LOG_S:
+            self._logged_at = self._clock()
+            LOG.info("step %d of %d: %s", step, self.steps, _sentence(values))
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Put everything up to this checkpoint on the disk: a resume must find no gap before it."""
@@ -105,6 +126,19 @@ class RankReporter:
         if self._beat_phase is not None:
             self._beat(self._beat_phase)
 
+    def _system(self, *, now: bool) -> dict[str, float]:
+        """Return system/* metrics when they are due, or now."""
+        if self._sampler is None:
+            # Made late: by the time something is measured, all ranks of the trial are known.
+            self._sampler = SystemSampler(
+                gpus=self._request.gpus,
+                whole_gpus=not self._shares_gpus,
+                pids=[process.pid for process in registered(self._request.attempt_dir)]
+                or [os.getpid()],
+            )
+            return {}
+        return self._sampler.sample() if now else self._sampler.sample_when_due()
+
     def _beat(self, phase: str) -> None:
         if self._request.rank != 0:
             return
@@ -127,3 +161,15 @@ class RankReporter:
 
 def _number(values: Mapping[str, float], *names: str) -> float | None:
     return next((float(values[name]) for name in names if name in values), None)
+
+
+def _sentence(values: Mapping[str, float]) -> str:
+    """Return what a person reads first of a row of measurements."""
+    words = {
+        "train/loss": "loss {:.4f}",
+        "train/tokens_per_s": "{:,.0f} tokens/s",
+        "valid/loss": "held-out loss {:.4f}",
+        "recall/train_wording/exact_match": "recall {:.3f}",
+        "recall/train_wording/answer_nll": "answer NLL {:.3f}",
+    }
+    return ", ".join(text.format(values[name]) for name, text in words.items() if name in values)

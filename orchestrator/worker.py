@@ -81,11 +81,16 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
 
 def main(request: RankRequest) -> int:
     """Run one rank from start to end; return its exit code. The boundary where a failure becomes a record."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
     stop = Stop()
     reporter: RankReporter | None = None
     with stops_on_signal(stop):
         try:
-            reporter = RankReporter(request, stop)
+            gpus = request.trial.spec().resources.gpus
+            shares_gpus = not isinstance(gpus, str) and gpus / request.ranks < 1
+            reporter = RankReporter(request, stop, shares_gpus=shares_gpus)
             run(request, reporter)
         except (
             BaseException

@@ -119,7 +119,7 @@ class TinySweep:
             trial.trial_id: {
                 name: {step: value for step, (_, value) in points.items()}
                 for name, points in trial.metrics().items()
-                if not name.startswith("time/") and name != "train/tokens_per_s"
+                if not name.startswith(("time/", "system/")) and name != "train/tokens_per_s"
             }
             for trial in self.disk.trials()
         }
@@ -139,7 +139,7 @@ class TinySweep:
             timeless = [
                 name
                 for name in mine
-                if not name.startswith("time/") and name != "train/tokens_per_s"
+                if not name.startswith(("time/", "system/")) and name != "train/tokens_per_s"
             ]
             assert {name: mine[name] for name in timeless} == {
                 name: theirs[name] for name in timeless

@@ -149,7 +149,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, number
     assert process.returncode == 130, output
     assert "Submit the same file again to go on" in output
     assert {t.state() for t in place.disk.trials()} == {TrialState.WAITING}
-    assert "2 resume" in place.run("plan", "tiny.yaml")
+    assert "resume: stopped at step" in place.run("plan", "tiny.yaml")
     place.run("submit", "tiny.yaml", "--launcher", "process")
     undisturbed = Place(tmp_path / "undisturbed")
     undisturbed.folder.mkdir()

@@ -93,7 +93,13 @@ def test_equal_flops_are_equal(file: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(find.bundled()))
 def test_every_bundled_sweep_loads(name: str) -> None:
-    sweep = load_sweep(Path(name))
+    try:
+        sweep = load_sweep(Path(name))
+    except ConfigError as error:
+        # A sweep on somebody's own files: without them, all that is wrong is that they are not there.
+        assert all("no " in p.message for p in error.problems), str(error)  # noqa: PT017
+        assert all("expected: " in p.fix for p in error.problems)  # noqa: PT017
+        return
 
     assert sweep.trials
     assert sweep.question, "a reader wants the question before spending the compute"
