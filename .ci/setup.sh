@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: bash .ci/setup.sh .venv
 # Makes a virtual environment and installs memscale into it, editable, with everything the tests need.
-# Uses uv when it can be had (seconds), plain pip otherwise (minutes). Running it twice is harmless.
+# Uses uv when it can be had (seconds), plain pip otherwise or with MEMSCALE_SETUP=pip (minutes). Running it twice is harmless.
 set -euo pipefail
 venv=${1:?usage: bash .ci/setup.sh FOLDER}
 python=${PYTHON:-python3}
@@ -27,7 +27,9 @@ fi
 
 extras='.[dev]'
 start=$SECONDS
-if command -v uv >/dev/null 2>&1; then
+if [ "${MEMSCALE_SETUP:-}" = pip ]; then
+    uv=
+elif command -v uv >/dev/null 2>&1; then
     uv=uv
 elif "$venv/bin/python" -m pip install --quiet --disable-pip-version-check 'uv>=0.5' 2>/dev/null; then
     uv=$venv/bin/uv

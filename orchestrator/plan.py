@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator import catalog, lease
 from orchestrator.errors import ConfigError, Problem
+from orchestrator.launchers.machine import visible_gpus
 from orchestrator.records import TrialSpec, TrialState, canonical_json, identity_difference
 from orchestrator.sweep import Sweep
 from orchestrator.throughput import Forecast, Measurement, forecast, matmul_flops_per_second
@@ -65,7 +66,8 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
         disk: Folder of the sweep; need not exist.
         measured: What trials on this machine took (`throughput.measurements`).
     """
-    rate = None if measured else matmul_flops_per_second()
+    rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
+    gpus_here = bool(visible_gpus())
     controller = disk.controller()
     alive = controller is not None and lease.is_alive(controller)
     existing = {trial.trial_id: trial for trial in disk.trials()}
@@ -80,7 +82,12 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
                 spec=spec,
                 status=status,
                 why=why,
-                forecast=forecast(spec, measured, flops_per_second=rate),
+                forecast=forecast(
+                    spec,
+                    measured,
+                    flops_per_second=rate,
+                    on_gpu=gpus_here and spec.resources.gpus != 0,
+                ),
                 remaining=remaining,
             )
         )

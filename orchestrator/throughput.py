@@ -9,6 +9,8 @@ from pathlib import Path
 from orchestrator.records import TrialSpec
 from orchestrator.trial_dir import SweepDir
 
+GUESS_GPU_FLOPS_PER_SECOND = 2.0e13
+"""For a GPU that nothing was measured on: a few per cent of what recent ones reach, as small models do."""
 GUESS_OVERHEAD_S_PER_TOKEN = 2.0e-6
 """Per token, whatever the model: launching small operations. Measured on one laptop-class core with 2-layer models."""
 
@@ -62,7 +64,11 @@ def measurements(runs: Path, *, limit: int = 2000) -> list[Measurement]:
 
 
 def forecast(
-    spec: TrialSpec, measured: Sequence[Measurement], *, flops_per_second: float | None
+    spec: TrialSpec,
+    measured: Sequence[Measurement],
+    *,
+    flops_per_second: float | None,
+    on_gpu: bool = False,
 ) -> Forecast:
     """Predict the training time of one trial.
 
@@ -73,8 +79,10 @@ def forecast(
     Args:
         spec: With accounting filled in.
         measured: What trials on this machine took.
-        flops_per_second: Rate of a large matrix product here, for the guess when nothing was measured.
+        flops_per_second: Rate of a large matrix product on a core here, for the guess when nothing was measured.
+        on_gpu: Where the trial will run. Measurements of the other kind of device say nothing about it.
     """
+    measured = [m for m in measured if (m.device != "cpu") == on_gpu]
     tokens = spec.accounting["training_tokens"]
     flops_per_token = spec.accounting["training_flops"] / tokens
     same = [m for m in measured if m.architecture == spec.architecture]
@@ -85,7 +93,7 @@ def forecast(
         return Forecast(
             seconds=tokens * nearest.s_per_token * scale, source="measured" if same else "scaled"
         )
-    rate = flops_per_second or 1.0e10
+    rate = GUESS_GPU_FLOPS_PER_SECOND if on_gpu else flops_per_second or 1.0e10
     return Forecast(
         seconds=tokens * (flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN), source="guess"
     )

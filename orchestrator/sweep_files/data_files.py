@@ -40,7 +40,9 @@ def resolve(
             place = _item(written.get(name, where), index if is_list else None)
             located = _locate(str(path), folder)
             if located is None:
-                findings.append(_missing(str(path), folder, place=place, source=source))
+                findings.append(
+                    _missing(str(path), folder, place=place, expected=_expected(source, name))
+                )
             else:
                 found.append(located if isinstance(path, Path) else str(located))
         absolute[name] = tuple(found) if is_list else next(iter(found), value)
@@ -51,7 +53,11 @@ def resolve(
     for name, paths in source.files().items():
         several = list(paths) if isinstance(paths, list | tuple) else [paths]
         place = written.get(name, where)
-        refused = [finding for path in several if (finding := _unreadable(path, place, source))]
+        refused = [
+            finding
+            for path in several
+            if (finding := _unreadable(path, place, _expected(source, name)))
+        ]
         findings += refused
         if not refused:
             digests[name] = _combined([content_sha256(path) for path in several])
@@ -102,7 +108,12 @@ def _matches(pattern: Path) -> Iterator[Path]:
     return fixed.glob(str(pattern.relative_to(fixed)))
 
 
-def _missing(path: str, folder: Path, *, place: Located, source: Any) -> Finding:
+def _expected(source: Any, field: str) -> str:
+    """Return the format of the files that a field names: the source's own, unless that field has another."""
+    return str(getattr(source, "FIELD_FORMATS", {}).get(field, source.FORMAT))
+
+
+def _missing(path: str, folder: Path, *, place: Located, expected: str) -> Finding:
     beside = folder / Path(path).parent
     names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
     close = difflib.get_close_matches(Path(path).name, names, n=1)
@@ -110,15 +121,15 @@ def _missing(path: str, folder: Path, *, place: Located, source: Any) -> Finding
     kind = "no file matches" if glob.has_magic(path) else "no such file:"
     return place.finding(
         f"{kind} {path} (looked beside the sweep file and in the current folder)",
-        f"{guess} {source.FORMAT}",
+        f"{guess} {expected}",
     )
 
 
-def _unreadable(path: Path, place: Located, source: Any) -> Finding | None:
+def _unreadable(path: Path, place: Located, expected: str) -> Finding | None:
     if path.is_dir():
-        return place.finding(f"{place.shown} is a folder", f"expected: {source.FORMAT}")
+        return place.finding(f"{place.shown} is a folder", f"expected: {expected}")
     if not path.is_file():
-        return place.finding(f"{place.shown} is no plain file", f"expected: {source.FORMAT}")
+        return place.finding(f"{place.shown} is no plain file", f"expected: {expected}")
     try:
         with path.open("rb"):
             return None

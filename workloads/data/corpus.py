@@ -4,6 +4,7 @@ A source is `workloads/data/sources/<name>.py` and exposes one name, `Config`: a
 the keys of `data:` in a sweep file, with
 
     FORMAT              class variable: the expected input in one sentence and a two-line example, for error messages
+    FIELD_FORMATS       class variable, optional: field name -> the same for fields that name other kinds of files
     vocab_size          token ids the model must know, known without preparing anything
     files()             dict field name -> Path, or tuple of Paths, of the input files (patterns expanded; a pattern
                         without a match stays as it is); their content is part of a trial's identity

@@ -57,6 +57,10 @@ def test_another_architecture_is_scaled_and_said_so():
     )
 
 
+def test_what_a_cpu_took_says_nothing_about_a_gpu():
+    assert forecast(spec(), [measured()], flops_per_second=None, on_gpu=True).source == "guess"
+
+
 def test_without_measurements_the_guess_says_that_it_is_one():
     found = forecast(spec(), [], flops_per_second=1.0e9)
 

@@ -41,6 +41,11 @@ class Config:
         '  {"text": "The Vistula is a river in Poland."}'
     )
 
+    FIELD_FORMATS: ClassVar[Mapping[str, str]] = {
+        "tokenizer": "a tokenizer.json of the `tokenizers` library"
+    }
+    """Formats of the fields that name other files than text."""
+
     path: str | tuple[str, ...]
     """A file, a glob pattern, or a list of these."""
     valid_path: str | tuple[str, ...] | None = None

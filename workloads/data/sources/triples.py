@@ -6,7 +6,7 @@ every epoch, so wordings of one fact practically never share a window. Questions
 validation text only. How texts become tokens: `workloads/data/fact_wordings.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -46,6 +46,14 @@ class Config:
         "  subject<TAB>relation<TAB>object\n"
         "  Marie Curie<TAB>place of birth<TAB>Warsaw"
     )
+
+    FIELD_FORMATS: ClassVar[Mapping[str, str]] = {
+        "templates": "a JSON object, relation -> wordings with {s} for the subject and {o} for the object, e.g.\n"
+        '  {"place of birth": {"train_statements": ["{s} was born in {o}."],\n'
+        '   "heldout_statements": ["It was in {o} that {s} was born."], "questions": ["Where was {s} born?"]}}',
+        "tokenizer": "a tokenizer.json of the `tokenizers` library, byte-level",
+    }
+    """Formats of the fields that name other files than facts."""
 
     path: str
     """Facts. Optional columns: relation_id, all_objects_json (accepted answers), qa_split (qa_train, qa_test)."""
