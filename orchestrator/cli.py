@@ -139,7 +139,7 @@ def submit(
             f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
         )
         console.print(
-            f"Watch:  memscale status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   memscale cancel {priced.sweep.name}{_runs_option(runs)}"
+            f"Watch:  {display.command()} status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   {display.command()} cancel {priced.sweep.name}{_runs_option(runs)}"
         )
         return
     console.print(

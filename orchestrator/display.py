@@ -1,5 +1,8 @@
 """What the CLI prints, as rich renderables: plan, live progress, status, results. Computes nothing of its own."""
 
+import os
+import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -306,14 +309,16 @@ def outcome_text(ended: Ended, *, runs_option: str) -> RenderableType:
     for trial in status.trials:
         if trial.state is TrialState.FAILED:
             lines.append(Text(f"failed: {trial.trial_id}: {trial.reason}", style="red"))
-            lines.append(Text(f"        memscale logs {trial.trial_id}{runs_option}", style="dim"))
+            lines.append(
+                Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
+            )
         elif trial.state is TrialState.WAITING and trial.wait and not ended.interrupted:
             lines.append(Text(f"waiting: {trial.trial_id}: {trial.wait}", style="yellow"))
     if not ended.drained.complete:
         lines.append(
             Text(
                 f"{ended.drained.points_waiting:,} points are not in MLflow yet ({ended.drained.problem}); they are safe in the "
-                f"journals: memscale sync {status.sweep}{runs_option}",
+                f"journals: {command()} sync {status.sweep}{runs_option}",
                 style="yellow",
             )
         )
@@ -325,6 +330,17 @@ def outcome_text(ended: Ended, *, runs_option: str) -> RenderableType:
             )
         )
     return Group(*lines)
+
+
+def command() -> str:
+    """Return how the reader can type this command: its name if it is on the PATH, else the path it was started by."""
+    started = Path(sys.argv[0])
+    if started.name != "memscale":
+        return "memscale"
+    found = shutil.which("memscale")
+    if found and Path(found).resolve() == started.resolve():
+        return "memscale"
+    return os.path.relpath(started)
 
 
 class PrintedTable(Protocol):
@@ -370,10 +386,11 @@ def next_steps(
     page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str
 ) -> RenderableType:
     """Return where the results are and the commands to try next."""
+    memscale = command()
     commands = {
-        f"memscale ui {sweep}{runs_option}": "the MLflow page with every run",
-        f"memscale status {sweep}{runs_option}": "what became of each trial",
-        "cp sweeps/quickstart.yaml mine.yaml": "edit it, then: memscale plan mine.yaml",
+        f"{memscale} ui {sweep}{runs_option}": "the MLflow page with every run",
+        f"{memscale} status {sweep}{runs_option}": "what became of each trial",
+        "cp sweeps/quickstart.yaml mine.yaml": f"edit it, then: {memscale} plan mine.yaml",
     }
     width = max(len(command) for command in commands) + 3
     lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]

@@ -166,7 +166,7 @@ class Config:
             probes=_probes(self, slots),
         )
         log(
-            f"{self.n_people:,} people, {self.bits_per_person * self.n_people / 1e6:.3g} Mbit of facts, "
+            f"{self.n_people:,} people, {self.bits_per_person * self.n_people / 1e3:,.1f} kbit of facts, "
             f"{corpus.tokens_per_epoch:,} tokens per exposure, {self.vocab_size:,} words"
         )
         return corpus
