@@ -62,6 +62,11 @@ class Knob:
         return range(first * self.step, last * self.step + 1, self.step)
 
 
+_NEAREST = 3
+"""Widths to try: between two of them the bounds of the knobs may leave a gap that the next width covers."""
+_NEAR_ENOUGH = math.log(1.05)
+"""A usual shape within 5 % of the size is better than an odd one nearer to it."""
+
 D_FF = Knob(name="d_ff", lowest=0.375, highest=1.5, step=8)
 """From 1 to 4 times d_model."""
 
@@ -103,10 +108,15 @@ def nearest_member(
     def distance(member: Mapping[str, Any]) -> float:
         return abs(math.log(make(**member).param_count(1).non_embedding / non_embedding_params))
 
-    best = min(members, key=distance)
-    for knob in knobs:
-        if knob.name not in overrides:
-            best = _turned(best, knob, distance)
+    turned = []
+    for member in sorted(members, key=distance)[:_NEAREST]:
+        for knob in knobs:
+            if knob.name not in overrides:
+                member = _turned(member, knob, distance)
+        turned.append(member)
+        if distance(member) <= _NEAR_ENOUGH:
+            break
+    best = min(turned, key=distance)
     config = make(**best)
     if distance(best) > math.log(1.25):
         held = f" with {', '.join(sorted(overrides))} as given" if overrides else ""
