@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/setup.sh
 	@PYTHON="$(PYTHON)" bash .ci/setup.sh "$(VENV)"
 	@touch $(STAMP)
 
-quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (about six minutes on two cores)
+quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (about five minutes on two cores)
 	@$(BIN)/memscale plan sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)

@@ -3,6 +3,7 @@
 Only typer is imported up here, so that `--help` answers at once; each verb imports what it needs.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +55,16 @@ TrackingUri = Annotated[
 ]
 
 
+ReadFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        help="Read an MLflow store or server instead of the trial directories under RUNS.",
+        show_default=False,
+    ),
+]
+
+
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
     """Print an ExperimentError as its message, without a traceback, and exit with its code."""
 
@@ -70,7 +81,9 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-@app.command(epilog="Example: memscale plan sweeps/quickstart.yaml")
+@app.command(
+    epilog="Examples: memscale plan quickstart  ·  memscale plan --show quickstart > my_sweep.yaml"
+)
 @reports_errors
 def plan(
     sweep_file: SweepFile,
@@ -81,6 +94,9 @@ def plan(
             help="Trials at a time, for the predicted time. Default: cores / cores per trial."
         ),
     ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the sweep file itself, to start one's own from.")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print every number of every trial as JSON.")
     ] = False,
@@ -88,6 +104,11 @@ def plan(
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
     from orchestrator import display
 
+    if show:
+        from orchestrator.sweep_files import find
+
+        typer.echo(find.find(sweep_file).read_text(encoding="utf-8"), nl=False)
+        return
     priced = _plan(sweep_file, runs)
     if json:
         import json as json_module
@@ -98,7 +119,7 @@ def plan(
 
 
 @app.command(
-    epilog="Examples: memscale submit sweeps/quickstart.yaml  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process"
+    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process"
 )
 @reports_errors
 def submit(
@@ -125,6 +146,7 @@ def submit(
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
     from orchestrator import display, submission
+    from orchestrator.trial_dir import sweep_dir
 
     if launcher not in submission.LAUNCHERS:
         raise typer.BadParameter(
@@ -133,8 +155,10 @@ def submit(
     priced = _plan(sweep_file, runs)
     console = _console()
     todo = [t for t in priced.trials if t.to_train]
-    if detach and todo:
-        log = submission.detach(sys.argv, runs / priced.sweep.name)
+    # Taken out of the environment, so that ranks do not inherit it.
+    detached = os.environ.pop(submission.DETACHED, None) is not None
+    if detach and todo and not detached:
+        log = submission.detach(sys.argv, sweep_dir(runs, priced.sweep.name))
         console.print(
             f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
         )
@@ -143,7 +167,8 @@ def submit(
         )
         return
     console.print(
-        f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, {len(priced.trials) - len(todo)} already done."
+        f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, "
+        f"{sum(t.status == 'done' for t in priced.trials)} already done."
     )
     request = submission.Submission(
         plan=priced,
@@ -154,7 +179,7 @@ def submit(
         gpus=gpus,
         argv=tuple(sys.argv),
     )
-    with display.LiveSweep(console, quiet=quiet) as live:
+    with display.LiveSweep(console, quiet=quiet or detached) as live:
         outcome = request.run(live.update)
     console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
     raise typer.Exit(outcome.exit_code)
@@ -239,7 +264,7 @@ def cancel(
 
 @app.command(epilog="Example: memscale fit quickstart")
 @reports_errors
-def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
+def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.tables import tables
     from orchestrator import display
@@ -253,7 +278,7 @@ def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri =
 def report(
     sweep: SweepName,
     runs: Runs = Path("runs"),
-    tracking_uri: TrackingUri = None,
+    tracking_uri: ReadFrom = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")
     ] = None,
@@ -349,8 +374,8 @@ def _plan(sweep_file: Path, runs: Path) -> Any:
 
     sweep = load_sweep(sweep_file)
     priced = planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
-    planning.check_data(priced)
-    return priced
+    notes = planning.check_data(priced)
+    return dataclasses.replace(priced, notes=notes)
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
@@ -387,7 +412,7 @@ def _plan_row(trial: Any) -> dict[str, Any]:
 
 
 def _slots(priced: Any) -> int:
-    from orchestrator.submission import usable_cores
+    from orchestrator.launchers.machine import usable_cores
 
     widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in priced.trials), default=1)
     return max(1, usable_cores() // widest)

@@ -148,7 +148,7 @@ class Controller:
                 status = self._status()
                 self._lease.beat(self._heartbeat(status))
                 self._lease.release()
-        status = replace(status, controller_alive=False)
+        status = replace(status, controller_alive=False, stopping=False, time_left_s=None)
         on_update(status)
         return status
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+import psutil
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from orchestrator import units
 from orchestrator.doctor import Check, Verdict
+from orchestrator.launchers.machine import usable_cores, visible_gpus
 from orchestrator.plan import Plan, PlannedTrial
 from orchestrator.records import TrialState, canonical_json
 from orchestrator.status import SweepStatus, TrialStatus
@@ -92,8 +94,8 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     parts.append(Text(""))
     parts += [Text(line) for line in _reasons(plan.trials)]
     parts.append(_totals(plan, slots=slots))
-    for warning in plan.sweep.warnings:
-        parts.append(Text(f"note: {warning}", style="yellow"))
+    for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
+        parts.append(Text(f"note: {note}", style="yellow"))
     if plan.left_over:
         parts.append(
             Text(
@@ -132,6 +134,9 @@ def _reasons(trials: Sequence[PlannedTrial]) -> list[str]:
 
 def _totals(plan: Plan, *, slots: int) -> Text:
     todo = [t for t in plan.trials if t.to_train]
+    running = sum(t.status == "running" for t in plan.trials)
+    if not todo and running:
+        return Text(f"Nothing to add: {running} are running, the others have their result.")
     if not todo:
         return Text("Nothing to train: every trial has its result.", style="green")
     total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
@@ -147,6 +152,28 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         f" ({'; '.join(how[s] for s in sources)}).",
         style="bold",
     )
+
+
+def _too_large(plan: Plan, *, slots: int) -> list[str]:
+    """Return what this machine cannot do, as far as it can be seen from here."""
+    notes = []
+    cores = usable_cores()
+    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in plan.trials), default=1)
+    if widest > cores:
+        notes.append(
+            f"a trial asks for {widest} cores (cpus x ranks) and this machine has {cores}; it will wait here for ever"
+        )
+    todo = [t for t in plan.trials if t.to_train]
+    peak = max(
+        (t.spec.accounting["peak_memory_bytes"] * t.spec.resources.ranks for t in todo), default=0.0
+    )
+    memory = psutil.virtual_memory().total
+    if not visible_gpus() and peak * slots > 0.9 * memory:
+        notes.append(
+            f"{slots} trials at a time may take {units.size(peak * slots)} of {units.size(memory)} memory; "
+            "set resources.micro_batch_tokens, or submit with fewer --cpus"
+        )
+    return notes
 
 
 def doctor_table(checks: Sequence[Check]) -> RenderableType:
@@ -252,9 +279,7 @@ def totals_text(status: SweepStatus) -> Text:
     if status.time_left_s is not None and not status.complete:
         text.append(f"about {units.duration(status.time_left_s)} left", style="bold")
     if status.stopping:
-        text.append(
-            "  stopping: waiting for checkpoints (Ctrl-C again ends it at once)", style="yellow"
-        )
+        text.append("  stopping: waiting for checkpoints", style="yellow")
     elif not status.controller_alive and not status.complete:
         text.append("  nothing is running it; submit it again to go on", style="dim")
     return text
@@ -323,11 +348,19 @@ def outcome_text(ended: Ended, *, runs_option: str) -> RenderableType:
             )
         )
     if ended.interrupted and not status.complete:
+        lost = sum(
+            t.state is TrialState.WAITING
+            and t.outcome is not None
+            and "before it could checkpoint" in t.reason
+            for t in status.trials
+        )
+        what = (
+            f"{lost} trials were ended before they could checkpoint and go back to their last one"
+            if lost
+            else "what ran has checkpointed"
+        )
         lines.append(
-            Text(
-                "Stopped on request; what ran has checkpointed. Submit the same file again to go on.",
-                style="bold",
-            )
+            Text(f"Stopped on request; {what}. Submit the same file again to go on.", style="bold")
         )
     return Group(*lines)
 
@@ -390,7 +423,7 @@ def next_steps(
     commands = {
         f"{memscale} ui {sweep}{runs_option}": "the MLflow page with every run",
         f"{memscale} status {sweep}{runs_option}": "what became of each trial",
-        "cp sweeps/quickstart.yaml mine.yaml": f"edit it, then: {memscale} plan mine.yaml",
+        f"{memscale} plan --show quickstart > my_sweep.yaml": f"edit it, then: {memscale} plan my_sweep.yaml",
     }
     width = max(len(command) for command in commands) + 3
     lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]

@@ -48,6 +48,8 @@ class Plan:
     trials: tuple[PlannedTrial, ...]
     left_over: tuple[str, ...]
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
+    notes: tuple[str, ...] = ()
+    """What the data sources say of their files: merged rows, ignored lines."""
 
     def predicted_s(self, *, slots: int = 1) -> float:
         """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
@@ -99,20 +101,21 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
     )
 
 
-def check_data(plan: Plan) -> None:
-    """Read the input files of the trials to train, without tokenising, before anything is started.
+def check_data(plan: Plan) -> tuple[str, ...]:
+    """Read the input files of the trials to train, without tokenising; return what their sources say of them.
 
     Raises:
         ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
     """
     sections = {canonical_json(dict(t.spec.data)): t.spec.data for t in plan.trials if t.to_train}
     problems: list[Problem] = []
+    notes: list[str] = []
     for section in sections.values():
         fields = {key: value for key, value in section.items() if key != "source"}
         config = catalog.build_config(catalog.data_source(str(section["source"])).Config, fields)
         try:
             # A generated source has no files and nothing to check.
-            getattr(config, "check", lambda: None)()
+            getattr(config, "check", lambda log: None)(notes.append)
         except ValueError as error:
             problems += [
                 Problem(
@@ -122,6 +125,7 @@ def check_data(plan: Plan) -> None:
             ]
     if problems:
         raise ConfigError(problems)
+    return tuple(dict.fromkeys(notes))
 
 
 def account(spec: TrialSpec) -> dict[str, float]:
@@ -181,10 +185,12 @@ def _compare(
     state = trial.state()
     if state is TrialState.DONE:
         return "done", "has its result", 0.0
+    steps = int(spec.accounting["steps"])
     heartbeat = trial.heartbeat() or {}
-    step, steps = int(heartbeat.get("step") or 0), int(spec.accounting["steps"])
+    running = state is TrialState.RUNNING and alive
+    step = int(heartbeat.get("step") or 0) if running else trial.checkpoint_step()
     left = 1.0 - min(1.0, step / steps) if steps else 1.0
-    if state is TrialState.RUNNING and alive:
+    if running:
         return "running", f"at step {step:,} of {steps:,}", left
     end = trial.attempts()[-1].end() if trial.attempts() else None
     reason = str(end["reason"]) if end else "its controller ended"
@@ -193,7 +199,7 @@ def _compare(
     if state is TrialState.CANCELLED:
         return "cancelled", "was cancelled; submitting it again resumes it", left
     if trial.attempts():
-        return "resume", f"stopped at step {step:,} of {steps:,}: {reason}", left
+        return "resume", f"goes on after step {step:,} of {steps:,}: {reason}", left
     return "resume", "was submitted and has not started", 1.0
 
 

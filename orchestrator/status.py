@@ -160,7 +160,7 @@ def trial_status(
         "seed": spec.seed,
         "state": state,
         "attempt": attempts[-1].number if attempts else 0,
-        "step": heartbeat.get("step"),
+        "step": heartbeat.get("step") if state is TrialState.RUNNING else trial.checkpoint_step(),
         "steps": steps_of(spec),
         "wait": wait,
         "outcome": Outcome(ends[-1]["outcome"]) if ends else None,

@@ -13,7 +13,6 @@ from pathlib import Path
 from orchestrator import lease
 from orchestrator.controller import Controller
 from orchestrator.errors import BusyError, StoreError
-from orchestrator.launchers.machine import usable_cores as usable_cores
 from orchestrator.launchers.protocol import Launcher
 from orchestrator.plan import Plan
 from orchestrator.records import TrialState
@@ -21,6 +20,8 @@ from orchestrator.status import SweepStatus
 from orchestrator.tracking.supervise import Drained, shipping
 from orchestrator.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 
+DETACH_S = 60.0
+"""How long a detached submission may take until it runs its sweep: imports and spec files."""
 LAUNCHERS = ("ray", "process", "debug")
 
 
@@ -49,7 +50,6 @@ class Submission:
     runs: Path
     tracking_uri: str | None = None
     launcher: str = "ray"
-    address: str | None = None
     cpus: int | None = None
     gpus: int | None = None
     argv: Sequence[str] = ()
@@ -83,13 +83,7 @@ class Submission:
 
     def _record(self, disk: SweepDir) -> int:
         """Write specs, sweep.yaml and the submission; take back old requests to cancel."""
-        controller = disk.controller()
-        if lease.is_alive(controller):
-            assert controller is not None
-            raise BusyError(
-                f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
-                f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
-            )
+        refuse_if_busy(disk)
         (disk.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:
             folder = disk.trial(trial.spec.trial_id)
@@ -120,23 +114,62 @@ class Submission:
             raise StoreError(
                 "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"
             ) from error
-        return RayLauncher(disk, address=self.address, cpus=self.cpus, gpus=self.gpus)
+        return RayLauncher(disk, cpus=self.cpus, gpus=self.gpus)
 
 
-def detach(argv: Sequence[str], folder: Path) -> Path:
-    """Start the same command without `--detach` in a session of its own; return the file it prints into."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "controller.log"
-    kept = [word for word in argv[1:] if word not in ("--detach", "-d")]
+DETACHED = "MEMSCALE_DETACHED"
+"""Environment variable of a submission that was started by `detach`: it runs instead of detaching again."""
+
+
+def detach(argv: Sequence[str], disk: SweepDir) -> Path:
+    """Start the same command in a session of its own; return the file it prints into, once it runs the sweep.
+
+    Raises:
+        BusyError: If a live controller runs this sweep already.
+        StoreError: If the command ended before it ran the sweep.
+    """
+    refuse_if_busy(disk)
+    disk.path.mkdir(parents=True, exist_ok=True)
+    log = disk.path / "controller.log"
     with log.open("ab") as output:
-        subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli", *kept, "--quiet"],
+        process = subprocess.Popen(
+            # -P: what lies in the current folder must not shadow what the command imports.
+            [sys.executable, "-P", "-m", "orchestrator.cli", *argv[1:]],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _import_path(), DETACHED: "1"},
         )
-    return log
+    deadline = time.monotonic() + DETACH_S
+    while time.monotonic() < deadline:
+        controller = disk.controller()
+        if controller is not None and controller["pid"] == process.pid:
+            return log
+        if process.poll() is not None:
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise StoreError(
+                f"{log}: the submission ended at once: {said[-1] if said else 'it said nothing'}"
+            )
+        time.sleep(0.05)
+    raise StoreError(f"{log}: the submission did not start in {DETACH_S:.0f} s; see there")
+
+
+def _import_path() -> str:
+    """Return a PYTHONPATH on which this very memscale is found from any folder."""
+    root = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+
+
+def refuse_if_busy(disk: SweepDir) -> None:
+    """Raise BusyError if a live controller runs this sweep."""
+    controller = disk.controller()
+    if lease.is_alive(controller):
+        assert controller is not None, "what does not exist is not alive"
+        raise BusyError(
+            f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
+            f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
+        )
 
 
 def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:

@@ -186,6 +186,13 @@ class TrialDir:
         """Folder of checkpoints."""
         return self.path / "checkpoints"
 
+    def checkpoint_step(self) -> int:
+        """Return the step that a resumed run would go on after: of the newest checkpoint, 0 without one."""
+        if not self.checkpoints.is_dir():
+            return 0
+        steps = (p.name.removeprefix("step-") for p in self.checkpoints.glob("step-*"))
+        return max((int(step) for step in steps if step.isdigit()), default=0)
+
     def create(self, spec: TrialSpec) -> None:
         """Write spec.json. An existing one is replaced only in what is not part of the identity."""
         if spec.trial_id != self.trial_id:

@@ -47,7 +47,7 @@ class Place:
         (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
 
     def command(self, *words):
-        return [sys.executable, "-m", "orchestrator.cli", *words]
+        return [sys.executable, "-P", "-m", "orchestrator.cli", *words]
 
     @property
     def environment(self):
@@ -149,7 +149,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, number
     assert process.returncode == 130, output
     assert "Submit the same file again to go on" in output
     assert {t.state() for t in place.disk.trials()} == {TrialState.WAITING}
-    assert "resume: stopped at step" in place.run("plan", "tiny.yaml")
+    assert "resume: goes on after step" in place.run("plan", "tiny.yaml")
     place.run("submit", "tiny.yaml", "--launcher", "process")
     undisturbed = Place(tmp_path / "undisturbed")
     undisturbed.folder.mkdir()
@@ -161,12 +161,16 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, number
 
 def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place):
     place.write(tokens=2_560_000)
+    (place.folder / "typer.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
 
     assert "in the background" in place.run(
-        "submit", "tiny.yaml", "--launcher", "process", "--detach"
+        "submit", "tiny.yaml", "--launcher", "process", "-dq"
     )
 
-    place.wait_until(lambda: any((t.heartbeat() or {}).get("step") for t in place.disk.trials()))
+    # The command returns when the sweep is there to be watched, and a module of the folder's own shadows nothing.
+    assert "trial" in place.run("status", "tiny")
+    place.wait_until(lambda: all((t.heartbeat() or {}).get("step") for t in place.disk.trials()))
+    assert "Nothing to add: 2 are running" in place.run("plan", "tiny.yaml")
     assert "2 running" in place.run("status", "tiny")
     assert "runs it already" in place.run("submit", "tiny.yaml", "--launcher", "process", code=3)
     follower = place.start("logs", place.disk.trials()[0].trial_id, "-f")

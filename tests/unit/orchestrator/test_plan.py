@@ -75,7 +75,8 @@ def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
         disk.trial(spec.trial_id).create(spec)
     write_json(disk.trial(first.trial_id).path / "result.json", {"metrics": {}})
     stopped = disk.trial(second.trial_id)
-    write_json(stopped.path / "heartbeat.json", {"step": 4, "steps": 8})
+    write_json(stopped.path / "heartbeat.json", {"step": 6, "steps": 8})
+    (stopped.checkpoints / "step-00000004").mkdir(parents=True)
     write_json(
         stopped.new_attempt({"why": "first attempt"}).path / "end.json",
         {"outcome": "interrupted", "reason": "stopped on request", "final": False},
@@ -89,7 +90,7 @@ def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
     plan = make_plan(sweep, disk, MEASURED)
 
     assert [t.status for t in plan.trials] == ["done", "resume", "retry", "new"]
-    assert plan.trials[1].remaining == pytest.approx(0.5)
+    assert plan.trials[1].remaining == pytest.approx(0.5), "steps after the last checkpoint are lost"
     assert "ValueError: no" in plan.trials[2].why
     assert not plan.trials[0].to_train
     assert fourth.trial_id not in plan.left_over
