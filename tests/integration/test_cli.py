@@ -163,9 +163,7 @@ def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place
     place.write(tokens=2_560_000)
     (place.folder / "typer.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
 
-    assert "in the background" in place.run(
-        "submit", "tiny.yaml", "--launcher", "process", "-dq"
-    )
+    assert "in the background" in place.run("submit", "tiny.yaml", "--launcher", "process", "-dq")
 
     # The command returns when the sweep is there to be watched, and a module of the folder's own shadows nothing.
     assert "trial" in place.run("status", "tiny")

@@ -90,7 +90,9 @@ def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
     plan = make_plan(sweep, disk, MEASURED)
 
     assert [t.status for t in plan.trials] == ["done", "resume", "retry", "new"]
-    assert plan.trials[1].remaining == pytest.approx(0.5), "steps after the last checkpoint are lost"
+    assert plan.trials[1].remaining == pytest.approx(0.5), (
+        "steps after the last checkpoint are lost"
+    )
     assert "ValueError: no" in plan.trials[2].why
     assert not plan.trials[0].to_train
     assert fourth.trial_id not in plan.left_over
