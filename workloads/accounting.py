@@ -2,10 +2,16 @@
 
 Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores count
 half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole table.
+
+A model is counted as it is built: `Part` is one piece (an attention block, a table), `Accounted` a Config that names
+its parts and how often each occurs.
 """
 
-from dataclasses import asdict, dataclass, fields
-from typing import Literal, Protocol, runtime_checkable
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +31,7 @@ class ParamCount:
     @property
     def total(self) -> int:
         """Every trainable number."""
-        return sum(asdict(self).values())
+        return sum(self.as_dict().values())
 
     @property
     def non_embedding(self) -> int:
@@ -50,7 +56,122 @@ class FlopCount:
     @property
     def total(self) -> float:
         """Forward FLOPs per token."""
-        return self.attention + self.feed_forward + self.memory + self.router + self.head
+        return sum(self.as_dict().values())
+
+    def as_dict(self) -> dict[str, float]:
+        """Return group -> FLOPs, in the order of the fields."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+Precision = Literal["fp32", "bf16"]
+"""Type of matrix products: fp32 throughout, or bf16 autocast over fp32 weights."""
+
+
+class Part(ABC):
+    """One piece of a model, as the accounting sees it."""
+
+    @abstractmethod
+    def param_count(self) -> ParamCount:
+        """Count trainable numbers per group."""
+
+    @abstractmethod
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count forward FLOPs of one token in a sequence of `seq_len`: matrix products and rows read, nothing else."""
+
+    @abstractmethod
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return what a forward pass keeps for the backward pass, as plain torch saves it."""
+
+    def active_params(self) -> int:
+        """Count the non-embedding parameters that one token touches: all, unless the part says otherwise."""
+        return self.param_count().non_embedding
+
+    def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
+        """Return bytes of parameters read per token and group: each once per batch, unless the part says otherwise."""
+        return {
+            group: element_bytes * number / batch_tokens
+            for group, number in self.param_count().as_dict().items()
+            if number
+        }
+
+
+N = TypeVar("N", int, float)
+
+Parts = Sequence[tuple[int, Part]]
+"""How often each part occurs in a model, and the part."""
+
+
+class Accounted(ABC):
+    """A Config that is counted by its parts."""
+
+    @abstractmethod
+    def parts(self, vocab_size: int) -> Parts:
+        """Return the parts of the model and how often each occurs."""
+
+    def param_count(self, vocab_size: int) -> ParamCount:
+        """Count trainable numbers per group; what several layers share, once."""
+        _at_least_one(vocab_size=vocab_size)
+        counts = ((n, part.param_count().as_dict()) for n, part in self.parts(vocab_size))
+        return ParamCount(**_summed(counts))
+
+    def active_param_count(self, vocab_size: int) -> int:
+        """Count the non-embedding parameters one token touches."""
+        return sum(n * part.active_params() for n, part in self.parts(vocab_size))
+
+    def flops_per_token(self, vocab_size: int, seq_len: int) -> FlopCount:
+        """Count forward FLOPs of one token in a sequence of `seq_len`; norms, activations and sorting are left out."""
+        _at_least_one(vocab_size=vocab_size, seq_len=seq_len)
+        counts = (
+            (n, part.flops_per_token(seq_len).as_dict()) for n, part in self.parts(vocab_size)
+        )
+        return FlopCount(**_summed(counts))
+
+    def bytes_per_token(
+        self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
+    ) -> dict[str, float]:
+        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once.
+
+        Matrices are read once per batch. Of a table, the rows that the batch reads, each once; where the choice of
+        rows is learned, their expected number under even use.
+        """
+        _at_least_one(batch_tokens=batch_tokens)
+        counts = (
+            (n, part.bytes_per_token(batch_tokens=batch_tokens, element_bytes=element_bytes))
+            for n, part in self.parts(vocab_size)
+        )
+        return {**dict.fromkeys(ParamCount().as_dict(), 0.0), **_summed(counts)}
+
+    def activation_bytes_per_token(
+        self, vocab_size: int, seq_len: int, *, precision: Precision
+    ) -> float:
+        """Return what a forward pass keeps for the backward pass, as plain torch saves it."""
+        return float(
+            sum(
+                n * part.activation_bytes_per_token(seq_len, precision)
+                for n, part in self.parts(vocab_size)
+            )
+        )
+
+
+def _summed(counts: Iterable[tuple[int, Mapping[str, N]]]) -> dict[str, N]:
+    total: dict[str, N] = {}
+    for n, count in counts:
+        for group, number in count.items():
+            total[group] = total[group] + n * number if group in total else n * number
+    return total
+
+
+def _at_least_one(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def distinct_rows(n_rows: int, *, draws: int, without_repetition: int = 1) -> float:
+    """Return the expected number of different rows among `draws` even draws of `without_repetition` different rows each."""
+    if without_repetition >= n_rows:
+        return float(n_rows) if draws else 0.0
+    return n_rows * -math.expm1(draws * math.log1p(-without_repetition / n_rows))
 
 
 def training_flops(forward_flops_per_token: float, tokens: int) -> float:
@@ -65,10 +186,6 @@ def paper_total(count: ParamCount) -> int:
     3.368 billion by this rule, 3.377 in print, which is the total of their one-layer Memory.
     """
     return count.total - count.norm
-
-
-Precision = Literal["fp32", "bf16"]
-"""Type of matrix products: fp32 throughout, or bf16 autocast over fp32 weights."""
 
 
 @runtime_checkable

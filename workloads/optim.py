@@ -1,10 +1,9 @@
 """AdamW in three groups: memory values, matrices, and everything that is not decayed."""
 
-from collections.abc import Callable, Iterable
-
 import torch
 from torch import Tensor, nn
 
+from workloads.layers.param_groups import param_groups
 from workloads.train_config import TrainConfig
 
 VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
@@ -18,11 +17,9 @@ class Optimizer:
     norm says nothing about the rest of the model, so each side is clipped by its own norm.
     """
 
-    def __init__(
-        self, model: nn.Module, config: TrainConfig, *, param_group: Callable[[str], str]
-    ) -> None:
-        """Sort the parameters by `param_group` (the architecture's `Config.param_group`)."""
-        groups = group_parameters(model.named_parameters(), param_group=param_group)
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        """Sort the parameters by what their modules say they count as (`param_groups`)."""
+        groups = group_parameters(model)
         decay = {
             VALUES: config.value_weight_decay,
             MATRICES: config.weight_decay,
@@ -58,29 +55,35 @@ class Optimizer:
             norms["value_grad_norm"] = _clip(self._values, self._clip)
         return norms
 
-    def step(self, lr: float) -> None:
-        """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients."""
+    def step(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
+        """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients.
+
+        Args:
+            lr: Of this step.
+            value_lr_ratio: Of this step, where it changes (`schedule.value_lr_ratio`); None is the config's.
+        """
+        ratio = self._ratio
+        if value_lr_ratio is not None:
+            ratio = {**ratio, VALUES: value_lr_ratio}
         for group in self.adamw.param_groups:
-            group["lr"] = lr * self._ratio[group["name"]]
+            group["lr"] = lr * ratio[group["name"]]
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
 
 
-def group_parameters(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], *, param_group: Callable[[str], str]
-) -> dict[str, list[nn.Parameter]]:
+def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Return values, matrices and undecayed; every parameter that wants a gradient is in exactly one.
 
     Undecayed are embeddings, norms and whatever has fewer than two dimensions.
     """
+    counted_under = param_groups(model)
     groups: dict[str, list[nn.Parameter]] = {VALUES: [], MATRICES: [], UNDECAYED: []}
-    for name, parameter in named_parameters:
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        counted_under = param_group(name)
-        if counted_under == "memory_values":
+        if counted_under[name] == "memory_values":
             groups[VALUES].append(parameter)
-        elif counted_under in ("embedding", "norm") or parameter.ndim < 2:
+        elif counted_under[name] in ("embedding", "norm") or parameter.ndim < 2:
             groups[UNDECAYED].append(parameter)
         else:
             groups[MATRICES].append(parameter)

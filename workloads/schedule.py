@@ -1,4 +1,4 @@
-"""Learning rate and evaluation steps as pure functions of the step. Steps are counted from 1."""
+"""Learning rates and evaluation steps as pure functions of the step. Steps are counted from 1."""
 
 import math
 
@@ -12,6 +12,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     steps that is done and f = final_lr_fraction:
 
         cosine    lr * (f + (1 - f) * (1 + cos(pi t)) / 2)         Loshchilov & Hutter 2017
+        linear    lr * (f + (1 - f) * (1 - t))
         wsd       lr, then a straight line down to f * lr over the last decay_fraction of all steps; Hu et al. 2024
         constant  lr
 
@@ -20,20 +21,46 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     Raises:
         ValueError: If step lies outside 1..config.steps.
     """
-    steps = config.steps
-    if not 1 <= step <= steps:
-        raise ValueError(f"step must lie in 1..{steps}, got {step}")
-    warmup_steps = round(config.warmup_fraction * steps)
+    _check(step, config)
+    warmup_steps = round(config.warmup_fraction * config.steps)
     rise = step / warmup_steps if step < warmup_steps else 1.0
     return config.lr * min(rise, _fall(step, config, warmup_steps=warmup_steps))
 
 
+def value_lr_ratio(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of memory values over that of the rest at optimizer step `step`.
+
+    With c = value_lr_ratio, f = value_lr_final_ratio and rho = value_lr_decay_fraction (1 if absent):
+
+        f + (c - f) * max(0, 1 - step / (rho * steps))
+
+    Without f it is c throughout. With f = 1 this is the schedule of UltraMem (Huang et al. 2024, arXiv 2411.12364, and
+    its released code). It multiplies `learning_rate`, warm-up included.
+
+    Raises:
+        ValueError: If step lies outside 1..config.steps.
+    """
+    _check(step, config)
+    start, final = config.value_lr_ratio, config.value_lr_final_ratio
+    if final is None:
+        return start
+    fraction = config.value_lr_decay_fraction or 1.0
+    return final + (start - final) * max(0.0, 1.0 - step / (fraction * config.steps))
+
+
+def _check(step: int, config: TrainConfig) -> None:
+    if not 1 <= step <= config.steps:
+        raise ValueError(f"step must lie in 1..{config.steps}, got {step}")
+
+
 def _fall(step: int, config: TrainConfig, *, warmup_steps: int) -> float:
     final = config.final_lr_fraction
-    if config.schedule == "cosine":
+    if config.schedule in ("cosine", "linear"):
         if step <= warmup_steps:
             return 1.0
         done = (step - warmup_steps) / (config.steps - warmup_steps)
+        if config.schedule == "linear":
+            return final + (1.0 - final) * (1.0 - done)
         return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * done))
     if config.schedule == "wsd":
         decay_steps = round(config.decay_fraction * config.steps)

@@ -28,7 +28,7 @@ from workloads.layers.initialise import initialise
 from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
-from workloads.schedule import evaluation_steps, learning_rate
+from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
@@ -55,6 +55,8 @@ class Job:
     log_every_steps: int = 10
     evaluations: int = 4
     """Evaluations over the run, evenly spaced, the last one after the last step."""
+    usage_every_steps: int | None = None
+    """Steps between reports of how memories and experts are used. None: at each evaluation."""
     checkpoint_every_s: float = 30.0
     """At least this long between checkpoints, longer where writing one would take over a tenth of the time. 0: one
     after every step, whatever it costs."""
@@ -109,10 +111,10 @@ def run(
         initialise(model, job.seed)
         model.train()
         total_params = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = Optimizer(model, config, param_group=architecture.param_group)
+        optimizer = Optimizer(model, config)
         watch = Watch()
         if saved:
-            _put_weights(model, state["weights"])
+            put_weights(model, state["weights"])
             optimizer.adamw.load_state_dict(state["optimizer"])
             watch = Watch(**state["watch"])
             spent.seconds.update(state["seconds"])
@@ -130,28 +132,30 @@ def run(
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
-                loss = _accumulate_gradients(
+                losses = _accumulate_gradients(
                     model,
                     windows,
                     batch_tokens=config.batch_tokens,
                     rows=rows_at_once,
                     autocast=autocast,
                 )
-                asked = loss.new_full((), float(stop))
-                world.sum_(
-                    [loss, asked, *(p.grad for p in model.parameters() if p.grad is not None)]
-                )
+                asked = losses["loss"].new_full((), float(stop))
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                world.sum_([*losses.values(), asked, *gradients])
                 norms = optimizer.clip()
-                optimizer.step(learning_rate(step, config))
-                unread.append({"loss": loss, "asked": asked, **norms})
+                optimizer.step(
+                    learning_rate(step, config), value_lr_ratio=value_lr_ratio(step, config)
+                )
+                unread.append({**losses, "asked": asked, **norms})
             meter.count(config.batch_tokens)
 
             # Reading a number drains a GPU's queue, so there it happens at some steps only, the same ones on every
             # rank, and whatever depends on a number happens at these steps too.
             log_now = step % job.log_every_steps == 0 or step == steps
             evaluate_now = step in evaluate_at
+            usage_now = _reports_usage(job, step, evaluate_now=evaluate_now)
             asked_alone = stop and world.size == 1
-            if not (here.type == "cpu" or log_now or evaluate_now or asked_alone):
+            if not (here.type == "cpu" or log_now or evaluate_now or usage_now or asked_alone):
                 reporter.progress(step, steps, "train", meter.shown)
                 continue
             with spent.on("train"):
@@ -168,9 +172,10 @@ def run(
                 metrics |= {f"train/{name}": value for name, value in seen.items()}
                 metrics |= {"train/lr": lr, "train/tokens": float(meter.tokens)}
                 metrics |= {"train/tokens_per_s": meter.lap()}
+            if usage_now:
+                metrics |= _statistics(model)
             if evaluate_now:
                 with spent.on("evaluate"):
-                    metrics |= _statistics(model)
                     metrics |= evaluate(
                         model,
                         corpus,
@@ -191,7 +196,7 @@ def run(
                 reporter.progress(step, steps, "checkpoint", meter.shown)
                 state = {
                     "step": step,
-                    "weights": _weights(model),
+                    "weights": weights(model),
                     "optimizer": optimizer.adamw.state_dict(),
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
@@ -207,7 +212,7 @@ def run(
 
         if world.leads:
             reporter.progress(steps, steps, "checkpoint", meter.shown)
-            state = {"step": steps, "weights": _weights(model), "metrics": metrics}
+            state = {"step": steps, "weights": weights(model), "metrics": metrics}
             reporter.checkpoint(steps, checkpoint.save_final(job.checkpoints, state))
         world.wait()
         return metrics
@@ -338,22 +343,41 @@ def _accumulate_gradients(
     batch_tokens: int,
     rows: int,
     autocast: Callable[[], AbstractContextManager[object]],
-) -> Tensor:
+) -> dict[str, Tensor]:
     """Add the gradient of this rank's part of the loss, at most `rows` sequences at a time; return that part.
 
     The loss is the mean over the global batch of `batch_tokens` targets, so the parts of all micro batches and
-    ranks add up to it, whatever their sizes.
+    ranks add up to it, whatever their sizes. `auxiliary_loss`, where a model has one, is what its layers add: a mean
+    over the tokens of each micro batch, hence over those of the global batch.
     """
     parts = windows.tensor_split(-(-len(windows) // rows))
-    total = torch.zeros((), device=windows.device)
+    totals = {"loss": torch.zeros((), device=windows.device)}
     for part in parts:
+        inputs, targets = part[:, :-1], part[:, 1:]
         with autocast():
-            logits = model(part[:, :-1])
-        nll = summed_cross_entropy(logits.flatten(0, 1).float(), part[:, 1:].flatten())
-        loss = nll / batch_tokens
-        torch.autograd.backward(loss)
-        total += loss.detach()
-    return total
+            logits = model(inputs)
+        nll = summed_cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        losses = {"loss": nll / batch_tokens}
+        auxiliary = _auxiliary_loss(model)
+        if auxiliary is not None:
+            losses["auxiliary_loss"] = auxiliary * (targets.numel() / batch_tokens)
+        torch.autograd.backward(tuple(losses.values()))
+        for name, loss in losses.items():
+            totals[name] = totals.get(name, torch.zeros_like(loss)) + loss.detach()
+    return totals
+
+
+def _auxiliary_loss(model: nn.Module) -> Tensor | None:
+    """Return what the layers of a model add to the loss, if it has such layers."""
+    auxiliary: Callable[[], Tensor | None] | None = getattr(model, "auxiliary_loss", None)
+    return auxiliary() if auxiliary is not None else None
+
+
+def _reports_usage(job: Job, step: int, *, evaluate_now: bool) -> bool:
+    """Whether a step reports how memories and experts were used."""
+    if job.usage_every_steps is None:
+        return evaluate_now
+    return evaluate_now or step % job.usage_every_steps == 0
 
 
 def _read(unread: list[dict[str, Tensor]]) -> list[dict[str, float]]:
@@ -378,12 +402,17 @@ def _draws_of(seed: int, *, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def weights(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and all buffers by name, those that a state dict leaves out too."""
     return {name: tensor.detach() for name, tensor in _named_tensors(model)}
 
 
-def _put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Write saved values into a model.
+
+    Raises:
+        ValueError: If the names differ.
+    """
     named = dict(_named_tensors(model))
     if named.keys() != weights.keys():
         names = ", ".join(sorted(named.keys() ^ weights.keys()))

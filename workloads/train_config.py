@@ -16,8 +16,8 @@ class TrainConfig:
     """Tokens per sequence."""
     lr: float
     """Peak learning rate."""
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    """wsd: warm-up, stable, linear decay over the last `decay_fraction`."""
+    schedule: Literal["cosine", "wsd", "constant", "linear"] = "cosine"
+    """wsd: warm-up, stable, linear decay over the last `decay_fraction`. linear: one straight line after warm-up."""
     warmup_fraction: float = 0.02
     """Share of the steps spent raising the learning rate linearly from zero."""
     decay_fraction: float = 0.2
@@ -28,6 +28,10 @@ class TrainConfig:
     """Decoupled, on matrices only (no norms, biases or embeddings)."""
     value_lr_ratio: float = 1.0
     """Learning rate of memory values over `lr`. Papers use 4 to 10 (docs/architecture.md)."""
+    value_lr_final_ratio: float | None = None
+    """What `value_lr_ratio` falls to, in a straight line; None keeps it as it is. UltraMem: from 10 to 1."""
+    value_lr_decay_fraction: float | None = None
+    """Share of the steps in which it falls; None is all of them. Only with `value_lr_final_ratio`."""
     value_weight_decay: float = 0.0
     """Decoupled weight decay on memory values."""
     beta1: float = 0.9
@@ -53,6 +57,7 @@ class TrainConfig:
         for name in ("lr", "value_lr_ratio", "eps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        self._check_value_lr()
         for name in ("weight_decay", "value_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -64,6 +69,22 @@ class TrainConfig:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.grad_clip is not None and not self.grad_clip > 0:
             raise ValueError(f"grad_clip must be positive or null, got {self.grad_clip}")
+
+    def _check_value_lr(self) -> None:
+        final, fraction = self.value_lr_final_ratio, self.value_lr_decay_fraction
+        if final is not None and not final > 0:
+            raise ValueError(f"value_lr_final_ratio must be positive or null, got {final}")
+        if fraction is None:
+            return
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"value_lr_decay_fraction must be above 0 and at most 1, got {fraction}"
+            )
+        if final is None:
+            raise ValueError(
+                f"value_lr_decay_fraction does nothing without value_lr_final_ratio, got {fraction}; "
+                "write value_lr_final_ratio: 1.0, or remove it"
+            )
 
     @property
     def steps(self) -> int:

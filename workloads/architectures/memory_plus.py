@@ -4,46 +4,28 @@ Source: Berges et al. 2024, "Memory Layers at Scale" (arXiv 2412.09764): several
 one table, gate `output(bag * silu(gate x))`, key_dim half of value_dim. The backbone and its presets are `dense`'s.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
-from workloads.accounting import FlopCount, ParamCount, Precision
+from workloads.accounting import Parts
 from workloads.architectures import dense
 from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
-from workloads.layers.product_key_memory import MemoryShape, MemoryTable, ProductKeyMemory
-from workloads.layers.transformer import Transformer, TransformerShape
+from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.memory_table import MemoryTable
+from workloads.layers.placement import centred, check_placement
+from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.product_keys import LookupShape, check_lookup
+from workloads.layers.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(LlamaBackbone):
     """Transformer with a feed-forward block in some layers and a memory in the others."""
 
-    FLOP_KNOB: ClassVar[str] = "d_ff"
-    """Field that `match: {training_flops: ...}` solves for."""
-
-    d_model: int
-    """Residual width."""
-    n_layers: int
-    """Blocks."""
-    n_heads: int
-    """Query heads of attention."""
-    d_ff: int
-    """Feed-forward width of the layers without memory."""
     n_keys: int
     """Sub-keys in each half codebook; the table has n_keys**2 slots."""
-    n_kv_heads: int | None = None
-    """Key and value heads of attention; None is as many as query heads."""
-    qk_norm: bool = False
-    """Normalise attention queries and keys per head."""
-    rope_base: float = 10_000.0
-    """Base of the rotary frequencies."""
-    norm_eps: float = 1.0e-5
-    """Added to mean squares under the root."""
-    tied_embeddings: bool = False
-    """Use the embedding table as output head."""
     n_memory_heads: int = 4
     """Reading heads of a memory layer; what they read is added."""
     knn: int = 32
@@ -64,7 +46,7 @@ class Config:
     """First layer with a memory; None centres them."""
 
     def __post_init__(self) -> None:
-        _ = self.shape
+        super().__post_init__()
         for name in (
             "n_keys",
             "n_memory_heads",
@@ -77,69 +59,36 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if self.knn > self.n_keys:
-            raise ValueError(f"knn must lie in 1..n_keys ({self.n_keys}), got {self.knn}")
-        if self.memory.key_dim % 2 or self.memory.key_dim < 2:
-            given = (
-                self.key_dim
-                if self.key_dim is not None
-                else f"{self.memory.key_dim}, half of value_dim"
-            )
-            raise ValueError(f"key_dim must be even, for two halves, got {given}")
-        self._check_placement()
-
-    def _check_placement(self) -> None:
-        layers = self.placement
-        where = (
-            "memory_first, memory_stride and memory_count"
-            if self.memory_layers is None
-            else "memory_layers"
-        )
-        if not layers:
+        key_dim = self.memory.lookup.key_dim
+        shown = f"{key_dim}, half of value_dim" if self.key_dim is None else None
+        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)
+        if not self.placement:
             raise ValueError(
                 "memory_layers must name at least one layer, got none; use `dense` for no memory"
             )
-        if list(layers) != sorted(set(layers)):
-            raise ValueError(f"{where} must be rising without repetition, got {list(layers)}")
-        if layers[0] < 0 or layers[-1] >= self.n_layers:
-            raise ValueError(
-                f"{where} must stay within 0..n_layers - 1 ({self.n_layers - 1}), got {list(layers)}"
-            )
+        where = "memory_first, memory_stride and memory_count"
         if self.memory_layers is not None:
+            where = "memory_layers"
             for name in ("memory_first", "memory_stride", "memory_count"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"{name} must be null when memory_layers is given, got {getattr(self, name)}"
                     )
-
-    @property
-    def shape(self) -> TransformerShape:
-        """Sizes of the backbone with absent fields filled in."""
-        return TransformerShape(
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_heads if self.n_kv_heads is None else self.n_kv_heads,
-            d_ff=self.d_ff,
-            qk_norm=self.qk_norm,
-            norm_eps=self.norm_eps,
-            rope_base=self.rope_base,
-            tied_embeddings=self.tied_embeddings,
-        )
+        check_placement(self.placement, n_layers=self.n_layers, where=where)
 
     @property
     def memory(self) -> MemoryShape:
         """Sizes of a memory layer with absent fields filled in."""
         value_dim = self.d_model if self.value_dim is None else self.value_dim
-        return MemoryShape(
+        lookup = LookupShape(
             d_model=self.d_model,
             n_keys=self.n_keys,
             n_heads=self.n_memory_heads,
             knn=self.knn,
             key_dim=value_dim // 2 if self.key_dim is None else self.key_dim,
-            value_dim=value_dim,
             qk_norm=self.memory_qk_norm,
         )
+        return MemoryShape(lookup=lookup, value_dim=value_dim)
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -148,82 +97,20 @@ class Config:
             return tuple(self.memory_layers)
         count = self.memory_count or (3 if self.n_layers >= 6 else 1)
         stride = self.memory_stride or min(8, -(-self.n_layers // count))
-        first = self.memory_first
-        if first is None:
-            first = self.n_layers // 2 - stride * (count - 1) // 2
-        return tuple(range(first, first + stride * count, stride))
-
-    @property
-    def _n_feed_forward(self) -> int:
-        return self.n_layers - len(self.placement)
+        return centred(self.n_layers, count=count, stride=stride, first=self.memory_first)
 
     def build(self, vocab_size: int) -> nn.Module:
         """Return the model on the default device, its values open until `initialise`."""
         return MemoryPlus(self, vocab_size=vocab_size)
 
-    def param_count(self, vocab_size: int) -> ParamCount:
-        """Count trainable numbers per group; the shared table once."""
-        backbone = self.shape.param_count(vocab_size, n_feed_forward=self._n_feed_forward).as_dict()
-        memory = {
-            "memory_keys": len(self.placement) * self.memory.params,
-            "memory_values": self.memory.table_params,
-        }
-        return ParamCount(**{**backbone, **memory})
-
-    def active_param_count(self, vocab_size: int) -> int:
-        """Count the non-embedding parameters one token touches: all but the value rows that it does not read.
-
-        Different heads and layers may read the same row; rows are counted as if they did not, up to the whole table.
-        """
-        count = self.param_count(vocab_size)
-        rows = min(self.memory.n_slots, len(self.placement) * self.memory.rows_read)
-        return count.non_embedding - count.memory_values + rows * self.memory.value_dim
-
-    def flops_per_token(self, vocab_size: int, seq_len: int) -> FlopCount:
-        """Count forward FLOPs of one token in a sequence of `seq_len`."""
-        backbone = self.shape.flops_per_token(
-            vocab_size, seq_len, n_feed_forward=self._n_feed_forward
-        )
-        return replace(backbone, memory=len(self.placement) * self.memory.flops_per_token)
-
-    def bytes_per_token(
-        self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
-    ) -> dict[str, float]:
-        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once.
-
-        Of the values, the rows that the batch reads in each memory layer, each once; expected number under even use.
-        """
-        backbone = self.shape.bytes_per_token(
-            vocab_size,
-            n_feed_forward=self._n_feed_forward,
-            batch_tokens=batch_tokens,
-            element_bytes=element_bytes,
-        )
-        rows_per_token = self.memory.distinct_rows(batch_tokens) / batch_tokens
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of; the shared table once."""
         layers = len(self.placement)
-        return {
-            **backbone,
-            "memory_keys": element_bytes * layers * self.memory.params / batch_tokens,
-            "memory_values": element_bytes * layers * rows_per_token * self.memory.value_dim,
-        }
-
-    def activation_bytes_per_token(
-        self, vocab_size: int, seq_len: int, *, precision: Precision
-    ) -> float:
-        """Return what a forward pass keeps for the backward pass; no length matters to fused attention."""
-        backbone = self.shape.activation_bytes_per_token(
-            vocab_size, n_feed_forward=self._n_feed_forward, precision=precision
-        )
-        return backbone + len(self.placement) * self.memory.activation_bytes_per_token(precision)
-
-    def param_group(self, parameter_name: str) -> str:
-        """Return the field of `ParamCount` that a parameter counts under."""
-        parts = parameter_name.split(".")
-        if "memory_table" in parts:
-            return "memory_values"
-        if "feed_forward" in parts and int(parts[parts.index("layers") + 1]) in self.placement:
-            return "memory_keys"
-        return self.shape.param_group(parameter_name)
+        return [
+            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers - layers),
+            (layers, self.memory),
+            (1, self.memory.table(n_readers=layers)),
+        ]
 
     @classmethod
     def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
@@ -236,36 +123,18 @@ class Config:
 
 
 class MemoryPlus(Transformer):
-    """A transformer that owns a table of values and hands it to its memory layers."""
+    """A transformer that owns a table of values, which its memory layers read."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
-        shape, memory, placement = config.shape, config.memory, config.placement
+        table = MemoryTable(config.n_keys**2, config.memory.value_dim)
         layers = (
-            shape.block(ProductKeyMemory(memory)) if index in placement else shape.block()
-            for index in range(shape.n_layers)
+            config.block(ProductKeyMemory(config.memory, table))
+            if index in config.placement
+            else config.block()
+            for index in range(config.n_layers)
         )
-        super().__init__(shape, vocab_size=vocab_size, layers=layers)
-        self.memory_layers = placement
-        self.memory_table = MemoryTable(memory.n_slots, memory.value_dim)
-
-    def forward(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq vocab_size"]:
-        """Return next-token logits."""
-        x, rotation = self.embed(tokens)
-        for index, layer in enumerate(self.layers):
-            shared = (self.memory_table.weight,) if index in self.memory_layers else ()
-            x = layer(x, rotation, *shared)
-        return self.logits(x)
-
-    def statistics(self) -> dict[str, float]:
-        """Return how the slots were read in training since the last call: means over the memory layers."""
-        reports = [
-            memory.usage.report()
-            for memory in self.modules()
-            if isinstance(memory, ProductKeyMemory)
-        ]
-        return {
-            f"memory/{name}": sum(r[name] for r in reports) / len(reports) for name in reports[0]
-        }
+        super().__init__(**config.frame(vocab_size, layers))
+        self.memory_table = table
 
 
 def _family(d_model: int) -> dict[str, Any]:
@@ -280,25 +149,18 @@ def _family(d_model: int) -> dict[str, Any]:
 _N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of slots."""
 
-
-def _with_memory(preset: str, **fields: Any) -> dict[str, Any]:
-    return {**dense.PRESETS[preset], **fields}
-
-
 # Two heads of eight rows, normalised: enough for the d-presets' short documents.
 _TINY = {"n_keys": 64, "n_memory_heads": 2, "knn": 8, "memory_qk_norm": True}
 _SMALL = {"n_memory_heads": 4, "knn": 16, "memory_qk_norm": True}
 _PAPER = {"n_memory_heads": 4, "knn": 32}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    **{name: _with_memory(name, **_TINY) for name in dense.PRESETS if name[0] == "d"},
-    # Backbone of the dense preset of that name; the table is about four times as large.
-    "1m": _with_memory("1m", n_keys=192, **_SMALL),
-    "3m": _with_memory("3m", n_keys=256, **_SMALL),
-    "10m": _with_memory("10m", n_keys=352, **_SMALL),
-    "30m": _with_memory("30m", n_keys=480, **_SMALL),
-    **{
-        name: _with_memory(name, n_keys=1024, **_PAPER) for name in ("134m", "373m", "720m", "1.3b")
-    },
-    "8b": _with_memory("8b", n_keys=4096, **_PAPER),
+    **{name: {**fields, **_TINY} for name, fields in TINY.items()},
+    # The table is about four times as large as the backbone.
+    "1m": {**BACKBONES["1m"], "n_keys": 192, **_SMALL},
+    "3m": {**BACKBONES["3m"], "n_keys": 256, **_SMALL},
+    "10m": {**BACKBONES["10m"], "n_keys": 352, **_SMALL},
+    "30m": {**BACKBONES["30m"], "n_keys": 480, **_SMALL},
+    **{name: {**fields, "n_keys": 1024, **_PAPER} for name, fields in PAPER.items()},
+    "8b": {**PAPER["8b"], "n_keys": 4096, **_PAPER},
 }

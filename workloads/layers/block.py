@@ -1,30 +1,51 @@
-"""A pre-norm transformer block with two slots: what mixes positions, and what works on each alone."""
+"""Pre-norm transformer blocks with two slots: what mixes positions, and what works on each alone.
+
+A slot is a module of (x, context). One that keeps account of its use has a method `observe(output, residual)`, which
+is called where the context asks for it.
+"""
+
+from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.layers.rms_norm import RMSNorm
+from workloads.layers.context import Context
 
 
 class Block(nn.Module):
-    """`x + mixer(norm x)`, then `x + feed_forward(norm x)`."""
+    """`x + mixer(norm x)`, then `x + feed_forward(norm x)`; with `parallel` both read the same x and are added at once."""
 
     def __init__(
-        self, *, d_model: int, norm_eps: float, mixer: nn.Module, feed_forward: nn.Module
+        self,
+        *,
+        norm: Callable[[], nn.Module],
+        mixer: nn.Module,
+        feed_forward: nn.Module | None,
+        parallel: bool = False,
     ) -> None:
+        """Fill the slots; each gets a norm of its own from `norm`. Without `feed_forward` there is only the mixer."""
         super().__init__()
-        self.mixer_norm = RMSNorm(d_model, eps=norm_eps)
+        self.mixer_norm = norm()
         self.mixer = mixer
-        self.feed_forward_norm = RMSNorm(d_model, eps=norm_eps)
+        self.feed_forward_norm = norm() if feed_forward is not None else None
         self.feed_forward = feed_forward
+        self.parallel = parallel
 
     def forward(
-        self,
-        x: Float[Tensor, "batch seq d_model"],
-        rotation: Float[Tensor, "2 seq 1 d_head"],
-        *shared: Tensor,
+        self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the residual stream after this block; `shared` goes to the feed-forward slot (a memory table)."""
-        mixed: Tensor = x + self.mixer(self.mixer_norm(x), rotation)
-        output: Tensor = mixed + self.feed_forward(self.feed_forward_norm(mixed), *shared)
-        return output
+        """Return the residual stream after this block."""
+        mixed = x + _filled(self.mixer, self.mixer_norm(x), context, residual=x)
+        if self.feed_forward is None or self.feed_forward_norm is None:
+            return mixed
+        read = x if self.parallel else mixed
+        return mixed + _filled(
+            self.feed_forward, self.feed_forward_norm(read), context, residual=read
+        )
+
+
+def _filled(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
+    output: Tensor = slot(x, context)
+    if context.observe and hasattr(slot, "observe"):
+        slot.observe(output, residual)
+    return output

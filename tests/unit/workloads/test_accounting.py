@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads.accounting import ParamCount, paper_total, peak_memory_bytes, training_flops
 from workloads.architectures import dense, memory_plus
 from workloads.layers.initialise import initialise
+from workloads.layers.param_groups import param_groups
 
 Config = dense.Config | memory_plus.Config
 
@@ -58,8 +59,9 @@ def test_parameters_group_by_group(case, vocab_size):
     with torch.device("meta"):
         model = config.build(vocab_size)
     found = dict.fromkeys(ParamCount().as_dict(), 0)
+    groups = param_groups(model)
     for name, parameter in model.named_parameters():
-        found[config.param_group(name)] += parameter.numel()
+        found[groups[name]] += parameter.numel()
 
     assert config.param_count(vocab_size).as_dict() == found
 
@@ -79,7 +81,7 @@ def test_flops_are_those_that_torch_counts(case, vocab_size, seq_len):
     unseen_half = 2 * seq_len * config.n_layers * config.d_model
     bag = 0
     if isinstance(config, memory_plus.Config):
-        bag = len(config.placement) * 2 * config.memory.rows_read * config.memory.value_dim
+        bag = len(config.placement) * 2 * config.memory.lookup.rows_read * config.memory.value_dim
 
     assert counter.get_total_flops() == seq_len * (flops + unseen_half - bag)
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from workloads.architectures import dense, memory_plus
+from workloads.layers.param_groups import param_groups
 from workloads.optim import MATRICES, UNDECAYED, VALUES, Optimizer, group_parameters
 from workloads.train_config import TrainConfig
 
@@ -28,7 +29,8 @@ def train_config(**changes: object) -> TrainConfig:
 def test_every_parameter_is_in_exactly_one_group(config):
     model = config.build(vocab_size=11)
 
-    groups = group_parameters(model.named_parameters(), param_group=config.param_group)
+    groups = group_parameters(model)
+    counted_under = param_groups(model)
 
     grouped = [id(p) for parameters in groups.values() for p in parameters]
     assert sorted(grouped) == sorted(id(p) for p in model.parameters())
@@ -37,16 +39,25 @@ def test_every_parameter_is_in_exactly_one_group(config):
     names = {id(p): name for name, p in model.named_parameters()}
     for parameter in groups[MATRICES]:
         assert parameter.ndim >= 2
-        assert config.param_group(names[id(parameter)]) not in (
+        assert counted_under[names[id(parameter)]] not in (
             "embedding",
             "norm",
             "memory_values",
         )
     for parameter in groups[UNDECAYED]:
-        assert parameter.ndim < 2 or config.param_group(names[id(parameter)]) in (
+        assert parameter.ndim < 2 or counted_under[names[id(parameter)]] in (
             "embedding",
             "norm",
         )
+
+
+class Ones(nn.Module):
+    """A parameter that counts as it is told."""
+
+    def __init__(self, group: str, rows: int) -> None:
+        super().__init__()
+        self.PARAM_GROUP = group
+        self.weight = nn.Parameter(torch.ones(rows, 2))
 
 
 class Three(nn.Module):
@@ -54,14 +65,26 @@ class Three(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory_values = nn.Parameter(torch.ones(3, 2))
-        self.attention = nn.Parameter(torch.ones(2, 2))
-        self.embedding = nn.Parameter(torch.ones(5, 2))
+        self.values = Ones("memory_values", 3)
+        self.matrix = Ones("attention", 2)
+        self.vectors = Ones("embedding", 5)
+
+    @property
+    def memory_values(self) -> nn.Parameter:
+        return self.values.weight
+
+    @property
+    def attention(self) -> nn.Parameter:
+        return self.matrix.weight
+
+    @property
+    def embedding(self) -> nn.Parameter:
+        return self.vectors.weight
 
 
 def of_three(**changes: object) -> tuple[Three, Optimizer]:
     model = Three()
-    return model, Optimizer(model, train_config(**changes), param_group=lambda name: name)
+    return model, Optimizer(model, train_config(**changes))
 
 
 def test_values_have_their_own_learning_rate():
@@ -110,7 +133,8 @@ def test_values_and_the_rest_are_clipped_apart():
 
 def test_without_a_limit_nothing_is_clipped_and_without_values_no_norm_is_made_up():
     model = nn.Linear(2, 2, bias=False)
-    optimizer = Optimizer(model, train_config(grad_clip=None), param_group=lambda name: "attention")
+    model.PARAM_GROUP = "attention"
+    optimizer = Optimizer(model, train_config(grad_clip=None))
     model.weight.grad = torch.full((2, 2), 10.0)
 
     norms = optimizer.clip()

@@ -136,7 +136,17 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
         for n in ("loss", "lr", "grad_norm", "value_grad_norm", "tokens", "tokens_per_s")
     ]
     evaluation = ["valid/loss", *probes, "knowledge/stored_bits", "knowledge/bits_per_param"]
-    memory = [f"memory/{name}" for name in ("usage", "kl", "effective_rows")]
+    statistics = (
+        "usage",
+        "usage_ever",
+        "kl",
+        "effective_rows",
+        "top1_weight",
+        "max_over_mean",
+        "distinct_rows",
+        "output_ratio",
+    )
+    memory = [f"memory/{layer}{name}" for name in statistics for layer in ("", "layer_01/")]
     times = [f"time/{name}_s" for name in ("train", "evaluate", "data")]
     assert set(metrics) == {*training, *evaluation, *memory, *times}
     assert reporter.rows[-1] == (STEPS, metrics)
@@ -329,7 +339,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(rows):
         loss = _accumulate_gradients(
             model, windows, batch_tokens=48, rows=rows, autocast=nullcontext
         )
-        return loss.item(), {name: p.grad.clone() for name, p in model.named_parameters()}
+        return loss["loss"].item(), {name: p.grad.clone() for name, p in model.named_parameters()}
 
     (whole_loss, whole), (loss, parts) = gradients(6), gradients(rows)
 
@@ -347,7 +357,12 @@ def test_a_run_in_micro_batches_is_the_same_run(tmp_path, undisturbed):
     run(job_in(tmp_path, micro_batch_tokens=40), reporter, clock=ticking())
 
     for step, expected in undisturbed["memory_plus"].items():
-        assert comparable(reporter.rows)[step] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        found = comparable(reporter.rows)[step]
+        # Fewer tokens pass at once, so a pass reads fewer different rows.
+        passes = {name for name in found if name.endswith("distinct_rows")}
+        assert all(found.pop(name) <= expected[name] for name in passes)
+        expected = {name: value for name, value in expected.items() if name not in passes}
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_a_micro_batch_smaller_than_a_sequence_is_refused(tmp_path):

@@ -119,7 +119,7 @@ def test_paper_presets_have_the_dense_backbone():
     for preset, fields in PRESETS.items():
         shared = {name: value for name, value in fields.items() if name in backbone}
         assert shared == dense.PRESETS[preset]
-    assert Config(**PRESETS["1.3b"]).memory.key_dim == 1024
+    assert Config(**PRESETS["1.3b"]).memory.lookup.key_dim == 1024
 
 
 def test_layers_share_one_table_that_each_of_them_trains():
@@ -150,13 +150,13 @@ def test_value_dim_may_differ_from_the_width_of_the_model():
 def test_statistics_are_means_over_the_layers():
     model = _model(memory_layers=(1, 4))
     model(torch.arange(11)[None])
-    reports = [model.layers[i].feed_forward.usage for i in (1, 4)]
-    usage = sum(float((r.mass > 0).double().mean()) for r in reports) / 2
+    usages = [float((model.layers[i].feed_forward.usage.reads > 0).double().mean()) for i in (1, 4)]
 
     values = model.statistics()
 
-    assert values.keys() == {"memory/usage", "memory/kl", "memory/effective_rows"}
-    assert values["memory/usage"] == usage
+    assert values["memory/layer_01/usage"] == usages[0]
+    assert values["memory/layer_04/usage"] == usages[1]
+    assert values["memory/usage"] == sum(usages) / 2
     assert 2.0 <= values["memory/effective_rows"] <= 8.0
 
 

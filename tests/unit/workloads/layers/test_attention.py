@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from workloads.layers.attention import AttentionShape, CausalAttention, rotate, rotation_table
+from workloads.layers.context import Context
 from workloads.layers.initialise import initialise
 
 
@@ -32,7 +33,7 @@ def test_equals_the_formula(n_kv_heads, qk_norm):
     scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
     expected = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value).reshape(2, 5, 12)
 
-    found = attention(x, rotation)
+    found = attention(x, Context(tokens=torch.zeros(2, 5, dtype=torch.long), rotation=rotation))
 
     torch.testing.assert_close(found, expected @ attention.output.weight.T)
 

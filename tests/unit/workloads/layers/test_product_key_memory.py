@@ -1,34 +1,25 @@
-"""The memory layer against its formula, and what it reports of its use."""
+"""The memory layer against its formula."""
 
-import math
+import dataclasses
 
 import pytest
 import torch
 
+from workloads.layers.context import Context
 from workloads.layers.initialise import initialise
-from workloads.layers.product_key_memory import (
-    MemoryShape,
-    MemoryTable,
-    MemoryUsage,
-    ProductKeyMemory,
-)
+from workloads.layers.memory_table import MemoryTable
+from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.product_keys import LookupShape
+
+CONTEXT = Context(tokens=torch.zeros(1, 1, dtype=torch.long))
 
 
 def _memory(**fields: object) -> tuple[ProductKeyMemory, torch.Tensor]:
-    sizes = {
-        "d_model": 6,
-        "n_keys": 5,
-        "n_heads": 2,
-        "knn": 3,
-        "key_dim": 4,
-        "value_dim": 7,
-        "qk_norm": False,
-    }
-    shape = MemoryShape(**{**sizes, **fields})
-    memory, table = (
-        ProductKeyMemory(shape).double(),
-        MemoryTable(shape.n_slots, shape.value_dim).double(),
-    )
+    sizes = {"d_model": 6, "n_keys": 5, "n_heads": 2, "knn": 3, "key_dim": 4}
+    value_dim = fields.pop("value_dim", 7)
+    lookup = LookupShape(**{**sizes, **fields})
+    table = MemoryTable(lookup.n_slots, value_dim).double()
+    memory = ProductKeyMemory(MemoryShape(lookup=lookup, value_dim=value_dim), table).double()
     initialise(memory, 0)
     initialise(table, 0)
     return memory, table.weight
@@ -56,7 +47,7 @@ def test_equals_the_formula_over_all_slots(qk_norm):
     gate = torch.nn.functional.silu(x @ memory.gate.weight.T + memory.gate.bias)
     expected = (expected * gate) @ memory.output.weight.T + memory.output.bias
 
-    torch.testing.assert_close(memory(x, table), expected)
+    torch.testing.assert_close(memory(x, CONTEXT), expected)
 
 
 def test_gradients_by_finite_differences():
@@ -65,78 +56,25 @@ def test_gradients_by_finite_differences():
     inputs = (x.requires_grad_(), table, *memory.parameters())
     memory.eval()
 
-    assert torch.autograd.gradcheck(lambda x, table, *_: memory(x, table), inputs)
+    assert torch.autograd.gradcheck(lambda x, *_: memory(x, CONTEXT), inputs)
 
 
 def test_reading_the_same_table_twice_adds_the_gradients():
     memory, table = _memory()
     x = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    once = torch.autograd.grad(memory(x, table).sum(), table)[0]
+    once = torch.autograd.grad(memory(x, CONTEXT).sum(), table)[0]
 
-    twice = torch.autograd.grad(memory(x, table).sum() + memory(x, table).sum(), table)[0]
+    twice = torch.autograd.grad(memory(x, CONTEXT).sum() + memory(x, CONTEXT).sum(), table)[0]
 
     torch.testing.assert_close(twice, 2 * once)
 
 
-def test_usage_of_even_reading():
-    usage = MemoryUsage(8)
+def test_what_is_observed_is_recorded_and_nothing_else():
+    memory, _ = _memory()
+    x = torch.zeros(1, 6, dtype=torch.float64)
 
-    usage.record(torch.arange(8).view(4, 2), torch.full((4, 2), 0.5))
-
-    assert usage.report() == {
-        "usage": 1.0,
-        "kl": pytest.approx(0.0, abs=1e-6),
-        "effective_rows": 2.0,
-    }
-
-
-def test_usage_of_one_slot_only():
-    usage = MemoryUsage(8)
-
-    usage.record(torch.full((4, 2), 3), torch.tensor([[1.0, 0.0]]).expand(4, 2))
-    report = usage.report()
-
-    assert report["usage"] == 1 / 8
-    assert report["kl"] == pytest.approx(math.log(8))
-    assert report["effective_rows"] == 1.0
-
-
-def test_a_slot_read_with_a_vanishing_weight_counts_as_read():
-    usage = MemoryUsage(2)
-
-    usage.record(torch.tensor([[0, 1]]), torch.tensor([[1.0, 1e-30]]))
-
-    assert usage.report()["usage"] == 1.0
-
-
-def test_report_starts_anew_and_is_empty_when_nothing_was_read():
-    usage = MemoryUsage(8)
-    usage.record(torch.tensor([[0]]), torch.ones(1, 1))
-    usage.report()
-
-    assert usage.report() == {}
-
-
-def test_order_and_grouping_of_batches_do_not_change_the_counts():
-    generator = torch.Generator().manual_seed(0)
-    ids, weights = (
-        torch.randint(8, (30, 4), generator=generator),
-        torch.rand(30, 4, generator=generator),
-    )
-    whole, parts = MemoryUsage(8), MemoryUsage(8)
-
-    whole.record(ids, weights)
-    for rows in (slice(20, 30), slice(0, 20)):
-        parts.record(ids[rows], weights[rows])
-
-    assert torch.equal(whole.mass, parts.mass)
-
-
-def test_only_training_is_recorded():
-    memory, table = _memory()
-
-    memory.eval()(torch.zeros(1, 6, dtype=torch.float64), table)
+    memory(x, CONTEXT)
     assert memory.usage.report() == {}
 
-    memory.train()(torch.zeros(1, 6, dtype=torch.float64), table)
-    assert memory.usage.report().keys() == {"usage", "kl", "effective_rows"}
+    memory(x, dataclasses.replace(CONTEXT, observe=True))
+    assert {"usage", "kl", "effective_rows"} <= memory.usage.report().keys()

@@ -1,0 +1,40 @@
+"""GPT-NeoX as the Pythia suite trains it: parallel residual, LayerNorm, biases, GELU, rotary on a quarter of each head.
+
+Source: Biderman et al. 2023, "Pythia" (arXiv 2304.01373); presets 14m to 2.8b are the suite's shapes. The base that
+MemoryFormer's and the efficient mixers' papers compare with.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.accounting import Parts
+from workloads.layers.attention import CausalAttention
+from workloads.layers.family import nearest_member
+from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
+from workloads.layers.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(NeoXBackbone):
+    """GPT-NeoX transformer with softmax attention."""
+
+    def build(self, vocab_size: int) -> Transformer:
+        """Return the model on the default device, its values open until `initialise`."""
+        blocks = (self.block(self.mixer(CausalAttention)) for _ in range(self.n_layers))
+        return self.transformer(vocab_size, blocks)
+
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of."""
+        return self.frame_parts(vocab_size)
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+        """Return the member of the family nearest to a size.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, neox_family, [NEOX_D_FF], non_embedding_params, overrides)
+
+
+PRESETS: dict[str, dict[str, Any]] = NEOX_BACKBONES

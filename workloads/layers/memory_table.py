@@ -1,0 +1,83 @@
+"""The value rows that memory layers read, and what reading them costs."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from workloads.accounting import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.kernels.weighted_bag.op import weighted_bag
+
+
+class MemoryTable(nn.Module):
+    """Rows read as weighted sums. A model owns its tables; layers that read one borrow it (`Borrowed`)."""
+
+    PARAM_GROUP: ClassVar[str] = "memory_values"
+
+    def __init__(self, n_rows: int, width: int, *, std: float | None = None) -> None:
+        """Make a table that begins normal with standard deviation `std`, 1 / sqrt(width) if None."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_rows, width))
+        self.std = width**-0.5 if std is None else std
+
+    def forward(
+        self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
+    ) -> Float[Tensor, "bags width"]:
+        """Return the weighted sum of the rows of each bag, in the table's type."""
+        return weighted_bag(self.weight, ids, weights.to(self.weight.dtype))
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write a normal."""
+        value.normal_(0.0, self.std, generator=generator)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Borrowed(Generic[M]):
+    """A module that is used here and owned, saved and counted elsewhere in the model."""
+
+    def __init__(self, module: M) -> None:
+        self.module = module
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePart(Part):
+    """A table, and the layers that read it."""
+
+    n_rows: int
+    width: int
+    bag_size: int
+    """Rows that one token reads in one layer."""
+    distinct: int
+    """Of those, how many are drawn together without repetition: one head's share."""
+    n_readers: int = 1
+    """Layers that read it."""
+
+    def param_count(self) -> ParamCount:
+        """Count the rows once, however many layers read them."""
+        return ParamCount(memory_values=self.n_rows * self.width)
+
+    def active_params(self) -> int:
+        """Count the rows that one token reads, as if heads and layers never read the same, up to the whole table."""
+        return min(self.n_rows, self.n_readers * self.bag_size) * self.width
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count the weighted sums of the rows read."""
+        return FlopCount(memory=2.0 * self.n_readers * self.bag_size * self.width)
+
+    def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
+        """Return the rows that the batch reads in each layer, each once; expected number under even use."""
+        rows = distinct_rows(
+            self.n_rows,
+            draws=batch_tokens * (self.bag_size // self.distinct),
+            without_repetition=self.distinct,
+        )
+        per_token = self.n_readers * rows * self.width / batch_tokens
+        return {"memory_values": element_bytes * per_token}
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return nothing: ids and weights are kept by whoever made them."""
+        return 0.0
