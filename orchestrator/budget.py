@@ -26,25 +26,116 @@ def relative_error(reached: float, target: float) -> float:
 
 
 def nearest_integer(
-    flops: Callable[[int], float], target: float, *, low: int = 1, high: int = 2**24
-) -> int:
-    """Return the integer in low..high whose FLOPs come nearest to `target`.
+    quantity: Callable[[int], float | None],
+    target: float,
+    *,
+    low: int = 1,
+    high: int = 2**24,
+    written: int | None = None,
+) -> int | None:
+    """Return the possible integer in low..high at which `quantity` comes nearest to `target`; None if none is possible.
 
-    `flops` must not decrease. About 2 log2(high) evaluations: a doubling search for a bracket, then bisection.
+    A doubling search for a bracket, then bisection: about 2 log2(high) evaluations where everything is possible.
+    Of neighbours that come equally near, the first on the way from `written` (else the smallest): where a quantity
+    moves in steps, a config is changed no more than it must be.
+
+    Args:
+        quantity: Integer -> number, or None where the integer is impossible (heads that must divide a width). Must
+            not decrease. What is possible may be sparse: see `first_possible`.
+        target: What to come near to.
+        low: Smallest integer looked at.
+        high: Largest integer looked at.
+        written: The value that stands in the file.
     """
-    upper = low
-    while upper < high and flops(upper) < target:
-        upper = min(high, upper * 2)
-    lower = low
-    while lower < upper:
-        middle = (lower + upper) // 2
-        if flops(middle) < target:
-            lower = middle + 1
+    known: dict[int, float | None] = {}
+
+    def number(n: int) -> float | None:
+        if n not in known:
+            known[n] = quantity(n)
+        return known[n]
+
+    def possible(n: int) -> bool:
+        return number(n) is not None
+
+    def at(n: int) -> float:
+        value = number(n)
+        assert value is not None, "only possible integers are asked for"
+        return value
+
+    first = first_possible(possible, range(low, high + 1))
+    if first is None:
+        return None
+    below = above = first
+    while at(above) < target:
+        below = above
+        beyond = first_possible(possible, range(max(2 * below, below + 1), high + 1))
+        if beyond is None:
+            above = _last_possible(possible, below, min(2 * below, high + 1))
+            break
+        above = beyond
+    if at(above) >= target:
+        below, above = _narrowed(possible, lambda n: at(n) < target, inside=below, outside=above)
+    best = below if abs(at(below) - target) <= abs(at(above) - target) else above
+    wanted = first if written is None else written
+    towards = 1 if wanted > best else -1
+    nearest = first_possible(possible, range(min(max(wanted, first), high), best, -towards))
+    if nearest is None or at(nearest) == at(best):
+        return best if nearest is None else nearest
+    return _narrowed(possible, lambda n: at(n) == at(best), inside=best, outside=nearest)[0]
+
+
+def first_possible(possible: Callable[[int], bool], integers: range) -> int | None:
+    """Return the first possible integer of a range of step 1 or -1, or None.
+
+    Looks at GAP integers one by one and then at GAP multiples of GAP: whatever is possible so rarely (powers of two,
+    say) is taken to be such a multiple.
+    """
+    for n in integers[:GAP]:
+        if possible(n):
+            return n
+    rest = integers[GAP:]
+    if not rest:
+        return None
+    multiple = -(-rest[0] // GAP) * GAP if rest.step > 0 else rest[0] // GAP * GAP
+    coarse = range(multiple, rest.stop, rest.step * GAP)
+    return next((n for n in coarse[:GAP] if possible(n)), None)
+
+
+GAP = 1024
+"""Impossible integers in a row that a search passes over one by one."""
+
+
+def _last_possible(possible: Callable[[int], bool], lower: int, stop: int) -> int:
+    """Return the largest possible integer in lower..stop - 1, of which `lower` is one, by halving."""
+    while stop - lower > 1:
+        middle = (lower + stop) // 2
+        found = first_possible(possible, range(middle, stop))
+        if found is None:
+            stop = middle
         else:
-            upper = middle
-    if lower > low and abs(flops(lower - 1) - target) <= abs(flops(lower) - target):
-        return lower - 1
+            lower = found
     return lower
+
+
+def _narrowed(
+    possible: Callable[[int], bool], holds: Callable[[int], bool], *, inside: int, outside: int
+) -> tuple[int, int]:
+    """Halve inside..outside until nothing possible lies between: `holds` at the first and not at the second."""
+    towards = 1 if outside > inside else -1
+    while inside != outside:
+        middle = (inside + outside) // 2 if towards > 0 else -((-inside - outside) // 2)
+        found = None
+        if middle != inside:
+            found = first_possible(possible, range(middle, outside, towards))
+        if found is None:
+            found = first_possible(possible, range(middle - towards, inside, -towards))
+        if found is None:
+            break
+        if holds(found):
+            inside = found
+        else:
+            outside = found
+    return inside, outside
 
 
 def optimal_size(

@@ -7,8 +7,11 @@ module must offer is written in docs/architecture.md, "Workload contracts".
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
+
+from orchestrator.step_timer import StepTimer
 
 
 def architectures() -> list[str]:
@@ -46,6 +49,22 @@ def data_source(name: str) -> ModuleType:
 def train_config() -> Any:
     """Return the dataclass of the `train:` section."""
     return importlib.import_module("workloads.train_config").TrainConfig
+
+
+def recipes() -> Mapping[str, Any]:
+    """Return name -> recipe of the `train:` section: `fields`, `source`."""
+    found: Mapping[str, Any] = recipes_module().RECIPES
+    return found
+
+
+def recipes_module() -> ModuleType:
+    """Return workloads.recipes: the recipes, and the columns of tables of them."""
+    return importlib.import_module("workloads.recipes")
+
+
+def step_timer() -> StepTimer:
+    """Return what measures optimizer steps, in a process of its own that starts with the first question."""
+    return StepTimer()
 
 
 def _names(package: str) -> list[str]:

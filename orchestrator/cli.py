@@ -6,7 +6,8 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 import dataclasses
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -32,10 +33,12 @@ app = typer.Typer(
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SweepFile = Annotated[
-    Path,
+SweepFiles = Annotated[
+    list[Path],
     typer.Argument(
-        help="Sweep file, or the name of a bundled one (quickstart).", metavar="SWEEP.yaml"
+        help="Sweep file, or the name of a bundled one (quickstart). Several files, or a folder of them, "
+        "make one sweep if they carry the same name.",
+        metavar="SWEEP.yaml",
     ),
 ]
 SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", metavar="SWEEP")]
@@ -81,12 +84,23 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def _print_recipes(asked: bool) -> None:
+    """Print the recipes and end: the option needs no sweep file beside it."""
+    if not asked:
+        return
+    from orchestrator import catalog, display
+
+    _console().print(display.recipes_text(catalog.recipes_module()))
+    raise typer.Exit
+
+
 @app.command(
-    epilog="Examples: memscale plan quickstart  ·  memscale plan --show quickstart > my_sweep.yaml"
+    epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  memscale plan my_sweeps/  ·  "
+    "memscale plan --show quickstart > my_sweep.yaml"
 )
 @reports_errors
 def plan(
-    sweep_file: SweepFile,
+    sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
     slots: Annotated[
         int | None,
@@ -100,30 +114,44 @@ def plan(
     json: Annotated[
         bool, typer.Option("--json", help="Print every number of every trial as JSON.")
     ] = False,
+    recipes: Annotated[
+        bool,
+        typer.Option(
+            "--recipes",
+            help="Print what `train: {recipe: …}` may name, with sources, and nothing else.",
+            callback=_print_recipes,
+            is_eager=True,
+        ),
+    ] = False,
 ) -> None:
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
     from orchestrator import display
 
     if show:
+        from orchestrator.errors import ConfigError
         from orchestrator.sweep_files import find
 
-        typer.echo(find.find(sweep_file).read_text(encoding="utf-8"), nl=False)
+        sources, problems = find.sources(sweep_files)
+        if problems:
+            raise ConfigError(problems)
+        typer.echo(find.joined(sources), nl=False)
         return
-    priced = _plan(sweep_file, runs)
+    priced = _plan(sweep_files, runs)
     if json:
         import json as json_module
 
-        typer.echo(json_module.dumps([_plan_row(t) for t in priced.trials], indent=1))
+        typer.echo(json_module.dumps([_plan_row(t, priced.sweep) for t in priced.trials], indent=1))
         return
     _console().print(display.plan_tables(priced, slots=slots or _slots(priced)))
 
 
 @app.command(
-    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit my.yaml --launcher process"
+    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit dense.yaml memory.yaml  ·  "
+    "memscale submit my_sweeps/ --launcher process"
 )
 @reports_errors
 def submit(
-    sweep_file: SweepFile,
+    sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
     tracking_uri: TrackingUri = None,
     detach: Annotated[
@@ -152,7 +180,7 @@ def submit(
         raise typer.BadParameter(
             f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
         )
-    priced = _plan(sweep_file, runs)
+    priced = _plan(sweep_files, runs)
     console = _console()
     todo = [t for t in priced.trials if t.to_train]
     # Taken out of the environment, so that ranks do not inherit it.
@@ -366,16 +394,33 @@ def main() -> None:
         sys.exit(141)
 
 
-def _plan(sweep_file: Path, runs: Path) -> Any:
+def _plan(sweep_files: list[Path], runs: Path) -> Any:
     from orchestrator import plan as planning
     from orchestrator import throughput
     from orchestrator.sweep import load_sweep
     from orchestrator.trial_dir import sweep_dir
 
-    sweep = load_sweep(sweep_file)
+    with _told_on_stderr("orchestrator.sweep_files.step_times"):
+        sweep = load_sweep(sweep_files)
     priced = planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
     notes = planning.check_data(priced)
-    return dataclasses.replace(priced, notes=notes)
+    return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+@contextmanager
+def _told_on_stderr(logger_name: str) -> Iterator[None]:
+    """Show what a part of the program logs: timing steps takes minutes, and standard output may be JSON."""
+    import logging
+
+    logger, handler = logging.getLogger(logger_name), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
@@ -396,17 +441,21 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
     return table, analysis.fit_sweep(table)
 
 
-def _plan_row(trial: Any) -> dict[str, Any]:
+def _plan_row(trial: Any, sweep: Any) -> dict[str, Any]:
+    matched = sweep.matches.get(trial.spec.trial_id)
     return {
         "trial_id": trial.spec.trial_id,
         "origin": trial.spec.origin,
         "architecture": trial.spec.architecture,
         "preset": trial.spec.preset,
+        "recipe": trial.spec.recipe,
         "seed": trial.spec.seed,
         "status": trial.status,
         "why": trial.why,
         "predicted_s": trial.forecast.seconds,
         "predicted_from": trial.forecast.source,
+        "not_causal": trial.spec.not_causal,
+        "match": None if matched is None else dataclasses.asdict(matched),
         **trial.spec.accounting,
     }
 

@@ -81,7 +81,7 @@ def build(
         cls: A frozen dataclass with plain fields.
         values: Field name -> value as written.
         where: The mapping or entry that is blamed for missing keys.
-        defaults: Values used where none is written (a preset).
+        defaults: Values used where none is written (a preset, a recipe).
         defaults_from: Where `defaults` were asked for.
         elsewhere: Key -> advice, for keys that belong somewhere else.
         also_known: Keys of the same mapping that are no fields (`preset`), to suggest.
@@ -223,9 +223,16 @@ def _impossible(
     if not written and not preset:
         return where.finding_at_key(message, fix, kind="combination")
     others = [f"{name} (line {values[name].line})" for name in written[1:]]
-    others += [f"{name} (from the preset)" for name in preset]
+    others += [f"{name} (from the {_word(from_preset[name])})" for name in preset]
     if not written:
         return from_preset[preset[0]].finding(message, fix, kind="combination")
-    if not fix and others:
-        fix = f"change it or {' or '.join(others)}"
+    if others:
+        change = f"change {'' if fix else 'it or '}{' or '.join(others)}"
+        fix = f"{fix}, or {change}" if fix else change
     return values[written[0]].finding(message, fix, kind="combination")
+
+
+def _word(defaults_from: Located) -> str:
+    """Return what kind of defaults were asked for there."""
+    path = defaults_from.path if defaults_from.key_path is None else defaults_from.key_path
+    return "recipe" if path.endswith(".recipe") else "preset"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 from rich.console import Console, Group, RenderableType
@@ -20,17 +20,17 @@ from rich.text import Text
 from orchestrator import units
 from orchestrator.doctor import Check, Verdict
 from orchestrator.launchers.machine import usable_cores, visible_gpus
-from orchestrator.plan import Plan, PlannedTrial
+from orchestrator.plan import BATCH, Plan, PlannedTrial
 from orchestrator.records import TrialState, canonical_json
 from orchestrator.status import SweepStatus, TrialStatus
 from orchestrator.submission import Ended
 
+# Without memory values, which stand beside the total.
 PARAMETER_GROUPS = {
     "params_embedding": "embedding",
     "params_attention": "attention",
-    "params_feed_forward": "feed-forward",
+    "params_feed_forward": "feed-\nforward",
     "params_memory_keys": "mem. keys",
-    "params_memory_values": "mem. values",
     "params_router": "router",
     "params_norm": "norm",
     "params_head": "head",
@@ -41,57 +41,23 @@ STATUS_STYLE = {
 }  # fmt: skip
 MOST_ROWS = 24
 """Rows of a live table; longer sweeps show what runs first and count the rest."""
+MOST_MATCHES = 40
+"""Lines about what `match` chose; `plan --json` has them all."""
 QUIET_EVERY_S = 30.0
 """Seconds between progress lines where there is no terminal to redraw."""
 
 
 def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
-    """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new."""
+    """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new.
+
+    Sizes and costs are two tables, so that both stay readable in 160 columns; a row has the same number in both.
+    """
     groups = by_configuration(plan.trials)
-    used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
-    table = Table(
-        title=f"{plan.sweep.name}: {len(plan.trials)} trials",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column("architecture", no_wrap=True)
-    table.add_column("preset", no_wrap=True)
-    for key in used:
-        table.add_column(PARAMETER_GROUPS[key], justify="right")
-    for name in (
-        "total",
-        "active",
-        "FLOPs/token",
-        "training FLOPs",
-        "tokens",
-        "bytes/token",
-        "peak memory",
-        "each",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("trials")
-    for group in groups[:rows]:
-        first = group[0]
-        numbers = first.spec.accounting
-        table.add_row(
-            first.spec.architecture,
-            first.spec.preset or "",
-            *(units.count(numbers[key]) for key in used),
-            units.count(numbers["total_params"]),
-            units.count(numbers["active_params"]),
-            units.flops(numbers["forward_flops_per_token"]),
-            units.flops(numbers["training_flops"]),
-            units.count(numbers["training_tokens"]),
-            units.size(numbers["bytes_read_per_token"]),
-            units.size(numbers["peak_memory_bytes"]),
-            units.duration(first.forecast.seconds),
-            _states(t.status for t in group),
-        )
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [_sizes(plan, groups[:rows]), Text(""), _costs(groups[:rows])]
     if len(groups) > rows:
         parts.append(Text(f"… and {len(groups) - rows} more configurations"))
     parts.append(Text(""))
+    parts += [Text(line) for line in _matches(plan)]
     parts += [Text(line) for line in _reasons(plan.trials)]
     parts.append(_totals(plan, slots=slots))
     for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
@@ -102,6 +68,107 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
                 f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone"
             )
         )
+    return Group(*parts)
+
+
+def _matches(plan: Plan) -> list[str]:
+    """Return what `match` chose, one line per configuration."""
+    told = dict.fromkeys(f"match: {matched}" for matched in plan.sweep.matches.values())
+    lines = list(told)[:MOST_MATCHES]
+    return lines + (
+        [f"match: … and {len(told) - len(lines)} more"] if len(told) > len(lines) else []
+    )
+
+
+def _sizes(plan: Plan, groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+    """Return the parameters of every configuration: total, active, in the memory, and by group."""
+    used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
+    recipes = any(g[0].spec.recipe for g in groups)
+    table = _plan_table(
+        title=f"{plan.sweep.name}: {len(plan.trials)} trials",
+        numbers=("total", "active", "memory", *(PARAMETER_GROUPS[key] for key in used)),
+        texts=("recipe",) if recipes else (),
+    )
+    for number, group in enumerate(groups, 1):
+        spec = group[0].spec
+        keys = ("total_params", "active_params", "params_memory_values", *used)
+        table.add_row(
+            str(number),
+            spec.architecture,
+            spec.preset or "",
+            *(units.count(spec.accounting[key]) for key in keys),
+            *((spec.recipe or "",) if recipes else ()),
+        )
+    return table
+
+
+def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+    """Return what every configuration costs: FLOPs, bytes, memory, time."""
+    table = _plan_table(
+        numbers=(
+            "FLOPs\n/token",
+            "training\nFLOPs",
+            "tokens",
+            "read/token\nalone",
+            f"read/token\nin {BATCH}",
+            "activations",
+            "peak\nmemory",
+            "a step",
+            "each",
+        ),
+        texts=("trials",),
+    )
+    for number, group in enumerate(groups, 1):
+        first, numbers = group[0], group[0].spec.accounting
+        table.add_row(
+            str(number),
+            first.spec.architecture,
+            first.spec.preset or "",
+            units.flops(numbers["forward_flops_per_token"]),
+            units.flops(numbers["training_flops"]),
+            units.count(numbers["training_tokens"]),
+            units.size(numbers["bytes_read_per_token"]),
+            units.size(numbers[f"bytes_read_per_token_batch{BATCH}"]),
+            units.size(numbers["activation_bytes"]),
+            units.size(numbers["peak_memory_bytes"]),
+            units.short_duration(first.forecast.seconds / max(1.0, numbers["steps"])),
+            units.duration(first.forecast.seconds),
+            _states(t.status for t in group),
+        )
+    return table
+
+
+def _plan_table(
+    *, numbers: Sequence[str], texts: Sequence[str] = (), title: str | None = None
+) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("preset", no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    for name in texts:
+        table.add_column(name)
+    return table
+
+
+def recipes_text(recipes: Any) -> RenderableType:
+    """Return the recipes of the `train:` section as a table, and below it where each is from.
+
+    Args:
+        recipes: The module workloads.recipes.
+    """
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(recipes.COLUMNS):
+        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    for name, recipe in recipes.RECIPES.items():
+        table.add_row(name, *recipes.cells(recipe))
+    parts: list[RenderableType] = [table, Text("")]
+    for source, names in recipes.by_source().items():
+        parts.append(Text.assemble((", ".join(names), "bold"), f": {source}"))
+    parts.append(
+        Text("\nUse one with train: {recipe: NAME, tokens: …}; what is written beside it wins.")
+    )
     return Group(*parts)
 
 

@@ -17,6 +17,8 @@ from orchestrator.sweep import Sweep
 from orchestrator.throughput import Forecast, Measurement, forecast, matmul_flops_per_second
 from orchestrator.trial_dir import SweepDir, TrialDir
 
+BATCH = 64
+"""Sequences decoded together in `bytes_read_per_token_batch64`: weights are then shared, rows of a table hardly."""
 MOST_COMPARED = 200
 """Trials on disk that a new one is compared with to say why it is new."""
 
@@ -49,7 +51,7 @@ class Plan:
     left_over: tuple[str, ...]
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
     notes: tuple[str, ...] = ()
-    """What the data sources say of their files: merged rows, ignored lines."""
+    """What a reader of results should know: architectures that are not causal, what data sources say of their files."""
 
     def predicted_s(self, *, slots: int = 1) -> float:
         """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
@@ -98,7 +100,14 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
         sweep=sweep,
         trials=tuple(planned),
         left_over=tuple(sorted(set(existing) - wanted)),
+        notes=_not_causal(sweep.trials),
     )
+
+
+def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
+    """Return one note per architecture and way in which its outputs can depend on later tokens."""
+    told = [f"{s.architecture}: not causal {s.not_causal}" for s in specs if s.not_causal]
+    return tuple(dict.fromkeys(told))
 
 
 def check_data(plan: Plan) -> tuple[str, ...]:
@@ -107,10 +116,14 @@ def check_data(plan: Plan) -> tuple[str, ...]:
     Raises:
         ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
     """
-    sections = {canonical_json(dict(t.spec.data)): t.spec.data for t in plan.trials if t.to_train}
+    sections = {
+        canonical_json(dict(t.spec.data)): (t.spec.data, file)
+        for t, file in zip(plan.trials, plan.sweep.files, strict=True)
+        if t.to_train
+    }
     problems: list[Problem] = []
     notes: list[str] = []
-    for section in sections.values():
+    for section, file in sections.values():
         fields = {key: value for key, value in section.items() if key != "source"}
         config = catalog.build_config(catalog.data_source(str(section["source"])).Config, fields)
         try:
@@ -118,9 +131,7 @@ def check_data(plan: Plan) -> tuple[str, ...]:
             getattr(config, "check", lambda log: None)(notes.append)
         except ValueError as error:
             problems += [
-                Problem(
-                    file=plan.sweep.path, line=None, column=None, key="data", message=line, fix=""
-                )
+                Problem(file=file, line=None, column=None, key="data", message=line, fix="")
                 for line in str(error).splitlines()
             ]
     if problems:
@@ -137,25 +148,36 @@ def account(spec: TrialSpec) -> dict[str, float]:
     train = catalog.build_config(catalog.train_config(), spec.train)
     vocab_size = int(source.vocab_size)
     params = config.param_count(vocab_size)
+    per_group = params.as_dict()
     forward = config.flops_per_token(vocab_size, train.seq_len).total
     tokens = train.steps * train.batch_tokens
     per_rank = -(-train.batch_tokens // spec.resources.ranks)
     micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
     count = catalog.accounting()
-    peak = count.peak_memory_bytes(config, vocab_size, train.seq_len, micro, _precision(train))
+    precision = _precision(train)
+    peak = count.peak_memory_bytes(config, vocab_size, train.seq_len, micro, precision)
+    kept = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     return {
-        **{f"params_{group}": float(n) for group, n in params.as_dict().items()},
+        **{f"params_{group}": float(n) for group, n in per_group.items()},
         "total_params": float(params.total),
         "non_embedding_params": float(params.non_embedding),
+        "memory_params": float(per_group["memory_keys"] + per_group["memory_values"]),
         "active_params": float(config.active_param_count(vocab_size)),
         "forward_flops_per_token": float(forward),
         "training_flops": float(count.training_flops(forward, tokens)),
         "training_tokens": float(tokens),
         "steps": float(train.steps),
-        "bytes_read_per_token": float(sum(config.bytes_per_token(vocab_size).values())),
+        "bytes_read_per_token": _bytes_read(config, vocab_size, batch_tokens=1),
+        f"bytes_read_per_token_batch{BATCH}": _bytes_read(config, vocab_size, batch_tokens=BATCH),
+        "activation_bytes": float(kept * micro),
         "peak_memory_bytes": float(peak),
         "vocab_size": float(vocab_size),
     }
+
+
+def _bytes_read(config: Any, vocab_size: int, *, batch_tokens: int) -> float:
+    """Return the bytes of parameters read per token when that many are decoded at once, bf16."""
+    return float(sum(config.bytes_per_token(vocab_size, batch_tokens=batch_tokens).values()))
 
 
 def _precision(train: Any) -> str:
@@ -214,5 +236,9 @@ def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
     differences = [
         identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]
     ]
-    shortest: list[str] = min(differences, key=lambda phrases: len(phrases))
-    return ", ".join(shortest)
+    nearest = min(range(len(differences)), key=lambda i: len(differences[i]))
+    phrases = differences[nearest]
+    before = same[nearest].recipe
+    if spec.recipe != before:
+        phrases = [f"train.recipe {before or 'unset'} → {spec.recipe or 'unset'}", *phrases]
+    return ", ".join(phrases)

@@ -107,6 +107,8 @@ class Logging:
     """Evaluations over the run, evenly spaced, the last one after the last step."""
     checkpoint_every_s: float = 30.0
     """Seconds between checkpoints."""
+    usage_every_steps: int | None = None
+    """Steps between reports of how memories and experts are used; None: at each evaluation."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -116,6 +118,10 @@ class Logging:
         if self.checkpoint_every_s < 0:
             raise ValueError(
                 f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}"
+            )
+        if self.usage_every_steps is not None and self.usage_every_steps < 1:
+            raise ValueError(
+                f"usage_every_steps must be at least 1 or null, got {self.usage_every_steps}"
             )
 
 
@@ -168,6 +174,8 @@ class TrialSpec:
     """Content hash per data field that names a file. It replaces the path in the identity, so moving a file trains nothing."""
     preset: str | None = None
     """The preset as written, for tables and figures."""
+    recipe: str | None = None
+    """The recipe as written. What it stands for is written out in `train`, so it is not in the identity."""
     origin: str = ""
     """Which entry of the sweep file made it, for people: `trials[1].grid, seed 0`."""
     resources: Resources = field(default_factory=Resources)
@@ -175,6 +183,9 @@ class TrialSpec:
     logging: Logging = field(default_factory=Logging)
     accounting: Mapping[str, float] = field(default_factory=dict)
     """Names and units: docs/architecture.md, "Accounting". Derived from the rest, so not in the identity."""
+    not_causal: str | None = None
+    """When and why an output can depend on later tokens, as the architecture declares it: `in training: experts choose
+    among all tokens of the batch`. Derived from the rest, so not in the identity."""
 
     @property
     def architecture(self) -> str:

@@ -17,6 +17,7 @@ from orchestrator.launchers.protocol import Launcher
 from orchestrator.plan import Plan
 from orchestrator.records import TrialState
 from orchestrator.status import SweepStatus
+from orchestrator.sweep_files import step_times
 from orchestrator.tracking.supervise import Drained, shipping
 from orchestrator.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 
@@ -90,12 +91,15 @@ class Submission:
             folder.create(trial.spec)
             (folder.path / "cancel.json").unlink(missing_ok=True)
         (disk.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
+        if self.plan.sweep.step_times:
+            step_times.write(disk.path / "sweep.step_times.json", self.plan.sweep.step_times)
         return disk.add_submission(
             {
                 "submitted_at": time.time(),
                 "user": os.environ.get("USER", ""),
                 "argv": list(self.argv),
                 "question": self.plan.sweep.question,
+                "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
                 "trial_ids": [t.spec.trial_id for t in self.plan.trials],
                 "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
             }

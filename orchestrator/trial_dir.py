@@ -1,7 +1,7 @@
 """The state of record: folders and small files that survive the death of every process.
 
     runs/<sweep>/
-      sweep.yaml                   the file as last submitted
+      sweep.yaml                   the file as last submitted; of several files all of them
       submissions/0001.json        when, by whom, which trials it asked for
       controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
       cancel.json                  present: somebody asked to cancel the sweep
@@ -309,7 +309,7 @@ class SweepDir:
         return [TrialDir(p) for p in sorted(folder.iterdir()) if (p / "spec.json").exists()]
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the submissions, oldest first: number, submitted_at, user, argv, trial_ids, new (id -> reason)."""
+        """Return the submissions, oldest first: number, submitted_at, user, argv, files, trial_ids, new (id -> reason)."""
         folder = self.path / "submissions"
         records = [read_json(p) for p in sorted(folder.glob("*.json"))] if folder.is_dir() else []
         return [record for record in records if record is not None]

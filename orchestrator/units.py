@@ -40,6 +40,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+def short_duration(seconds: float) -> str:
+    """Return 0.42 ms / 12.3 ms / 1.20 s, and from a minute on what `duration` does."""
+    if not math.isfinite(seconds) or seconds >= 60:
+        return duration(seconds)
+    scale, suffix = (1.0, "s") if seconds >= 1 else (1e-3, "ms")
+    return f"{_three_digits(seconds / scale)} {suffix}"
+
+
 def interval(value: float, low: float, high: float, *, digits: int = 3) -> str:
     """Return `0.412 [0.401, 0.423]`, or the value alone when there is no interval."""
     if not (math.isfinite(low) and math.isfinite(high)):

@@ -68,6 +68,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         log_every_steps=spec.logging.every_steps,
         evaluations=spec.logging.evaluations,
         checkpoint_every_s=spec.logging.checkpoint_every_s,
+        usage_every_steps=spec.logging.usage_every_steps,
         micro_batch_tokens=request.micro_batch_tokens,
         n_threads=request.cpus,
         device="auto" if request.gpus else "cpu",

@@ -32,6 +32,9 @@ from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
+OBSERVED_EVERY = 4
+"""Steps from one whose use of memories and experts is recorded to the next, the first being one: recording costs up to
+3 % of a step on an H200 (docs/benchmarks.md), so this keeps it below 1 % of a run."""
 _MOST_OFTEN = 10
 """Pause between checkpoints over the time it took to write the last one."""
 
@@ -86,12 +89,12 @@ def run(
         ValueError: A section of the job is wrong.
     """
     config = TrainConfig(**job.train)
-    source = _section("workloads.data.sources", "source", job.data)
-    architecture = _section("workloads.architectures", "architecture", job.model)
+    source = section_config("workloads.data.sources", "source", job.data)
+    architecture = section_config("workloads.architectures", "architecture", job.model)
     here = device.pick(job.device, rank=job.rank)
     bf16 = device.uses_bf16(config.precision, here)
     autocast = partial(device.autocast, bf16=bf16, device=here)
-    rows_at_once = _rows_at_once(job, config, vocab_size=source.vocab_size, here=here)
+    rows_at_once = rows_per_pass(job, config, vocab_size=source.vocab_size, here=here)
     steps, evaluate_at = config.steps, evaluation_steps(config.steps, job.evaluations)
     spent = Stopwatch(clock=clock)
 
@@ -131,12 +134,14 @@ def run(
             with spent.on("data"):
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
+                _observe(model, step)
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
-                losses = _accumulate_gradients(
+                losses = accumulate_gradients(
                     model,
                     windows,
                     batch_tokens=config.batch_tokens,
                     rows=rows_at_once,
+                    passes=_passes(config.sequences_per_step, world=world, rows=rows_at_once),
                     autocast=autocast,
                 )
                 asked = losses["loss"].new_full((), float(stop))
@@ -283,7 +288,7 @@ class _Follower:
         return False
 
 
-def _section(package: str, key: str, section: Mapping[str, Any]) -> Any:
+def section_config(package: str, key: str, section: Mapping[str, Any]) -> Any:
     """Return the Config that a section of a sweep file describes. JSON's lists are the tuples they were."""
     config = import_module(f"{package}.{section[key]}").Config
     fields = {name: value for name, value in section.items() if name != key}
@@ -323,7 +328,7 @@ def _windows(
     return windows.to(here, non_blocking=True)
 
 
-def _rows_at_once(job: Job, config: TrainConfig, *, vocab_size: int, here: torch.device) -> int:
+def rows_per_pass(job: Job, config: TrainConfig, *, vocab_size: int, here: torch.device) -> int:
     """Return sequences per forward pass."""
     if job.micro_batch_tokens is None:
         if here.type == "cpu":
@@ -336,21 +341,34 @@ def _rows_at_once(job: Job, config: TrainConfig, *, vocab_size: int, here: torch
     return job.micro_batch_tokens // config.seq_len
 
 
-def _accumulate_gradients(
+def _passes(sequences: int, *, world: ranks.World, rows: int) -> int:
+    """Return how many forward passes of at most `rows` sequences a rank makes in a step, as many as every other.
+
+    A layer may add up over the ranks in each pass (`QueryBatchNorm`). Where one sequence at a time does not divide
+    evenly, the ranks with one more take two at once.
+    """
+    fewest, most = sequences // world.size, -(-sequences // world.size)
+    return min(-(-most // rows), fewest)
+
+
+def accumulate_gradients(
     model: nn.Module,
     windows: Int64[Tensor, "sequences seq_len+1"],
     *,
     batch_tokens: int,
     rows: int,
     autocast: Callable[[], AbstractContextManager[object]],
+    passes: int | None = None,
 ) -> dict[str, Tensor]:
     """Add the gradient of this rank's part of the loss, at most `rows` sequences at a time; return that part.
+
+    `passes` is how many times (`_passes`), as few as `rows` allows if None.
 
     The loss is the mean over the global batch of `batch_tokens` targets, so the parts of all micro batches and
     ranks add up to it, whatever their sizes. `auxiliary_loss`, where a model has one, is what its layers add: a mean
     over the tokens of each micro batch, hence over those of the global batch.
     """
-    parts = windows.tensor_split(-(-len(windows) // rows))
+    parts = windows.tensor_split(passes or -(-len(windows) // rows))
     totals = {"loss": torch.zeros((), device=windows.device)}
     for part in parts:
         inputs, targets = part[:, :-1], part[:, 1:]
@@ -371,6 +389,12 @@ def _auxiliary_loss(model: nn.Module) -> Tensor | None:
     """Return what the layers of a model add to the loss, if it has such layers."""
     auxiliary: Callable[[], Tensor | None] | None = getattr(model, "auxiliary_loss", None)
     return auxiliary() if auxiliary is not None else None
+
+
+def _observe(model: nn.Module, step: int) -> None:
+    """Have the model record how memories and experts are used in the passes of this step, or not."""
+    if hasattr(model, "observing"):
+        model.observing = (step - 1) % OBSERVED_EVERY == 0
 
 
 def _reports_usage(job: Job, step: int, *, evaluate_now: bool) -> bool:

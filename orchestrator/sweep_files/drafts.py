@@ -39,15 +39,19 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """What the trials of an entry are made equal to."""
+    """In what the trials of an entry are made equal, to what, and by changing what."""
 
     where: Located
+    quantity: str
+    """A key of `quantities.QUANTITIES`."""
     target: Located
     architecture: str | None
-    """The counterpart's architecture, or None for a number of FLOPs."""
-    target_flops: float | None
+    """The counterpart's architecture, or None for a number."""
+    target_number: float | None
     solve: str
-    """knob or tokens."""
+    """knob, tokens, or a field of the model's Config."""
+    solve_where: Located | None = None
+    """Where that is written; None where it is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)

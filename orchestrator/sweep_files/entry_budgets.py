@@ -7,6 +7,7 @@ from orchestrator.sweep_files import wording
 from orchestrator.sweep_files.drafts import Choice, Match, Profile, Rung
 from orchestrator.sweep_files.findings import Finding
 from orchestrator.sweep_files.located import Located
+from orchestrator.sweep_files.quantities import QUANTITIES
 
 MAX_SIZES = 100
 """Models of one isoFLOP profile."""
@@ -88,32 +89,60 @@ def isoflop(value: Located, architectures: Sequence[str]) -> Read:
 
 
 def match(value: Located, architectures: Sequence[str]) -> tuple[Match | None, list[Finding]]:
-    """Read `match`: what training FLOPs are made equal to, and by changing what."""
-    known = ("training_flops", "solve")
-    content, findings = _keys(value, "match", known, required=known[:1])
-    solve = content["solve"].plain if "solve" in content else "knob"
-    if solve not in ("knob", "tokens"):
-        fix = "write tokens, or remove solve: to solve for d_ff"
-        shown = content["solve"].shown
-        findings.append(content["solve"].finding(f"must be knob or tokens, got {shown}", fix))
-    target = content.get("training_flops")
-    if target is None:
-        return None, findings
-    architecture = flops = None
+    """Read `match`: in what and to what trials are made equal, and by changing what."""
+    known = (*QUANTITIES, "solve")
+    content, findings = _keys(value, "match", known, required=())
+    named = [key for key in content if key in QUANTITIES]
+    misspelt = len(findings) > 0
+    if not named:
+        if isinstance(value.content, dict) and not misspelt:
+            fix = f"write one of {', '.join(QUANTITIES)}: for example match: {_EXAMPLES['match']}"
+            message = "missing what to make equal"
+            findings.append(value.finding_at_key(message, fix, kind="missing"))
+        return None, [*findings, *_solve(content, None)[1]]
+    for key in named[1:]:
+        message = f"match makes one thing equal, and {named[0]} stands there already"
+        findings.append(content[key].finding_at_key(message, "keep one of them"))
+    quantity, target = named[0], content[named[0]]
+    architecture = number = None
     if isinstance(target.content, str) and not wording.looks_like_number(target):
         architecture = target.content
-        bad = _check_architecture(target, architectures, "a number such as 2.0e+14 will do too")
+        also = f"a number such as {QUANTITIES[quantity].example} will do too"
+        bad = _check_architecture(target, architectures, also)
     else:
-        flops, bad = config.check_positive(target)
+        number, bad = config.check_positive(target)
+    solve, wrong = _solve(content, quantity)
+    findings += wrong
     if bad is not None:
         return None, [*findings, bad]
+    if quantity == "step_time" and solve == "tokens" and number is not None:
+        message = "tokens do not change the seconds of a step"
+        fix = "name an architecture, whose whole training time the tokens then meet, or solve for a field"
+        findings.append(content["solve"].finding(message, fix))
     return Match(
         where=value,
+        quantity=quantity,
         target=target,
         architecture=architecture,
-        target_flops=flops,
-        solve=str(solve),
+        target_number=number,
+        solve=solve,
+        solve_where=content.get("solve"),
     ), findings
+
+
+def _solve(content: Mapping[str, Located], quantity: str | None) -> tuple[str, list[Finding]]:
+    """Return what is changed; whether a model has such a field is known where there is a model."""
+    if "solve" not in content:
+        return "knob", []
+    solve = content["solve"]
+    if not isinstance(solve.content, str):
+        message = f"must be tokens or the name of a field of the model, got {solve.shown}"
+        return "knob", [solve.finding(message, "write for example d_ff, or remove it")]
+    if solve.content == "tokens" and quantity is not None and not QUANTITIES[quantity].by_tokens:
+        message = f"tokens do not change {QUANTITIES[quantity].words}"
+        fix = "remove it, or write the name of a field of the model, such as d_ff"
+        return "tokens", [solve.finding(message, fix)]
+    return solve.content, []
 
 
 def _keys(

@@ -179,5 +179,6 @@ def _advice(workloads: Workloads) -> dict[str, str]:
         "source": "write it under data:",
         "architecture": "write it under model:",
         "preset": "write it under model:",
+        "recipe": "write it under train:",
         **{key: f"write trials: [{{{key}: …}}]" for key in ENTRY_KEYS},
     }

@@ -1,21 +1,54 @@
 """Draft -> TrialSpec: sections built, sizes and budgets solved, what contradicts each other told."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-from orchestrator import config
+from orchestrator import budget, config
 from orchestrator.records import Logging, Resources, Retries, TrialSpec
-from orchestrator.sweep_files import solve
+from orchestrator.sweep_files import matching, solve
 from orchestrator.sweep_files.drafts import Draft, Match, Profile, Rung
 from orchestrator.sweep_files.findings import Finding
 from orchestrator.sweep_files.located import Located
+from orchestrator.sweep_files.matching import Matched
+from orchestrator.sweep_files.quantities import QUANTITIES
 from orchestrator.sweep_files.sections import UNSOLVED_TOKENS, Sections, plain
+from orchestrator.sweep_files.step_times import Question, StepTimes
 
 
-def trial_spec(
-    draft: Draft, sections: Sections, *, sweep: str, retries: Retries, logging: Logging
-) -> tuple[TrialSpec | None, list[Finding]]:
-    """Return the trial with seed 0, or everything that is wrong with it."""
+class Basis(NamedTuple):
+    """A trial before what is solved for is solved."""
+
+    model: Any
+    train: Any
+    frame: solve.Frame
+    resources: Resources
+
+
+class Solved(NamedTuple):
+    """Model and train with tokens and matches worked out."""
+
+    model: Any
+    train: Any
+    matched: Matched | None = None
+
+
+class Trial(NamedTuple):
+    """A trial with seed 0, and what `match` chose for it."""
+
+    spec: TrialSpec
+    matched: Matched | None
+
+
+def trial(
+    draft: Draft,
+    sections: Sections,
+    step_times: StepTimes,
+    *,
+    sweep: str,
+    retries: Retries,
+    logging: Logging,
+) -> tuple[Trial | None, list[Finding]]:
+    """Return the trial, or everything that is wrong with it; neither where a step time must be measured first."""
     data, findings = sections.data(draft)
     train, wrong = sections.train(draft)
     resources, also_wrong = sections.resources(draft)
@@ -27,13 +60,18 @@ def trial_spec(
     findings += wrong
     if train is not None and resources is not None:
         findings += _splits(train, resources, draft)
+    if train is not None and model is not None:
+        findings += _too_long(train, model, draft)
     if data is None or frame is None or model is None or findings:
         return None, findings
-    model, train, findings = _solved(draft, sections, model, train, frame)
-    if findings:
+    resources = resources or Resources()
+    solved, findings = _solved(draft, sections, step_times, Basis(model, train, frame, resources))
+    if solved is None:
         return None, findings
+    model, train, matched = solved
     preset = None if draft.chooses_size else draft.settings.get("model.preset")
-    return TrialSpec(
+    recipe = draft.settings.get("train.recipe")
+    spec = TrialSpec(
         sweep=sweep,
         data=data.record,
         model={"architecture": draft.settings["model.architecture"].content, **plain(model)},
@@ -41,11 +79,14 @@ def trial_spec(
         seed=0,
         data_sha256=data.sha256,
         preset=None if preset is None else preset.content,
+        recipe=None if recipe is None else recipe.content,
         origin=draft.origin,
-        resources=resources or Resources(),
+        resources=resources,
         retries=retries,
         logging=logging,
-    ), []
+        not_causal=_not_causal(model),
+    )
+    return Trial(spec, matched), []
 
 
 def _model(
@@ -68,40 +109,158 @@ def _model(
 
 
 def _solved(
-    draft: Draft, sections: Sections, model: Any, train: Any, frame: solve.Frame
-) -> tuple[Any, Any, list[Finding]]:
-    """Return model and train with tokens and matches worked out."""
+    draft: Draft, sections: Sections, step_times: StepTimes, basis: Basis
+) -> tuple[Solved | None, list[Finding]]:
+    """Return model and train with tokens and matches worked out; nothing at all where a step time is wanting."""
+    model, train, frame, _ = basis
     if draft.size is not None:
         tokens, findings = solve.tokens_for(
             draft.size, model, frame, largest=lambda: _model(_last(draft), sections, frame)[0]
         )
         if findings:
-            return model, train, findings
+            return None, findings
         train = dataclasses.replace(train, tokens=tokens)
     if draft.match is None:
-        return model, train, []
-    match = draft.match
-    knob = f"model.{model.FLOP_KNOB}"
-    if match.solve == "knob" and knob in draft.own:
-        fix = "remove it, or write solve: tokens under match"
-        written = draft.settings[knob]
-        return model, train, [written.finding_at_key(f"match solves for {knob} itself", fix)]
-    target = match.target_flops
+        return Solved(model, train), []
+    return _matched(draft, draft.match, sections, step_times, basis._replace(train=train))
+
+
+def _matched(
+    draft: Draft, match: Match, sections: Sections, step_times: StepTimes, basis: Basis
+) -> tuple[Solved | None, list[Finding]]:
+    """Return model and train equal to what `match` names."""
+    model, train, frame, _ = basis
+    itself = match.architecture == draft.settings["model.architecture"].content
+    known_elsewhere = itself and sections.used_by("model", match.solve)
+    findings = []
+    if match.solve != "tokens" and not known_elsewhere:
+        findings = matching.check_field(match, model, draft)
+    if findings:
+        return None, findings
+    other = None
+    compared_tokens: int | None = None
     if match.architecture is not None:
-        if match.architecture == draft.settings["model.architecture"].content:
-            other = model
-        else:
+        if not itself:
             other, findings = _model(draft, sections, frame, match.target)
             if findings:
-                return model, train, [_about_counterpart(findings[0], match)]
+                return None, [_about_counterpart(findings[0], match)]
         compared_tokens, findings = _counterpart_tokens(draft, match, train)
         if compared_tokens is None:
-            return model, train, findings
-        if other is model:
-            return model, dataclasses.replace(train, tokens=compared_tokens), []
-        target = solve.training_flops(other, frame, tokens=compared_tokens)
+            return None, findings
+        if itself:
+            return Solved(model, dataclasses.replace(train, tokens=compared_tokens)), []
+    if QUANTITIES[match.quantity].count is None:
+        return _timed(draft, match, step_times, basis, other, compared_tokens)
+    return _counted(draft, match, sections, basis, other, compared_tokens)
+
+
+def _counted(
+    draft: Draft,
+    match: Match,
+    sections: Sections,
+    basis: Basis,
+    other: Any,
+    compared_tokens: int | None,
+) -> tuple[Solved | None, list[Finding]]:
+    """Return model and train at which a closed form meets that of `other`, or a number."""
+    model, train, frame, _ = basis
+    count, target = QUANTITIES[match.quantity].count, match.target_number
+    assert count is not None, "measured quantities go another way"
+    if compared_tokens is not None:
+        target = count(other, frame, compared_tokens)
     assert target is not None, "a match has an architecture or a number"
-    return solve.match(match, model, train, frame, target=target)
+    wanted = target
+    field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
+    if match.solve == "tokens":
+        chosen, reached, findings = matching.solved_tokens(match, model, frame, target=wanted)
+    else:
+        key = ("match", match.quantity, field, model, frame, train.tokens, wanted)
+        chosen, reached, findings = sections.once(
+            key,
+            lambda: matching.solved_field(match, model, frame, target=wanted, tokens=train.tokens),
+        )
+    if chosen is None:
+        return None, findings
+    told = Matched(
+        trial=matching.trial_name(draft),
+        quantity=match.quantity,
+        counterpart=match.architecture,
+        field=field,
+        written=compared_tokens if match.solve == "tokens" else getattr(model, field),
+        chosen=chosen,
+        target=wanted,
+        reached=reached,
+    )
+    return _with(basis, told), []
+
+
+def _timed(
+    draft: Draft,
+    match: Match,
+    step_times: StepTimes,
+    basis: Basis,
+    other: Any,
+    compared_tokens: int | None,
+) -> tuple[Solved | None, list[Finding]]:
+    """Return model and train at which the measured time of a step, or of all steps, meets that of `other`."""
+    model, train, frame, resources = basis
+    architecture = str(draft.settings["model.architecture"].content)
+    field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
+    trial_name = matching.trial_name(draft)
+    question = Question(
+        match=match,
+        trial=trial_name,
+        field=field,
+        architecture=architecture,
+        model=model,
+        other=other,
+        train=train,
+        frame=frame,
+        resources=resources,
+    )
+    written = compared_tokens if field == "tokens" else getattr(model, field)
+    answer, findings = step_times.answer(
+        question, with_value=lambda n: matching.with_field(model, field, n), written=written
+    )
+    if answer is None:
+        return None, findings
+    told = Matched(
+        trial=trial_name,
+        quantity=match.quantity,
+        counterpart=match.architecture,
+        field=field,
+        written=written,
+        chosen=answer.value or 0,
+        target=answer.counterpart_step_s,
+        reached=answer.ratio * answer.counterpart_step_s,
+        measured=answer.as_json(),
+    )
+    if field == "tokens":
+        assert compared_tokens is not None, "a number of seconds is never met by tokens"
+        steps = budget.steps_for_tokens(compared_tokens, batch_tokens=frame.batch_tokens)
+        solved_steps = max(1, round(steps / answer.ratio))
+        told = dataclasses.replace(
+            told,
+            chosen=solved_steps * frame.batch_tokens,
+            target=steps * told.target,
+            reached=solved_steps * told.reached,
+        )
+        if abs(told.ratio - 1) > budget.TOLERANCE:
+            message = (
+                f"{steps} steps of {match.architecture} take as long as {steps / answer.ratio:.2f} of this model, "
+                f"which whole steps of {frame.batch_tokens:,} tokens do not meet within 1 %"
+            )
+            fix = "lower train.batch_tokens or raise train.tokens"
+            return None, [match.where.finding_at_key(message, fix, kind="combination")]
+    return _with(basis, told), []
+
+
+def _with(basis: Basis, matched: Matched) -> Solved:
+    if matched.field == "tokens":
+        train = dataclasses.replace(basis.train, tokens=matched.chosen)
+        return Solved(basis.model, train, matched)
+    model = dataclasses.replace(basis.model, **{matched.field: matched.chosen})
+    return Solved(model, basis.train, matched)
 
 
 def _last(draft: Draft) -> Draft:
@@ -129,8 +288,29 @@ def _counterpart_tokens(draft: Draft, match: Match, train: Any) -> tuple[int | N
 def _about_counterpart(finding: Finding, match: Match) -> Finding:
     """Say that a mistake was met while building the model that a match compares with."""
     message = f"there is no {match.architecture} model to compare with: {finding.message}"
-    fix = "use a preset that both architectures have, or write a number of FLOPs"
+    example = QUANTITIES[match.quantity].example
+    fix = f"use a preset that both architectures have, or write a number such as {example}"
     return match.target.finding(message, fix, kind="combination")
+
+
+def _not_causal(model: Any) -> str | None:
+    """Return when and why an output can depend on later tokens, if the model's Config says so."""
+    leaks: dict[str, str] = getattr(model, "leaks", None) or {}
+    return "; ".join(f"in {mode}: {why}" for mode, why in leaks.items()) or None
+
+
+def _too_long(train: Any, model: Any, draft: Draft) -> list[Finding]:
+    """Return that the model cannot read sequences of this length, if its Config says so."""
+    longest = getattr(model, "longest_sequence", None)
+    if longest is None or train.seq_len <= longest:
+        return []
+    field = getattr(model, "LONGEST_SEQUENCE_FIELD", "max_seq_len")
+    name = draft.settings["model.architecture"].content
+    message = f"seq_len must be at most {field} ({longest}) of {name}, got {train.seq_len}"
+    fix = f"lower train.seq_len to {longest}, or raise model.{field}"
+    # One of the two is there: train would not be otherwise.
+    where = draft.settings.get("train.seq_len") or draft.settings["train.recipe"]
+    return [where.finding(message, fix, kind="combination")]
 
 
 def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:

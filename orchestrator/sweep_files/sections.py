@@ -17,6 +17,7 @@ from orchestrator.sweep_files import data_files, wording
 from orchestrator.sweep_files.drafts import SECTIONS, Draft, Settings
 from orchestrator.sweep_files.findings import Finding
 from orchestrator.sweep_files.located import Located
+from orchestrator.sweep_files.step_times import Timer
 
 Result = TypeVar("Result")
 
@@ -48,6 +49,12 @@ class Workloads(Protocol):
 
     def train_config(self) -> Any:
         """Return the dataclass of `train:`."""
+
+    def recipes(self) -> Mapping[str, Any]:
+        """Return name -> recipe: `fields` of that dataclass by a name in `train.recipe`."""
+
+    def step_timer(self) -> contextlib.AbstractContextManager[Timer]:
+        """Return what measures optimizer steps; nothing starts before it is asked."""
 
 
 class Data(NamedTuple):
@@ -181,11 +188,36 @@ class Sections:
 
     def _train(self, draft: Draft) -> tuple[Any, list[Finding]]:
         values = part(draft.settings, "train")
+        recipe = _chosen(values.pop("recipe", None))
+        bad = None if recipe is None else self._check_recipe(recipe)
+        if bad is not None:
+            others = {f"train.{key}": value for key, value in values.items()}
+            return None, [bad, *self.single_values(others, unknown_keys=True)]
         defaults = {}
+        if recipe is not None:
+            defaults = dict(self._workloads.recipes()[recipe.content].fields)
         if draft.chooses_tokens:
             values.pop("tokens", None)
-            defaults = {"tokens": UNSOLVED_TOKENS}
-        return self._build("train", self._workloads.train_config(), values, defaults=defaults)
+            defaults["tokens"] = UNSOLVED_TOKENS
+        return self._build(
+            "train",
+            self._workloads.train_config(),
+            values,
+            defaults=defaults,
+            defaults_from=recipe,
+        )
+
+    def _check_recipe(self, recipe: Located) -> Finding | None:
+        """Return what is wrong with `train.recipe`: a guess at what was meant, and all there are."""
+        _, bad = config.check_text(recipe)
+        names = list(self._workloads.recipes())
+        if bad is not None or recipe.content in names:
+            return bad
+        guess = wording.nearest(str(recipe.content), names)
+        meant = f"did you mean {guess!r}? " if guess else ""
+        return recipe.finding(
+            f"no recipe is called {recipe.shown}", f"{meant}there are {', '.join(names)}"
+        )
 
     def _model(self, draft: Draft, counterpart: Located | None) -> tuple[Any, list[Finding]]:
         name, module, values, findings = self._model_values(draft, counterpart)
@@ -254,7 +286,9 @@ class Sections:
     def _config_class(self, section: str, values: dict[str, Located]) -> tuple[Any, list[Finding]]:
         """Return the class behind a section, and what is wrong with the names in `values` that select it."""
         if section == "train":
-            return self._workloads.train_config(), []
+            recipe = _chosen(values.pop("recipe", None))
+            bad = None if recipe is None else self._check_recipe(recipe)
+            return self._workloads.train_config(), [] if bad is None else [bad]
         if section == "resources":
             return Resources, []
         selector = _SELECTORS[section]
@@ -335,14 +369,14 @@ class Sections:
         kept = {}
         for key, value in values.items():
             inherited = f"{section}.{key}" not in draft.own
-            if key not in config.field_names(cls) and inherited and self._used_by(section, key):
+            if key not in config.field_names(cls) and inherited and self.used_by(section, key):
                 what = f"is left out where the {selector} is {name.content}, which has no such key"
                 self._warn(value, what)
             else:
                 kept[key] = value
         return kept
 
-    def _used_by(self, section: str, key: str) -> bool:
+    def used_by(self, section: str, key: str) -> bool:
         """Whether some architecture or source that the file uses has the key."""
         for name in self._used[section].values():
             _, module, _ = self._module(section, {_SELECTORS[section]: name})
@@ -435,11 +469,12 @@ def _key(draft: Draft, section: str) -> tuple[Any, ...]:
 
 
 def _names_beside_fields(section: str) -> tuple[str, ...]:
-    return {"model": ("architecture", "preset"), "data": ("source",)}.get(section, ())
+    beside = {"model": ("architecture", "preset"), "data": ("source",), "train": ("recipe",)}
+    return beside.get(section, ())
 
 
 def _chosen(preset: Located | None) -> Located | None:
-    """Return the preset, or None for `preset: null`: an entry that wants none of the base's."""
+    """Return the preset or recipe, or None for `preset: null`: an entry that wants none of the base's."""
     return None if preset is None or preset.content is None else preset
 
 

@@ -1,14 +1,13 @@
-"""Make training FLOPs hit a target: sizes and tokens of isoFLOP profiles and ladders, and `match`.
+"""Make training FLOPs hit a target: sizes and tokens of isoFLOP profiles and ladders. `match` is in matching.py.
 
 The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`, `sized`); nothing is built.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from orchestrator import budget
-from orchestrator.sweep_files.drafts import Match, Profile, Rung
+from orchestrator.sweep_files.drafts import Profile, Rung
 from orchestrator.sweep_files.findings import Finding
 
 Sized = Callable[[int], Any]
@@ -62,7 +61,7 @@ def profile_model(sized: Sized, profile: Profile, *, center: float) -> tuple[Any
         return sized(round(sizes[profile.index])), []
     except ValueError as error:
         message = (
-            f"{_flops(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
+            f"{flops_text(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
             f"parameters, not all of which exist: {str(error).partition('; ')[0]}"
         )
         fix = "change the budget, span or tokens_per_param, or the model keys that are held fixed"
@@ -85,65 +84,35 @@ def tokens_for(
     if isinstance(size, Rung):
         wanted = size.tokens_per_param * model.param_count(frame.vocab_size).non_embedding
         return batch * budget.steps_for_tokens(wanted, batch_tokens=batch), []
-    tokens, reached = _tokens_near(size.budget_flops, model, frame)
+    tokens, reached = tokens_near(size.budget_flops, model, frame)
     if budget.relative_error(reached, size.budget_flops) <= budget.TOLERANCE:
         return tokens, []
-    message = _too_coarse(size.budget_flops, reached, frame)
-    advice = _batch_advice(size.budget_flops, largest() or model, frame)
+    message = too_coarse(size.budget_flops, reached, frame)
+    advice = batch_advice(size.budget_flops, largest() or model, frame)
     return tokens, [size.budget.finding(message, advice, kind="combination")]
-
-
-def match(
-    match: Match, model: Any, train: Any, frame: Frame, *, target: float
-) -> tuple[Any, Any, list[Finding]]:
-    """Return model and train with training FLOPs within 1 % of the target, by the knob or by tokens."""
-    if match.solve == "tokens":
-        tokens, reached = _tokens_near(target, model, frame)
-        if budget.relative_error(reached, target) <= budget.TOLERANCE:
-            return model, dataclasses.replace(train, tokens=tokens), []
-        message = _too_coarse(target, reached, frame)
-        advice = _batch_advice(target, model, frame)
-        return model, train, [match.where.finding_at_key(message, advice, kind="combination")]
-    knob = model.FLOP_KNOB
-
-    def flops(value: int) -> float:
-        changed = dataclasses.replace(model, **{knob: value})
-        return training_flops(changed, frame, tokens=train.tokens)
-
-    best = budget.nearest_integer(flops, target)
-    reached = flops(best)
-    if budget.relative_error(reached, target) <= budget.TOLERANCE:
-        return dataclasses.replace(model, **{knob: best}), train, []
-    message = (
-        f"no {knob} gives {_flops(target)} training FLOPs within 1 %: the nearest is {knob} {best} "
-        f"with {_flops(reached)} ({_off(reached, target)})"
-    )
-    smaller = "smaller" if reached > target else "larger"
-    advice = f"make the rest of the model {smaller}, or change tokens instead with solve: tokens"
-    if match.architecture is None:
-        advice += f", or write training_flops: {_flops(reached)}"
-    return model, train, [match.where.finding_at_key(message, advice, kind="combination")]
 
 
 def _forward(model: Any, frame: Frame) -> float:
     return float(model.flops_per_token(frame.vocab_size, frame.seq_len).total)
 
 
-def _tokens_near(target: float, model: Any, frame: Frame) -> tuple[int, float]:
+def tokens_near(target: float, model: Any, frame: Frame) -> tuple[int, float]:
     """Return tokens in whole steps, and the FLOPs they cost."""
     step = 3.0 * _forward(model, frame) * frame.batch_tokens
     steps = budget.steps_for_budget(target, step_flops=step)
     return steps * frame.batch_tokens, steps * step
 
 
-def _too_coarse(target: float, reached: float, frame: Frame) -> str:
+def too_coarse(target: float, reached: float, frame: Frame) -> str:
+    """Say that whole steps do not come near enough to a number of FLOPs."""
     return (
-        f"{_flops(target)} FLOPs cannot be hit within 1 % by whole steps of {frame.batch_tokens:,} tokens: "
-        f"the nearest is {_flops(reached)} ({_off(reached, target)})"
+        f"{flops_text(target)} FLOPs cannot be hit within 1 % by whole steps of {frame.batch_tokens:,} tokens: "
+        f"the nearest is {flops_text(reached)} ({off_text(reached, target)})"
     )
 
 
-def _batch_advice(target: float, model: Any, frame: Frame) -> str:
+def batch_advice(target: float, model: Any, frame: Frame) -> str:
+    """Say how small a batch must be so that whole steps come near enough."""
     batch = budget.most_batch_tokens(
         target, forward_flops_per_token=_forward(model, frame), multiple_of=frame.seq_len
     )
@@ -152,14 +121,15 @@ def _batch_advice(target: float, model: Any, frame: Frame) -> str:
     return f"lower train.seq_len ({frame.seq_len}) and train.batch_tokens, or raise the budget"
 
 
-def _flops(number: float) -> str:
+def flops_text(number: float) -> str:
     """Write FLOPs so that they can be pasted into a sweep file."""
     mantissa, exponent = f"{number:.3e}".split("e")
     mantissa = mantissa.rstrip("0")
     return f"{mantissa}0e{exponent}" if mantissa.endswith(".") else f"{mantissa}e{exponent}"
 
 
-def _off(reached: float, target: float) -> str:
+def off_text(reached: float, target: float) -> str:
+    """Return `+3.2 %`, or `12 times as many`."""
     if reached > 2 * target:
         return f"{reached / target:,.4g} times as many"
     return f"{100 * (reached / target - 1):+.3g} %"

@@ -40,8 +40,9 @@ def _short_count(count: float | None) -> str:
 def trial_params(spec: TrialSpec) -> dict[str, str]:
     """Return the params of a trial's run. All of them are on every child: a filter on the page sees one run at a time."""
     params = {"architecture": spec.architecture, "seed": str(spec.seed)}
-    if spec.preset is not None:
-        params["preset"] = spec.preset
+    for key in ("preset", "recipe"):
+        if getattr(spec, key) is not None:
+            params[key] = getattr(spec, key)
     for section in ("model", "train", "data"):
         for key, value in getattr(spec, section).items():
             if value is not None and (section, key) != ("model", "architecture"):
@@ -71,6 +72,8 @@ def trial_tags(
         "memscale.trial_id": spec.trial_id,
         "memscale.architecture": spec.architecture,
         "memscale.preset": spec.preset or "",
+        "memscale.recipe": spec.recipe or "",
+        "memscale.not_causal": spec.not_causal or "",
         "memscale.submission": "" if submission is None else str(submission),
         "memscale.origin": spec.origin,
         "memscale.attempt": str(view.attempt),

@@ -48,16 +48,32 @@ WIDTHS = {
 }
 """Pixels, where a name or value is cut at the page's own 100."""
 
-ACCURACY, CURVES = "Accuracy against size", "Curves"
+ACCURACY, CURVES, USE = "Accuracy against size", "Curves", "Use of memories and experts"
 SCATTERS = (
     ("total_params", RECALL),
     ("total_params", ANSWER_NLL),
     ("training_flops", "valid/loss"),
 )
 LINES = ("train/loss", "valid/loss", RECALL, ANSWER_NLL)
+USE_LINES = (
+    "memory/usage_ever",
+    "memory/kl",
+    "memory/effective_rows",
+    "memory/max_over_mean",
+    "memory/output_ratio",
+    "moe/usage",
+    "moe/kl",
+    "moe/router_entropy",
+    "moe/max_over_mean",
+    "moe/dropped_share",
+)
+"""Means over layers. The page hides the charts of what no trial reported."""
 
-COLOURS = ("#2463eb", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#495057")
-"""One per architecture, far enough apart on white and in print."""
+COLOURS = (
+    *("#2463eb", "#d9480f", "#2b8a3e", "#862e9c", "#0b7285", "#c2255c", "#5c940d", "#495057"),
+    *("#f59f00", "#e599f7", "#74c0fc", "#000000", "#7f5539", "#ff8787", "#5f3dc4", "#63e6be"),
+)
+"""One per architecture, the first eight far enough apart on white and in print."""
 
 
 def experiment_tags(question: str | None) -> dict[str, str]:
@@ -90,10 +106,11 @@ def table_view() -> dict[str, Any]:
 
 def charts_view() -> dict[str, Any]:
     """Return the state of the charts: every trial a point, coloured by its architecture."""
-    sections = [_section(ACCURACY), _section(CURVES)]
+    sections = [_section(ACCURACY), _section(CURVES), _section(USE)]
     # What else there is, folded: the page adds charts of all metrics to the sections of their names.
     sections += [_section(name, display=False) for name in ("Model metrics", "System metrics")]
     charts = [_scatter(x, y) for x, y in SCATTERS] + [_line(metric) for metric in LINES]
+    charts += [_line(metric, section=USE) for metric in USE_LINES]
     return {
         **table_view(),
         "groupBy": {
@@ -144,9 +161,9 @@ def _scatter(x: str, y: str) -> dict[str, Any]:
     return {**_chart("SCATTER", ACCURACY, f"{y} against {x}"), **axes}
 
 
-def _line(metric: str) -> dict[str, Any]:
+def _line(metric: str, *, section: str = CURVES) -> dict[str, Any]:
     return {
-        **_chart("LINE", CURVES, metric),
+        **_chart("LINE", section, metric),
         "metricKey": metric,
         "selectedMetricKeys": [metric],
         "xAxisKey": "step",

@@ -5,7 +5,7 @@ The message of `broken_sweeps/NAME.yaml` is in `NAME.expected`. After a change o
     MEMSCALE_UPDATE_GOLDEN=1 python -m pytest tests/golden/test_broken_sweeps.py
 
 and read `git diff tests/golden`: one message per line, so the diff is the change as its readers meet it.
-Names in <angle brackets> stand for lists that grow: presets, architectures, what a data file looks like.
+Names in <angle brackets> stand for lists that grow: presets, architectures, recipes, what a data file looks like.
 """
 
 import os
@@ -26,6 +26,7 @@ def _without_lists(told: str) -> str:
     lists = [
         ("<architectures>", ", ".join(catalog.architectures())),
         ("<data sources>", ", ".join(catalog.data_sources())),
+        ("<recipes>", ", ".join(catalog.recipes())),
     ]
     for name in catalog.architectures():
         lists.append(("<presets>", ", ".join(catalog.architecture(name).PRESETS)))

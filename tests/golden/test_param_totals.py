@@ -4,13 +4,11 @@ Sources: Berges et al. 2024 (arXiv 2412.09764), table 1, for the printed totals;
 there with 32,000 tokens, norm gains counted. Llama 3 8B: 8,030,261,248 with 128,256 tokens.
 """
 
-import dataclasses
-
 import pytest
 import torch
 
-from workloads.accounting import ParamCount, paper_total
-from workloads.architectures import dense, memory_plus
+from workloads.accounting import paper_total
+from workloads.architectures import dense, memory, memory_plus, peer
 
 VOCAB_SIZE = 32_000
 
@@ -20,6 +18,18 @@ MEMORY_PLUS = {
     "373m": 1_440_543_744,
     "720m": 2_312_984_064,
     "1.3b": 3_368_142_848,
+}
+MEMORY = {
+    "134m": 936_529_664,
+    "373m": 1_441_056_768,
+    "720m": 2_315_588_096,
+    "1.3b": 3_377_556_480,
+}
+PEER = {
+    "134m": 1_036_930_816,
+    "373m": 1_575_012_352,
+    "720m": 2_516_652_544,
+    "1.3b": 3_645_729_792,
 }
 LARGER_AT_1_3B = {2048: 9_823_176_704, 4096: 35_618_146_304, 8192: 138_747_693_056}
 
@@ -32,7 +42,10 @@ def _layer_flops(config: memory_plus.Config) -> float:
     return config.flops_per_token(VOCAB_SIZE, 4096).memory / len(config.placement)
 
 
-def _built(config: dense.Config | memory_plus.Config, vocab_size: int = VOCAB_SIZE) -> int:
+def _built(
+    config: dense.Config | memory.Config | memory_plus.Config | peer.Config,
+    vocab_size: int = VOCAB_SIZE,
+) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in config.build(vocab_size).parameters())
 
@@ -48,6 +61,22 @@ def test_dense(preset, total):
 @pytest.mark.parametrize(("preset", "total"), MEMORY_PLUS.items())
 def test_memory_plus(preset, total):
     config = _memory_plus(preset)
+
+    assert config.param_count(VOCAB_SIZE).total == total
+    assert _built(config) == total
+
+
+@pytest.mark.parametrize(("preset", "total"), MEMORY.items())
+def test_memory(preset, total):
+    config = memory.Config(**memory.PRESETS[preset])
+
+    assert config.param_count(VOCAB_SIZE).total == total
+    assert _built(config) == total
+
+
+@pytest.mark.parametrize(("preset", "total"), PEER.items())
+def test_peer(preset, total):
+    config = peer.Config(**peer.PRESETS[preset])
 
     assert config.param_count(VOCAB_SIZE).total == total
     assert _built(config) == total
@@ -83,6 +112,22 @@ def test_printed_totals(preset, fields, unit, printed):
     assert round(paper_total(count) / unit) == printed
 
 
+@pytest.mark.parametrize(
+    ("module", "preset", "printed"),
+    # Billions, with as many digits as in print.
+    [
+        (memory, "134m", "0.937"),
+        (memory, "1.3b", "3.377"),
+        (peer, "134m", "1.037"),
+        (peer, "1.3b", "3.646"),
+    ],
+)
+def test_printed_totals_of_the_baselines(module, preset, printed):
+    count = module.Config(**module.PRESETS[preset]).param_count(VOCAB_SIZE)
+
+    assert f"{paper_total(count) / 1e9:.3f}" == printed
+
+
 def test_the_one_printed_total_that_the_rule_misses():
     count = _memory_plus("1.3b").param_count(VOCAB_SIZE)
 
@@ -90,19 +135,8 @@ def test_the_one_printed_total_that_the_rule_misses():
     assert round(paper_total(count) / 1e6) == 3_368
     # Printed for Memory+ and for the one-layer Memory, whose total it is.
     printed = 3_377
-    assert round(paper_total(_one_layer_memory_at_1_3b()) / 1e6) == printed
-
-
-def _one_layer_memory_at_1_3b() -> ParamCount:
-    """Memory in place of one feed-forward block, key_dim 256, without the gate: dense - 3dh + dHk + Hk + Hnk + N d."""
-    d, h, heads, key_dim, n_keys = 2048, 5632, 4, 256, 1024
-    count = dense.Config(**dense.PRESETS["1.3b"]).param_count(VOCAB_SIZE)
-    return dataclasses.replace(
-        count,
-        feed_forward=count.feed_forward - 3 * d * h,
-        memory_keys=d * heads * key_dim + heads * key_dim + heads * n_keys * key_dim,
-        memory_values=n_keys**2 * d,
-    )
+    one_layer = memory.Config(**memory.PRESETS["1.3b"]).param_count(VOCAB_SIZE)
+    assert round(paper_total(one_layer) / 1e6) == printed
 
 
 @pytest.mark.parametrize(
@@ -124,6 +158,23 @@ def test_flops_of_a_memory_layer_against_the_block_it_replaces(
     assert round(layer_flops / 1e6, 1) == removed
     assert round(_layer_flops(_memory_plus(preset)) / 1e6, 1) == memory
     assert round(_layer_flops(_memory_plus(preset, n_keys=4096)) / 1e6, 1) == memory_4096
+
+
+@pytest.mark.parametrize(
+    ("preset", "mflop"), [("134m", 3.9), ("373m", 4.5), ("720m", 5.6), ("1.3b", 6.8)]
+)
+def test_flops_of_the_one_layer_memory(preset, mflop):
+    """2dHk + 2Hnk + 2Gv with k = 256, n = 1024."""
+    config = memory.Config(**memory.PRESETS[preset])
+
+    assert round(config.flops_per_token(VOCAB_SIZE, 4096).memory / 1e6, 1) == mflop
+
+
+def test_flops_of_peer():
+    """2dHk + 2Hnk + 4Gd with d = 2048, H = 4, k = 256, n = 768, G = 128."""
+    flops = peer.Config(**peer.PRESETS["1.3b"]).flops_per_token(VOCAB_SIZE, 4096)
+
+    assert flops.memory == 2 * 2048 * 4 * 256 + 2 * 4 * 768 * 256 + 4 * 128 * 2048
 
 
 def test_flops_of_1_3b_part_by_part():

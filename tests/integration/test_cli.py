@@ -193,6 +193,13 @@ def test_a_broken_sweep_file_starts_nothing(place):
     assert not (place.folder / "runs").exists()
 
 
+def test_the_recipes_are_listed_without_a_sweep(place):
+    listed = place.run("plan", "--recipes")
+
+    assert "pythia_70m" in listed
+    assert "arXiv" in listed
+
+
 def test_what_does_not_exist_is_said_with_what_does(place):
     place.write()
     place.run("submit", "tiny.yaml", "--launcher", "debug")
@@ -245,5 +252,7 @@ def test_the_installed_wheel_works_in_another_folder(tmp_path):
     )
 
     assert all(path.startswith(str(site)) for path in where.split())
+    shipped = {p.relative_to(site) for p in (site / "sweeps").rglob("*.yaml")}
+    assert shipped == {p.relative_to(source) for p in (source / "sweeps").rglob("*.yaml")}
     assert plan.returncode == 0, plan.stderr
     assert "memory_plus" in plan.stdout

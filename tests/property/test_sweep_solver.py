@@ -1,11 +1,16 @@
 """Solving for FLOPs: within 1 % wherever that is possible."""
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import budget
-from orchestrator.sweep_files import solve
+from orchestrator.sweep_files import matching, solve
 from orchestrator.sweep_files.drafts import Match, Profile
+from orchestrator.sweep_files.quantities import QUANTITIES
 from orchestrator.sweep_files.yaml_positions import parse
 from workloads.architectures import dense, memory_plus
 from workloads.train_config import TrainConfig
@@ -44,10 +49,94 @@ def test_the_nearest_integer_beats_its_neighbours(
 
     best = budget.nearest_integer(flops, target, high=high)
 
+    assert best is not None
     assert 1 <= best <= high
     for other in (best - 1, best + 1):
         if 1 <= other <= high:
             assert abs(flops(best) - target) <= abs(flops(other) - target)
+
+
+POSSIBLE = st.one_of(
+    st.integers(1, 96).map(lambda step: lambda n: n % step == 0),
+    st.integers(1, 1_100).map(lambda most: lambda n: n <= most),
+    st.integers(1, 1_100).map(lambda least: lambda n: n >= least),
+    st.integers(1, 900).map(lambda whole: lambda n: whole % n == 0),
+    st.sets(st.integers(1, 1_100), min_size=1, max_size=6).map(lambda some: lambda n: n in some),
+    st.just(lambda n: n & (n - 1) == 0),
+)
+"""Which integers a Config takes: multiples, at most, at least, divisors, a few, powers of two."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    possible=POSSIBLE,
+    grain=st.integers(1, 300),
+    slope=st.floats(0.0, 1e3),
+    target=st.floats(0.0, 1e6),
+    written=st.none() | st.integers(1, 1_200),
+)
+def test_no_possible_integer_is_nearer_and_none_as_near_lies_on_the_way_to_what_is_written(
+    possible: Callable[[int], bool], grain: int, slope: float, target: float, written: int | None
+) -> None:
+    def quantity(n: int) -> float | None:
+        return slope * (n // grain) if possible(n) else None
+
+    best = budget.nearest_integer(quantity, target, high=1_024, written=written)
+
+    there = {n: quantity(n) for n in range(1, 1_025) if possible(n)}
+    assert (best is None) == (not there)
+    if best is None:
+        return
+    nearest = min(abs(number - target) for number in there.values() if number is not None)
+    assert abs(slope * (best // grain) - target) == nearest
+    equal = [n for n, number in there.items() if number == quantity(best)]
+    low, high = sorted((best, written or 1))
+    assert not [n for n in equal if low <= n <= high and n != best]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    quantity=st.sampled_from(
+        ["training_flops", "active_params", "total_params", "bytes_per_token"]
+    ),
+    architecture=ARCHITECTURES,
+    field=st.sampled_from(["d_ff", "n_layers", "n_keys", "knn"]),
+    factor=st.floats(0.5, 1.5),
+)
+def test_match_finds_the_nearest_value_of_any_field_or_says_that_it_is_too_far(
+    quantity: str, architecture: Any, field: str, factor: float
+) -> None:
+    model = architecture.Config(**architecture.PRESETS["d16"])
+    assume(hasattr(model, field))
+    frame = solve.Frame(1_000, 16, 256)
+    count = QUANTITIES[quantity].count
+    assert count is not None
+    target = factor * count(model, frame, 2_560)
+
+    value, reached, findings = matching.solved_field(
+        a_match(quantity, solve_for=field), model, frame, target=target, tokens=2_560
+    )
+
+    changed = {n: matching.with_field(model, field, n) for n in range(1, 2 * (value or 200))}
+    numbers = {n: count(m, frame, 2_560) for n, m in changed.items() if m is not None}
+    assert abs(reached - target) == min(abs(number - target) for number in numbers.values())
+    assert (value is None) == (budget.relative_error(reached, target) > 0.01) == bool(findings)
+    if value is not None:
+        assert numbers[value] == reached
+    else:
+        assert f"{field} " in findings[0].message
+
+
+def a_match(quantity: str, *, solve_for: str = "knob") -> Match:
+    assert WHERE is not None
+    return Match(
+        where=WHERE,
+        quantity=quantity,
+        target=WHERE,
+        architecture="dense",
+        target_number=None,
+        solve=solve_for,
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -66,19 +155,19 @@ def test_match_hits_the_dense_model_within_one_percent(
     )
     target = solve.training_flops(dense.Config(**dense.PRESETS[preset]), frame, tokens=train.tokens)
     model = memory_plus.Config(**{**memory_plus.PRESETS[preset], "n_keys": n_keys})
-    assert WHERE is not None
-    match = Match(where=WHERE, target=WHERE, architecture="dense", target_flops=None, solve="knob")
 
-    solved, same, findings = solve.match(match, model, train, frame, target=target)
+    value, reached, findings = matching.solved_field(
+        a_match("training_flops"), model, frame, target=target, tokens=train.tokens
+    )
 
-    reached = solve.training_flops(solved, frame, tokens=same.tokens)
     if findings:
         # Only where even the narrowest feed-forward block costs too much is there no answer.
         assert reached > target or findings[0].message.startswith("no d_ff")
         assert "d_ff 1 " in findings[0].message
     else:
+        solved = dataclasses.replace(model, d_ff=value)
+        assert reached == solve.training_flops(solved, frame, tokens=train.tokens)
         assert budget.relative_error(reached, target) <= 0.01
-        assert same == train
 
 
 @settings(max_examples=12, deadline=None)

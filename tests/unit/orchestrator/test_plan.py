@@ -1,8 +1,10 @@
 import dataclasses
+from pathlib import Path
 
 import pytest
 
-from orchestrator.plan import make_plan, why_new
+from orchestrator.errors import ConfigError
+from orchestrator.plan import check_data, make_plan, why_new
 from orchestrator.sweep import load_sweep
 from orchestrator.throughput import Measurement
 from orchestrator.trial_dir import SweepDir, write_json
@@ -47,9 +49,23 @@ def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
         assert numbers["training_flops"] == pytest.approx(
             3 * numbers["forward_flops_per_token"] * 8192
         )
+        assert numbers["memory_params"] == (
+            numbers["params_memory_keys"] + numbers["params_memory_values"]
+        )
         assert numbers["peak_memory_bytes"] > 16 * groups
+        assert 0 < numbers["activation_bytes"] < numbers["peak_memory_bytes"]
+        alone, together = (numbers[f"bytes_read_per_token{b}"] for b in ("", "_batch64"))
+        assert alone / 64 < together < alone
         assert trial.forecast.seconds > 0
     assert {t.status for t in plan.trials} == {"new"}
+
+
+def test_every_number_is_explained(sweep, disk):
+    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    _, _, accounting = page.partition("## Accounting")
+
+    for name in make_plan(sweep, disk, MEASURED).trials[0].spec.accounting:
+        assert f"`{name}`" in accounting.partition("\n## ")[0]
 
 
 def test_pricing_does_not_change_what_a_trial_is_called(sweep, disk):
@@ -119,3 +135,43 @@ def test_predicted_wall_time_fills_the_slots_longest_first(sweep, disk):
 
     assert plan.predicted_s(slots=1) == pytest.approx(alone)
     assert alone / 2 <= plan.predicted_s(slots=2) <= alone
+
+
+def test_a_recipe_is_the_first_thing_that_changed(sweep, disk):
+    old = make_plan(sweep, disk, MEASURED).trials[0].spec
+    changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, recipe="pythia_70m")
+
+    assert why_new(changed, [old]) == ("train.recipe unset → pythia_70m, train.lr 0.01 → 0.003")
+    assert why_new(dataclasses.replace(changed, seed=1), [changed]) == "seed 0 → 1"
+
+
+def test_an_architecture_that_looks_ahead_is_noted_once(sweep, disk):
+    ahead = "in training: experts choose among all tokens of the batch"
+    trials = tuple(
+        dataclasses.replace(trial, not_causal=ahead if trial.architecture == "dense" else None)
+        for trial in sweep.trials
+    )
+
+    assert make_plan(sweep, disk, MEASURED).notes == ()
+    assert make_plan(dataclasses.replace(sweep, trials=trials), disk, MEASURED).notes == (
+        "dense: not causal in training: experts choose among all tokens of the batch",
+    )
+
+
+def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
+    for name in ("good", "bad"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "subject\trelation\tobject\nAda\tborn in\tLondon\n" if name == "good" else "no tabs\n",
+            encoding="utf-8",
+        )
+        text = SWEEP.replace(
+            "source: biographies, n_people: 100, style: compact",
+            f"source: triples, path: {name}.tsv, vocab_size: 300",
+        )
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    two = load_sweep([tmp_path / "good.yaml", tmp_path / "bad.yaml"])
+
+    with pytest.raises(ConfigError) as caught:
+        check_data(make_plan(two, SweepDir(tmp_path / "runs"), MEASURED))
+
+    assert {problem.file.name for problem in caught.value.problems} == {"bad.yaml"}

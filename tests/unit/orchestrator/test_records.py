@@ -44,11 +44,14 @@ def test_a_trial_is_named_by_architecture_and_hash() -> None:
     [
         {"sweep": "other"},
         {"preset": "1m"},
+        {"recipe": "pythia_70m"},
+        {"not_causal": "in training: experts choose tokens"},
         {"origin": "trials[3], seed 0"},
         {"resources": Resources(gpus=1, ranks=2)},
         {"retries": Retries(failure=7)},
         {"logging": Logging(every_steps=1)},
         {"accounting": {"total_params": 5.0}},
+        {"train": {"tokens": 1_000_000, "lr": 3e-3, "value_lr_final_ratio": None}},
         {"data": {"source": "triples", "path": "/moved/facts.tsv", "max_facts": None}},
         {"data": {"source": "triples", "path": "/facts.tsv"}},
         {"train": {"tokens": 1_000_000.0, "lr": 3e-3}},
@@ -81,6 +84,15 @@ def test_a_record_survives_json_and_tampering_is_seen() -> None:
     record["train"] = {"tokens": 5, "lr": 3e-3}
     with pytest.raises(ValueError, match=r"spec\.json says dense-.* its content hashes to dense-"):
         TrialSpec.from_json(record)
+
+
+def test_a_record_of_an_earlier_version_can_be_read() -> None:
+    record = spec().to_json()
+    for added in ("recipe", "not_causal"):
+        del record[added]
+    del record["logging"]["usage_every_steps"]
+
+    assert TrialSpec.from_json(record) == spec()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1: 2}, {"a": {1, 2}}, object()])
@@ -117,6 +129,7 @@ def test_differences_are_told_leaf_by_leaf() -> None:
         (Logging, {"every_steps": 0}, "every_steps must be at least 1"),
         (Logging, {"evaluations": 0}, "evaluations must be at least 1"),
         (Logging, {"checkpoint_every_s": -1.0}, "checkpoint_every_s must be at least 0"),
+        (Logging, {"usage_every_steps": 0}, "usage_every_steps must be at least 1 or null"),
     ],
 )
 def test_impossible_values_are_refused(cls: Any, values: dict[str, Any], message: str) -> None:

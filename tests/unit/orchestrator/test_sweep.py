@@ -47,7 +47,8 @@ def test_a_sweep_knows_what_its_file_says(file: Path, monkeypatch: pytest.Monkey
     assert sweep.question == (
         "at equal training FLOPs, how much factual recall does a memory table buy?"
     )
-    assert sweep.path == file
+    assert set(sweep.files) == {file}
+    assert len(sweep.files) == len(sweep.trials)
     assert sweep.text == TEXT
     assert len(sweep.trials) == 2 * (2 + 4 + 6 + 2)
     assert len({trial.trial_id for trial in sweep.trials}) == len(sweep.trials)

@@ -35,6 +35,20 @@ def test_durations(seconds, text):
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.00042, "0.420 ms"),
+        (0.0123, "12.3 ms"),
+        (1.2, "1.20 s"),
+        (90, "1 min 30 s"),
+        (math.nan, "unknown"),
+    ],
+)
+def test_short_durations_keep_three_digits(seconds, text):
+    assert units.short_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
     ("n_bytes", "text"), [(812, "812 B"), (2048, "2.00 KiB"), (3 * 1024**3, "3.00 GiB")]
 )
 def test_sizes(n_bytes, text):

@@ -5,6 +5,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from orchestrator.ending import EXIT_CODES
 from orchestrator.lease import LeaseHeld, TrialLease
 from orchestrator.processes import ProcessId
 from orchestrator.rank import RankRequest, registered
-from orchestrator.records import Outcome, TrialSpec
+from orchestrator.records import Logging, Outcome, TrialSpec
 from orchestrator.reporter import RankReporter, Stop, stops_on_signal
 from orchestrator.trial_dir import SweepDir
 from orchestrator.worker import classify, load_job, main
@@ -271,3 +272,31 @@ def test_request_travels_as_json(make):
     request = make()
 
     assert RankRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+def test_what_a_trial_logs_reaches_the_trainer(make, monkeypatch):
+    asked = []
+    trainer = SimpleNamespace(
+        Job=SimpleNamespace, run=lambda job, reporter: asked.append(job) or {}
+    )
+    monkeypatch.setattr(worker.importlib, "import_module", {"workloads.train": trainer}.get)
+    request = make()
+    logging = Logging(every_steps=3, evaluations=2, checkpoint_every_s=1.5, usage_every_steps=7)
+
+    worker.train(request, replace(request.trial.spec(), logging=logging), RankReporter(request))
+
+    (job,) = asked
+    assert (job.log_every_steps, job.evaluations) == (3, 2)
+    assert (job.checkpoint_every_s, job.usage_every_steps) == (1.5, 7)
+
+
+def test_the_trainer_takes_every_field_that_it_is_given(make, monkeypatch):
+    from workloads import train as trainer
+
+    asked = []
+    monkeypatch.setattr(trainer, "run", lambda job, reporter: asked.append(job) or {})
+    request = make()
+
+    worker.train(request, request.trial.spec(), RankReporter(request))
+
+    assert asked[0].usage_every_steps is None

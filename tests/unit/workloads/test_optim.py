@@ -101,6 +101,17 @@ def test_values_have_their_own_learning_rate():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+def test_the_ratio_of_a_step_stands_in_for_the_configs():
+    model, optimizer = of_three(value_lr_ratio=4.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    optimizer.step(0.01, value_lr_ratio=2.0)
+
+    assert model.attention.flatten().tolist() == pytest.approx([0.99] * 4)
+    assert model.memory_values.flatten().tolist() == pytest.approx([0.98] * 6)
+
+
 def test_values_and_matrices_have_their_own_decay_and_the_rest_none():
     model, optimizer = of_three(weight_decay=0.5, value_weight_decay=0.25, value_lr_ratio=2.0)
     for parameter in model.parameters():

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workloads import checkpoint
 from workloads.architectures import dense
 from workloads.layers.initialise import initialise
+from workloads.optim import Optimizer
 from workloads.ports import Diverged, Interrupted
-from workloads.train import Job, _accumulate_gradients, _windows, run
+from workloads.ranks import World
+from workloads.train import Job, _passes, _windows, accumulate_gradients, run
 
 STEPS = 8
 DATA = {
@@ -336,7 +340,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(rows):
 
     def gradients(rows: int) -> tuple[float, dict[str, torch.Tensor]]:
         model.zero_grad()
-        loss = _accumulate_gradients(
+        loss = accumulate_gradients(
             model, windows, batch_tokens=48, rows=rows, autocast=nullcontext
         )
         return loss["loss"].item(), {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -363,6 +367,21 @@ def test_a_run_in_micro_batches_is_the_same_run(tmp_path, undisturbed):
         assert all(found.pop(name) <= expected[name] for name in passes)
         expected = {name: value for name, value in expected.items() if name not in passes}
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@given(st.data())
+def test_every_rank_makes_as_many_passes(data):
+    """Of no more sequences than fit, but for two where one at a time would not come out even."""
+    size, rows = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    sequences = data.draw(st.integers(size, 100))
+
+    passes = _passes(sequences, world=World(size=size), rows=rows)
+
+    for rank in range(size):
+        share = World(rank=rank, size=size).share(sequences)
+        parts = [len(part) for part in np.array_split(share, passes)]
+        assert min(parts) >= 1
+        assert max(parts) <= (2 if rows == 1 and sequences % size else rows)
 
 
 def test_a_micro_batch_smaller_than_a_sequence_is_refused(tmp_path):
@@ -489,3 +508,16 @@ def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):
             world=World(rank=0, size=3),
             here=torch.device("cpu"),
         )
+
+
+def test_values_learn_at_the_ratio_of_each_step(tmp_path, monkeypatch):
+    asked, step = [], Optimizer.step
+
+    def watched(optimizer, lr, *, value_lr_ratio):
+        asked.append(value_lr_ratio)
+        step(optimizer, lr, value_lr_ratio=value_lr_ratio)
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+    run(job_in(tmp_path, train={**TRAIN, "value_lr_final_ratio": 1.0}), Recorder())
+
+    assert asked == pytest.approx([1 + 3 * (1 - step / STEPS) for step in range(1, STEPS + 1)])

@@ -1,7 +1,9 @@
 """Small stand-ins for architectures and data sources: sweep files need only their fields and closed forms."""
 
+import math
+import random
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, ExperimentError
 from orchestrator.sweep import Sweep, load_sweep
 from workloads.train_config import TrainConfig
 
@@ -17,6 +19,7 @@ from workloads.train_config import TrainConfig
 @dataclass(frozen=True)
 class Count:
     non_embedding: int
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,14 @@ class PlainConfig:
             raise ValueError(f"d_ff must be at least d_model / 100 ({self.d_model // 100})")
 
     def param_count(self, vocab_size: int) -> Count:
-        return Count(self.n_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff))
+        blocks = self.n_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
+        return Count(blocks, blocks + vocab_size * self.d_model)
+
+    def active_param_count(self, vocab_size: int) -> int:
+        return self.param_count(vocab_size).non_embedding
+
+    def bytes_per_token(self, vocab_size: int) -> dict[str, float]:
+        return {"blocks": 2.0 * self.active_param_count(vocab_size), "embedding": 2.0}
 
     def flops_per_token(self, vocab_size: int, seq_len: int) -> Flops:
         blocks = self.param_count(vocab_size).non_embedding
@@ -63,6 +73,24 @@ class TableConfig(PlainConfig):
         return Flops(
             super().flops_per_token(vocab_size, seq_len).total + 4.0 * self.n_keys * self.d_model
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig(PlainConfig):
+    """Reads sequences of a fixed length and looks ahead while it trains."""
+
+    LONGEST_SEQUENCE_FIELD: ClassVar[str] = "window"
+    window: int = 16
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return self.window
+
+    @property
+    def leaks(self) -> dict[str, str]:
+        if self.window <= 8:
+            return {}
+        return {"training": "the last token is mixed into all", "evaluation": "so it is"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +120,54 @@ class FilesConfig:
         return named | ({} if self.extra is None else {"extra": Path(self.extra)})
 
 
+class FakeTimer:
+    """Answers like workloads/step_time.py: a step takes 10 ms and 0.1 ms for each of d_ff and n_keys."""
+
+    def __init__(self, *, noise: float = 0.0, refuses: str = "") -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.started = 0
+        self._noise = noise
+        self._refuses = refuses
+        self._random = random.Random(0)
+
+    def __enter__(self) -> Self:
+        self.started += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def time(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self.requests.append(request)
+        if self._refuses:
+            raise ExperimentError(self._refuses)
+        return {
+            "seconds": [
+                [self._step_s(model) for _ in range(10 * int(request["budget_s"]))]
+                for model in request["models"]
+            ],
+            "device": "abacus",
+            "n_threads": request["n_threads"],
+            "versions": {"torch": "0.0"},
+        }
+
+    def _step_s(self, model: Mapping[str, Any]) -> float:
+        step_s = 0.010 + 0.0001 * (model["d_ff"] + model.get("n_keys", 0))
+        return step_s * math.exp(self._random.gauss(0.0, self._noise))
+
+
 class FakeWorkloads:
     """Like orchestrator/catalog.py, without torch."""
 
+    def __init__(self, timer: FakeTimer | None = None) -> None:
+        self._timer = timer
+
+    def step_timer(self) -> FakeTimer:
+        assert self._timer is not None, "this sweep should have nothing to measure"
+        return self._timer
+
     def architectures(self) -> list[str]:
-        return ["plain", "table", "uninstalled"]
+        return ["mixer", "plain", "table", "uninstalled"]
 
     def architecture(self, name: str) -> Any:
         presets = {"tiny": {"d_model": 8, "d_ff": 16}, "small": {"d_model": 16, "d_ff": 32}}
@@ -105,6 +176,8 @@ class FakeWorkloads:
         if name == "plain":
             only_plain = {"wide": {"d_model": 64, "d_ff": 16}}
             return SimpleNamespace(Config=PlainConfig, PRESETS={**presets, **only_plain})
+        if name == "mixer":
+            return SimpleNamespace(Config=MixerConfig, PRESETS=presets)
         return SimpleNamespace(Config=TableConfig, PRESETS=presets)
 
     def data_sources(self) -> list[str]:
@@ -115,6 +188,13 @@ class FakeWorkloads:
 
     def train_config(self) -> Any:
         return TrainConfig
+
+    def recipes(self) -> dict[str, Any]:
+        fields = {"batch_tokens": 64, "seq_len": 16, "lr": 1e-2}
+        return {
+            "slow": SimpleNamespace(fields={**fields, "lr": 1e-3}),
+            "wide": SimpleNamespace(fields={**fields, "batch_tokens": 1024, "schedule": "linear"}),
+        }
 
 
 HEADER = """
@@ -129,21 +209,40 @@ model: {architecture: plain, preset: tiny}
 def load(tmp_path: Path) -> Callable[..., Sweep]:
     """Load a sweep from text; without `header=""` the text follows a header that works."""
 
-    def load(text: str, *, header: str = HEADER) -> Sweep:
+    def load(text: str, *, header: str = HEADER, timer: FakeTimer | None = None) -> Sweep:
         file = tmp_path / "sweep.yaml"
         file.write_text(header + textwrap.dedent(text), encoding="utf-8")
-        return load_sweep(file, workloads=FakeWorkloads())
+        return load_sweep(file, workloads=FakeWorkloads(timer))
 
     return load
+
+
+@pytest.fixture
+def make_timer() -> type[FakeTimer]:
+    """Make what measures step times, for `load`."""
+    return FakeTimer
+
+
+@pytest.fixture
+def load_files(tmp_path: Path) -> Callable[..., Sweep]:
+    """Load one sweep from several texts: file name -> what follows a header that works."""
+
+    def load_files(texts: dict[str, str], *, headers: dict[str, str] | None = None) -> Sweep:
+        for name, text in texts.items():
+            header = (headers or {}).get(name, HEADER)
+            (tmp_path / name).write_text(header + textwrap.dedent(text), encoding="utf-8")
+        return load_sweep([tmp_path / name for name in texts], workloads=FakeWorkloads())
+
+    return load_files
 
 
 @pytest.fixture
 def problems(load: Callable[..., Sweep]) -> Callable[..., list[str]]:
     """Load a sweep that is broken and return its problems without the file's name."""
 
-    def problems(text: str, *, header: str = HEADER) -> list[str]:
+    def problems(text: str, **options: Any) -> list[str]:
         with pytest.raises(ConfigError) as caught:
-            load(text, header=header)
+            load(text, **options)
         return [str(problem).partition("sweep.yaml:")[2] for problem in caught.value.problems]
 
     return problems

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ConfigError
 from orchestrator.sweep import Sweep
 from orchestrator.sweep_files import find
 
@@ -13,9 +12,7 @@ Load = Callable[..., Sweep]
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        find.read(find.find(path))
-    (problem,) = caught.value.problems
+    _, (problem,) = find.sources([path])
     return str(problem).removeprefix(str(path))
 
 
@@ -24,8 +21,8 @@ def test_a_bundled_sweep_is_known_by_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert find.find(Path("quickstart")) == find.bundled()["quickstart"]
-    assert find.find(Path("quickstart.yaml")) == find.bundled()["quickstart"]
+    assert find.files(Path("quickstart")) == [find.bundled()["quickstart"]]
+    assert find.files(Path("quickstart.yaml")) == [find.bundled()["quickstart"]]
 
 
 def test_a_file_of_ones_own_wins_over_a_bundled_one(
@@ -34,7 +31,7 @@ def test_a_file_of_ones_own_wins_over_a_bundled_one(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart.yaml").write_text("name: mine")
 
-    assert find.find(Path("quickstart.yaml")) == Path("quickstart.yaml")
+    assert find.files(Path("quickstart.yaml")) == [Path("quickstart.yaml")]
 
 
 def test_a_missing_file_lists_what_there_is(tmp_path: Path) -> None:
@@ -55,10 +52,109 @@ def test_a_name_that_is_nearly_bundled_is_guessed(
     assert "did you mean quickstart?" in refused(Path("quikstart"))
 
 
-def test_a_folder_is_refused_with_its_files(tmp_path: Path) -> None:
-    assert refused(tmp_path) == ": is a folder; name a file; it holds no .yaml file"
-    (tmp_path / "a.yaml").write_text("name: a")
-    assert refused(tmp_path) == ": is a folder; name one of its files: a.yaml"
+def test_a_folder_is_its_yaml_files_by_name(tmp_path: Path) -> None:
+    assert refused(tmp_path) == ": is a folder without a .yaml file; name a file, or put one in it"
+    for name in ("b.yaml", "a.yml", "notes.md", ".#b.yaml"):
+        (tmp_path / name).write_text("name: a")
+    (tmp_path / "deeper.yaml").mkdir()
+
+    assert find.files(tmp_path) == [tmp_path / "a.yml", tmp_path / "b.yaml"]
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a stand-in for the sweeps of the package, seen from another folder."""
+    root = tmp_path / "site" / "sweeps"
+    (root / "smoke").mkdir(parents=True)
+    (root / "__pycache__").mkdir()
+    for name in ("quickstart.yaml", "smoke/dense.yaml", "smoke/table.yaml"):
+        (root / name).write_text("name: shipped")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(find, "_root", lambda: root)
+    return root
+
+
+def test_a_bundled_folder_is_known_by_its_name(shipped: Path) -> None:
+    both = [shipped / "smoke" / "dense.yaml", shipped / "smoke" / "table.yaml"]
+
+    assert list(find.bundled()) == ["quickstart", "smoke"]
+    assert find.files(Path("smoke")) == both
+    assert find.files(Path("smoke/dense")) == find.files(Path("smoke/dense.yaml")) == both[:1]
+    assert "bundled sweeps, by name alone: quickstart, smoke" in refused(Path("smoke/mose"))
+
+
+def test_a_folder_of_ones_own_wins_where_it_holds_sweeps(shipped: Path) -> None:
+    own = Path("smoke")
+    own.mkdir()
+    assert find.files(own) == sorted((shipped / "smoke").iterdir())
+
+    (own / "mine.yaml").write_text("name: mine")
+    assert find.files(own) == [own / "mine.yaml"]
+
+
+def test_everything_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
+    good, empty = tmp_path / "good.yaml", tmp_path / "empty.yaml"
+    good.write_text("name: good")
+    empty.write_text("")
+
+    sources, problems = find.sources([good, empty, tmp_path / "absent.yaml", tmp_path])
+
+    assert [source.label for source in sources] == ["good.yaml"]
+    assert [str(p).removeprefix(str(tmp_path)).split(";")[0] for p in problems] == [
+        "/empty.yaml: is empty",
+        "/absent.yaml: no such file",
+        "/empty.yaml: is named twice",
+        "/good.yaml: is named twice",
+    ]
+
+
+def test_files_of_the_same_name_are_called_by_their_paths(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.yaml").write_text("name: x")
+
+    sources, _ = find.sources([tmp_path / "one", tmp_path / "two"])
+
+    assert [s.label for s in sources] == [str(tmp_path / f / "a.yaml") for f in ("one", "two")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_was_joined_can_be_taken_apart(tmp_path: Path, end: str) -> None:
+    texts = ["# Question: one?\nname: a\n", "---\nname: b", "name: c\n\n\n"]
+    parts = [find.Source(tmp_path / f"{i}.yaml", text, f"{i}.yaml") for i, text in enumerate(texts)]
+    joined = find.joined(parts).replace("\n", end)
+
+    again = find.split(tmp_path / "sweep.yaml", joined)
+
+    assert find.question(joined) == "one?"
+    assert [part.label for part in again] == ["0.yaml", "1.yaml", "2.yaml"]
+    assert [part.text.split() for part in again] == [text.split() for text in texts]
+    for part in again:
+        assert joined.splitlines()[part.lines_above - 1] == f"--- # file: {part.label}"
+    assert find.joined(find.split(tmp_path / "sweep.yaml", find.joined(parts))) == find.joined(
+        parts
+    )
+
+
+def test_one_file_is_recorded_as_it_is(tmp_path: Path) -> None:
+    assert find.joined(find.split(tmp_path / "a.yaml", "name: a")) == "name: a"
+
+
+@pytest.mark.parametrize(
+    ("asked", "together"),
+    [
+        ([None, None], None),
+        (["Does it help?", None], "Does it help?"),
+        (["Does it help?", "Does it help?"], "Does it help?"),
+        (["Does it help?", "how much", "Why?"], "Does it help? how much. Why?"),
+    ],
+)
+def test_each_question_is_asked_once(asked: list[str | None], together: str | None) -> None:
+    texts = ["name: x" if one is None else f"# Question: {one}\nname: x" for one in asked]
+
+    assert find.questions(texts) == together
 
 
 def test_ten_megabytes_are_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,3 +244,53 @@ model: {architecture: table, preset: tiny}
     assert (
         "compares with a plain model of train.tokens tokens; write tokens: under train:" in problem
     )
+
+
+MIXER = """
+name: test
+data: {source: numbers, n: 10}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}
+model: {architecture: mixer, preset: tiny}
+"""
+
+
+def test_sequences_longer_than_a_model_reads_are_refused(problems: Problems) -> None:
+    (problem,) = problems(
+        "trials: [{grid: {model.window: [8, 16, 32]}}, {set: {model.architecture: plain}}]",
+        header=MIXER,
+    )
+
+    assert problem == (
+        "4:49: train.seq_len: seq_len must be at most window (8) of mixer, got 16 "
+        "(in 1 of 4 trials, first trials[0].grid model.window=8); "
+        "lower train.seq_len to 8, or raise model.window"
+    )
+
+
+def test_a_length_from_a_recipe_is_told_there(problems: Problems) -> None:
+    (problem,) = problems(
+        "trials: [{set: {train.recipe: slow, model.window: 8}}]",
+        header=MIXER.replace("batch_tokens: 64, seq_len: 16, ", ""),
+    )
+
+    assert problem.startswith(
+        "6:31: trials[0].set.train.recipe: seq_len must be at most window (8)"
+    )
+
+
+def test_what_is_not_causal_is_written_down_beside_the_identity(load: Load) -> None:
+    wide, narrow, plain = load(
+        """
+        trials:
+          - set: {model.window: 16}
+          - set: {model.window: 8, train.seq_len: 8}
+          - set: {model.architecture: plain}
+        """,
+        header=MIXER,
+    ).trials
+
+    assert wide.not_causal == (
+        "in training: the last token is mixed into all; in evaluation: so it is"
+    )
+    assert narrow.not_causal is plain.not_causal is None
+    assert "not_causal" not in wide.identity()

@@ -187,3 +187,73 @@ def test_values_of_a_broken_entry_are_checked_too(problems: Problems) -> None:
         "8:32: trials[0].set.trian.lr: unknown key 'trian.lr'",
         "9:31: trials[0].grid.train.beta1[1]: must be a number, got big",
     ]
+
+
+WITH_RECIPE = """
+name: test
+data: {source: numbers, n: 10}
+train: {recipe: wide, tokens: 64_000}
+model: {architecture: plain, preset: tiny}
+"""
+
+
+def test_a_recipe_fills_in_what_train_does_not_say(load: Load) -> None:
+    (trial,) = load("", header=WITH_RECIPE.replace("}\nmodel", ", lr: 0.5}\nmodel")).trials
+
+    assert trial.recipe == "wide"
+    assert (trial.train["batch_tokens"], trial.train["schedule"]) == (1024, "linear")
+    assert trial.train["lr"] == 0.5
+    assert "recipe" not in trial.train
+
+
+def test_the_same_fields_without_a_recipe_are_the_same_trial(load: Load) -> None:
+    (with_recipe,) = load("", header=WITH_RECIPE).trials
+    written = "tokens: 64_000, batch_tokens: 1024, seq_len: 16, lr: 1.0e-2, schedule: linear"
+    (without,) = load(
+        "", header=WITH_RECIPE.replace("recipe: wide, tokens: 64_000", written)
+    ).trials
+
+    assert without.recipe is None
+    assert without.trial_id == with_recipe.trial_id
+
+
+def test_recipes_may_be_compared_and_taken_back(load: Load) -> None:
+    sweep = load(
+        """
+        trials:
+          - grid: {train.recipe: [slow, wide]}
+          - set: {train.recipe: null, train.batch_tokens: 32, train.seq_len: 8, train.lr: 0.1}
+          - ladder: {architecture: plain, sizes: [tiny]}
+        """,
+        header=WITH_RECIPE.replace("tokens: 64_000", "tokens: 64_000, beta1: 0.5"),
+    )
+
+    assert [t.recipe for t in sweep.trials] == ["slow", "wide", None, "wide"]
+    assert [t.train["lr"] for t in sweep.trials] == [1e-3, 1e-2, 0.1, 1e-2]
+    assert {t.train["beta1"] for t in sweep.trials} == {0.5}
+
+
+def test_an_unknown_recipe_is_one_mistake(problems: Problems) -> None:
+    (problem,) = problems("", header=WITH_RECIPE.replace("wide", "widr"))
+    assert problem == (
+        "4:17: train.recipe: no recipe is called widr; did you mean 'wide'? there are slow, wide"
+    )
+
+    (problem,) = problems("trials: [{grid: {train.recipe: [slow, none]}}]", header=WITH_RECIPE)
+    assert problem.startswith("6:39: trials[0].grid.train.recipe[1]: no recipe is called none")
+
+
+def test_what_a_recipe_makes_impossible_names_it(problems: Problems) -> None:
+    (problem,) = problems("", header=WITH_RECIPE.replace("64_000", "640"))
+
+    assert problem == (
+        "4:31: train.tokens: tokens must be at least batch_tokens (1024), got 640; "
+        "change it or batch_tokens (from the recipe)"
+    )
+
+
+def test_a_recipe_elsewhere_is_sent_home(problems: Problems) -> None:
+    assert "write it under train:" in problems("recipe: slow")[0]
+    assert (
+        "write it with its section: train.recipe" in problems("trials: [{set: {recipe: slow}}]")[0]
+    )

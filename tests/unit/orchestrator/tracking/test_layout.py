@@ -85,6 +85,20 @@ def test_params_hold_every_setting_once_and_nothing_absent(disk):
     assert {"model.window", "model.architecture"}.isdisjoint(params)
 
 
+def test_a_recipe_and_what_is_not_causal_are_on_the_run(disk):
+    spec = disk.make_spec(recipe="peer", not_causal="in training: experts choose tokens")
+    view = TrialView(state=DONE, attempt=1, outcome="done", reason="", ended_at_s=1.0)
+
+    tags = layout.trial_tags(spec, view, submission=1, environment={}, colour="#000000")
+    plain = layout.trial_tags(
+        disk.make_spec(), view, submission=1, environment={}, colour="#000000"
+    )
+
+    assert layout.trial_params(spec)["recipe"] == tags["memscale.recipe"] == "peer"
+    assert tags["memscale.not_causal"] == "in training: experts choose tokens"
+    assert plain["memscale.recipe"] == plain["memscale.not_causal"] == ""
+
+
 def test_columns_and_charts_name_params_and_tags_that_runs_have(disk):
     spec = disk.make_spec()
     view = TrialView(state=DONE, attempt=1, outcome="done", reason="", ended_at_s=1.0)
@@ -111,6 +125,18 @@ def test_views_fit_into_a_tag_and_charts_into_their_sections():
     assert len(set(uuids)) == len(uuids)
 
 
+def test_use_of_memories_and_experts_has_a_section_of_means_over_layers():
+    view = page.charts_view()
+
+    section = next(s for s in view["compareRunSections"] if s["name"] == page.USE)
+    charts = [c for c in view["compareRunCharts"] if c["metricSectionId"] == section["uuid"]]
+    assert {"memory/usage_ever", "memory/kl", "moe/kl", "moe/max_over_mean"} <= {
+        chart["metricKey"] for chart in charts
+    }
+    assert not any("layer" in chart["metricKey"] for chart in charts)
+    assert view["hideEmptyCharts"], "a sweep without experts shows no empty charts of them"
+
+
 def test_the_question_is_the_description():
     assert page.experiment_tags("Why?")["mlflow.note.content"] == "Why?"
     assert "mlflow.note.content" not in page.experiment_tags(None)
@@ -121,3 +147,4 @@ def test_architectures_differ_in_colour():
 
     assert list(colours) == ["dense", "memory_plus", "moe"]
     assert len(set(colours.values())) == 3
+    assert len(set(page.colours(map(str, range(15))).values())) == 15

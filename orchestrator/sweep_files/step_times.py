@@ -1,0 +1,335 @@
+"""Step times for `match: {step_time: …}`: measured once, then pinned in a file beside the sweep file.
+
+`NAME.step_times.json` belongs to the sweep as its YAML does and is committed with it: a trial's name must not change
+each time somebody plans the sweep, nor with the machine. Deleting the file measures anew.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import logging
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator import budget
+from orchestrator.errors import ExperimentError, StoreError
+from orchestrator.records import Resources, canonical_json
+from orchestrator.sweep_files import step_search
+from orchestrator.sweep_files.drafts import Match
+from orchestrator.sweep_files.findings import Finding
+from orchestrator.sweep_files.solve import Frame
+from orchestrator.sweep_files.step_search import Estimate
+from orchestrator.trial_dir import read_json, write_json
+
+LOG = logging.getLogger(__name__)
+
+ABOUT = (
+    "Measured for `match: {step_time: …}` of the sweep file beside this one. Commit both: without this file the steps "
+    "are timed anew, and the trials get other names. To time them anew, delete it."
+)
+
+
+ROUGH_S, EXACT_S = 1.0, 4.0
+"""Seconds of timed steps in one measurement: the first of a value, which only guides the search, and further ones."""
+
+
+class Timer(Protocol):
+    """Times optimizer steps of models, in turns."""
+
+    def time(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what `workloads/step_time.py` answers to the request.
+
+        Raises:
+            ExperimentError: If nothing could be measured.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One comparison of step times."""
+
+    match: Match
+    trial: str
+    """For people."""
+    field: str
+    """What is changed: a field of the model, or tokens."""
+    architecture: str
+    model: Any
+    other: Any
+    """The counterpart's Config, or None where a number of seconds is asked for."""
+    train: Any
+    frame: Frame
+    resources: Resources
+
+    def compared(self) -> dict[str, Any]:
+        """Return everything that decides a step's time but the machine, without the value that is solved for."""
+        match = self.match
+        model = _section(self.architecture, self.model)
+        model.pop(self.field, None)
+        return {
+            "solve": self.field,
+            "model": model,
+            "counterpart": None
+            if self.other is None
+            else _section(str(match.architecture), self.other),
+            "step_s": match.target_number,
+            "vocab_size": self.frame.vocab_size,
+            "seq_len": self.frame.seq_len,
+            "batch_tokens": self.frame.batch_tokens,
+            "precision": self.train.precision,
+            "clips": self.train.grad_clip is not None,
+        }
+
+    @property
+    def key(self) -> str:
+        """Hash of what is compared."""
+        return hashlib.sha256(canonical_json(self.compared()).encode()).hexdigest()[:12]
+
+    @property
+    def wanted(self) -> str:
+        """What is looked for, in words."""
+        if self.match.architecture is None:
+            return f"{self.match.target_number:.3g} seconds per step"
+        return f"the step time of {self.match.architecture}"
+
+    def request(self, model: Any) -> dict[str, Any]:
+        """Return what a timer is asked: this model, and the counterpart if there is one."""
+        models = [_section(self.architecture, model)]
+        if self.other is not None:
+            models.append(_section(str(self.match.architecture), self.other))
+        return {
+            "models": models,
+            "train": dataclasses.asdict(self.train),
+            "vocab_size": self.frame.vocab_size,
+            "device": "cpu" if self.resources.gpus == 0 else "auto",
+            "n_threads": self.resources.cpus,
+            "ranks": self.resources.ranks,
+            "micro_batch_tokens": self.resources.micro_batch_tokens,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was measured once and holds from then on."""
+
+    value: int | None
+    """Of the field; None where tokens are solved for, which follow from the ratio."""
+    step_s: float
+    counterpart_step_s: float
+    """Of the counterpart, or as asked for."""
+    ratio: float
+    """Median of the ratios of neighbouring blocks; not quite the ratio of the two medians above."""
+    ratio_uncertainty: float
+    device: str
+    measured_at: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the file says of it, for people."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of the file."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "more"}
+        return {**own, **self.more}
+
+
+class StepTimes:
+    """The answers for one sweep file."""
+
+    def __init__(self, sweep_file: Path, timer: Timer | None = None) -> None:
+        """Answer from the file beside `sweep_file` alone, or else by measuring where there is a timer."""
+        self.path = sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
+        self._sweep_file = sweep_file
+        self._timer = timer
+        self._failed: dict[str, list[Finding]] = {}
+        self.used: dict[str, Any] = {}
+        """The entries of the file that answered something."""
+
+    def answer(
+        self,
+        question: Question,
+        *,
+        with_value: Callable[[int], Any],
+        written: int | None,
+    ) -> tuple[Answer | None, list[Finding]]:
+        """Return the pinned or measured answer; neither answer nor findings where nothing may be measured yet.
+
+        Args:
+            question: What is compared.
+            with_value: The model with another value of the field, None where that is impossible.
+            written: The field's value in the file; where the search starts.
+        """
+        pinned = self._pinned(question)
+        if pinned is not None:
+            self.used[question.key] = pinned.as_json()
+        if pinned is not None or self._timer is None:
+            return pinned, []
+        if question.key not in self._failed:
+            answer, findings = self._measured(question, self._timer, with_value, written)
+            if answer is not None:
+                self.used[question.key] = answer.as_json()
+                return answer, []
+            self._failed[question.key] = findings
+        return None, self._failed[question.key]
+
+    def _pinned(self, question: Question) -> Answer | None:
+        record = self._solutions().get(question.key)
+        if record is None:
+            return None
+        own = {f.name for f in dataclasses.fields(Answer)} - {"more"}
+        more = {key: value for key, value in record.items() if key not in own}
+        try:
+            answer = Answer(**{key: record[key] for key in own}, more=more)
+            sound = answer.ratio > 0 and answer.counterpart_step_s > 0
+            sound &= question.field == "tokens" or (
+                isinstance(answer.value, int) and answer.value > 0
+            )
+        except (KeyError, TypeError):
+            sound = False
+        if not sound:
+            message = f"{self.path}: solutions.{question.key}: is not as memscale wrote it"
+            raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+        return answer
+
+    def _solutions(self) -> dict[str, Any]:
+        content = read_json(self.path) or {}
+        solutions = content.get("solutions", {})
+        if not isinstance(solutions, dict) or not all(
+            isinstance(entry, dict) for entry in solutions.values()
+        ):
+            message = f"{self.path}: solutions: must be a mapping of mappings"
+            raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+        return solutions
+
+    def _measured(
+        self,
+        question: Question,
+        timer: Timer,
+        with_value: Callable[[int], Any],
+        written: int | None,
+    ) -> tuple[Answer | None, list[Finding]]:
+        where = question.match.where
+        refused = self._unwritable()
+        if refused:
+            message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
+            return None, [
+                where.finding_at_key(message, "copy the sweep file into a folder of yours")
+            ]
+        LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
+        try:
+            answer = _solve(question, timer, with_value, written)
+        except step_search.NotFoundError as error:
+            message, _, fix = str(error).partition("; ")
+            if question.other is not None and question.field != "tokens":
+                fix += ", or write solve: tokens"
+            return None, [where.finding_at_key(message, fix, kind="combination")]
+        except ExperimentError as error:
+            message, _, fix = str(error).partition("; ")
+            return None, [where.finding_at_key(message, fix, kind="combination")]
+        write(self.path, {**self._solutions(), question.key: answer.as_json()})
+        shutil.copymode(self._sweep_file, self.path)
+        LOG.info("match: %s: kept in %s", question.trial, self.path)
+        return answer, []
+
+    def _unwritable(self) -> str:
+        """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-"):
+                return ""
+        except OSError as error:
+            return f"cannot be written ({error.strerror})"
+
+
+def write(path: Path, solutions: Mapping[str, Any]) -> None:
+    """Replace the file of a sweep's step times."""
+    write_json(path, {"about": ABOUT, "solutions": dict(solutions)})
+
+
+def _solve(
+    question: Question,
+    timer: Timer,
+    with_value: Callable[[int], Any],
+    written: int | None,
+) -> Answer:
+    """Measure until the question has an answer.
+
+    Raises:
+        NotFoundError: If it has none.
+        ExperimentError: If nothing can be measured.
+    """
+    told: dict[int | None, list[Mapping[str, Any]]] = {}
+
+    def measure(value: int | None, model: Any, exactly: bool) -> Sequence[float]:
+        budget_s = EXACT_S if exactly else ROUGH_S
+        reply = timer.time({**question.request(model), "budget_s": budget_s})
+        told.setdefault(value, []).append(reply)
+        own, *others = reply["seconds"]
+        targets = others[0] if others else [question.match.target_number] * len(own)
+        return [mine / other for mine, other in zip(own, targets, strict=True)]
+
+    def say(value: int | None, found: Estimate) -> None:
+        step_s = statistics.median(told[value][-1]["seconds"][0])
+        what = "" if value is None else f"{question.field} {value}: "
+        counterpart = question.match.architecture or "what is asked for"
+        LOG.info(
+            "match: %s: %s%.3g ms a step, %s × %s (measurement %d of it)",
+            *(question.trial, what, 1e3 * step_s, found, counterpart, found.measurements),
+        )
+
+    value: int | None = None
+    if question.field == "tokens":
+        found = step_search.settled(
+            lambda: measure(None, question.model, True), told=lambda found: say(None, found)
+        )
+    else:
+        start = _start(with_value, written)
+        value, found = step_search.search(
+            lambda value, exactly: measure(value, with_value(value), exactly),
+            field=question.field,
+            wanted=question.wanted,
+            start=start,
+            possible=lambda value: with_value(value) is not None,
+            told=say,
+        )
+    replies = told[value]
+    step_s = statistics.median(s for reply in replies for s in reply["seconds"][0])
+    target_s = question.match.target_number
+    if question.other is not None:
+        target_s = statistics.median(s for reply in replies for s in reply["seconds"][1])
+    assert target_s is not None, "a match has an architecture or a number"
+    return Answer(
+        value=value,
+        step_s=step_s,
+        counterpart_step_s=target_s,
+        ratio=found.ratio,
+        ratio_uncertainty=found.uncertainty,
+        device=str(replies[-1]["device"]),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        more={
+            "trial": question.trial,
+            "measurements": sum(len(runs) for runs in told.values()),
+            "blocks": sum(len(reply["seconds"][0]) for reply in replies),
+            "ranks": question.resources.ranks,
+            **{key: replies[-1][key] for key in ("n_threads", "versions") if key in replies[-1]},
+            "compared": question.compared(),
+        },
+    )
+
+
+def _start(with_value: Callable[[int], Any], written: int | None) -> int:
+    """Return the written value, or the smallest that is possible."""
+    if written is not None and with_value(written) is not None:
+        return written
+    smallest = budget.first_possible(lambda n: with_value(n) is not None, range(1, 2**16))
+    if smallest is None:
+        raise step_search.NotFoundError(
+            "no value of it is possible with the rest of this model; change that, or solve for another field"
+        )
+    return smallest
+
+
+def _section(architecture: str, model: Any) -> dict[str, Any]:
+    return {"architecture": architecture, **dataclasses.asdict(model)}
