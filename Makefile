@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUNS   ?= runs
+# Test processes. Integration tests all go to one of them, one after another (tests/conftest.py).
+WORKERS ?= 2
 STAMP  := $(VENV)/.installed
 
 # Without byte code every import of torch, Ray and MLflow takes twice as long.
@@ -30,10 +32,10 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
 test: $(STAMP)  ## Unit, property, golden and the integration tests that fit twelve minutes
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not gpu" $(TEST_ARGS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
-	$(BIN)/python -m pytest -m "not gpu" $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not gpu" $(TEST_ARGS)
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)

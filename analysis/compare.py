@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.bootstrap import Estimate, difference_of_means, mean_over_seeds
 from analysis.curve import CurveFit
-from analysis.run_table import OUTCOMES, PARAM_GROUPS
+from analysis.run_table import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
 
 Row = Any
 """A row of the table: a pandas Series of mixed cells."""
@@ -47,6 +47,16 @@ class ConfigurationSummary:
     training_flops: float | None
     outcomes: Mapping[str, Estimate]
     """factual_recall, answer_nll, bits_per_param, loss: those that were measured."""
+    memory_params: float | None = None
+    """Keys and values of its memories."""
+    bytes_read_per_token: float | None = None
+    """Decoding one sequence alone."""
+    bytes_read_per_token_batch64: float | None = None
+    """Decoding 64 sequences at once."""
+    train_seconds: float | None = None
+    """Measured, mean over seeds."""
+    not_causal: str | None = None
+    """When and why an output can depend on later tokens, where the architecture declares it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,12 +132,13 @@ def summarise(
                     if _has(first, f"params_{g}")
                 },
                 total_params=float(first["total_params"]),
-                active_params=float(first["active_params"])
-                if _has(first, "active_params")
-                else None,
-                training_flops=float(first["training_flops"])
-                if _has(first, "training_flops")
-                else None,
+                active_params=_number(first, "active_params"),
+                training_flops=_number(first, "training_flops"),
+                memory_params=_number(first, "memory_params"),
+                bytes_read_per_token=_number(first, "bytes_read_per_token"),
+                bytes_read_per_token_batch64=_number(first, "bytes_read_per_token_batch64"),
+                train_seconds=_mean(group, "train_seconds"),
+                not_causal=declaration(first.get(NOT_CAUSAL)),
                 outcomes={
                     outcome: mean_over_seeds(
                         group[outcome].to_numpy(dtype=float),
@@ -307,6 +318,14 @@ def _differing(first: Row, second: Row, prefix: str) -> list[str]:
         for n in names
         if not (first[n] == second[n] or (pd.isna(first[n]) and pd.isna(second[n])))
     ]
+
+
+def _number(row: Row, name: str) -> float | None:
+    return float(row[name]) if _has(row, name) else None
+
+
+def _mean(group: pd.DataFrame, name: str) -> float | None:
+    return float(group[name].mean()) if name in group and group[name].notna().any() else None
 
 
 def _has(row: Row, name: str) -> bool:

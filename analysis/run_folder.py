@@ -1,10 +1,11 @@
 """Read trials from a runs folder, the state of record (layout: orchestrator/trial_dir.py)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.run_table import Reading, exclusion, plain_row
+from analysis.history import HistoryPoint
+from analysis.run_table import Reading, exclusion, metric_value, plain_row
 from orchestrator.errors import StoreError
 from orchestrator.records import Outcome, TrialSpec, TrialState
 from orchestrator.trial_dir import SweepDir, TrialDir, sweep_dir
@@ -56,11 +57,34 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
         settings=_settings(spec),
         accounting=spec.accounting,
         metrics={**last, **result.get("metrics", {})},
+        not_causal=spec.not_causal,
     )
     attempts = trial.attempts()
     environment = attempts[-1].environment() if attempts else None
     reading.rows.append(row)
     reading.environments.append(environment or {})
+
+
+def folder_histories(
+    path: Path, trials: Iterable[tuple[str, str]], metrics: Sequence[str]
+) -> Iterator[HistoryPoint]:
+    """Yield what the trials measured, each step once: a repeated step with the value of the weights that were kept.
+
+    Args:
+        path: A runs folder, or the folder of one sweep.
+        trials: Sweep and trial id.
+        metrics: How the names begin.
+
+    Raises:
+        StoreError: If a journal cannot be read.
+    """
+    one = (path / "trials").is_dir()
+    for sweep, trial_id in trials:
+        folder = SweepDir(path) if one else sweep_dir(path, sweep)
+        for metric, steps in folder.trial(trial_id).metrics().items():
+            if metric.startswith(tuple(metrics)):
+                for step in sorted(steps):
+                    yield HistoryPoint(sweep, trial_id, metric, step, metric_value(steps[step][1]))
 
 
 def _settings(spec: TrialSpec) -> Mapping[str, Any]:

@@ -46,17 +46,24 @@ ACCOUNTING = (
     "total_params",
     "non_embedding_params",
     "active_params",
+    "memory_params",
     "forward_flops_per_token",
     "training_flops",
     "training_tokens",
     "steps",
     "bytes_read_per_token",
+    "bytes_read_per_token_batch64",
+    "activation_bytes",
+    "activation_bytes",
     "peak_memory_bytes",
     "vocab_size",
 )
 
 SETTINGS = ("model.", "train.", "data.")
 """Prefixes of the columns that say how a trial was made."""
+
+NOT_CAUSAL = "not_causal"
+"""Column: when and why an output can depend on later tokens, where the architecture declares it."""
 
 EXCLUDED_COLUMNS = ("trial_id", "sweep", "architecture", "seed", "state", "reason")
 
@@ -127,6 +134,7 @@ def plain_row(
     settings: Mapping[str, Any],
     accounting: Mapping[str, float],
     metrics: Mapping[str, float],
+    not_causal: object = None,
 ) -> dict[str, Any]:
     """Return one trial as a flat row.
 
@@ -139,7 +147,9 @@ def plain_row(
         settings: `model.…`, `train.…`, `data.…`; the tracker's text or JSON values.
         accounting: Numbers known before training, by their names.
         metrics: Last value of every metric.
+        not_causal: As recorded (`TrialSpec.not_causal`).
     """
+    declared = declaration(not_causal)
     kept = {key: setting(value) for key, value in settings.items() if key != "model.architecture"}
     return {
         "trial_id": trial_id,
@@ -147,17 +157,29 @@ def plain_row(
         "architecture": architecture,
         "preset": preset,
         "seed": seed,
+        **({NOT_CAUSAL: declared} if declared else {}),
         **{key: value for key, value in sorted(kept.items()) if value is not None},
         **{key: float(value) for key, value in accounting.items()},
         **{
-            key: _number(value)
+            key: metric_value(value)
             for key, value in sorted(metrics.items())
             if not key.startswith(_MACHINE_METRICS)
         },
     }
 
 
-def _number(value: Any) -> float:
+def declaration(value: object) -> str | None:
+    """Return when and why a model is not causal, `in training` if it does not say, None if nothing is declared."""
+    if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
+        return None
+    text = str(value).strip()
+    if text.lower() in {"", "false", "none", "0", "0.0"}:
+        return None
+    return "in training" if text.lower() in {"true", "1", "1.0"} else text
+
+
+def metric_value(value: Any) -> float:
+    """Return a measurement as a source holds it as the number that was measured."""
     number = float("nan") if value is None else float(value)
     # MLflow's database stores an infinity as the largest float.
     return math.copysign(math.inf, number) if abs(number) >= 1.7976931348623157e308 else number
@@ -214,6 +236,13 @@ def _with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, float) and math.isnan(value) and _is_metric(key):
             known[key] = value
     known.setdefault("preset", None)
+    groups = [
+        known[f"params_memory_{part}"]
+        for part in ("keys", "values")
+        if f"params_memory_{part}" in known
+    ]
+    if groups:
+        known.setdefault("memory_params", sum(groups))
     known["configuration"] = _configuration(known)
     return known
 

@@ -1,6 +1,7 @@
 """The tables that people read, as text cells: the terminal, the report and the notebook print the same rows."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from analysis.bootstrap import Estimate
-from analysis.compare import EqualFlops
+from analysis.compare import ConfigurationSummary, EqualFlops
 from analysis.curve import CurveFit
 from analysis.fit import SweepFits
 from analysis.run_table import PARAM_GROUPS
 from analysis.runs import Runs
+from analysis.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
 
 OUTCOME_LABELS = {
     "factual_recall": "factual recall",
@@ -56,40 +58,145 @@ def tables(runs: Runs, fits: SweepFits) -> list[Table]:
 
 
 def configurations(fits: SweepFits) -> Table:
-    """Return one row per configuration: parameters by group, FLOPs, outcomes with intervals over seeds."""
-    groups = [g for g in PARAM_GROUPS if any(s.params.get(g) for s in fits.summaries)]
+    """Return one row per configuration: what it is made of, what it costs, outcomes with intervals over seeds."""
     outcomes = [o for o in OUTCOME_LABELS if any(o in s.outcomes for s in fits.summaries)]
-    rows = []
-    for s in fits.summaries:
-        rows.append(
-            (
-                s.series,
-                s.preset or "–",
-                count(s.total_params),
-                *(count(s.params[g]) if g in s.params else "–" for g in groups),
-                flops(s.training_flops),
-                str(len(s.seeds)),
-                *(estimate(s.outcomes.get(o)) for o in outcomes),
-            )
+    costs: list[
+        tuple[str, Callable[[ConfigurationSummary], float | None], Callable[[float], str]]
+    ] = [
+        ("active params", lambda s: s.active_params, count),
+        ("memory params", lambda s: s.memory_params, count),
+        ("bytes per token", lambda s: s.bytes_read_per_token, count),
+        ("bytes per token, batch 64", lambda s: s.bytes_read_per_token_batch64, count),
+        ("training FLOPs", lambda s: s.training_flops, flops),
+        ("train s", lambda s: s.train_seconds, seconds),
+    ]
+    known = [cost for cost in costs if any(cost[1](s) is not None for s in fits.summaries)]
+    rows = tuple(
+        (
+            s.series,
+            s.preset or "–",
+            count(s.total_params),
+            *(_shown(number_of(s), show) for _, number_of, show in known),
+            str(len(s.seeds)),
+            *(estimate(s.outcomes.get(o)) for o in outcomes),
         )
+        for s in fits.summaries
+    )
     columns = (
         "architecture",
         "preset",
-        "params",
-        *(g.replace("_", " ") for g in groups),
-        "training FLOPs",
+        "total params",
+        *(label for label, _, _ in known),
         "seeds",
         *(OUTCOME_LABELS[o] for o in outcomes),
     )
+    labels = [label for label, _, _ in known]
+    notes = [
+        *(
+            ["active: non-embedding parameters that one token touches"]
+            if "active params" in labels
+            else []
+        ),
+        *(
+            ["bytes per token: weights and rows read to decode one token, bf16"]
+            if "bytes per token" in labels
+            else []
+        ),
+        *(["train s: wall time measured, mean over seeds"] if "train s" in labels else []),
+    ]
     methods = dict.fromkeys(e.method for s in fits.summaries for e in s.outcomes.values())
-    note = "[…] is " + "; ".join(methods) if methods else "no outcome was measured"
     return Table(
         title="Architectures",
         columns=columns,
-        rows=tuple(rows),
+        rows=rows,
         numeric=(False, False, *(True for _ in columns[2:])),
-        notes=(note,),
+        notes=(
+            *(["; ".join(notes)] if notes else []),
+            "[…] is " + "; ".join(methods) if methods else "no outcome was measured",
+            *not_causal(fits),
+        ),
     )
+
+
+def parameter_groups(fits: SweepFits) -> Table:
+    """Return one row per configuration: where its parameters are."""
+    groups = [g for g in PARAM_GROUPS if any(s.params.get(g) for s in fits.summaries)]
+    rows = tuple(
+        (
+            s.series,
+            s.preset or "–",
+            count(s.total_params),
+            *(count(s.params[g]) if g in s.params else "–" for g in groups),
+        )
+        for s in fits.summaries
+    )
+    return Table(
+        title="Parameters by group",
+        columns=("architecture", "preset", "total", *(g.replace("_", " ") for g in groups)),
+        rows=rows,
+        numeric=(False, False, *(True for _ in range(len(groups) + 1))),
+    )
+
+
+def not_causal(fits: SweepFits) -> tuple[str, ...]:
+    """Return a note for every way in which outputs can depend on later tokens, none where all models are causal."""
+    declared: dict[str, Counter[str]] = {}
+    for s in fits.summaries:
+        if s.not_causal is not None:
+            declared.setdefault(s.not_causal, Counter())[s.series] += 1
+    sizes = Counter(s.series for s in fits.summaries)
+
+    def named(series: str, n: int) -> str:
+        return series if n == sizes[series] else f"{series} ({n} of {sizes[series]} configurations)"
+
+    return tuple(
+        f"{', '.join(named(*item) for item in counts.items())}: not causal {why}; compare with causal models with care"
+        for why, counts in declared.items()
+    )
+
+
+def usage(runs: Runs, fits: SweepFits) -> Table:
+    """Return the last reports on how memories and experts are used: one row per configuration and kind, mean over seeds.
+
+    In brackets the smallest and the largest layer, where layers report on their own.
+    """
+    known = {(kind, stat): names for kind, stat, names in usage_columns(runs.table.columns)}
+    order = [*USAGE_LABELS, *sorted({stat for _, stat in known} - set(USAGE_LABELS))]
+    stats = [stat for stat in order if any(stat == known_stat for _, known_stat in known)]
+    rows = []
+    for s in fits.summaries:
+        group = runs.table[runs.table["configuration"] == s.configuration]
+        for kind in dict.fromkeys(kind for kind, _ in known):
+            cells = [_last_use(group, known.get((kind, stat))) for stat in stats]
+            if any(cell != "–" for cell in cells):
+                rows.append((s.series, s.preset or "–", KIND_WORDS[kind], *cells))
+    return Table(
+        title="Use of memories and experts",
+        columns=(
+            "architecture",
+            "preset",
+            "of",
+            *(USAGE_LABELS.get(stat, stat.replace("_", " ")) for stat in stats),
+        ),
+        rows=tuple(rows),
+        numeric=(False, False, False, *(True for _ in stats)),
+        notes=(
+            "last report of training, mean over layers and seeds; in brackets the layers with the smallest and the largest value",
+        )
+        if rows
+        else (),
+    )
+
+
+def _last_use(group: pd.DataFrame, columns: UsageColumns | None) -> str:
+    if columns is None:
+        return "–"
+    layers = group[list(columns.layers)].mean().dropna()
+    mean = group[columns.mean].mean() if columns.mean is not None else layers.mean()
+    if pd.isna(mean):
+        return "–"
+    spread = f" [{number(layers.min())}, {number(layers.max())}]" if len(layers) > 1 else ""
+    return f"{number(float(mean))}{spread}"
 
 
 def curves(fits: SweepFits) -> Table:
@@ -110,6 +217,7 @@ def curves(fits: SweepFits) -> Table:
         *dict.fromkeys(f"{c.fit.law.name}: {c.fit.law.equation}" for c in fits.curves),
         f"[…] is the {fits.level:.0%} percentile interval of {fits.n_draws:,} resamples of whole configurations (all seeds together)",
         "hold-out: mean relative error of the largest sizes, predicted from the smaller ones",
+        *not_causal(fits),
     ]
     few = min((c.fit.n_configurations for c in fits.curves if c.fit.usable), default=None)
     if few is not None and few < 6:
@@ -165,6 +273,7 @@ def comparison(fits: SweepFits) -> Table:
         notes = [
             f"[…] of a difference is {'; '.join(methods)}",
             f"last column: the size at which the {fits.baseline} curve reaches the model's value, as a multiple of the baseline's size",
+            *not_causal(fits),
             *notes,
         ]
     return Table(
@@ -197,11 +306,13 @@ def trials(runs: Runs) -> Table:
         ("trial", "trial_id", str),
         ("preset", "preset", lambda v: "–" if pd.isna(v) else str(v)),
         ("seed", "seed", str),
-        ("params", "total_params", count),
-        ("active", "active_params", count),
+        ("total params", "total_params", count),
+        ("active params", "active_params", count),
+        ("memory params", "memory_params", count),
+        ("bytes per token", "bytes_read_per_token", count),
         ("training FLOPs", "training_flops", flops),
         *((OUTCOME_LABELS[o], o, number) for o in OUTCOME_LABELS),
-        ("train s", "train_seconds", lambda v: f"{v:,.0f}"),
+        ("train s", "train_seconds", seconds),
     ]
     present = [(label, name, show) for label, name, show in chosen if name in table]
     rows = tuple(
@@ -295,6 +406,15 @@ def count(value: float) -> str:
 def flops(value: float | None) -> str:
     """Return 1.23e+15."""
     return "–" if value is None else f"{value:.2e}"
+
+
+def seconds(value: float) -> str:
+    """Return 1,234, or 2.5 where seconds are few."""
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
+
+
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "–" if value is None else show(value)
 
 
 def _decimals(value: float, *, significant: int = 3) -> int:

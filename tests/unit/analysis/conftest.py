@@ -121,6 +121,53 @@ def write_runs(runs: Path, trials) -> Path:
     return runs
 
 
+def usage_reports(kind="memory", *, layers=("layer_01", "layer_03"), steps=(20, 40, 60, 80, 100)):
+    """Return journal records as a sparse model reports its use: each layer, and the mean over layers."""
+    records = []
+    for step in steps:
+        done = step / 100
+        stats = {
+            "memory": {
+                "usage": 0.3 * done,
+                "usage_ever": 0.8 * done,
+                "kl": 2.0 - done,
+                "effective_rows": 4 + 20 * done,
+                "top1_weight": 0.5,
+                "max_over_mean": 100 * done,
+                "distinct_rows": 500.0,
+                "output_ratio": 0.2 * done,
+            },
+            "moe": {
+                "usage": 1.0,
+                "kl": 0.5 - 0.4 * done,
+                "max_over_mean": 3 - done,
+                "dropped_share": 0.0,
+                "router_entropy": 2.0,
+            },
+        }[kind]
+        shift = {layer: 1 + 0.1 * i for i, layer in enumerate(layers)}
+        values = {
+            f"{kind}/{layer}/{stat}": value * shift[layer]
+            for layer in layers
+            for stat, value in stats.items()
+        }
+        mean = sum(shift.values()) / len(shift)
+        values |= {f"{kind}/{stat}": value * mean for stat, value in stats.items()}
+        records.append((step, values))
+    return records
+
+
+def write_reporting(runs: Path, trials, *, moe=(), layers=("layer_01", "layer_03")) -> Path:
+    """Write trials of which every one but dense reports its use; those in `moe` that of experts."""
+    for trial in trials:
+        folder = write_done(runs, trial)
+        architecture = trial.spec.architecture
+        if architecture != "dense":
+            kind = "moe" if architecture in moe else "memory"
+            journal(folder.attempts()[0], usage_reports(kind, layers=layers))
+    return runs
+
+
 def write_tracker(uri: str, trials, *, artifacts: Path, states=None):
     """Log trials as docs/architecture.md, "MLflow layout" says; `states` overrides the state of the first ones."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -147,6 +194,7 @@ def write_tracker(uri: str, trials, *, artifacts: Path, states=None):
             "memscale.preset": spec.preset,
             "memscale.attempt": "1",
             "memscale.reason": "new: nothing like it was done before",
+            "memscale.not_causal": spec.not_causal or "",
             "memscale.state": state,
         }
         params = {"architecture": spec.architecture, "preset": spec.preset, "seed": spec.seed}
@@ -176,6 +224,8 @@ def synthetic():
         journal=journal,
         write_done=write_done,
         write_runs=write_runs,
+        write_reporting=write_reporting,
+        usage_reports=usage_reports,
         write_tracker=write_tracker,
     )
 
@@ -202,3 +252,17 @@ def fits(runs):
     from analysis.fit import fit_sweep
 
     return fit_sweep(runs, n_draws=200)
+
+
+@pytest.fixture(scope="session")
+def tracker(tmp_path_factory):
+    """One database for all tests, and the trials in it that count: MLflow takes seconds to make one."""
+    folder = tmp_path_factory.mktemp("tracker")
+    trials = make_sweep(sizes=(32, 64), seeds=(0, 1), sweep="tracked")
+    bad = make_trial("dense", 96, 0, sweep="tracked", **{"valid/loss": float("nan")})
+    late = make_trial("dense", 96, 1, sweep="tracked")
+    # The last two states differ: `states` names the state of the first trials.
+    order = [late, *trials, bad]
+    uri = f"sqlite:///{folder}/mlflow.db"
+    write_tracker(uri, order, artifacts=folder, states=["failed"])
+    return uri, trials

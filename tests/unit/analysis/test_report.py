@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -7,7 +8,7 @@ import pytest
 import analysis
 from analysis.bootstrap import Estimate
 from analysis.figures import image, save, sweep_figure
-from analysis.report import figure_paths
+from analysis.report import figure_paths, render
 from analysis.runs import Runs
 from analysis.tables import (
     comparison,
@@ -17,8 +18,10 @@ from analysis.tables import (
     estimate,
     excluded,
     number,
+    parameter_groups,
     tables,
     trials,
+    usage,
 )
 
 
@@ -79,6 +82,76 @@ def test_figures_lie_beside_the_page(page):
 
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text().startswith("<?xml")
+
+
+def test_use_of_memories_has_a_section_a_figure_and_a_table(synthetic, tmp_path):
+    trials = synthetic.make_sweep(
+        sizes=(32, 64), seeds=(0,), architectures=("dense", "memory_plus", "moe")
+    )
+    runs = analysis.load(synthetic.write_reporting(tmp_path / "runs", trials, moe=("moe",)))
+    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=20), tmp_path / "out")
+
+    parsed = Page()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert "Use of memories and experts" in parsed.headings
+    assert page.read_text().count("data:image/") == 2
+    assert '<th class="n">ever used (share)</th>' in page.read_text()
+    names = [path.name for path in figure_paths(tmp_path / "out")]
+    assert names == ["accuracy.png", "accuracy.svg", "usage.png", "usage.svg"]
+
+
+def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic, tmp_path):
+    trial = synthetic.make_trial("memory_plus", 64, 0)
+    accounting = {
+        **trial.spec.accounting,
+        "params_memory_keys": 1000,
+        "bytes_read_per_token": 2_500_000,
+        "bytes_read_per_token_batch64": 60_000,
+    }
+    trial = replace(trial, spec=replace(trial.spec, accounting=accounting))
+    runs = analysis.load(synthetic.write_runs(tmp_path, [trial]))
+
+    row = configurations(analysis.fit_sweep(runs, n_draws=20)).to_frame().iloc[0]
+
+    assert row["active params"] == "123 k"
+    assert row["memory params"] == "165 k"
+    assert row["bytes per token"] == "2.50 M"
+    assert row["bytes per token, batch 64"] == "60.0 k"
+    assert row["training FLOPs"] == "8.14e+11"
+    assert row["train s"] == "12"
+    assert trials(runs).to_frame()["memory params"].tolist() == ["165 k"]
+
+
+def test_numbers_that_nobody_recorded_have_no_column(runs, fits):
+    assert "bytes per token, batch 64" not in configurations(fits).columns
+    assert parameter_groups(fits).columns[2:] == (
+        "total",
+        "embedding",
+        "attention",
+        "feed forward",
+        "memory values",
+    )
+
+
+def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_path):
+    why = "in training: experts choose among all tokens of the batch"
+    sweep = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("dense", "moe", "peer"))
+    sweep = [
+        replace(t, spec=replace(t.spec, not_causal=why))
+        if t.spec.architecture == "moe" or (t.spec.architecture, t.spec.preset) == ("peer", "32w")
+        else t
+        for t in sweep
+    ]
+    runs = analysis.load(synthetic.write_runs(tmp_path, sweep))
+    fits = analysis.fit_sweep(runs, n_draws=20)
+
+    note = (
+        f"moe, peer (1 of 2 configurations): not causal {why}; compare with causal models with care"
+    )
+    for table in (configurations(fits), curves(fits), comparison(fits)):
+        assert note in table.notes
+    assert note in render(runs, fits, None)
 
 
 def test_text_from_runs_is_escaped(runs, fits, tmp_path):
@@ -178,7 +251,8 @@ def test_drawing_leaves_pyplot_alone(runs, fits):
 
 
 def test_tables_are_rectangles_of_text(runs, fits):
-    for table in (*tables(runs, fits), trials(runs), excluded(runs)):
+    others = (trials(runs), excluded(runs), parameter_groups(fits), usage(runs, fits))
+    for table in (*tables(runs, fits), *others):
         assert len(table.numeric) == len(table.columns)
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert all(isinstance(cell, str) for row in table.rows for cell in row)

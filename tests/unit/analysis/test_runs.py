@@ -1,29 +1,17 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import analysis
+from analysis.run_table import declaration
 from orchestrator.errors import StoreError
 from orchestrator.trial_dir import write_json
 
 SMALL = {"sizes": (32, 64), "seeds": (0, 1)}
-
-
-@pytest.fixture(scope="module")
-def tracker(synthetic, tmp_path_factory):
-    """One database for the tests below: MLflow takes seconds to make one."""
-    folder = tmp_path_factory.mktemp("tracker")
-    trials = synthetic.make_sweep(**SMALL, sweep="tracked")
-    bad = synthetic.make_trial("dense", 96, 0, sweep="tracked", **{"valid/loss": float("nan")})
-    late = synthetic.make_trial("dense", 96, 1, sweep="tracked")
-    # The last two states differ: `states` names the state of the first trials.
-    order = [late, *trials, bad]
-    uri = f"sqlite:///{folder}/mlflow.db"
-    synthetic.write_tracker(uri, order, artifacts=folder, states=["failed"])
-    return uri, trials
 
 
 @pytest.mark.integration
@@ -74,6 +62,7 @@ def test_columns_of_the_table(runs):
     assert row["model.layers"] == "[0,2]"
     assert row["train.lr"] == 0.003
     assert row["params_memory_values"] == 40 * 64**2
+    assert row["memory_params"] == 40 * 64**2, "keys and values, where nobody added them up"
     assert "data.path" not in table, "an unset option is no column"
     assert runs.environment == {"git.commit": "abc123", "packages.torch": "2.13.0", "cpus": "2"}
 
@@ -264,6 +253,49 @@ def test_a_table_without_a_needed_column_says_which():
         analysis.load(pd.DataFrame({"architecture": ["a"], "loss": [1.0]}))
 
 
+@pytest.mark.parametrize(
+    ("groups", "memory_params"),
+    [
+        ({"params_memory_keys": 7.0, "params_memory_values": 30.0}, 37.0),
+        ({"params_memory_keys": 7.0, "params_memory_values": 30.0, "memory_params": 40.0}, 40.0),
+        ({}, None),
+    ],
+)
+def test_memory_params_are_added_up_unless_recorded(groups, memory_params):
+    row = {"architecture": "a", "total_params": 1e5, "loss": 3.0, **groups}
+
+    assert analysis.load(pd.DataFrame([row])).table.iloc[0].get("memory_params") == memory_params
+
+
+def test_a_model_that_is_not_causal_says_so(synthetic, tmp_path):
+    why = "in training: experts choose among all tokens of the batch"
+    plain, told = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("moe",))
+    told = replace(told, spec=replace(told.spec, not_causal=why))
+
+    table = analysis.load(synthetic.write_runs(tmp_path, [plain, told])).table
+
+    assert table["not_causal"].isna().tolist() == [True, False]
+    assert table["not_causal"].iloc[1] == why
+    assert "not_causal" not in analysis.load(synthetic.write_runs(tmp_path / "b", [plain])).table
+
+
+@pytest.mark.parametrize(
+    ("recorded", "read"),
+    [
+        (None, None),
+        ("", None),
+        (False, None),
+        ("False", None),
+        (float("nan"), None),
+        (True, "in training"),
+        ("true", "in training"),
+        ("in training: it normalises over the batch", "in training: it normalises over the batch"),
+    ],
+)
+def test_declarations_as_they_may_be_recorded(recorded, read):
+    assert declaration(recorded) == read
+
+
 def test_the_question_comes_from_the_sweep_file(synthetic, tmp_path):
     synthetic.write_runs(tmp_path, [synthetic.make_trial("dense", 32, 0)])
     (tmp_path / "synthetic" / "sweep.yaml").write_text(
@@ -283,5 +315,5 @@ def test_import_analysis_is_light():
 
 
 def test_an_unknown_name_lists_those_there_are():
-    with pytest.raises(AttributeError, match="fit_sweep, load, write_report"):
+    with pytest.raises(AttributeError, match="fit_sweep, histories, load, write_report"):
         analysis.fti  # noqa: B018

@@ -1,0 +1,53 @@
+"""How each series looks, the same in every figure: colour, marker and dashes.
+
+The first seven colours are Okabe and Ito's (2008). The other eight were added one by one, each as far from those
+before it as a grid of colours allowed, seen with normal vision and with protan, deutan and tritan vision simulated
+(Machado, Oliveira and Fernandes 2009): two of the fifteen differ by at least 9.9 CIEDE2000 units in any of the four.
+That is less than among the first seven (12.5), so the eight also have dashed curves, and no two series of a colour
+share a marker.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Line = Literal["-"] | tuple[float, tuple[float, ...]]
+"""Solid, or dashes as matplotlib takes them."""
+
+_FIRST = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_FURTHER = (
+    "#0000B4",
+    "#900048",
+    "#484800",
+    "#6C6C6C",
+    "#906CFC",
+    "#482424",
+    "#906C48",
+    "#90B46C",
+)
+COLOURS = (*_FIRST, *_FURTHER)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
+"""Thirteen and the fifteen colours have no common divisor, so pairs repeat after 195 series."""
+DASHES: Line = (0, (5.0, 1.6))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesStyle:
+    """The look of one series."""
+
+    colour: str
+    marker: str
+    line: Line
+    """Of curves that claim something; a dotted line always means that nothing was fitted."""
+
+
+def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
+    """Return the style of each series, by the order of first appearance."""
+    return {
+        name: SeriesStyle(
+            colour=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            line="-" if i % len(COLOURS) < len(_FIRST) else DASHES,
+        )
+        for i, name in enumerate(dict.fromkeys(names))
+    }
