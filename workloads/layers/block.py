@@ -35,17 +35,19 @@ class Block(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the residual stream after this block."""
-        mixed = x + _filled(self.mixer, self.mixer_norm(x), context, residual=x)
+        mixed = x + filled(self.mixer, self.mixer_norm(x), context, residual=x)
         if self.feed_forward is None or self.feed_forward_norm is None:
             return mixed
         read = x if self.parallel else mixed
-        return mixed + _filled(
+        return mixed + filled(
             self.feed_forward, self.feed_forward_norm(read), context, residual=read
         )
 
 
-def _filled(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
+def filled(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
+    """Return what a slot makes of `x`, to be added to `residual`, after it has taken note where the context asks for it."""
     output: Tensor = slot(x, context)
-    if context.observe and hasattr(slot, "observe"):
-        slot.observe(output, residual)
+    observe: Callable[[Tensor, Tensor], None] | None = getattr(slot, "observe", None)
+    if context.observe and observe is not None:
+        observe(output, residual)
     return output

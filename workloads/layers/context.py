@@ -42,6 +42,8 @@ class Context:
     """Whether to record how memories and experts are used."""
     losses: list[Tensor] = field(default_factory=list)
     """Losses that layers add in training, each a mean over the tokens of this pass."""
+    left: dict[str, Tensor] = field(default_factory=dict)
+    """What one part of the model leaves in this pass for others to find, by names of their own."""
 
     def at(self, layer_cache: LayerCache | None) -> "Context":
         """Return the context of one layer."""

@@ -15,8 +15,9 @@ def product_key_topk(
     """Return scores and ids of the best `knn` of n_keys**2 slots, best first.
 
     Slot `i * n_keys + j` scores the sum of the left half's score of sub-key i and the right half's of sub-key j.
-    Exact: a slot among the best `knn` uses sub-keys among the best `knn` of their own half, and of those only
-    the pairs of `candidate_pairs` can win. Equal scores are ordered by id, lowest first.
+    Exact: a slot among the best `knn` uses sub-keys among the best `knn` of their own half (all of them, where that
+    is more than there are), and of those only the pairs of `candidate_pairs` can win. Equal scores are ordered by id,
+    lowest first.
     Source: Lample et al. 2019 (arXiv 1907.05242), section 3.2.
 
     Scores are differentiable in `query` and `sub_keys`; ids are not. Types narrower than fp32 are scored in fp32,
@@ -25,15 +26,15 @@ def product_key_topk(
     Args:
         query: The halves are the first and the last key_dim / 2 columns.
         sub_keys: Left and right codebooks.
-        knn: Slots per head.
+        knn: Slots per head, up to all of them.
 
     Raises:
-        ValueError: If knn lies outside 1..n_keys.
+        ValueError: If knn lies outside 1..n_keys**2.
     """
     n_tokens, n_heads, _ = query.shape
     n_keys, half_key_dim = sub_keys.shape[2:]
-    if not 1 <= knn <= n_keys:
-        raise ValueError(f"knn must lie in 1..n_keys ({n_keys}), got {knn}")
+    if not 1 <= knn <= n_keys**2:
+        raise ValueError(f"knn must lie in 1..n_keys**2 ({n_keys**2}), got {knn}")
     dtype = torch.promote_types(query.dtype, torch.float32)
     # Autocast would score in bf16.
     with torch.autocast(query.device.type, enabled=False):
@@ -48,13 +49,14 @@ def product_key_topk(
 
 
 @cache
-def candidate_pairs(knn: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def candidate_pairs(knn: int, n_keys: int | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ranks (left, right), from 0, of all pairs of sub-keys whose slot can be among the best `knn`.
 
     The pair of ranks (i, j), from 1, is beaten or tied at a lower id by the i * j - 1 other pairs of ranks up to i and j,
-    so it can only win if i * j <= knn: 119 of 1,024 pairs for knn = 32.
+    so it can only win if i * j <= knn: 119 of 1,024 pairs for knn = 32. A half has `n_keys` ranks, at least knn if None.
     """
-    pairs = [(i, j) for i in range(knn) for j in range(knn) if (i + 1) * (j + 1) <= knn]
+    ranks = range(knn if n_keys is None else min(knn, n_keys))
+    pairs = [(i, j) for i in ranks for j in ranks if (i + 1) * (j + 1) <= knn]
     return tuple(i for i, _ in pairs), tuple(j for _, j in pairs)
 
 
@@ -64,19 +66,20 @@ def _select(
     knn: int,
 ) -> Int[Tensor, "heads tokens knn"]:
     n_keys = left.shape[-1]
+    per_half = min(knn, n_keys)
     key_ids = torch.arange(n_keys, device=left.device)
     ranks_left, ranks_right = (
-        torch.tensor(ranks, device=left.device) for ranks in candidate_pairs(knn)
+        torch.tensor(ranks, device=left.device) for ranks in candidate_pairs(knn, per_half)
     )
-    best_left, best_right = _ordered_topk(left, key_ids, knn), _ordered_topk(right, key_ids, knn)
+    best_left, best_right = (ordered_topk(half, key_ids, per_half) for half in (left, right))
     sums = (
         left.gather(-1, best_left)[..., ranks_left] + right.gather(-1, best_right)[..., ranks_right]
     )
     slots = best_left[..., ranks_left] * n_keys + best_right[..., ranks_right]
-    return _ordered_topk(sums, slots, knn)
+    return ordered_topk(sums, slots, knn)
 
 
-def _ordered_topk(
+def ordered_topk(
     scores: Float[Tensor, "*rows n"], ids: Int[Tensor, "*#rows n"], k: int
 ) -> Int[Tensor, "*rows k"]:
     """Return the ids of the k highest scores, best first, equal scores by lowest id."""

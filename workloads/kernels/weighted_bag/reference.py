@@ -35,38 +35,52 @@ class _WeightedBag(torch.autograd.Function):
         table, ids, weights = ctx.saved_tensors
         grad = grads[0].contiguous()
         needs_table, _, needs_weights = ctx.needs_input_grad
-        table_grad = _table_gradient(len(table), ids, weights, grad) if needs_table else None
-        weights_grad = _weights_gradient(table, ids, grad) if needs_weights else None
+        table_grad = table_gradient(len(table), ids, weights, grad) if needs_table else None
+        weights_grad = row_products(table, ids, grad) if needs_weights else None
         return table_grad, None, weights_grad
 
 
-def _weights_gradient(table: Tensor, ids: Tensor, grad: Tensor) -> Tensor:
-    """Return the product of every row read with the gradient of its bag.
+def row_products(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    x: Float[Tensor, "bags width"],
+) -> Float[Tensor, "bags bag_size"]:
+    """Return the product of every row that a bag names with the bag's `x`; autograd does not see through it.
 
-    The rows are gathered for a few bags at a time: all of them are many times larger than anything else in a model,
-    and on a CPU a piece that fits the cache takes less than half the time.
+    The gradient of a weighted bag's weights, and the whole of `row_dot`. The rows are gathered for a few bags at a
+    time: all of them are many times larger than anything else in a model, and on a CPU a piece that fits the cache
+    takes less than half the time.
     """
-    at_once = _GATHERED_ON_CPU if grad.device.type == "cpu" else _GATHERED
+    at_once = _GATHERED_ON_CPU if x.device.type == "cpu" else _GATHERED
     bags = max(1, at_once // max(1, ids.shape[1] * table.shape[1]))
-    pieces = zip(torch.split(ids, bags), torch.split(grad, bags), strict=True)
-    return torch.cat(
-        [torch.bmm(functional.embedding(i, table), g[:, :, None])[:, :, 0] for i, g in pieces]
-    )
+    pieces = zip(torch.split(ids, bags), torch.split(x, bags), strict=True)
+    # Autocast would round the rows.
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.cat(
+            [torch.bmm(functional.embedding(i, table), y[:, :, None])[:, :, 0] for i, y in pieces]
+        )
 
 
-def _table_gradient(n_rows: int, ids: Tensor, weights: Tensor, grad: Tensor) -> Tensor:
+def table_gradient(
+    n_rows: int,
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    grad: Float[Tensor, "bags width"],
+) -> Float[Tensor, "rows width"]:
     """Sum `weights * grad` per row: again a weighted bag, with rows and bags exchanged.
 
     The stable sort keeps the readers of a row in bag order, so the sum does not depend on scheduling.
     """
     flat_ids = ids.reshape(-1)
     # A narrower key halves the sort, which is the larger part of this function.
-    reads = flat_ids.to(torch.int32 if n_rows < 2**31 else torch.int64).argsort(stable=True)
-    ends = torch.bincount(flat_ids, minlength=n_rows).cumsum(0)
+    key = torch.int32 if n_rows < 2**31 else torch.int64
+    sorted_ids, reads = flat_ids.to(key).sort(stable=True)
+    # Not `bincount`, which makes the host wait for a GPU.
+    starts = torch.searchsorted(sorted_ids, torch.arange(n_rows, dtype=key, device=ids.device))
     return functional.embedding_bag(
         reads // ids.shape[1],
         grad,
-        functional.pad(ends[:-1], (1, 0)),
+        starts,
         per_sample_weights=weights.reshape(-1)[reads],
         mode="sum",
     )

@@ -31,7 +31,7 @@ def _cases(draw: st.DrawFn) -> tuple[int, int, int, int, int, int, int]:
         draw(st.integers(1, 3)),  # heads
         n_keys,
         draw(st.integers(1, 4)),  # half_key_dim
-        draw(st.integers(1, n_keys)),  # knn
+        draw(st.integers(1, n_keys) | st.integers(1, min(n_keys**2, 150))),  # knn
         draw(st.integers(0, 3)),  # largest integer in queries and keys; 0 ties everything
         draw(st.integers(0, 2**31)),
     )
@@ -90,6 +90,27 @@ def test_number_of_candidate_pairs(knn, pairs):
     assert all((i + 1) * (j + 1) <= knn for i, j in zip(left, right, strict=True))
 
 
+@given(n_keys=st.integers(1, 12), data=st.data())
+def test_candidates_are_within_the_half_and_enough(n_keys, data):
+    knn = data.draw(st.integers(1, n_keys**2))
+
+    left, right = reference.candidate_pairs(knn, n_keys)
+
+    assert knn <= len(left) == len(set(zip(left, right, strict=True))) <= n_keys**2
+    assert max(left + right) < n_keys
+
+
+def test_every_slot_may_be_asked_for():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 2, 4, generator=generator)
+    sub_keys = torch.randn(2, 2, 7, 2, generator=generator)
+
+    scores, ids = reference.product_key_topk(query, sub_keys, 49)
+
+    assert torch.equal(ids.sort(dim=-1).values, torch.arange(49).expand(3, 2, 49))
+    assert (scores.diff(dim=-1) <= 0).all()
+
+
 def test_gradients_by_finite_differences():
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(3, 2, 6, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -113,7 +134,7 @@ def test_autocast_does_not_round_the_scores():
     assert torch.equal(ids, expected_ids)
 
 
-@pytest.mark.parametrize("knn", [0, 6])
-def test_knn_outside_the_half_is_refused(knn):
-    with pytest.raises(ValueError, match=rf"knn must lie in 1\.\.n_keys \(5\), got {knn}"):
+@pytest.mark.parametrize("knn", [0, 26])
+def test_more_slots_than_there_are_are_refused(knn):
+    with pytest.raises(ValueError, match=rf"knn must lie in 1\.\.n_keys\*\*2 \(25\), got {knn}"):
         reference.product_key_topk(torch.zeros(1, 1, 2), torch.zeros(2, 1, 5, 1), knn)

@@ -38,10 +38,11 @@ def test_what_was_read_before_the_last_report_counts_as_ever_read_only():
     assert report["max_over_mean"] == 3 / (4 / 8)
 
 
-def test_output_is_compared_with_the_residual():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_output_is_compared_with_the_residual(dtype):
     usage = MemoryUsage(2)
     usage.record(torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1))
-    residual = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    residual = torch.randn(50, 4, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
     usage.record_output(0.5 * residual, residual)
     usage.record_output(0.25 * residual[:20] + 3.0, residual[:20])
