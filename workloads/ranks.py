@@ -78,6 +78,16 @@ class World:
                 dist.barrier()
 
 
+def sum_over_ranks(tensor: Tensor) -> None:
+    """Replace a tensor by its sum over the ranks of this process's group; leave it alone where there is none.
+
+    For layers that need a sum inside a pass. Every rank must call it as often, in the same order.
+    """
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        with _named_failure("sum"):
+            dist.all_reduce(tensor)
+
+
 @contextmanager
 def join(
     *, rank: int, size: int, device: torch.device, rendezvous: Path, timeout_s: float = 300.0

@@ -106,6 +106,18 @@ class MultiHead(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
+        query_key, value = self.heads(x)
+        turned = rotate(query_key, context.rotation).transpose(1, 2)
+        query, key = turned.tensor_split([self.shape.n_heads], dim=1)
+        return self.joined(self.mix(query, key, value.transpose(1, 2), context))
+
+    def heads(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch seq query_key_heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+    ]:
+        """Return queries and keys of all heads, normalised where the shape says so and not yet turned, and values."""
         batch, seq, _ = x.shape
         n_heads, n_kv_heads, d_head = self.shape.n_heads, self.shape.n_kv_heads, self.shape.d_head
         heads = self.query_key_value(x).view(batch, seq, -1, d_head)
@@ -113,10 +125,13 @@ class MultiHead(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = query_key.tensor_split([n_heads], dim=2)
             query_key = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
-        turned = rotate(query_key, context.rotation).transpose(1, 2)
-        query, key = turned.tensor_split([n_heads], dim=1)
-        mixed = self.mix(query, key, value.transpose(1, 2), context)
-        output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, seq, -1))
+        return query_key, value
+
+    def joined(
+        self, mixed: Float[Tensor, "batch heads seq d_head"]
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return what all heads mixed, projected back."""
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return output
 
     def mix(

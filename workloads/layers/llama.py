@@ -1,8 +1,10 @@
 """The Llama-style backbone that most architectures fill: RMSNorm, rotary positions, SwiGLU, no biases.
 
-A Config that has it derives from `LlamaBackbone`, and so shares its fields, checks and presets.
+A Config that has it derives from `LlamaBackbone`, and so shares its fields, checks and presets; one without any dense
+feed-forward block from `LlamaFrame`, which has no d_ff.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +22,8 @@ from workloads.layers.transformer import Rotary, Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaBackbone(Accounted):
-    """Fields of the backbone, and what can be made of them."""
-
-    FLOP_KNOB: ClassVar[str] = "d_ff"
-    """Field that `match:` solves for unless told otherwise."""
+class LlamaFrame(Accounted):
+    """Fields of the backbone but for dense feed-forward blocks, and what can be made of them."""
 
     d_model: int
     """Residual width."""
@@ -32,8 +31,6 @@ class LlamaBackbone(Accounted):
     """Blocks."""
     n_heads: int
     """Query heads of attention."""
-    d_ff: int
-    """Width of the dense feed-forward blocks."""
     n_kv_heads: int | None = None
     """Key and value heads of attention; None is as many as query heads."""
     qk_norm: bool = False
@@ -46,7 +43,7 @@ class LlamaBackbone(Accounted):
     """Use the embedding table as output head."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff"):
+        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -70,28 +67,20 @@ class LlamaBackbone(Accounted):
             qk_norm=self.qk_norm,
         )
 
-    @property
-    def swiglu(self) -> SwiGLUShape:
-        """Sizes of one dense feed-forward block."""
-        return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
-
-    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Part]]:
-        """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
+    def attention_parts(self, vocab_size: int) -> list[tuple[int, Part]]:
+        """Return the parts of the frame and attention in every layer."""
         return [
             (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
             (2 * self.n_layers + 1, RMSNormPart(width=self.d_model)),
             (self.n_layers, self.attention),
-            (n_feed_forward, self.swiglu),
         ]
 
-    def block(
-        self, feed_forward: nn.Module | None = None, *, mixer: nn.Module | None = None
-    ) -> Block:
-        """Return a block with these in its slots; attention and SwiGLU where None."""
+    def block_with(self, feed_forward: nn.Module, *, mixer: nn.Module | None = None) -> Block:
+        """Return a block with these in its slots; attention where None."""
         return Block(
             norm=partial(RMSNorm, self.d_model, eps=self.norm_eps),
             mixer=mixer or CausalAttention(self.attention, norm_eps=self.norm_eps),
-            feed_forward=feed_forward or SwiGLU(self.d_model, self.d_ff),
+            feed_forward=feed_forward,
         )
 
     def frame(self, vocab_size: int, layers: Iterable[nn.Module]) -> dict[str, Any]:
@@ -107,6 +96,37 @@ class LlamaBackbone(Accounted):
     def transformer(self, vocab_size: int, layers: Iterable[nn.Module]) -> Transformer:
         """Return a model with these layers."""
         return Transformer(**self.frame(vocab_size, layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaBackbone(LlamaFrame):
+    """The frame with dense feed-forward blocks in all layers or some."""
+
+    FLOP_KNOB: ClassVar[str] = "d_ff"
+    """Field that `match:` solves for unless told otherwise."""
+
+    d_ff: int
+    """Width of the dense feed-forward blocks."""
+
+    def __post_init__(self) -> None:
+        if self.d_ff < 1:
+            raise ValueError(f"d_ff must be at least 1, got {self.d_ff}")
+        super().__post_init__()
+
+    @property
+    def swiglu(self) -> SwiGLUShape:
+        """Sizes of one dense feed-forward block."""
+        return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
+
+    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Part]]:
+        """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
+        return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
+
+    def block(
+        self, feed_forward: nn.Module | None = None, *, mixer: nn.Module | None = None
+    ) -> Block:
+        """Return a block with these in its slots; attention and SwiGLU where None."""
+        return self.block_with(feed_forward or SwiGLU(self.d_model, self.d_ff), mixer=mixer)
 
 
 def check_heads(d_model: int, n_heads: int) -> None:
@@ -127,7 +147,8 @@ def check_heads(d_model: int, n_heads: int) -> None:
 
 def nearest_divisor(number: int, wanted: int) -> int:
     """Return the divisor of `number` nearest to `wanted`, the smaller of two."""
-    divisors = (d for d in range(1, number + 1) if number % d == 0)
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    divisors = {*small, *(number // d for d in small)}
     return min(divisors, key=lambda d: (abs(d - wanted), d))
 
 

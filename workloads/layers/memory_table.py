@@ -8,11 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
 
 
 class MemoryTable(nn.Module):
-    """Rows read as weighted sums. A model owns its tables; layers that read one borrow it (`Borrowed`)."""
+    """Rows read as weighted sums, or by their products. A model owns its tables; layers that read one borrow it (`Borrowed`)."""
 
     PARAM_GROUP: ClassVar[str] = "memory_values"
 
@@ -27,6 +28,12 @@ class MemoryTable(nn.Module):
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sum of the rows of each bag, in the table's type."""
         return weighted_bag(self.weight, ids, weights.to(self.weight.dtype))
+
+    def products(
+        self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
+    ) -> Float[Tensor, "bags bag_size"]:
+        """Return the product of every row of each bag with the bag's `x`, in the table's type."""
+        return row_dot(self.weight, ids, x.to(self.weight.dtype))
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write a normal."""
@@ -65,7 +72,7 @@ class TablePart(Part):
         return min(self.n_rows, self.n_readers * self.bag_size) * self.width
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count the weighted sums of the rows read."""
+        """Count the weighted sums, or the products, of the rows read."""
         return FlopCount(memory=2.0 * self.n_readers * self.bag_size * self.width)
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:

@@ -60,19 +60,12 @@ class NeoXBackbone(Accounted):
         for name in ("norm_eps", "rope_base"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.rotary_fraction <= 1:
-            nearest_fraction = min(max(self.rotary_fraction, 0.0), 1.0)
-            raise ValueError(
-                f"rotary_fraction must lie in 0..1, got {self.rotary_fraction}; the nearest is {nearest_fraction}"
-            )
+        check_rotary_fraction(self.rotary_fraction)
 
     @property
     def rotary_columns(self) -> int:
-        """Columns of a head that turn: an even number, at least two unless the fraction is 0."""
-        if self.rotary_fraction == 0:
-            return 0
-        d_head = self.d_model // self.n_heads
-        return min(2 * (d_head // 2), max(2, 2 * round(self.rotary_fraction * d_head / 2)))
+        """Columns of a head that turn."""
+        return rotary_columns(self.d_model // self.n_heads, self.rotary_fraction)
 
     @property
     def attention(self) -> AttentionShape:
@@ -136,6 +129,26 @@ class NeoXBackbone(Accounted):
             rotary=Rotary(columns=self.rotary_columns, base=self.rope_base)
             if self.rotary_columns
             else None,
+        )
+
+
+def rotary_columns(d_head: int, fraction: float) -> int:
+    """Return how many columns of a head turn: an even number, at least two unless the fraction is 0."""
+    if fraction == 0:
+        return 0
+    return min(2 * (d_head // 2), max(2, 2 * round(fraction * d_head / 2)))
+
+
+def check_rotary_fraction(fraction: float) -> None:
+    """Refuse what is no share.
+
+    Raises:
+        ValueError: Naming the nearest that is.
+    """
+    if not 0 <= fraction <= 1:
+        nearest = min(max(fraction, 0.0), 1.0)
+        raise ValueError(
+            f"rotary_fraction must lie in 0..1, got {fraction}; the nearest is {nearest}"
         )
 
 

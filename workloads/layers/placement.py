@@ -25,3 +25,16 @@ def check_placement(layers: Sequence[int], *, n_layers: int, where: str) -> None
         raise ValueError(
             f"{where} must stay within 0..n_layers - 1 ({n_layers - 1}), got {list(layers)}; the nearest are {nearest}"
         )
+
+
+def check_layer(layer: int | None, *, n_layers: int, where: str) -> None:
+    """Refuse a layer that is not there; None is the middle one and always is.
+
+    Raises:
+        ValueError: Naming `where`, the field that says which layer, and the nearest layer that works.
+    """
+    if layer is not None and not 0 <= layer < n_layers:
+        nearest = min(max(layer, 0), n_layers - 1)
+        raise ValueError(
+            f"{where} must stay within 0..n_layers - 1 ({n_layers - 1}), got {layer}; the nearest is {nearest}"
+        )

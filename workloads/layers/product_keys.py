@@ -1,7 +1,7 @@
 """Choosing rows by product keys: a query per head, two codebooks, the best pairs of their sub-keys."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,8 @@ from workloads.layers.query_batch_norm import QueryBatchNorm
 
 Score = Literal["softmax", "sigmoid", "relu"]
 """What turns the scores of the chosen rows into weights: competing (softmax) or each for itself."""
+KeyInit = Literal["key_dim", "half_key_dim"]
+"""Sub-keys begin uniform within 1 / sqrt of this: the released Memory Layers code's bound, or that of Lample et al."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class LookupShape(Part):
     shared_keys: bool = False
     """One pair of codebooks for all heads."""
     score: Score = "softmax"
+    key_init: KeyInit = "key_dim"
 
     @property
     def n_slots(self) -> int:
@@ -67,7 +70,8 @@ class LookupShape(Part):
         query = c * self.d_model + 4.0 * self.query_width
         if self.qk_norm:
             # The product, its normalised form, and norms of the halves before and after a floor.
-            query += c * self.n_heads * (2 * self.key_dim + 4)
+            wide = 4 if self.query_batch_norm else c
+            query += wide * self.n_heads * (2 * self.key_dim + 4)
         if self.query_batch_norm:
             query += 4.0 * self.query_width
         scores = 4.0 * 2 * self.n_heads * self.n_keys
@@ -119,14 +123,17 @@ class ProductKeyLookup(nn.Module):
         if self.lookup.shared_keys:
             sub_keys = sub_keys.expand(-1, n_heads, -1, -1)
         scores, ids = product_key_topk(query, sub_keys, knn)
-        return ids.flatten(1), _weights(scores, self.lookup.score).flatten(1)
+        # The kernel leaves the heads outermost; a copy now saves the backward pass from keeping two.
+        return ids.flatten(1), _weights(scores.contiguous(), self.lookup.score).flatten(1)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write the sub-keys (uniform within 1 / sqrt(key_dim)) or the scales (random cosines then score with variance 1)."""
+        """Write the sub-keys (uniform, see `KeyInit`) or the scales (random cosines then score with variance 1)."""
+        half_key_dim = self.lookup.key_dim // 2
         if name == "score_scale":
-            value.fill_((self.lookup.key_dim / 2) ** 0.5)
+            value.fill_(half_key_dim**0.5)
         else:
-            bound = self.lookup.key_dim**-0.5
+            whole = self.lookup.key_init == "key_dim"
+            bound = (self.lookup.key_dim if whole else half_key_dim) ** -0.5
             value.uniform_(-bound, bound, generator=generator)
 
 
@@ -161,3 +168,17 @@ def check_lookup(
         raise ValueError(
             f"key_dim must be even, for two halves, got {shown}; the nearest is {max(2, key_dim + key_dim % 2)}"
         )
+
+
+def check_ways(*, score: str, key_init: str) -> None:
+    """Refuse words that name no way of scoring or beginning.
+
+    Raises:
+        ValueError: Naming the field and the words there are.
+    """
+    for name, value, words in (
+        ("score", score, get_args(Score)),
+        ("key_init", key_init, get_args(KeyInit)),
+    ):
+        if value not in words:
+            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")

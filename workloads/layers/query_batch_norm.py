@@ -1,24 +1,29 @@
 """Batch normalisation of memory queries, as Lample et al. 2019 (arXiv 1907.05242) use it."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 
+from workloads.ranks import sum_over_ranks
+
 MOMENTUM = 0.1
-"""Share of the newest batch in the running statistics."""
+"""Share of the newest pass in the running statistics."""
 EPS = 1.0e-5
+
+LEAK = "query batch norm measures a memory's queries over the whole batch, later tokens too"
+"""Why a model with such a norm is not causal in training."""
 
 
 class QueryBatchNorm(nn.Module):
-    """Columns with mean 0 and variance 1 over all tokens of a pass, on all ranks, times gain plus bias.
+    """`(q - mean) / sqrt(variance + eps) * gain + bias`, each column over all tokens of a pass, on all ranks.
 
-    In evaluation the running mean and variance are used. Written for queries that are never padded: padding would
-    enter the statistics.
+    Source: Ioffe & Szegedy 2015 (arXiv 1502.03167). In training, mean and variance are the pass's own, so a micro
+    batch is normalised by itself; every rank must make as many passes. In evaluation they are the running ones, into
+    which each training pass enters with `MOMENTUM`. A column that does not vary becomes its bias. Written for queries
+    that are never padded: padding would enter the statistics.
     """
 
     PARAM_GROUP: ClassVar[str] = "norm"
@@ -39,19 +44,54 @@ class QueryBatchNorm(nn.Module):
             return functional.batch_norm(
                 query, self.running_mean, self.running_variance, self.gain, self.bias, eps=EPS
             )
-        sums = torch.stack((query.sum(0), query.square().sum(0)))
-        tokens = torch.tensor(float(len(query)), dtype=query.dtype, device=query.device)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            sums = all_reduce(sums)
-            dist.all_reduce(tokens)
-        mean, square = sums / tokens
-        variance = (square - mean.square()).clamp_min(0.0)
+        normalised, mean, variance, tokens = _Normalise.apply(query, self.gain, self.bias)  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            unbiased = variance * tokens / (tokens - 1).clamp_min(1.0)
+            unbiased = variance * tokens / (tokens - 1.0).clamp_min(1.0)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
             self.running_variance.lerp_(unbiased.to(self.running_variance.dtype), MOMENTUM)
-        return (query - mean) * (variance + EPS).rsqrt() * self.gain + self.bias
+        output: Tensor = normalised
+        return output
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write ones (gain, running variance) or zeros."""
         value.fill_(1.0 if name in ("gain", "running_variance") else 0.0)
+
+
+class _Normalise(torch.autograd.Function):
+    """Statistics over the tokens of all ranks, and what depends on them.
+
+    Written out, because a rank's statistics reach the losses of the others, and because autograd would keep the
+    queries three times over. The variance is that of the centred queries: the difference of two means of squares
+    would lose it where the mean is large. With n the normalised queries, g the gradient of the output and <> the mean
+    over all tokens, the gradient of the queries is `gain / std * (g - <g> - n <g n>)`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, gain: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        total = torch.cat((query.sum(0), query.new_full((1,), len(query))))
+        sum_over_ranks(total)
+        tokens = total[-1]
+        mean = total[:-1] / tokens
+        centred = query - mean
+        variance = torch.linalg.vector_norm(centred, dim=0).square()
+        sum_over_ranks(variance)
+        variance /= tokens
+        inverse_std = (variance + EPS).rsqrt()
+        normalised = centred.mul_(inverse_std)
+        ctx.save_for_backward(normalised, inverse_std, gain, tokens)
+        ctx.mark_non_differentiable(mean, variance, tokens)
+        return torch.addcmul(bias, normalised, gain), mean, variance, tokens
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        normalised, inverse_std, gain, tokens = ctx.saved_tensors
+        grad = grads[0]
+        # This rank's own; the trainer adds up the gradients of parameters.
+        own = torch.stack((grad.sum(0), (grad * normalised).sum(0)))
+        everywhere = own.clone()
+        sum_over_ranks(everywhere)
+        shift, scale = everywhere / tokens
+        query_grad = (grad - shift).addcmul_(normalised, scale, value=-1.0).mul_(gain * inverse_std)
+        return query_grad, own[1], own[0]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from orchestrator import catalog
 from workloads import checkpoint, train
 from workloads.accounting import ParamCount
+from workloads.decode import greedy
 from workloads.layers.context import Cache
 from workloads.layers.initialise import initialise
 from workloads.layers.llama import SMALL, TINY
@@ -211,6 +212,18 @@ def test_decoding_with_a_cache_equals_the_full_pass(config, pieces):
 
     assert cache.length == 11
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_greedy_decoding_adds_what_the_full_passes_say(config):
+    model, prompt = _model(config), _tokens(1, batch=2, seq=5)
+
+    added = greedy(model, prompt, n_tokens=4)
+
+    model.eval()
+    expected = prompt
+    for _ in range(4):
+        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
+    assert torch.equal(torch.cat((prompt, added), dim=1), expected)
 
 
 def test_position_matters(config):

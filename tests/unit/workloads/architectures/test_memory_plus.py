@@ -194,3 +194,23 @@ def test_memory_qk_norm_makes_the_choice_ignore_the_scale_of_keys():
                 memory.sub_keys *= 9.0
 
     torch.testing.assert_close(model(tokens), before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"memory_qk_norm": True, "value_dim": 8}, {"memory_layers": (1,), "key_dim": 6}],
+    ids=str,
+)
+def test_gradients_of_the_whole_model_by_finite_differences(check_gradients, fields):
+    tiny = {
+        "d_model": 4,
+        "n_layers": 2,
+        "n_heads": 1,
+        "d_ff": 3,
+        "n_keys": 4,
+        "n_memory_heads": 2,
+        "knn": 3,
+        "memory_layers": (0, 1),
+    }
+
+    check_gradients(Config(**{**tiny, **fields}))

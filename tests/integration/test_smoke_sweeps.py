@@ -1,0 +1,89 @@
+"""Every architecture by one command: `memscale submit smoke` on embedded Ray, one MLflow experiment, one report."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import analysis
+from orchestrator import catalog
+from orchestrator.sweep import load_sweep
+from orchestrator.trial_dir import SweepDir
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+MEMSCALE = Path(sys.executable).with_name("memscale")
+SMOKE = Path(__file__).parents[2] / "sweeps" / "smoke"
+SPARSE = {
+    "memory": "memory/",
+    "memory_plus": "memory/",
+    "peer": "memory/",
+    "memoryformer": "memory/",
+    "lookup_ffn": "memory/",
+    "ultramem_v2": "memory/",
+    "engram": "memory/",
+    "per_layer_embedding": "memory/",
+    "moe": "moe/",
+}
+DENSE = {"dense", "pythia", "linformer", "cosformer", "performer", "all_attention"}
+
+
+def _memscale(*arguments: object, folder: Path) -> str:
+    # Away from the checkout, as a user of the installed command is.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    done = subprocess.run(
+        [MEMSCALE, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_is_a_smoke_sweep_for_every_architecture():
+    names = catalog.architectures()
+
+    assert {path.stem for path in SMOKE.glob("*.yaml")} == set(names)
+    assert set(names) == set(SPARSE) | DENSE
+    for name in names:
+        sweep = load_sweep(SMOKE / f"{name}.yaml")
+        assert sweep.name == "smoke"
+        assert {spec.architecture for spec in sweep.trials} == {name}
+
+
+def test_all_architectures_one_command_one_experiment_one_figure(tmp_path):
+    _memscale("submit", "smoke", "--runs", "runs", folder=tmp_path)
+
+    trials = SweepDir(tmp_path / "runs" / "smoke").trials()
+    trained = {trial.spec().architecture: trial for trial in trials}
+    assert set(trained) == set(catalog.architectures())
+    assert len(trials) == 2 * len(trained)
+    assert all(trial.result() is not None for trial in trials)
+
+    runs = analysis.load(f"sqlite:///{tmp_path}/runs/mlflow.db", sweep="smoke")
+    assert len(runs.excluded) == 0
+    assert set(runs.table["architecture"]) == set(trained)
+    assert len(runs.table) == len(trials)
+    for name, trial in trained.items():
+        rows = [
+            json.loads(line)
+            for line in (trial.attempts()[-1].path / "journal.jsonl").read_text().splitlines()
+        ]
+        prefix = SPARSE.get(name)
+        reported = [row for row in rows if prefix and prefix in json.dumps(row)]
+        assert len(reported) >= 2 if prefix else "memory/" not in json.dumps(rows), name
+
+    _memscale("report", "smoke", "--runs", "runs", folder=tmp_path)
+
+    report = tmp_path / "runs" / "smoke" / "report"
+    for picture in ("accuracy.png", "usage.png"):
+        assert (report / picture).stat().st_size > 20_000
+    page = (report / "report.html").read_text()
+    assert all(name in page for name in trained)
+    assert "<img" in page or "<svg" in page

@@ -1,0 +1,62 @@
+"""Checks that several architectures' tests use."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workloads.layers.initialise import initialise
+
+VOCAB_SIZE = 7
+
+
+@pytest.fixture
+def check_gradients() -> Callable[[Any], None]:
+    """Compare a tiny model's gradients with central differences of its loss, in float64.
+
+    Every parameter in turn, along one random direction that all of its numbers take part in.
+    """
+
+    def check(config: Any) -> None:
+        model = config.build(VOCAB_SIZE)
+        initialise(model, 0)
+        model = model.double()
+        names, parameters = zip(*model.named_parameters(), strict=True)
+        tokens = torch.randint(VOCAB_SIZE, (2, 6), generator=torch.Generator().manual_seed(0))
+
+        def loss(*values: Tensor) -> Tensor:
+            weights = dict(zip(names, values, strict=True))
+            logits = torch.func.functional_call(model, weights, (tokens[:, :-1],))
+            return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+        assert torch.autograd.gradcheck(
+            loss, parameters, eps=1e-6, atol=1e-8, rtol=1e-5, fast_mode=True
+        )
+
+    return check
+
+
+@pytest.fixture
+def bytes_kept() -> Callable[[nn.Module, Tensor, str], int]:
+    """Return the bytes of all storages, but for parameters, that autograd keeps after a forward pass."""
+
+    def measure(model: nn.Module, tokens: Tensor, precision: str) -> int:
+        parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in parameters:
+                kept[storage.data_ptr()] = storage
+            return tensor
+
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        ):
+            model(tokens)
+        return sum(storage.nbytes() for storage in kept.values())
+
+    return measure

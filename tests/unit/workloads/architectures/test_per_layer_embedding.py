@@ -1,0 +1,198 @@
+"""What is special about `per_layer_embedding`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from workloads.accounting import ParamCount
+from workloads.architectures import dense
+from workloads.architectures.per_layer_embedding import PRESETS, Config, PerLayerTransformer
+from workloads.layers.initialise import initialise
+from workloads.layers.param_groups import param_groups
+
+SMALL: dict[str, Any] = {
+    "d_model": 16,
+    "n_layers": 3,
+    "n_heads": 2,
+    "d_ff": 24,
+    "per_layer_dim": 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _model(**fields: Any) -> PerLayerTransformer:
+    model = Config(**{**SMALL, **fields}).build(11)
+    initialise(model, 0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"per_layer_dim": 0}, "per_layer_dim must be at least 1, got 0; the nearest is 1, or use"),
+        ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
+        ({"n_heads": 5}, r"n_heads must divide d_model \(16\)"),
+    ],
+)
+def test_refuses(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**{**SMALL, **fields})
+
+
+@given(
+    n_layers=st.integers(1, 4),
+    per_layer_dim=st.integers(1, 9),
+    d_model=st.sampled_from([4, 12, 24]),
+    tied=st.booleans(),
+    vocab_size=st.integers(1, 60),
+)
+@settings(deadline=None, max_examples=25)
+def test_parameters_are_the_closed_form(n_layers, per_layer_dim, d_model, tied, vocab_size):
+    fields = {"d_model": d_model, "n_layers": n_layers, "n_heads": 2, "d_ff": 8}
+    config = Config(**fields, per_layer_dim=per_layer_dim, tied_embeddings=tied)
+    plain = dense.Config(**fields, tied_embeddings=tied).param_count(vocab_size)
+    with torch.device("meta"):
+        model = config.build(vocab_size)
+    found = dict.fromkeys(ParamCount().as_dict(), 0)
+    groups = param_groups(model)
+    for name, parameter in model.named_parameters():
+        found[groups[name]] += parameter.numel()
+
+    count = config.param_count(vocab_size)
+
+    assert count.as_dict() == found
+    # V L p + d L p + L (2 d p + d), and the one gain of p numbers that all layers share.
+    d, L, p = d_model, n_layers, per_layer_dim
+    extra = vocab_size * L * p + d * L * p + L * (2 * d * p + d) + p
+    assert count.total - plain.total == extra
+    assert count.memory_values == vocab_size * L * p
+
+
+def test_the_table_is_as_large_as_in_gemma_4_e2b():
+    # 262,144 tokens, 35 layers of 256 numbers: the row of 8,960 that users of the released model found.
+    config = Config(**{**SMALL, "n_layers": 35, "per_layer_dim": 256})
+
+    assert config.per_layer.all_widths == 8960
+    assert config.param_count(262_144).memory_values == 2_348_810_240
+
+
+def test_active_parameters_count_one_row():
+    config = Config(**SMALL)
+    count = config.param_count(1000)
+
+    assert config.active_param_count(1000) == count.non_embedding - 999 * 3 * 5
+
+
+def test_bytes_are_those_of_a_row_for_every_different_token():
+    config = Config(**PRESETS["1.3b"])
+    row_bytes = 2 * 22 * 256
+
+    alone = config.bytes_per_token(32_000)["memory_values"]
+    together = config.bytes_per_token(32_000, batch_tokens=10**6)["memory_values"]
+
+    assert alone == pytest.approx(row_bytes)
+    assert together == pytest.approx(32_000 * row_bytes / 10**6)
+
+
+@pytest.mark.parametrize("seq_len", [1, 12])
+def test_flops_are_those_that_torch_counts(seq_len):
+    """Exact, but for what torch sees otherwise: it counts the whole square of scores, and no bag."""
+    config, model = Config(**SMALL), _model()
+    counter = FlopCounterMode(display=False)
+    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        model(torch.zeros(1, seq_len, dtype=torch.long))
+    unseen_half, bag = 2 * seq_len * 3 * 16, 2 * 3 * 5
+
+    flops = config.flops_per_token(11, seq_len).total
+    assert counter.get_total_flops() == seq_len * (flops + unseen_half - bag)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_those_that_autograd_keeps(precision):
+    config = Config(d_model=48, n_layers=3, n_heads=3, d_ff=96, per_layer_dim=20)
+    model = config.build(100)
+    initialise(model, 0)
+    model.observing = False
+    kept: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
+        return tensor
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+    ):
+        logits = model(torch.arange(4096).view(-1, 64) % 100)
+    assert logits.shape == (64, 64, 100)
+
+    loss = (8 if precision == "fp32" else 6) * 100
+    expected = config.activation_bytes_per_token(100, 64, precision=precision) - loss
+    assert sum(kept.values()) / 4096 == pytest.approx(expected, rel=0.015)
+
+
+def test_without_its_gains_it_is_the_dense_model():
+    """Same names, same initial values: what the slices add is the only difference."""
+    model, tokens = _model(), torch.arange(11)[None]
+    plain = dense.Config(**{k: v for k, v in SMALL.items() if k != "per_layer_dim"}).build(11)
+    initialise(plain, 0)
+    with_slices = model(tokens)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.per_layer.norm.gain.zero_()
+
+    assert torch.equal(model(tokens), plain(tokens))
+    assert not torch.allclose(with_slices, plain(tokens), atol=0.1)
+
+
+def test_every_layer_reads_its_own_slice():
+    model, tokens = _model(), torch.tensor([[4, 7, 4]])
+
+    model(tokens).logsumexp(-1).sum().backward()
+
+    gradient = model.per_layer_table.weight.grad
+    assert gradient.abs().sum(dim=1).nonzero().flatten().tolist() == [4, 7]
+    assert (gradient[[4, 7]].view(2, 3, 5).abs().sum(dim=(0, 2)) > 0).all()
+    muted = _model()
+    with torch.no_grad():
+        muted.layers[1].per_layer.norm.gain.zero_()
+    muted(tokens).logsumexp(-1).sum().backward()
+    slices = muted.per_layer_table.weight.grad.view(11, 3, 5).abs().sum(dim=(0, 2))
+    assert (slices > 0).tolist() == [True, False, True]
+
+
+def test_statistics_are_about_the_vocabulary():
+    model = _model()
+    model(torch.tensor([[4, 7, 4, 4]]))
+
+    values = model.statistics()
+
+    assert values["memory/usage"] == 2 / 11
+    assert values["memory/effective_rows"] == 1.0
+    assert values["memory/distinct_rows"] == 2.0
+    assert values["memory/max_over_mean"] == pytest.approx(3 / (4 / 11))
+    assert values["memory/output_ratio"] > 0
+
+
+def test_papers_shapes_read_256_numbers_a_layer():
+    assert {PRESETS[name]["per_layer_dim"] for name in ("134m", "373m", "720m", "1.3b", "8b")} == {
+        256
+    }
+
+
+@pytest.mark.parametrize("size", [30_000, 3_000_000, 100_000_000])
+def test_members_of_a_size(size):
+    assert Config.sized(size).param_count(1).non_embedding == pytest.approx(size, rel=0.1)

@@ -1,0 +1,220 @@
+"""GPT-NeoX transformer that attends to a compressed prefix (Linformer, made causal).
+
+Source: Wang et al. 2020, "Linformer" (arXiv 2006.04768): softmax over k = `projected_len` keys `E K` and values `F V`
+instead of over all positions. Each of the k mixes all positions, so no mask makes that causal. Here every position has
+the projection of its own prefix, exactly:
+
+    K'_t = sum over j <= t of E_j k_j^T,  V'_t = sum over j <= t of F_j v_j^T   (k rows; E_j, F_j a vector per position)
+    y_t = softmax(K'_t q_t / sqrt(d_head))^T V'_t
+
+which is two causal linear attentions without normalisation: scores are the one of q and k with E_j as values, the
+output that of the weights with F_j as keys. Neither K'_t nor V'_t exists for every t.
+
+E and F belong to a layer, its heads share them, and their entries begin even in +-1 / sqrt(k), as in the released
+codes. They have `max_seq_len` positions, so longer sequences are refused. Sums over a short prefix are smaller than
+those over a long one; `equal_prefixes` multiplies both sums at position t by sqrt(max_seq_len / t), so that all begin
+at the scale that a full sequence has in the source.
+
+Not the source's: causality, that factor, and the backbone, which is Pythia's with its rotary positions (positions are
+learned in E and F besides).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from workloads.accounting import ParamCount, Parts, Precision
+from workloads.layers.attention import AttentionShape, MultiHead
+from workloads.layers.context import Context
+from workloads.layers.family import nearest_member
+from workloads.layers.linear_attention import (
+    check_mixing,
+    chunked_floats,
+    chunked_flops,
+    refuse_longer,
+    remembering_mix,
+)
+from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, SUITE, NeoXBackbone, neox_family
+from workloads.layers.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinformerShape(AttentionShape):
+    """Sizes of one mixer."""
+
+    projected_len: int
+    max_seq_len: int
+    chunk: int
+
+    def param_count(self) -> ParamCount:
+        """Count E and F with the projections: they are part of what mixes positions."""
+        both = 2 * self.projected_len * self.max_seq_len
+        return ParamCount(attention=self.projection_params + both)
+
+    def active_params(self) -> int:
+        """Count of E and F what belongs to a token's own position."""
+        return self.projection_params + 2 * self.projected_len
+
+    def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
+        """Return projections once per batch, and of E and F as many positions as the batch can have."""
+        positions = min(batch_tokens, self.max_seq_len)
+        numbers = self.projection_params + 2 * self.projected_len * positions
+        return {"attention": element_bytes * numbers / batch_tokens}
+
+    def mixing_flops(self, seq_len: int) -> float:
+        """Return what both linear attentions cost a token: one of width k, and one of features of width k."""
+        return self.n_heads * sum(
+            chunked_flops(seq_len, key_width=m, value_width=d, chunk=self.chunk)
+            for m, d in self._widths
+        )
+
+    @property
+    def _widths(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return (self.d_head, self.projected_len), (self.projected_len, self.d_head)
+
+    def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
+        """Return query, key, value and weights, what the sums keep, and the mixture.
+
+        Where there are states, key, value and weights are kept in a second order as well, for products with what all
+        heads share.
+        """
+        c, orders = 4 if precision == "fp32" else 2, 2 if seq_len > self.chunk else 1
+        floats = self.d_model * (1 + 2 * orders) + orders * self.n_heads * self.projected_len
+        floats += self.n_heads * sum(
+            chunked_floats(seq_len, key_width=m, value_width=d, chunk=self.chunk)
+            for m, d in self._widths
+        )
+        return c * (floats + self.d_model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(NeoXBackbone):
+    """GPT-NeoX transformer with attention to a compressed prefix."""
+
+    projected_len: int
+    """Keys and values that a prefix is compressed to (k)."""
+    max_seq_len: int = 2048
+    """Positions of the compression, so the longest sequence."""
+    equal_prefixes: bool = True
+    """Bring the sums over prefixes of all lengths to one scale."""
+    chunk: int = 64
+    """Tokens that are mixed at once by their products; for speed, the result is the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mixing(
+            projected_len=self.projected_len, max_seq_len=self.max_seq_len, chunk=self.chunk
+        )
+
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens that the model can read."""
+        return self.max_seq_len
+
+    @property
+    def attention(self) -> LinformerShape:
+        """Sizes of one mixer."""
+        return LinformerShape(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_heads,
+            bias=True,
+            rotary_columns=self.rotary_columns,
+            projected_len=self.projected_len,
+            max_seq_len=self.max_seq_len,
+            chunk=self.chunk,
+        )
+
+    def build(self, vocab_size: int) -> Transformer:
+        """Return the model on the default device, its values open until `initialise`."""
+        mixers = (
+            self.mixer(PrefixAttention, equal_prefixes=self.equal_prefixes)
+            for _ in range(self.n_layers)
+        )
+        return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
+
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of."""
+        return self.frame_parts(vocab_size)
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+        """Return the member of the family nearest to a size.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, _family, [NEOX_D_FF], non_embedding_params, overrides)
+
+
+class PrefixAttention(MultiHead):
+    """Softmax attention to `projected_len` combinations of the keys and values so far."""
+
+    shape: LinformerShape
+
+    def __init__(self, shape: LinformerShape, *, equal_prefixes: bool, **initial: Any) -> None:
+        super().__init__(shape, **initial)
+        self.equal_prefixes = equal_prefixes
+        # E and F, a row per position.
+        self.key_projection = nn.Parameter(torch.empty(shape.max_seq_len, shape.projected_len))
+        self.value_projection = nn.Parameter(torch.empty(shape.max_seq_len, shape.projected_len))
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write E and F, even in +-1 / sqrt(projected_len)."""
+        bound = self.shape.projected_len**-0.5
+        value.uniform_(-bound, bound, generator=generator)
+
+    def mix(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch heads seq d_head"],
+        value: Float[Tensor, "batch heads seq d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Return the softmax mixture of the values' combinations."""
+        seq, start, shape, dtype = query.shape[2], context.start, self.shape, value.dtype
+        refuse_longer(context, seq, max_seq_len=shape.max_seq_len)
+        own = slice(start, start + seq)
+        e, f = (x[own].to(dtype) for x in (self.key_projection, self.value_projection))
+        scale: float | Tensor = 1.0
+        if self.equal_prefixes:
+            prefixes = torch.arange(start + 1, start + seq + 1, device=query.device)
+            scale = (shape.max_seq_len / prefixes).sqrt()[:, None].to(dtype)
+        query, key, value = (x.contiguous() for x in (query, key, value))
+        chunk, cache = shape.chunk, context.cache
+        query = query * (scale * shape.d_head**-0.5)
+        scores = remembering_mix(query, key, e, chunk=chunk, cache=cache, name="keys")
+        weights = scores.softmax(dim=-1)
+        mixed = remembering_mix(weights, f, value, chunk=chunk, cache=cache, name="values")
+        return mixed * scale
+
+
+def _projected_len(d_model: int) -> int:
+    """Ours: a quarter of d_model, but from 8 to the source's 256."""
+    return min(256, max(8, d_model // 4))
+
+
+def _family(d_model: int) -> dict[str, Any]:
+    return {
+        **neox_family(d_model),
+        "projected_len": _projected_len(d_model),
+        "max_seq_len": 512 if d_model < 512 else 2048,
+    }
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The suite's sequences, at the source's k.
+    **{name: {**fields, "projected_len": 256} for name, fields in SUITE.items()},
+    **{
+        name: {
+            **fields,
+            "projected_len": _projected_len(fields["d_model"]),
+            "max_seq_len": 512,
+        }
+        for name, fields in NEOX_BACKBONES.items()
+        if name not in SUITE
+    },
+}

@@ -1,0 +1,298 @@
+"""LookupFFN: a Llama-style transformer whose feed-forward blocks are look-ups by signs of a cheap projection.
+
+Source: Zeng et al. 2023, "LookupFFN" (ICML 2023, arXiv 2403.07221), and its released code:
+
+    z = project(x), n_tables chunks of tau numbers
+    y = sum_k (sum_j |z_kj|) p(z_k) T_k[signs of z_k] + bias      (`layers/hash_memory.py`)
+
+`project` is dense, or BH4 (`BlockHadamard`), block-diagonal matrices between Hadamard transforms.
+
+Differs from the source, which trains encoders:
+
+* Causal attention and the Llama-style backbone. Its RMSNorm stands where the source has a LayerNorm before the
+  projection; there is no second one, and the projection's bias can centre what the norm does not.
+* A zero counts as positive; there it counts as negative.
+* The Hadamard transforms are orthonormal and the blocks begin N(0, 1 / block_width); there the transforms are not
+  normalised and the blocks begin sqrt(padded width) times smaller. The same map at the start, but an optimizer whose
+  steps have a fixed size, as Adam's, moves ours less.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.kernels.hadamard.op import hadamard
+from workloads.layers.context import Context
+from workloads.layers.family import Knob, backbone_fields, nearest_member
+from workloads.layers.hash_memory import HashMemory, HashScore, HashShape
+from workloads.layers.linear import Linear
+from workloads.layers.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
+from workloads.layers.transformer import Transformer
+
+Projection = Literal["bh4", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LlamaFrame):
+    """Transformer with a look-up in the place of every feed-forward block."""
+
+    FLOP_KNOB: ClassVar[str] = "n_tables"
+    """Field that `match:` solves for unless told otherwise."""
+
+    n_tables: int
+    """Tables of a layer; a token reads one row of each."""
+    tau: int = 8
+    """Numbers that are hashed together: a table has 2**tau rows."""
+    projection: Projection = "bh4"
+    """What makes the n_tables * tau numbers: bh4, four block-diagonal maps and Hadamard transforms; or dense."""
+    block_width: int | None = None
+    """Width of a block of bh4; None is an eighth of d_model's next power of two, at least 2: the source's 64 at 512."""
+    score: HashScore = "l1_prob"
+    """Weight of a row: l1_prob (the source's), the probability of its code times the chunk's sum of absolute values;
+    prob, the probability alone."""
+    temperature: float = 1.0
+    """Of the score: the larger, the less the size of a number matters."""
+    table_std: float = 0.02
+    """Standard deviation of the tables at the start."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_tables", "tau", "block_width"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
+        for name, choices in (
+            ("projection", get_args(Projection)),
+            ("score", get_args(HashScore)),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+        for name in ("temperature", "table_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        padded = self.block_hadamard.padded
+        if self.block_width is not None and padded % self.block_width:
+            nearest = nearest_divisor(padded, self.block_width)
+            raise ValueError(
+                f"block_width must divide d_model's next power of two ({padded}), got {self.block_width}; "
+                f"the nearest is {nearest}"
+            )
+
+    @property
+    def block_hadamard(self) -> "BlockHadamardShape":
+        """Sizes of a bh4 projection."""
+        padded = _padded(self.d_model)
+        return BlockHadamardShape(
+            d_input=self.d_model,
+            d_output=self.memory.d_input,
+            block_width=min(padded, max(2, padded // 8))
+            if self.block_width is None
+            else self.block_width,
+        )
+
+    @property
+    def memory(self) -> HashShape:
+        """Sizes of the hash layer after the projection."""
+        return HashShape(
+            n_chunks=self.n_tables,
+            bits=self.tau,
+            width=self.d_model,
+            score=self.score,
+            temperature=self.temperature,
+        )
+
+    def build(self, vocab_size: int) -> Transformer:
+        """Return the model on the default device, its values open until `initialise`."""
+        blocks = (self.block_with(LookupFFN(self)) for _ in range(self.n_layers))
+        return self.transformer(vocab_size, blocks)
+
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of."""
+        dense = DenseShape(d_input=self.d_model, d_output=self.memory.d_input)
+        return [
+            *self.attention_parts(vocab_size),
+            (self.n_layers, self.block_hadamard if self.projection == "bh4" else dense),
+            (self.n_layers, self.memory),
+            self.memory.tables(self.n_layers),
+        ]
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+        """Return the member of the family nearest to a size, which counts the tables.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, _family, [_N_TABLES], non_embedding_params, overrides)
+
+
+class LookupFFN(nn.Module):
+    """A hash layer behind a projection, in the place of a feed-forward block."""
+
+    PARAM_GROUP: ClassVar[str] = "memory_keys"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        shape = config.memory
+        self.projection = (
+            BlockHadamard(config.block_hadamard)
+            if config.projection == "bh4"
+            else Linear(config.d_model, shape.d_input, bias=True)
+        )
+        self.memory = HashMemory(shape, std=config.table_std)
+
+    def forward(
+        self, x: Float[Tensor, "*batch d_model"], context: Context
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Return the block's output, to be added to the residual."""
+        output: Tensor = self.memory(self.projection(x), context)
+        return output
+
+    def observe(self, output: Tensor, residual: Tensor) -> None:
+        """Record the size of the output against the residual stream's."""
+        self.memory.usage.record_output(output, residual)
+
+
+def _padded(d_model: int) -> int:
+    """Return the next power of two."""
+    return 1 << (d_model - 1).bit_length()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockHadamardShape(Part):
+    """Sizes of a BH4 projection, and what follows from them."""
+
+    d_input: int
+    d_output: int
+    block_width: int
+
+    @property
+    def padded(self) -> int:
+        """Width of the transforms."""
+        return _padded(self.d_input)
+
+    @property
+    def copies(self) -> int:
+        """Projections side by side, so that there are enough outputs."""
+        return -(-self.d_output // self.padded)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of one block-diagonal matrix."""
+        return self.padded // self.block_width
+
+    @property
+    def weights(self) -> int:
+        """Numbers in all blocks."""
+        return STEPS * self.copies * self.padded * self.block_width
+
+    def param_count(self) -> ParamCount:
+        """Count blocks and bias."""
+        return ParamCount(memory_keys=self.weights + self.d_output)
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count the products with blocks. A transform is n log2 n additions and, like other sums, is not counted."""
+        return FlopCount(memory=2.0 * self.weights)
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return the input of every step."""
+        c = 4 if precision == "fp32" else 2
+        return float(c * STEPS * self.copies * self.padded)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseShape(Part):
+    """Sizes of a dense projection, and what follows from them."""
+
+    d_input: int
+    d_output: int
+
+    def param_count(self) -> ParamCount:
+        """Count weights and bias."""
+        return ParamCount(memory_keys=(self.d_input + 1) * self.d_output)
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count the product."""
+        return FlopCount(memory=2.0 * self.d_input * self.d_output)
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return the input."""
+        return float((4 if precision == "fp32" else 2) * self.d_input)
+
+
+STEPS = 4
+"""Block-diagonal maps, each followed by a Hadamard transform: the 4 of BH4."""
+_MIXED, _KEPT = 0.7, 0.3
+"""Shares of the steps' output and of the input itself."""
+
+
+class BlockHadamard(nn.Module):
+    """`z = 0.7 BH4(x) + 0.3 x + bias`: a projection in O(d (block_width + log d)) instead of O(d**2).
+
+    BH4 applies four times {block-diagonal matrix, Hadamard transform}, to x padded with zeros to a power of two.
+    Where more outputs are wanted than that, several such projections stand side by side, each with blocks of its own;
+    what they have too many is cut off. Source: LookupFFN (arXiv 2403.07221), released code.
+    """
+
+    def __init__(self, shape: BlockHadamardShape) -> None:
+        super().__init__()
+        self.shape = shape
+        width = shape.block_width
+        self.blocks = nn.Parameter(torch.empty(STEPS, shape.copies, shape.n_blocks, width, width))
+        self.bias = nn.Parameter(torch.empty(shape.d_output))
+
+    def forward(self, x: Float[Tensor, "*batch d_input"]) -> Float[Tensor, "*batch d_output"]:
+        """Return the numbers to hash."""
+        shape = self.shape
+        tokens = functional.pad(x.reshape(-1, shape.d_input), (0, shape.padded - shape.d_input))
+        kept = tokens.view(-1, shape.n_blocks, shape.block_width).transpose(0, 1)
+        mixed = kept.expand(shape.copies, -1, -1, -1)
+        # A transform over columns (block, within) is one over each; the second follows a product with a block, so it
+        # is taken of the blocks, once for all tokens.
+        for step in hadamard(self.blocks) * shape.padded**-0.5:
+            mixed = hadamard(mixed @ step, dim=1)
+        z = (_MIXED * mixed + _KEPT * kept).permute(2, 0, 1, 3).flatten(1)
+        return (z[:, : shape.d_output] + self.bias).view(*x.shape[:-1], shape.d_output)
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write the blocks (each step then keeps the variance) or zeros."""
+        if name == "bias":
+            value.zero_()
+        else:
+            value.normal_(0.0, self.shape.block_width**-0.5, generator=generator)
+
+
+def _shape(fields: dict[str, Any], *, tau: int) -> dict[str, Any]:
+    """Fields of a Llama-style preset with look-ups: twice as many numbers to hash as d_model, as in the source."""
+    without = {name: value for name, value in fields.items() if name != "d_ff"}
+    return {**without, "n_tables": max(1, 2 * fields["d_model"] // tau), "tau": tau}
+
+
+def _family(d_model: int) -> dict[str, Any]:
+    """Fields of the member of this width. Tables of 2**4 rows have as many parameters as a dense block."""
+    return _shape(backbone_fields(d_model), tau=4)
+
+
+_N_TABLES = Knob(name="n_tables", lowest=0.5, highest=2.0, step=1)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    **{name: _shape(fields, tau=4) for name, fields in TINY.items()},
+    # From here on as in the source; the tables are eight times as large as a dense block.
+    **{name: _shape(fields, tau=8) for name, fields in {**SMALL, **PAPER}.items()},
+    # The source's small encoder.
+    "reference": {
+        "d_model": 512,
+        "n_layers": 4,
+        "n_heads": 8,
+        "n_tables": 128,
+        "tau": 8,
+        "tied_embeddings": True,
+    },
+}

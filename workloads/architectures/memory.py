@@ -1,0 +1,202 @@
+"""Memory: one product-key memory in place of a feed-forward block, or beside it.
+
+Sources: Lample et al. 2019, "Large Memory Layers with Product Keys" (arXiv 1907.05242), and the "Memory" baseline of
+Berges et al. 2024 (arXiv 2412.09764): it replaces the middle feed-forward block and has no gate. `memory_plus` is
+their own architecture: three memories, one table, a gate.
+
+Departures: the backbone is `dense`'s for every preset (the 2019 paper's has LayerNorm, GELU and learned positions);
+scores may be weighted by a sigmoid or a ReLU (Csordás et al. 2023, arXiv 2310.10837, find that scores that do not
+compete help) and normalised (`memory_qk_norm`, on in our small presets).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from workloads.accounting import Parts
+from workloads.architectures import dense
+from workloads.layers.context import Context
+from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.feed_forward import SwiGLU, llama_d_ff
+from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.memory_table import MemoryTable
+from workloads.layers.placement import centred, check_layer
+from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.product_keys import KeyInit, LookupShape, Score, check_lookup, check_ways
+from workloads.layers.query_batch_norm import LEAK
+from workloads.layers.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LlamaBackbone):
+    """Transformer with a memory in one layer and feed-forward blocks in the others."""
+
+    n_keys: int
+    """Sub-keys in each half codebook; the table has n_keys**2 slots."""
+    n_memory_heads: int = 4
+    """Reading heads of the memory; what they read is added."""
+    knn: int = 32
+    """Slots read per token and memory head."""
+    key_dim: int | None = None
+    """Width of a memory query, both halves; None is half of value_dim."""
+    value_dim: int | None = None
+    """Width of a value row; None is d_model. Any other width is projected back to d_model."""
+    memory_layer: int | None = None
+    """Layer with the memory, from 0; None is the middle one, n_layers // 2."""
+    beside_ffn: bool = False
+    """Add the memory to the feed-forward block of its layer instead of replacing it."""
+    score: Score = "softmax"
+    """What makes weights of the scores of the slots read: softmax over a head's slots, or sigmoid or relu of each."""
+    memory_qk_norm: bool = False
+    """Score by cosine times a learned scale per head, instead of by the plain product."""
+    query_batch_norm: bool = False
+    """Normalise queries over the batch (Lample et al. 2019): evener use of slots, but not causal in training."""
+    key_init: KeyInit = "key_dim"
+    """Sub-keys begin uniform within 1 / sqrt of this: key_dim (Berges et al.) or half_key_dim (Lample et al.)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n_keys", "n_memory_heads", "knn", "key_dim", "value_dim"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
+        key_dim = self.memory.lookup.key_dim
+        shown = f"{key_dim}, half of value_dim" if self.key_dim is None else None
+        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)
+        check_ways(score=self.score, key_init=self.key_init)
+        check_layer(self.memory_layer, n_layers=self.n_layers, where="memory_layer")
+
+    @property
+    def memory(self) -> MemoryShape:
+        """Sizes of the memory with absent fields filled in."""
+        value_dim = self.d_model if self.value_dim is None else self.value_dim
+        lookup = LookupShape(
+            d_model=self.d_model,
+            n_keys=self.n_keys,
+            n_heads=self.n_memory_heads,
+            knn=self.knn,
+            key_dim=value_dim // 2 if self.key_dim is None else self.key_dim,
+            qk_norm=self.memory_qk_norm,
+            query_batch_norm=self.query_batch_norm,
+            score=self.score,
+            key_init=self.key_init,
+        )
+        return MemoryShape(lookup=lookup, value_dim=value_dim, gate=False)
+
+    @property
+    def placement(self) -> tuple[int]:
+        """The layer with the memory, from 0."""
+        (layer,) = centred(self.n_layers, count=1, stride=1, first=self.memory_layer)
+        return (layer,)
+
+    @property
+    def leaks(self) -> dict[str, str]:
+        """Mode -> why outputs can depend on later tokens there."""
+        return {"training": LEAK} if self.query_batch_norm else {}
+
+    def build(self, vocab_size: int) -> nn.Module:
+        """Return the model on the default device, its values open until `initialise`."""
+        return Memory(self, vocab_size=vocab_size)
+
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of."""
+        n_feed_forward = self.n_layers if self.beside_ffn else self.n_layers - 1
+        return [
+            *self.frame_parts(vocab_size, n_feed_forward=n_feed_forward),
+            (1, self.memory),
+            (1, self.memory.table()),
+        ]
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+        """Return the member of the family nearest to a size, which counts the table.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, _family, [_N_KEYS, D_FF], non_embedding_params, overrides)
+
+
+class Memory(Transformer):
+    """A transformer that owns a table of values, which one of its layers reads."""
+
+    def __init__(self, config: Config, *, vocab_size: int) -> None:
+        table = MemoryTable(config.n_keys**2, config.memory.value_dim)
+        memory = ProductKeyMemory(config.memory, table)
+        beside = config.beside_ffn
+        reading = SwiGLUAndMemory(config.d_model, config.d_ff, memory) if beside else memory
+        layers = (
+            config.block(reading if index in config.placement else None)
+            for index in range(config.n_layers)
+        )
+        super().__init__(**config.frame(vocab_size, layers))
+        self.memory_table = table
+
+
+class SwiGLUAndMemory(SwiGLU):
+    """A feed-forward block, and a memory of the same input added to it.
+
+    The block's parameters have the names they have in `dense`, so both begin alike, and a dense model's weights fit.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, memory: ProductKeyMemory) -> None:
+        super().__init__(d_model, d_ff)
+        self.memory = memory
+        self._read: Tensor | None = None
+
+    def forward(  # type: ignore[override]  # a memory needs the context
+        self, x: Float[Tensor, "*batch d_model"], context: Context
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Return the sum of both outputs, to be added to the residual."""
+        read = self.memory(x, context)
+        self._read = read.detach() if context.observe else None
+        output: Tensor = super().forward(x, context) + read
+        return output
+
+    def observe(self, output: Tensor, residual: Tensor) -> None:
+        """Record the size of what the memory adds against the residual stream's."""
+        assert self._read is not None, "recorded before it ran"
+        self.memory.observe(self._read, residual)
+        self._read = None
+
+
+def _family(d_model: int) -> dict[str, Any]:
+    """Fields of the member of this width: the dense backbone and a table about four times as large."""
+    backbone = backbone_fields(d_model)
+    block_params = dense.Config(**backbone).param_count(1).non_embedding
+    reading = {"n_memory_heads": 2, "knn": 8} if d_model <= 64 else {"n_memory_heads": 4, "knn": 16}
+    n_keys = max(16, 8 * round((4 * block_params / d_model) ** 0.5 / 8))
+    return {**backbone, **reading, "n_keys": n_keys, "memory_qk_norm": True}
+
+
+_N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
+"""From half to twice the usual number of slots."""
+
+# As in `memory_plus`, so that the two differ in placement and gate alone.
+_TINY = {"n_keys": 64, "n_memory_heads": 2, "knn": 8, "memory_qk_norm": True}
+_SMALL = {"n_memory_heads": 4, "knn": 16, "memory_qk_norm": True}
+_PAPER = {"n_memory_heads": 4, "knn": 32, "key_dim": 256}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    **{name: {**fields, **_TINY} for name, fields in TINY.items()},
+    "1m": {**BACKBONES["1m"], "n_keys": 192, **_SMALL},
+    "3m": {**BACKBONES["3m"], "n_keys": 256, **_SMALL},
+    "10m": {**BACKBONES["10m"], "n_keys": 352, **_SMALL},
+    "30m": {**BACKBONES["30m"], "n_keys": 480, **_SMALL},
+    **{name: {**fields, "n_keys": 1024, **_PAPER} for name, fields in PAPER.items()},
+    # Ours: the paper has no one-layer memory of this size; the table is `memory_plus`'s.
+    "8b": {**PAPER["8b"], "n_keys": 4096, **_PAPER},
+    # The memory of Lample et al. 2019 in a backbone of ours: their 12 layers, 1,024 wide, with Llama's blocks.
+    "pkm2019": {
+        "d_model": 1024,
+        "n_layers": 12,
+        "n_heads": 16,
+        "d_ff": llama_d_ff(1024),
+        "n_keys": 512,
+        **_PAPER,
+        "query_batch_norm": True,
+        "key_init": "half_key_dim",
+    },
+}

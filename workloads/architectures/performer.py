@@ -1,0 +1,211 @@
+"""GPT-NeoX transformer whose attention is linear, by random features of an exponential kernel (Performer).
+
+Source: Choromanski et al. 2021, "Rethinking Attention with Performers" (arXiv 2009.14794), FAVOR+ with positive
+orthogonal features. With y = x / d_head^(1/4) and fixed random w_1 … w_m, a query and a key have the features
+`exp(w_r . y - |y|^2 / 2) + eps`; the expected product of two features is `exp(q . k / sqrt(d_head))`.
+
+What keeps the exponents in range must not look at later tokens, or decoding would differ from a full pass:
+
+* Queries: the largest exponent of a token's features is subtracted, which cancels in the quotient; so does |y|^2 / 2,
+  which is left out, so that a long query is not drowned by eps. As in the source but for that.
+* Keys: nothing is subtracted, where the source takes the largest exponent over all positions, later ones included.
+  Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2, whatever the key. What could vanish
+  are the features of long keys; normalised keys (`qk_norm`, on unless asked otherwise) all have about one length.
+
+Further departures: features are drawn once per layer, from the seed, and never again; the released codes draw anew
+during training. The factor 1 / sqrt(m) cancels and is left out. Normalised entries of size 1 are at the edge of what m
+features can approximate: see Performer as attention with a kernel of its own, not as an estimate of softmax.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from workloads.accounting import Parts, Precision
+from workloads.layers.attention import MultiHead
+from workloads.layers.context import Context
+from workloads.layers.family import nearest_member
+from workloads.layers.linear_attention import LinearAttentionShape, check_mixing, normalised_mix
+from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
+from workloads.layers.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformerShape(LinearAttentionShape):
+    """Sizes of one mixer."""
+
+    def mixing_flops(self, seq_len: int) -> float:
+        """Return what mixing positions costs a token, random projections of query and key included."""
+        return super().mixing_flops(seq_len) + 4.0 * self.n_heads * self.d_head * self.n_features
+
+    def map_bytes(self, precision: Precision) -> float:
+        """Return the key; in fp32 with norms, the normalised query and key and the value, a part of their input."""
+        if self.qk_norm:
+            return (16.0 if precision == "fp32" else 4.0) * self.d_model
+        return (4.0 if precision == "fp32" else 2.0) * self.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(NeoXBackbone):
+    """GPT-NeoX transformer with Performer's linear attention."""
+
+    n_features: int | None = None
+    """Random features of a head; None is d_head ln d_head rounded down, but from d_head to 256."""
+    feature_eps: float = 1.0e-4
+    """Added to every feature, so that no weight is zero."""
+    equal_lengths: bool = False
+    """Give all random vectors the length sqrt(d_head) instead of those of Gaussian ones."""
+    qk_norm: bool = True
+    """Normalise queries and keys per head, so that no key's features vanish."""
+    chunk: int = 64
+    """Tokens that are mixed at once by their products; for speed, the result is the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mixing(n_features=self.feature_count, chunk=self.chunk)
+        if not 0 <= self.feature_eps < math.inf:
+            raise ValueError(
+                f"feature_eps must be at least 0 and finite, got {self.feature_eps}; the nearest is 0"
+            )
+
+    @property
+    def feature_count(self) -> int:
+        """Random features of a head, with absent fields filled in."""
+        d_head = self.d_model // self.n_heads
+        usual = min(256, max(d_head, int(d_head * math.log(d_head))))
+        return usual if self.n_features is None else self.n_features
+
+    @property
+    def attention(self) -> PerformerShape:
+        """Sizes of one mixer."""
+        return PerformerShape(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_heads,
+            bias=True,
+            qk_norm=self.qk_norm,
+            rotary_columns=self.rotary_columns,
+            n_features=self.feature_count,
+            chunk=self.chunk,
+        )
+
+    def build(self, vocab_size: int) -> Transformer:
+        """Return the model on the default device, its values open until `initialise`."""
+        mixers = (
+            self.mixer(
+                PerformerAttention, eps=self.feature_eps, equal_lengths=self.equal_lengths
+            )
+            for _ in range(self.n_layers)
+        )
+        return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
+
+    def parts(self, vocab_size: int) -> Parts:
+        """Return what the model consists of."""
+        return self.frame_parts(vocab_size)
+
+    @classmethod
+    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+        """Return the member of the family nearest to a size.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, neox_family, [NEOX_D_FF], non_embedding_params, overrides)
+
+
+class PerformerAttention(MultiHead):
+    """Linear attention by positive random features, which all heads of a layer share."""
+
+    shape: PerformerShape
+    random_vectors: Tensor
+
+    def __init__(
+        self, shape: PerformerShape, *, eps: float, equal_lengths: bool, **initial: Any
+    ) -> None:
+        super().__init__(shape, **initial)
+        self.eps, self.equal_lengths = eps, equal_lengths
+        self.register_buffer("random_vectors", torch.empty(shape.n_features, shape.d_head))
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write the random vectors."""
+        value.copy_(orthogonal_vectors(value.shape, generator, equal_lengths=self.equal_lengths))
+
+    def mix(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch heads seq d_head"],
+        value: Float[Tensor, "batch heads seq d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Return the mixture by products of features."""
+        vectors = self.random_vectors
+        features = (
+            _PositiveFeatures.apply(x.contiguous(), vectors, self.eps, is_key, value.dtype)
+            for x, is_key in ((query, False), (key, True))
+        )
+        return normalised_mix(*features, value, chunk=self.shape.chunk, context=context)
+
+
+class _PositiveFeatures(torch.autograd.Function):
+    """`exp(w . y - largest) + eps` for y = x / d_head^(1/4), by itself: plain autograd would keep it several times.
+
+    Exponents are fp32 at least, features of the type asked for. The slope of a key's feature is
+    `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`, since what is subtracted there cancels.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, vectors: Tensor, eps: float, is_key: bool, dtype: torch.dtype
+    ) -> Tensor:
+        scale = x.shape[-1] ** -0.25
+        with torch.autocast(x.device.type, enabled=False):
+            wide = x.to(vectors.dtype)
+            exponent = functional.linear(wide, vectors * scale)
+            if is_key:
+                largest = wide.square().sum(dim=-1, keepdim=True) * (scale**2 / 2)
+            else:
+                largest = exponent.amax(dim=-1, keepdim=True)
+            features = exponent.sub_(largest).exp_().add_(eps).to(dtype)
+        ctx.save_for_backward(features, vectors, *((x,) if is_key else ()))
+        ctx.eps, ctx.scale, ctx.dtype = eps, scale, x.dtype
+        return features
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        features, vectors, *key = ctx.saved_tensors
+        slope = (features - ctx.eps).mul_(gradient)
+        with torch.autocast(features.device.type, enabled=False):
+            result = (slope @ (vectors * ctx.scale).to(slope.dtype)).to(ctx.dtype)
+        if key:
+            total = slope.sum(dim=-1, keepdim=True, dtype=ctx.dtype)
+            result.addcmul_(total, key[0], value=-(ctx.scale**2))
+        return result, None, None, None, None
+
+
+def orthogonal_vectors(
+    shape: tuple[int, int], generator: torch.Generator, *, equal_lengths: bool
+) -> Float[Tensor, "features d_head"]:
+    """Return random vectors, orthogonal within each block of d_head; each alone is Gaussian unless lengths are equal.
+
+    Worked out in float64, so that the rounding of different linear algebra libraries stays out of the result.
+    """
+    n, width = shape
+    gaussian = torch.randn(-(-n // width), width, width, generator=generator, dtype=torch.float64)
+    basis, upper = torch.linalg.qr(gaussian)
+    # Without the signs, the first columns of a basis would prefer one side.
+    basis = basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]
+    directions = basis.mT.reshape(-1, width)[:n]
+    if equal_lengths:
+        return directions * width**0.5
+    lengths = torch.randn(n, width, generator=generator, dtype=torch.float64).norm(dim=-1)
+    return directions * lengths[:, None]
+
+
+PRESETS: dict[str, dict[str, Any]] = NEOX_BACKBONES

@@ -1,0 +1,21 @@
+"""The one entry to all-attention."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from workloads.kernels.all_attention import fused, reference
+
+
+def all_attention(
+    query: Float[Tensor, "batch heads seq d_head"],
+    key: Float[Tensor, "batch heads keys d_head"],
+    value: Float[Tensor, "batch heads keys d_head"],
+    persistent_query: Float[Tensor, "batch heads seq d_head"],
+    persistent_key: Float[Tensor, "heads vectors d_head"],
+    persistent_value: Float[Tensor, "heads vectors d_head"],
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Return `reference.all_attention`, by fused kernels where there are any."""
+    implementation = fused if fused.applies(query, key) else reference
+    return implementation.all_attention(
+        query, key, value, persistent_query, persistent_key, persistent_value
+    )

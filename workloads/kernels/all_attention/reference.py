@@ -1,0 +1,28 @@
+"""All-attention in plain torch: the definition of correct, and the path where nothing fused applies."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def all_attention(
+    query: Float[Tensor, "batch heads seq d_head"],
+    key: Float[Tensor, "batch heads keys d_head"],
+    value: Float[Tensor, "batch heads keys d_head"],
+    persistent_query: Float[Tensor, "batch heads seq d_head"],
+    persistent_key: Float[Tensor, "heads vectors d_head"],
+    persistent_value: Float[Tensor, "heads vectors d_head"],
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Return a mixture of the values at this and earlier positions and of the persistent values.
+
+    One softmax over both: `query . key / sqrt(d_head)` for positions and `persistent_query . persistent_key /
+    sqrt(d_head)` for persistent vectors, which every position sees. Queries are those of the last `seq` positions.
+    """
+    seq, n_keys = query.shape[2], key.shape[2]
+    scale = query.shape[-1] ** -0.5
+    seen = torch.ones(seq, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - seq)
+    scores = (query @ key.mT).masked_fill(~seen, -torch.inf)
+    persistent_scores = persistent_query @ persistent_key.mT
+    weights = torch.cat((persistent_scores, scores), dim=-1).mul(scale).softmax(dim=-1)
+    persistent, context = weights.tensor_split([persistent_key.shape[1]], dim=-1)
+    return (persistent @ persistent_value + context @ value).to(value.dtype)

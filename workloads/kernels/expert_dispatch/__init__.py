@@ -1,0 +1,1 @@
+"""Tokens to the rows that experts work on, and back."""

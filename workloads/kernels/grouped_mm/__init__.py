@@ -1,0 +1,1 @@
+"""One matrix product per group of rows: what a mixture of experts spends its time on."""

@@ -1,0 +1,1 @@
+"""The Walsh-Hadamard transform: a dense orthogonal map without weights, cheap to apply."""
