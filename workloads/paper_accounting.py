@@ -42,7 +42,7 @@ def hash_layer_paper_flops(
 
 def hash_layer_bytes(n_chunks: int, *, bits: int, width: int, element_bytes: int = 2) -> int:
     """Return bytes of one Memory Layer's tables: K 2**tau h numbers (tables 3 and 5, fp16)."""
-    return n_chunks * 2**bits * width * element_bytes
+    return (n_chunks << bits) * width * element_bytes
 
 
 def memory_block_bytes(d_model: int, *, tau: int, expand_bits: int, element_bytes: int = 2) -> int:

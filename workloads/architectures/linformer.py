@@ -76,13 +76,9 @@ class LinformerShape(AttentionShape):
         return (self.d_head, self.projected_len), (self.projected_len, self.d_head)
 
     def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
-        """Return query, key, value and weights, what the sums keep, and the mixture.
-
-        Where there are states, key, value and weights are kept in a second order as well, for products with what all
-        heads share.
-        """
-        c, orders = 4 if precision == "fp32" else 2, 2 if seq_len > self.chunk else 1
-        floats = self.d_model * (1 + 2 * orders) + orders * self.n_heads * self.projected_len
+        """Return query, key, value and weights, what the sums keep, and the mixture."""
+        c = 4 if precision == "fp32" else 2
+        floats = 3.0 * self.d_model + self.n_heads * self.projected_len
         floats += self.n_heads * sum(
             chunked_floats(seq_len, key_width=m, value_width=d, chunk=self.chunk)
             for m, d in self._widths
@@ -181,13 +177,15 @@ class PrefixAttention(MultiHead):
         e, f = (x[own].to(dtype) for x in (self.key_projection, self.value_projection))
         scale: float | Tensor = 1.0
         if self.equal_prefixes:
-            prefixes = torch.arange(start + 1, start + seq + 1, device=query.device)
+            wide = torch.promote_types(dtype, torch.float32)
+            prefixes = torch.arange(start + 1, start + seq + 1, device=query.device, dtype=wide)
             scale = (shape.max_seq_len / prefixes).sqrt()[:, None].to(dtype)
         query, key, value = (x.contiguous() for x in (query, key, value))
         chunk, cache = shape.chunk, context.cache
         query = query * (scale * shape.d_head**-0.5)
         scores = remembering_mix(query, key, e, chunk=chunk, cache=cache, name="keys")
-        weights = scores.softmax(dim=-1)
+        with torch.autocast(query.device.type, enabled=False):
+            weights = scores.softmax(dim=-1)
         mixed = remembering_mix(weights, f, value, chunk=chunk, cache=cache, name="values")
         return mixed * scale
 

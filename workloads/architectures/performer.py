@@ -9,12 +9,13 @@ What keeps the exponents in range must not look at later tokens, or decoding wou
 * Queries: the largest exponent of a token's features is subtracted, which cancels in the quotient; so does |y|^2 / 2,
   which is left out, so that a long query is not drowned by eps. As in the source but for that.
 * Keys: nothing is subtracted, where the source takes the largest exponent over all positions, later ones included.
-  Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2, whatever the key. What could vanish
-  are the features of long keys; normalised keys (`qk_norm`, on unless asked otherwise) all have about one length.
+  Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2, whatever the key. In fp32 that is
+  safe up to heads of some 150 columns, and far beyond for keys that do not point along a random vector. A key too long
+  for all its features counts with eps alone; `qk_norm` gives all keys about one length instead.
 
 Further departures: features are drawn once per layer, from the seed, and never again; the released codes draw anew
-during training. The factor 1 / sqrt(m) cancels and is left out. Normalised entries of size 1 are at the edge of what m
-features can approximate: see Performer as attention with a kernel of its own, not as an estimate of softmax.
+during training. The factor 1 / sqrt(m) cancels and is left out. With entries of size 1 in queries and keys, m features
+are far from enough to approximate softmax: see Performer as attention with a kernel of its own.
 """
 
 import math
@@ -57,12 +58,12 @@ class Config(NeoXBackbone):
 
     n_features: int | None = None
     """Random features of a head; None is d_head ln d_head rounded down, but from d_head to 256."""
-    feature_eps: float = 1.0e-4
+    feature_eps: float = 1.0e-6
     """Added to every feature, so that no weight is zero."""
     equal_lengths: bool = False
     """Give all random vectors the length sqrt(d_head) instead of those of Gaussian ones."""
-    qk_norm: bool = True
-    """Normalise queries and keys per head, so that no key's features vanish."""
+    qk_norm: bool = False
+    """Normalise queries and keys per head, so that all keys count about equally."""
     chunk: int = 64
     """Tokens that are mixed at once by their products; for speed, the result is the same."""
 
@@ -98,9 +99,7 @@ class Config(NeoXBackbone):
     def build(self, vocab_size: int) -> Transformer:
         """Return the model on the default device, its values open until `initialise`."""
         mixers = (
-            self.mixer(
-                PerformerAttention, eps=self.feature_eps, equal_lengths=self.equal_lengths
-            )
+            self.mixer(PerformerAttention, eps=self.feature_eps, equal_lengths=self.equal_lengths)
             for _ in range(self.n_layers)
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
@@ -134,7 +133,9 @@ class PerformerAttention(MultiHead):
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write the random vectors."""
-        value.copy_(orthogonal_vectors(value.shape, generator, equal_lengths=self.equal_lengths))
+        n, width = value.shape
+        vectors = orthogonal_vectors(n, width, generator, equal_lengths=self.equal_lengths)
+        value.copy_(vectors)
 
     def mix(
         self,
@@ -144,19 +145,27 @@ class PerformerAttention(MultiHead):
         context: Context,
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Return the mixture by products of features."""
-        vectors = self.random_vectors
-        features = (
-            _PositiveFeatures.apply(x.contiguous(), vectors, self.eps, is_key, value.dtype)
-            for x, is_key in ((query, False), (key, True))
+        query, key = (
+            self._features(query, value.dtype, is_key=False),
+            self._features(key, value.dtype, is_key=True),
         )
-        return normalised_mix(*features, value, chunk=self.shape.chunk, context=context)
+        return normalised_mix(query, key, value, chunk=self.shape.chunk, context=context)
+
+    def _features(
+        self, x: Float[Tensor, "batch heads seq d_head"], dtype: torch.dtype, *, is_key: bool
+    ) -> Float[Tensor, "batch heads seq features"]:
+        features: Tensor = _PositiveFeatures.apply(  # type: ignore[no-untyped-call]
+            x.contiguous(), self.random_vectors, self.eps, is_key, dtype
+        )
+        return features
 
 
 class _PositiveFeatures(torch.autograd.Function):
     """`exp(w . y - largest) + eps` for y = x / d_head^(1/4), by itself: plain autograd would keep it several times.
 
     Exponents are fp32 at least, features of the type asked for. The slope of a key's feature is
-    `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`, since what is subtracted there cancels.
+    `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`: what is subtracted there cancels but for
+    eps, so no gradient passes through it, as in the released code.
     """
 
     @staticmethod
@@ -177,7 +186,7 @@ class _PositiveFeatures(torch.autograd.Function):
         return features
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         features, vectors, *key = ctx.saved_tensors
         slope = (features - ctx.eps).mul_(gradient)
@@ -190,22 +199,23 @@ class _PositiveFeatures(torch.autograd.Function):
 
 
 def orthogonal_vectors(
-    shape: tuple[int, int], generator: torch.Generator, *, equal_lengths: bool
+    n: int, width: int, generator: torch.Generator, *, equal_lengths: bool
 ) -> Float[Tensor, "features d_head"]:
     """Return random vectors, orthogonal within each block of d_head; each alone is Gaussian unless lengths are equal.
 
     Worked out in float64, so that the rounding of different linear algebra libraries stays out of the result.
     """
-    n, width = shape
     gaussian = torch.randn(-(-n // width), width, width, generator=generator, dtype=torch.float64)
     basis, upper = torch.linalg.qr(gaussian)
     # Without the signs, the first columns of a basis would prefer one side.
     basis = basis * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None]
     directions = basis.mT.reshape(-1, width)[:n]
-    if equal_lengths:
-        return directions * width**0.5
-    lengths = torch.randn(n, width, generator=generator, dtype=torch.float64).norm(dim=-1)
-    return directions * lengths[:, None]
+    lengths = torch.full((n, 1), width**0.5, dtype=torch.float64)
+    if not equal_lengths:
+        others = torch.randn(n, width, generator=generator, dtype=torch.float64)
+        lengths = torch.linalg.vector_norm(others, dim=-1, keepdim=True)
+    vectors: Tensor = directions * lengths
+    return vectors
 
 
 PRESETS: dict[str, dict[str, Any]] = NEOX_BACKBONES

@@ -10,10 +10,12 @@ to read it; a single chunk needs no state.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, autograd
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.accounting import Precision
@@ -57,9 +59,7 @@ def causal_linear_attention(
     chunk: int,
     state: Float[Tensor, "... key_width value_width"] | None = None,
     keep_state: bool = False,
-) -> tuple[
-    Float[Tensor, "... seq value_width"], Float[Tensor, "... key_width value_width"] | None
-]:
+) -> tuple[Float[Tensor, "... seq value_width"], Float[Tensor, "... key_width value_width"] | None]:
     """Return `sum over j <= t of (query_t . key_j) value_j` for every t, and the state after the last.
 
     Nothing is normalised: a column of ones in `value` sums the weights beside the values (`normalised_mix`). Products
@@ -79,19 +79,58 @@ def causal_linear_attention(
     n_chunks = -(-seq // chunk)
     with torch.autocast(query.device.type, enabled=False):
         query, key, value = (_in_chunks(x, n_chunks) for x in (query, key, value))
-        scores = _product("cm,em->ce", query, key).tril_()
-        mixed = _product("ce,ed->cd", scores, value)
-        if n_chunks == 1 and state is None and not keep_state:
-            return mixed.flatten(2, 3), None
-        # By every chunk, the last included: a slice of the chunks would be a copy that autograd keeps.
-        added = _product("cm,cd->md", key, value)
-        start = torch.zeros_like(added[:, :, :1]) if state is None else state.unsqueeze(2)
-        wide = torch.promote_types(added.dtype, torch.float32)
-        before = torch.cat((start, added[:, :, :-1]), dim=2).cumsum(dim=2, dtype=wide)
-        after = before[:, :, -1] + added[:, :, -1] if keep_state else None
-        factors = (query, before.to(query.dtype))
-        summed = torch.baddbmm(mixed.flatten(0, 2), *(x.flatten(0, 2) for x in factors))
-    return summed.view(*mixed.shape[:2], -1, mixed.shape[-1])[:, :, :seq], after
+        if state is None and not keep_state:
+            mixed: Tensor = _Chunked.apply(query, key, value)  # type: ignore[no-untyped-call]
+            return mixed.flatten(2, 3)[:, :, :seq], None
+        mixed, _, before, added = _forward(query, key, value, state)
+        after = before[:, :, -1] + added[:, :, -1]
+    return mixed.flatten(2, 3)[:, :, :seq], after
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return mixture, scores within chunks, state before each chunk (fp32 or wider), and what each chunk adds to it."""
+    scores = _product("cm,em->ce", query, key).tril()
+    mixed = _product("ce,ed->cd", scores, value)
+    added = _product("cm,cd->md", key, value)
+    start = torch.zeros_like(added[:, :, :1]) if state is None else state.unsqueeze(2)
+    wide = torch.promote_types(added.dtype, torch.float32)
+    before = torch.cat((start, added[:, :, :-1]), dim=2).cumsum(dim=2, dtype=wide)
+    return _plus_product(mixed, query, before.to(query.dtype)), scores, before, added
+
+
+class _Chunked(autograd.Function):
+    """`_forward` from an empty state. Its backward pass has the same form, so its sums run inside the products."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.shape[2] == 1:
+            scores = _product("cm,em->ce", query, key).tril_()
+            ctx.save_for_backward(query, key, value, scores)
+            return _product("ce,ed->cd", scores, value)
+        mixed, scores, before, _ = _forward(query, key, value, None)
+        ctx.save_for_backward(query, key, value, scores, before.to(query.dtype))
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, scores, *before = ctx.saved_tensors
+        of_scores = _product("cd,ed->ce", gradient, value).tril_()
+        of_query = _product("ce,em->cm", of_scores, key)
+        of_key = _product("ce,cm->em", of_scores, query, like=key)
+        of_value = _product("ce,cd->ed", scores, gradient, like=value)
+        if before:
+            of_query = _plus_product(of_query, gradient, before[0].mT)
+            read = _product("cm,cd->md", query, gradient)
+            # What later chunks read of the state: summed from the last one back.
+            wide = torch.promote_types(read.dtype, torch.float32)
+            later = torch.cat((torch.zeros_like(read[:, :, :1]), read[:, :, 1:].flip(2)), dim=2)
+            later = later.cumsum(dim=2, dtype=wide).flip(2).to(read.dtype)
+            of_key = _plus_product(of_key, value, later.mT)
+            of_value = _plus_product(of_value, key, later)
+        return of_query, of_key, of_value
 
 
 def _in_chunks(
@@ -102,17 +141,30 @@ def _in_chunks(
     missing = n_chunks * length - x.shape[-2]
     # Padding by nothing would be a copy.
     padded = functional.pad(x, (0, 0, 0, missing)) if missing else x
-    return padded.unflatten(-2, (n_chunks, length))
+    return padded.view(*x.shape[:-2], n_chunks, length, x.shape[-1])
 
 
-def _product(pattern: str, left: Tensor, right: Tensor) -> Tensor:
-    """Return the product of every chunk n; what all heads share has no batch b and no heads h, and is not repeated."""
+def _product(pattern: str, left: Tensor, right: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """Return the product of every chunk n; what all heads share has no batch b and no heads h, and is not repeated.
+
+    The result is summed over batch and heads if `like` is shared.
+    """
     inputs, output = pattern.split("->")
-    names = [
-        ("bhn" if x.dim() == 5 else "n") + axes
-        for x, axes in zip((left, right), inputs.split(","), strict=True)
-    ]
-    return torch.einsum(f"{names[0]},{names[1]}->bhn{output}", left, right)
+    names = [_leading(x) + axes for x, axes in zip((left, right), inputs.split(","), strict=True)]
+    leading = "bhn" if like is None else _leading(like)
+    return torch.einsum(f"{names[0]},{names[1]}->{leading}{output}", left, right)
+
+
+def _leading(x: Tensor) -> str:
+    return "bhn" if x.dim() == 5 else "n"
+
+
+def _plus_product(addend: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return `addend + left @ right` of every chunk, summed over batch and heads if `addend` is shared."""
+    if min(x.dim() for x in (addend, left, right)) < 5:
+        return addend + _product("ij,jk->ik", left, right, like=addend)
+    flat = [x.flatten(0, 2) for x in (addend, left, right)]
+    return flat[0].baddbmm_(*flat[1:]).view(addend.shape)
 
 
 def remembering_mix(
@@ -154,8 +206,8 @@ def normalised_mix(
     summed = remembering_mix(
         query, key, torch.cat((value, ones), dim=-1), chunk=chunk, cache=context.cache, name="state"
     )
-    total, weight = summed[..., :d_head], summed[..., d_head : d_head + 1]
-    return total / weight.clamp_min(1.0e-6)
+    total, weight = torch.split_with_sizes(summed, [d_head, n_ones], dim=-1)
+    return total / weight[..., :1].clamp_min(1.0e-6)
 
 
 def chunked_flops(seq_len: int, *, key_width: int, value_width: int, chunk: int) -> float:

@@ -28,11 +28,14 @@ class Usage(nn.Module, ABC):
     @torch.no_grad()
     def record_output(self, output: Tensor, residual: Tensor) -> None:
         """Add what the layer put out in one pass, and what it is added to."""
-        for row, x in zip(self.moments, (output, residual), strict=True):
-            row[0] += x.numel()
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            row[1] += x.sum(dtype=dtype)
-            row[2] += torch.linalg.vector_norm(x, dtype=dtype).square()
+        dtype = torch.promote_types(output.dtype, residual.dtype)
+        dtype = torch.promote_types(dtype, torch.float32)
+        # In few operations: in small models each costs more than its numbers do.
+        sums = [x.sum(dtype=dtype) for x in (output, residual)]
+        norms = [torch.linalg.vector_norm(x, dtype=dtype) for x in (output, residual)]
+        self.moments[:, 0] += output.numel()
+        self.moments[:, 1] += torch.stack(sums)
+        self.moments[:, 2] += torch.stack(norms).double().square()
 
     def output_ratio(self) -> dict[str, float]:
         """Return output_ratio, or nothing where no output was recorded."""
@@ -131,14 +134,17 @@ class MemoryUsage(Usage):
         self.mass.scatter_add_(0, flat, units.reshape(-1))
         reads = torch.zeros_like(self.reads).scatter_add_(0, flat, torch.ones_like(flat))
         self.reads += reads
-        seen = reads > 0
-        self.ever |= seen
         share = size / size.sum(dim=-1, keepdim=True).clamp_min(1e-30)
         # `special.entr` takes ten times as long on a CPU.
         entropy = -(share * share.clamp_min(1e-30).log()).sum(dim=-1)
-        self.sums[0] += entropy.exp().sum(dtype=torch.float64)
-        self.sums[1] += share.amax(dim=-1).sum(dtype=torch.float64)
-        self.sums[2] += seen.sum()
+        # In few operations: in small models each costs more than its numbers do.
+        self.sums += torch.stack(
+            (
+                entropy.exp().sum(dtype=torch.float64),
+                share.amax(dim=-1).sum(dtype=torch.float64),
+                torch.count_nonzero(reads).double(),
+            )
+        )
         self.counts[0] += len(ids)
         self.counts[1] += 1
 
@@ -148,6 +154,7 @@ class MemoryUsage(Usage):
         if tokens == 0:
             return {}
         effective, top1, distinct = self.sums.tolist()
+        self.ever |= self.reads > 0
         share = self.mass.double() / self.mass.sum()
         values = {
             "usage": float((self.reads > 0).double().mean()),

@@ -37,11 +37,11 @@ def all_attention(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return what `reference.all_attention` returns."""
     d_head = query.shape[-1]
-    tensors = (query, key, value, persistent_query, persistent_key, persistent_value)
+    tensors = [query, key, value, persistent_query, persistent_key, persistent_value]
     # CUDA kernels load eight numbers at a time; columns of zeros change neither scores nor the columns that are kept.
     missing = -d_head % 8 if query.is_cuda else 0
     if missing:
-        tensors = tuple(functional.pad(x, (0, missing)) for x in tensors)
+        tensors = [functional.pad(x, (0, missing)) for x in tensors]
     output: Tensor = _AllAttention.apply(*tensors, d_head**-0.5)  # type: ignore[no-untyped-call]
     return output[..., :d_head] if missing else output
 
@@ -54,7 +54,10 @@ class _AllAttention(autograd.Function):
         output, lse, rest = attend.forward(query, key, value, causal=True)
         # Persistent vectors have no batch: all sequences are one long one.
         second, second_lse, second_rest = attend.forward(
-            _one_sequence(persistent_query), persistent_key[None], persistent_value[None], causal=False
+            _one_sequence(persistent_query),
+            persistent_key[None],
+            persistent_value[None],
+            causal=False,
         )
         second, second_lse = (_sequences(x, len(query)) for x in (second, second_lse))
         merged_lse = torch.logaddexp(lse, second_lse)
@@ -71,9 +74,7 @@ class _AllAttention(autograd.Function):
         )
         (grad,) = grads
         attend = _Kernel(query, ctx.scale)
-        gradients = attend.backward(
-            grad, query, key, value, output, lse, ctx.rests[0], causal=True
-        )
+        gradients = attend.backward(grad, query, key, value, output, lse, ctx.rests[0], causal=True)
         second, *persistent = attend.backward(
             _one_sequence(grad),
             _one_sequence(persistent_query),
@@ -94,7 +95,7 @@ def _one_sequence(x: Tensor) -> Tensor:
 
 def _sequences(x: Tensor, batch: int) -> Tensor:
     """Return (1, heads, batch * seq, …) as (batch, heads, seq, …)."""
-    return x[0].unflatten(1, (batch, -1)).transpose(0, 1)
+    return x.view(x.shape[1], batch, -1, *x.shape[3:]).transpose(0, 1)
 
 
 class _Kernel:
@@ -148,7 +149,15 @@ class _Kernel:
             # Rows of the lse are as long as the kernel's blocks.
             lse = functional.pad(lse, (0, -lse.shape[2] % 32)).contiguous()
             found = _aten._scaled_dot_product_efficient_attention_backward(
-                *inputs, None, output, lse, *rest, 0.0, (True, True, True, False), causal, scale=self.scale
+                *inputs,
+                None,
+                output,
+                lse,
+                *rest,
+                0.0,
+                (True, True, True, False),
+                causal,
+                scale=self.scale,
             )
         else:
             lengths, state = rest[:4], rest[4:]

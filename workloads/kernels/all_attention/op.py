@@ -15,7 +15,9 @@ def all_attention(
     persistent_value: Float[Tensor, "heads vectors d_head"],
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return `reference.all_attention`, by fused kernels where there are any."""
-    implementation = fused if fused.applies(query, key) else reference
-    return implementation.all_attention(
-        query, key, value, persistent_query, persistent_key, persistent_value
+    tensors = (query, key, value, persistent_query, persistent_key, persistent_value)
+    return (
+        fused.all_attention(*tensors)
+        if fused.applies(query, key)
+        else reference.all_attention(*tensors)
     )

@@ -15,8 +15,6 @@ from workloads.architectures.pythia import Config
 from workloads.layers.context import Cache
 from workloads.layers.initialise import initialise
 
-transformers = pytest.importorskip("transformers", reason="the oracle; in the dev extra")
-
 VOCAB_SIZE = 41
 CASES: dict[str, dict[str, Any]] = {
     "quarter rotary": {},
@@ -44,6 +42,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _theirs(config: Config, kind: str) -> nn.Module:
+    import transformers  # seconds, so only where a test of this file runs
+
     theirs = transformers.GPTNeoXConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=config.d_model,
@@ -187,8 +187,10 @@ def test_gradients(config):
 
 @pytest.mark.usefixtures("wide")
 def test_decoding_with_a_cache(config):
+    from transformers import DynamicCache
+
     ours, theirs = _pair(config, "eager", torch.float64, ours_first=True)
-    cache, their_cache = Cache(), transformers.DynamicCache()
+    cache, their_cache = Cache(), DynamicCache()
 
     with torch.no_grad():
         for piece in _tokens().split([7, 1, 1, 10], dim=1):

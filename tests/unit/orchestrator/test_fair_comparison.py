@@ -1,0 +1,72 @@
+"""Every architecture made equal to `dense` at 10m, by what a sweep file says and the real closed forms."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import catalog
+from orchestrator.plan import account
+from orchestrator.sweep import load_sweep
+
+BASE = """
+name: fair
+data: {source: biographies, n_people: 48}
+train: {tokens: 1_000_000, batch_tokens: 8_192, seq_len: 256, lr: 1.0e-3}
+model: {architecture: dense, preset: 10m}
+trials:
+  - grid: {model.preset: [10m]}
+"""
+HASHED = {"memoryformer", "lookup_ffn"}
+"""Their knobs change cost in steps of several per cent, so their FLOPs are matched by tokens."""
+
+
+def _compared(folder: Path, entries: list[str]) -> dict[str, dict[str, float]]:
+    file = folder / "fair.yaml"
+    file.write_text(BASE + "".join(f"  - {entry}\n" for entry in entries))
+    return {spec.architecture: account(spec) for spec in load_sweep(file).trials}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "counted"),
+    [
+        ("training_flops", "training_flops"),
+        ("active_params", "active_params"),
+        ("bytes_per_token", "bytes_read_per_token"),
+    ],
+)
+def test_equal_to_dense_within_a_percent(tmp_path, quantity, counted):
+    entries = []
+    for name in catalog.architectures():
+        if name == "dense" or (name == "lookup_ffn" and quantity != "training_flops"):
+            continue
+        by_tokens = name in HASHED and quantity == "training_flops"
+        solve = ", solve: tokens" if by_tokens else ""
+        entries.append(
+            f"{{set: {{model.architecture: {name}}}, match: {{{quantity}: dense{solve}}}}}"
+        )
+
+    numbers = _compared(tmp_path, entries)
+
+    assert len(numbers) == len(entries) + 1
+    for name, account_of in numbers.items():
+        assert account_of[counted] == pytest.approx(numbers["dense"][counted], rel=0.01), name
+
+
+def test_equal_totals_by_slots_and_experts(tmp_path):
+    slots = "{set: {model.architecture: %s}, match: {total_params: moe, solve: %s}}"
+
+    numbers = _compared(
+        tmp_path,
+        [
+            "{set: {model.architecture: moe}}",
+            slots % ("memory_plus", "n_keys"),
+            slots % ("memory", "n_keys"),
+            slots % ("peer", "n_keys"),
+            slots % ("ultramem_v2", "n_keys"),
+        ],
+    )
+
+    for name in ("memory_plus", "memory", "peer", "ultramem_v2"):
+        assert numbers[name]["total_params"] == pytest.approx(
+            numbers["moe"]["total_params"], rel=0.01
+        )

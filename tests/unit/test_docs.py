@@ -1,0 +1,40 @@
+"""What the documentation says of every architecture is what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator import catalog
+
+PAGE = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
+UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
+
+
+def _number(cell: str) -> float:
+    match = re.fullmatch(r"([\d.]+) ?([kMG]?)B?", cell.strip())
+    assert match, cell
+    return float(match[1]) * UNITS[match[2]]
+
+
+@pytest.mark.parametrize("name", catalog.architectures())
+def test_every_architecture_has_its_section_and_its_row(name):
+    module = catalog.architecture(name)
+    config = module.Config(**module.PRESETS["10m"])
+    count = config.param_count(8192)
+    expected = [
+        count.total,
+        config.active_param_count(8192),
+        count.memory_values,
+        config.flops_per_token(8192, 1024).total,
+        sum(config.bytes_per_token(8192).values()),
+        sum(config.bytes_per_token(8192, batch_tokens=64).values()),
+    ]
+
+    (row,) = re.findall(rf"^\| \[{name}\]\(#{name}\) \|(.*)\|$", PAGE, flags=re.MULTILINE)
+    found = [_number(cell) for cell in row.split("|")[2:]]
+
+    assert found == pytest.approx(expected, rel=6e-3)
+    section = PAGE.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    for topic in ("Cite", "ontested"):
+        assert topic in section, topic
