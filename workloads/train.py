@@ -25,6 +25,7 @@ from workloads.data.corpus import Corpus
 from workloads.divergence import Watch
 from workloads.evaluate import evaluate
 from workloads.layers.initialise import initialise
+from workloads.layers.transformer import Transformer
 from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
@@ -32,9 +33,10 @@ from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
-OBSERVED_EVERY = 4
-"""Steps from one whose use of memories and experts is recorded to the next, the first being one: recording costs up to
-3 % of a step on an H200 (docs/benchmarks.md), so this keeps it below 1 % of a run."""
+MOST_OBSERVED = 64
+RAREST_OBSERVED = 16
+"""Use of memories and experts is recorded in about this many steps of a run, but in one of 16 at least. Recording costs
+up to a tenth of a step (docs/benchmarks.md), so less than 1 % of a run of 1,024 steps and more."""
 _MOST_OFTEN = 10
 """Pause between checkpoints over the time it took to write the last one."""
 
@@ -134,7 +136,7 @@ def run(
             with spent.on("data"):
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
-                _observe(model, step)
+                _observe(model, step, steps)
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
                 losses = accumulate_gradients(
                     model,
@@ -391,10 +393,11 @@ def _auxiliary_loss(model: nn.Module) -> Tensor | None:
     return auxiliary() if auxiliary is not None else None
 
 
-def _observe(model: nn.Module, step: int) -> None:
+def _observe(model: nn.Module, step: int, steps: int) -> None:
     """Have the model record how memories and experts are used in the passes of this step, or not."""
-    if hasattr(model, "observing"):
-        model.observing = (step - 1) % OBSERVED_EVERY == 0
+    every = max(1, min(RAREST_OBSERVED, steps // MOST_OBSERVED))
+    if isinstance(model, Transformer):
+        model.observing = (step - 1) % every == 0
 
 
 def _reports_usage(job: Job, step: int, *, evaluate_now: bool) -> bool:

@@ -49,12 +49,12 @@ class Config(NeoXBackbone):
     """Share of each head's columns that turn with the position; 0 for none, as in the source."""
     max_seq_len: int = 2048
     """M of the weights, and the longest sequence: beyond it they would turn negative."""
-    chunk: int = 64
-    """Tokens that are mixed at once by their products; for speed, the result is the same."""
+    chunk_tokens: int = 64
+    """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_mixing(max_seq_len=self.max_seq_len, chunk=self.chunk)
+        check_mixing(max_seq_len=self.max_seq_len, chunk_tokens=self.chunk_tokens)
 
     @property
     def longest_sequence(self) -> int:
@@ -71,7 +71,7 @@ class Config(NeoXBackbone):
             bias=True,
             rotary_columns=self.rotary_columns,
             n_features=2 * (self.d_model // self.n_heads),
-            chunk=self.chunk,
+            chunk=self.chunk_tokens,
         )
 
     def build(self, vocab_size: int) -> Transformer:

@@ -96,13 +96,15 @@ class Config(NeoXBackbone):
     """Positions of the compression, so the longest sequence."""
     equal_prefixes: bool = True
     """Bring the sums over prefixes of all lengths to one scale."""
-    chunk: int = 64
-    """Tokens that are mixed at once by their products; for speed, the result is the same."""
+    chunk_tokens: int = 64
+    """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_mixing(
-            projected_len=self.projected_len, max_seq_len=self.max_seq_len, chunk=self.chunk
+            projected_len=self.projected_len,
+            max_seq_len=self.max_seq_len,
+            chunk_tokens=self.chunk_tokens,
         )
 
     @property
@@ -121,7 +123,7 @@ class Config(NeoXBackbone):
             rotary_columns=self.rotary_columns,
             projected_len=self.projected_len,
             max_seq_len=self.max_seq_len,
-            chunk=self.chunk,
+            chunk=self.chunk_tokens,
         )
 
     def build(self, vocab_size: int) -> Transformer:

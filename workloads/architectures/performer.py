@@ -14,7 +14,8 @@ What keeps the exponents in range must not look at later tokens, or decoding wou
   for all its features counts with eps alone; `qk_norm` gives all keys about one length instead.
 
 Further departures: features are drawn once per layer, from the seed, and never again; the released codes draw anew
-during training. The factor 1 / sqrt(m) cancels and is left out. With entries of size 1 in queries and keys, m features
+during training. The factor 1 / sqrt(m) cancels and is left out. Their eps is 1e-6 or 1e-4; here 1e-6, which learned
+better. With entries of size 1 in queries and keys, m features
 are far from enough to approximate softmax: see Performer as attention with a kernel of its own.
 """
 
@@ -64,12 +65,12 @@ class Config(NeoXBackbone):
     """Give all random vectors the length sqrt(d_head) instead of those of Gaussian ones."""
     qk_norm: bool = False
     """Normalise queries and keys per head, so that all keys count about equally."""
-    chunk: int = 64
-    """Tokens that are mixed at once by their products; for speed, the result is the same."""
+    chunk_tokens: int = 64
+    """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_mixing(n_features=self.feature_count, chunk=self.chunk)
+        check_mixing(n_features=self.feature_count, chunk_tokens=self.chunk_tokens)
         if not 0 <= self.feature_eps < math.inf:
             raise ValueError(
                 f"feature_eps must be at least 0 and finite, got {self.feature_eps}; the nearest is 0"
@@ -93,7 +94,7 @@ class Config(NeoXBackbone):
             qk_norm=self.qk_norm,
             rotary_columns=self.rotary_columns,
             n_features=self.feature_count,
-            chunk=self.chunk,
+            chunk=self.chunk_tokens,
         )
 
     def build(self, vocab_size: int) -> Transformer:

@@ -1,6 +1,6 @@
 """How evenly table rows and experts are read in training, accumulated between two reports.
 
-The trainer has only some steps recorded (`train.OBSERVED_EVERY`); "ever" and "all" below speak of those.
+The trainer has only some steps recorded (`train.RAREST_OBSERVED`); "ever" and "all" below speak of those.
 All of it lies in buffers, so a resumed run reports what an undisturbed one would. Weights are counted in integers,
 so that their sum does not depend on the order of addition.
 """

@@ -24,7 +24,7 @@ def _model(**fields: object) -> Transformer:
 @pytest.mark.parametrize("chunk", [3, 64])
 @pytest.mark.parametrize("rotary_fraction", [0.0, 0.5])
 def test_equals_the_formula(chunk, rotary_fraction):
-    config = Config(**SMALL, chunk=chunk, rotary_fraction=rotary_fraction)
+    config = Config(**SMALL, chunk_tokens=chunk, rotary_fraction=rotary_fraction)
     mixer = config.mixer(CosAttention, max_seq_len=32).double()
     initialise(mixer, 0)
     x = torch.randn(2, 10, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -49,13 +49,13 @@ def test_equals_the_formula(chunk, rotary_fraction):
 
 
 def test_gradients(check_gradients):
-    check_gradients(Config(**SMALL, chunk=2))
+    check_gradients(Config(**SMALL, chunk_tokens=2))
 
 
 def test_the_chunk_changes_nothing():
     tokens = torch.randint(11, (2, 23), generator=torch.Generator().manual_seed(0))
 
-    one, many = (_model(chunk=chunk)(tokens) for chunk in (64, 5))
+    one, many = (_model(chunk_tokens=chunk)(tokens) for chunk in (64, 5))
 
     torch.testing.assert_close(many, one)
 
@@ -91,7 +91,7 @@ def test_says_how_long_a_sequence_may_be():
     ("fields", "message"),
     [
         ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0; the nearest is 1"),
-        ({"chunk": -2}, "chunk must be at least 1, got -2; the nearest is 1"),
+        ({"chunk_tokens": -2}, "chunk_tokens must be at least 1, got -2; the nearest is 1"),
         ({"n_heads": 3}, r"n_heads must divide d_model \(16\), got 3; the nearest is 2"),
         (
             {"rotary_fraction": 1.5},

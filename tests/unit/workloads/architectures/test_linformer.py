@@ -28,7 +28,7 @@ def _model(**fields: object) -> Transformer:
 @pytest.mark.parametrize("equal_prefixes", [False, True])
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_equals_softmax_over_the_projected_prefix(chunk, equal_prefixes):
-    config = Config(**SMALL, chunk=chunk, rotary_fraction=0.0)
+    config = Config(**SMALL, chunk_tokens=chunk, rotary_fraction=0.0)
     mixer = config.mixer(PrefixAttention, equal_prefixes=equal_prefixes).double()
     initialise(mixer, 0)
     x = torch.randn(2, 10, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -53,7 +53,7 @@ def test_equals_softmax_over_the_projected_prefix(chunk, equal_prefixes):
 
 
 def test_gradients(check_gradients):
-    check_gradients(Config(**SMALL, chunk=2))
+    check_gradients(Config(**SMALL, chunk_tokens=2))
 
 
 def test_positions_that_no_token_had_get_no_gradient():
@@ -110,7 +110,7 @@ def test_refuses_longer_sequences(cached):
     [
         ({"projected_len": 0}, "projected_len must be at least 1, got 0; the nearest is 1"),
         ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0; the nearest is 1"),
-        ({"chunk": 0}, "chunk must be at least 1, got 0; the nearest is 1"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0; the nearest is 1"),
         ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
     ],
 )

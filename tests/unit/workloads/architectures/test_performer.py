@@ -62,7 +62,7 @@ def _by_the_formula(mixer: PerformerAttention, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_equals_the_formula_with_gradients(chunk, qk_norm):
-    mixer, x = _mixer(feature_eps=0.0, chunk=chunk, qk_norm=qk_norm), _x()
+    mixer, x = _mixer(feature_eps=0.0, chunk_tokens=chunk, qk_norm=qk_norm), _x()
     found, expected = mixer(x, _context(x)), _by_the_formula(mixer, x)
 
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
@@ -82,13 +82,13 @@ def test_eps_is_added_to_every_feature():
 
 
 def test_gradients(check_gradients):
-    check_gradients(Config(**SMALL, chunk=2, feature_eps=0.0))
+    check_gradients(Config(**SMALL, chunk_tokens=2, feature_eps=0.0))
 
 
 @pytest.mark.parametrize("feature_eps", [0.0, 1e-4])
 def test_a_later_token_has_no_say_however_large_its_key(feature_eps):
     """The source's common largest exponent of all keys would: earlier features would vanish beside it."""
-    mixer, x = _mixer(feature_eps=feature_eps, chunk=4), _x()
+    mixer, x = _mixer(feature_eps=feature_eps, chunk_tokens=4), _x()
     before = mixer(x, _context(x))
     for position in range(1, 10):
         changed = x.clone()
@@ -192,7 +192,7 @@ def test_usual_number_of_features(d_model, n_heads, count):
     ("fields", "message"),
     [
         ({"n_features": 0}, "n_features must be at least 1, got 0; the nearest is 1"),
-        ({"chunk": 0}, "chunk must be at least 1, got 0; the nearest is 1"),
+        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0; the nearest is 1"),
         (
             {"feature_eps": -1.0},
             "feature_eps must be at least 0 and finite, got -1.0; the nearest is 0",
