@@ -60,7 +60,8 @@ def _memory_layers(lr: float, *, stated: str) -> Recipe:
             seq_len=4_096,
         ),
         source=f"{_MEMORY_LAYERS}: {stated}. Not stated there: all else, for which stands {_MEMORY_CODE}. "
-        "Values learn at 1e-3 whatever the backbone does, the code's default.",
+        "Values learn at 1e-3 whatever the backbone does, the code's default. The code decays norms, biases and embeddings "
+        "too, here they are not.",
         tokens=1_000_000_000_000,
     )
 
@@ -98,7 +99,7 @@ def _pythia(lr: float, *, remark: str = "") -> Recipe:
         ),
         source="Biderman et al. 2023, Pythia (arXiv 2304.01373) and its configuration files (version 1): Adam with "
         "decoupled decay, none on norms and biases, 1 % warm-up, cosine to a tenth, 1,024 sequences of 2,048 tokens, "
-        f"143,000 steps.{remark} There in fp16 (1B: bf16); precision is left to `auto`.",
+        f"143,000 steps.{remark} Embeddings are decayed there, here not. There in fp16 (1B: bf16); precision is left to `auto`.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -115,7 +116,7 @@ def _memoryformer(lr: float, *, pythia: str) -> Recipe:
         ),
         source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, otherwise Pythia's "
         "optimizer and schedule. Tables are decayed at every step, hit or not, as in the released code. Not stated: "
-        "tokens; Pythia's length is meant by the comparison.",
+        "tokens; Pythia's length is meant by the comparison. Embeddings are decayed there, here not.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -139,7 +140,7 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning rate 1e-4 (the paper says "
-        f"3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms and biases are decayed there, here not.",
+        f"3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, biases and embeddings are decayed there, here not.",
         tokens=128_000 * 8_388_608,
     ),
     "pkm_2019": Recipe(

@@ -28,7 +28,14 @@ import torch
 from workloads import device
 from workloads.layers.initialise import initialise
 from workloads.optim import Optimizer
-from workloads.train import Job, accumulate_gradients, rows_per_pass, section_config
+from workloads.train import (
+    Job,
+    accumulate_gradients,
+    how_often_observed,
+    observe,
+    rows_per_pass,
+    section_config,
+)
 from workloads.train_config import TrainConfig
 
 WARM_UP_STEPS = 2
@@ -191,10 +198,11 @@ def _step(
         vocab_size, (N_BATCHES, share, config.seq_len + 1), generator=generator
     ).to(here)
     autocast = partial(device.autocast, bf16=bf16, device=here)
-    count = 0
+    count, observed_every = 0, how_often_observed(job, config.steps)
 
     def step() -> None:
         nonlocal count
+        observe(model, count + 1, observed_every)
         windows = tokens[count % N_BATCHES]
         count += 1
         accumulate_gradients(

@@ -25,7 +25,6 @@ from workloads.data.corpus import Corpus
 from workloads.divergence import Watch
 from workloads.evaluate import evaluate
 from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
 from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
@@ -35,8 +34,9 @@ from workloads.train_config import TrainConfig
 LOG = logging.getLogger(__name__)
 MOST_OBSERVED = 64
 RAREST_OBSERVED = 16
-"""Use of memories and experts is recorded in about this many steps of a run, but in one of 16 at least. Recording costs
-up to a tenth of a step (docs/benchmarks.md), so less than 1 % of a run of 1,024 steps and more."""
+"""Use of memories and experts is recorded in one of 16 steps, more often in runs of fewer than 1,024 steps and where
+reports come more often. Recording costs up to a tenth of a step on an H200 (docs/benchmarks.md), so less than 1 % of a
+long run."""
 _MOST_OFTEN = 10
 """Pause between checkpoints over the time it took to write the last one."""
 
@@ -130,13 +130,14 @@ def run(
         unread: list[dict[str, Tensor]] = []
         metrics: dict[str, float] = {}
         stop = False
+        observed_every = how_often_observed(job, steps)
 
         for step in range(first, steps + 1):
             stop = stop or reporter.should_stop()
             with spent.on("data"):
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
-                _observe(model, step, steps)
+                observe(model, step, observed_every)
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
                 losses = accumulate_gradients(
                     model,
@@ -393,10 +394,15 @@ def _auxiliary_loss(model: nn.Module) -> Tensor | None:
     return auxiliary() if auxiliary is not None else None
 
 
-def _observe(model: nn.Module, step: int, steps: int) -> None:
-    """Have the model record how memories and experts are used in the passes of this step, or not."""
-    every = max(1, min(RAREST_OBSERVED, steps // MOST_OBSERVED))
-    if isinstance(model, Transformer):
+def how_often_observed(job: Job, steps: int) -> int:
+    """Return the steps from one whose use of memories and experts is recorded to the next; one at least in every report."""
+    reported = job.usage_every_steps or steps // job.evaluations
+    return max(1, min(RAREST_OBSERVED, steps // MOST_OBSERVED, reported))
+
+
+def observe(model: Any, step: int, every: int) -> None:
+    """Have a model that can, record the use of its memories and experts in the passes of this step, or not."""
+    if hasattr(model, "observing"):
         model.observing = (step - 1) % every == 0
 
 

@@ -226,7 +226,11 @@ class EngramShape(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class NgramTablePart(TablePart):
-    """A table whose rows are put side by side as they are."""
+    """A table whose rows are put side by side as they are. Layers that share it read the same rows."""
+
+    def active_params(self) -> int:
+        """Count the rows that one token reads, the same in every layer."""
+        return min(self.n_rows, self.bag_size) * self.width
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
         """Return nothing: reading is no product."""

@@ -58,7 +58,7 @@ class Config(LlamaBackbone):
         ):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
         key_dim = self.memory.lookup.key_dim
         shown = f"{key_dim}, half of value_dim" if self.key_dim is None else None
         check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)

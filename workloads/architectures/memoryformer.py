@@ -274,10 +274,8 @@ class MixingPart(Part):
         return FlopCount(attention=self.attention.mixing_flops(seq_len))
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return what mixing keeps; queries and keys that do not turn are not copied."""
-        kept = self.attention.mixing_activation_bytes(seq_len, precision)
-        copies = (4 if precision == "fp32" else 2) * 2.0 * self.attention.d_model
-        return kept if self.attention.rotary_columns else kept - copies
+        """Return what mixing keeps."""
+        return self.attention.mixing_activation_bytes(seq_len, precision)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from workloads.accounting import Parts
 from workloads.layers.block import Block
@@ -79,6 +79,11 @@ class Config(LlamaFrame):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, words in (("routing", Routing), ("evaluation", Evaluation), ("group", Group)):
+            if getattr(self, name) not in get_args(words):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(words))}, got {getattr(self, name)!r}"
+                )
         for name in ("n_experts", "d_expert", "top_k", "d_ff", "moe_stride"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -65,7 +65,8 @@ class Config(LlamaBackbone):
     share_layers: int = 6
     """Most consecutive layers that read one table; runs are as even as possible."""
     key_balance: float = 0.0
-    """Weight of a loss that spreads reads over the sub-keys; 0 for none."""
+    """Weight of a loss that spreads reads over the sub-keys; 0 for none. Summed over layers and both halves, so even
+    reads cost twice the number of layers times it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -337,7 +338,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     **{name: {**PAPER[name], "n_keys": 724} for name in ("373m", "720m", "1.3b")},
     "8b": {**PAPER["8b"], "n_keys": 2365},
     # The paper's comparison with OLMoE, 227M active of 1.2B: 20 * 360**2 slots, of which every layer sees half; with
-    # a vocabulary of 50,304.
+    # a vocabulary of 50,304. key_dim is half of d_model, as its text says: 236 million active; the 192 of its table of
+    # shapes would give 222.
     "1.2b": {
         "d_model": 768,
         "n_layers": 20,

@@ -70,12 +70,13 @@ class AttentionShape(Part):
         return c * self.d_model + norms + self.mixing_activation_bytes(seq_len, precision)
 
     def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
-        """Return turned query and key, query, key and value, the mixture, and the fused kernel's log-sum-exp.
+        """Return query, key and value, the mixture, the fused kernel's log-sum-exp, and turned query and key if any turn.
 
         Mixing is told query, key and value as views of one projection; turning copies query and key.
         """
         c = 4 if precision == "fp32" else 2
-        return c * (3.0 * self.d_model + 3.0 * self.d_kv) + 4.0 * self.n_heads
+        turned = 0 if self.rotary_columns == 0 else self.d_model + self.d_kv
+        return c * (2.0 * self.d_model + 2.0 * self.d_kv + turned) + 4.0 * self.n_heads
 
 
 class MultiHead(nn.Module):

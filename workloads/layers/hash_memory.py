@@ -88,9 +88,7 @@ class HashMemory(nn.Module):
             times_l1=self.shape.score == "l1_prob",
         )
         if context.observe:
-            # Every token reads every table, so some tokens tell as much as all.
-            some = slice(None, None, -(-ids.numel() // RECORDED) or 1)
-            self.usage.record(ids[some], weights[some])
+            self.usage.record(ids, weights)
         output: Tensor = self.table(ids, weights) + self.bias
         return output.view(*x.shape[:-1], self.shape.width)
 
@@ -99,7 +97,5 @@ class HashMemory(nn.Module):
         value.normal_(0.0, BIAS_STD, generator=generator)
 
 
-RECORDED = 2**13
-"""Reads of a pass that its statistics are taken from, at most: those of every n-th token."""
 BIAS_STD = 0.001
 """Standard deviation of a bias at the start, as in the released code of both sources."""

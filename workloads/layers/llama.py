@@ -46,7 +46,7 @@ class LlamaFrame(Accounted):
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
         check_heads(self.d_model, self.n_heads)
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
             fix = nearest_divisor(self.n_heads, self.n_kv_heads)
@@ -110,7 +110,7 @@ class LlamaBackbone(LlamaFrame):
 
     def __post_init__(self) -> None:
         if self.d_ff < 1:
-            raise ValueError(f"d_ff must be at least 1, got {self.d_ff}")
+            raise ValueError(f"d_ff must be at least 1, got {self.d_ff}; the nearest is 1")
         super().__post_init__()
 
     @property

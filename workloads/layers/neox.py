@@ -51,7 +51,9 @@ class NeoXBackbone(Accounted):
     def __post_init__(self) -> None:
         for name in ("d_model", "n_layers", "n_heads", "d_ff"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ValueError(
+                    f"{name} must be at least 1, got {getattr(self, name)}; the nearest is 1"
+                )
         if self.d_model % self.n_heads:
             nearest = nearest_divisor(self.d_model, self.n_heads)
             raise ValueError(

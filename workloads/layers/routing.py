@@ -102,7 +102,8 @@ def expert_choice(
 
 def tokens_taken(n_tokens: int, *, n_experts: int, capacity: float) -> int:
     """Return how many of `n_tokens` tokens an expert takes: `capacity` times an even share, rounded up, at most all."""
-    return min(n_tokens, math.ceil(capacity * n_tokens / n_experts))
+    # A hair less, so that rounding in the product does not add a token.
+    return min(n_tokens, math.ceil(capacity * n_tokens / n_experts - 1e-9))
 
 
 def loads(experts: Int[Tensor, "groups choices"], n_experts: int) -> Int[Tensor, "groups experts"]:

@@ -15,13 +15,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator import catalog
 from workloads import checkpoint
 from workloads.architectures import dense
 from workloads.layers.initialise import initialise
 from workloads.optim import Optimizer
 from workloads.ports import Diverged, Interrupted
 from workloads.ranks import World
-from workloads.train import Job, _passes, _windows, accumulate_gradients, run
+from workloads.train import Job, _passes, _windows, accumulate_gradients, how_often_observed, run
 
 STEPS = 8
 DATA = {
@@ -356,6 +357,53 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_batch(rows):
         torch.testing.assert_close(parts[name], gradient, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("moe", {"group": "sequence", "balance_loss": 1.0, "z_loss": 1.0}),
+        ("moe", {"selection_bias": True}),
+    ],
+    ids=["balance and z loss", "selection bias"],
+)
+def test_what_layers_add_to_the_loss_adds_up_over_uneven_micro_batches(architecture, changes, rows):
+    module = catalog.architecture(architecture)
+    config = module.Config(**{**module.PRESETS["d8"], **changes})
+    model = config.build(11)
+    initialise(model, 0)
+    windows = torch.randint(11, (9, 9), generator=torch.Generator().manual_seed(0))
+
+    def gradients(rows: int) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        model.zero_grad()
+        losses = accumulate_gradients(
+            model, windows, batch_tokens=72, rows=rows, autocast=nullcontext
+        )
+        found = {name: p.grad.clone() for name, p in model.named_parameters()}
+        return {name: loss.item() for name, loss in losses.items()}, found
+
+    (whole_losses, whole), (losses, parts) = gradients(9), gradients(rows)
+
+    assert losses == pytest.approx(whole_losses, rel=1e-5, abs=1e-7)
+    assert "auxiliary_loss" in losses
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reported", "expected"),
+    [(8, None, 1), (640, None, 10), (5000, None, 16), (5000, 7, 7), (40, None, 1), (6000, 100, 16)],
+)
+def test_use_is_recorded_in_one_of_sixteen_steps_and_at_least_once_a_report(
+    tmp_path, steps, reported, expected
+):
+    job = job_in(tmp_path, usage_every_steps=reported)
+
+    every = how_often_observed(job, steps)
+
+    assert every == expected
+    assert every <= (reported or steps)
+
+
 def test_a_run_in_micro_batches_is_the_same_run(tmp_path, undisturbed):
     reporter = Recorder()
     run(job_in(tmp_path, micro_batch_tokens=40), reporter, clock=ticking())
@@ -408,7 +456,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 from workloads.ports import Interrupted
-from workloads.train import Job, run
+from workloads.train import how_often_observed, Job, run
 
 class Reporter:
     rows = []

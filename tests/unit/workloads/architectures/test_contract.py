@@ -36,9 +36,22 @@ def _smallest(name: str) -> Any:
     return min(configs, key=lambda config: config.param_count(VOCAB_SIZE).total)
 
 
-@pytest.fixture(params=NAMES)
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # What presets leave off and what has parameters, buffers or state of its own.
+    "memory with batch norm": ("memory", {"query_batch_norm": True}),
+    "moe with a selection bias": ("moe", {"selection_bias": True}),
+    "moe, experts choose": (
+        "moe",
+        {"routing": "expert_choice", "top_k": 1, "n_shared_experts": 1},
+    ),
+    "engram with a shared table": ("engram", {"shared_table": True}),
+}
+
+
+@pytest.fixture(params=[*NAMES, *VARIANTS])
 def config(request: pytest.FixtureRequest) -> Any:
-    return _smallest(request.param)
+    name, changes = VARIANTS.get(request.param, (request.param, {}))
+    return dataclasses.replace(_smallest(name), **changes)
 
 
 @pytest.fixture(autouse=True)
@@ -164,6 +177,9 @@ def test_initialise_writes_every_parameter_and_buffer(config):
     initialise(model, 0)
 
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.dtype == torch.bool:
+            assert not tensor.any(), f"{name}: what is recorded begins empty"
+            continue
         written = torch.isfinite(tensor) if tensor.is_floating_point() else tensor != never
         assert written.all(), name
     assert not unsaved, "buffers outside the state dict are lost on resume"
