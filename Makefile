@@ -9,7 +9,7 @@ RUNS   ?= runs
 # Test processes. Integration tests come after the others, one after another: each expects the machine for itself.
 WORKERS ?= 2
 # TEST_ARGS may name tests of one kind only; then pytest finds none (exit status 5) of the other.
-NONE_FITS := || [ -n "$(TEST_ARGS)" -a $$? -eq 5 ]
+NONE_FITS := $(if $(TEST_ARGS),|| [ $$? -eq 5 ])
 STAMP  := $(VENV)/.installed
 
 # Without byte code every import of torch, Ray and MLflow takes twice as long.

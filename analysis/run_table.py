@@ -54,7 +54,6 @@ ACCOUNTING = (
     "bytes_read_per_token",
     "bytes_read_per_token_batch64",
     "activation_bytes",
-    "activation_bytes",
     "peak_memory_bytes",
     "vocab_size",
 )

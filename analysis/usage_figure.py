@@ -47,9 +47,9 @@ _MEMORY, _MOE, _BOTH = ("memory",), ("moe",), ("memory", "moe")
 _PANELS = (
     _Panel(
         titles={
-            _MEMORY: "Rows ever read (share)",
+            _MEMORY: "Rows read so far (share)",
             _MOE: "Experts used (share)",
-            _BOTH: "Rows ever read,\nexperts used (share)",
+            _BOTH: "Rows read so far,\nexperts used (share)",
         },
         stats={"memory": ("usage_ever", "usage"), "moe": ("usage_ever", "usage")},
     ),

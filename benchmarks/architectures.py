@@ -34,6 +34,7 @@ class Row:
     """What was measured of one architecture."""
 
     architecture: str
+    preset: str
     total_params: int
     active_params: int
     training_flops_per_token: float
@@ -59,7 +60,8 @@ def main() -> None:
             failed[name] = f"no preset {arguments.preset} or {arguments.otherwise}"
             continue
         try:
-            rows.append(_measured(name, module.Config(**module.PRESETS[preset]), arguments, here))
+            config = module.Config(**module.PRESETS[preset])
+            rows.append(_measured(name, preset, config, arguments, here))
             print(f"{name}: {rows[-1].step_s:.4f} s", file=sys.stderr, flush=True)
         except Exception as error:
             traceback.print_exc()
@@ -71,7 +73,9 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def _measured(name: str, config: object, arguments: argparse.Namespace, here: torch.device) -> Row:
+def _measured(
+    name: str, preset: str, config: object, arguments: argparse.Namespace, here: torch.device
+) -> Row:
     vocab, seq, tokens = arguments.vocab_size, arguments.seq_len, arguments.tokens
     bf16 = here.type == "cuda" and not arguments.fp32
     train = TrainConfig(tokens=tokens, batch_tokens=tokens, seq_len=seq, lr=1e-3)
@@ -121,6 +125,7 @@ def _measured(name: str, config: object, arguments: argparse.Namespace, here: to
     flops = 3 * config.flops_per_token(vocab, seq).total
     return Row(
         architecture=name,
+        preset=preset,
         total_params=config.param_count(vocab).total,
         active_params=config.active_param_count(vocab),
         training_flops_per_token=flops,
@@ -158,11 +163,11 @@ def _print(
         torch.cuda.get_device_name() if here.type == "cuda" else f"CPU, {arguments.threads} threads"
     )
     print(
-        f"\n{machine}, torch {torch.__version__}, preset {arguments.preset}, {arguments.tokens:,} tokens a step, "
+        f"\n{machine}, torch {torch.__version__}, {arguments.tokens:,} tokens a step, "
         f"sequences of {arguments.seq_len}, vocabulary {arguments.vocab_size:,}, median of {arguments.repeats}\n"
     )
     heads = [
-        "architecture", "total params", "active", "MFLOP/token", "step ms", "tokens/s", "vs dense", "TFLOP/s",
+        "architecture", "preset", "total params", "active", "MFLOP/token", "step ms", "tokens/s", "vs dense", "TFLOP/s",
         "peak GiB", "estimate GiB", "observing",
     ]  # fmt: skip
     dense = next((row.step_s for row in rows if row.architecture == "dense"), None)
@@ -171,6 +176,7 @@ def _print(
         lines.append(
             [
                 row.architecture,
+                row.preset,
                 f"{row.total_params / 1e6:,.1f} M",
                 f"{row.active_params / 1e6:,.1f} M",
                 f"{row.training_flops_per_token / 1e6:,.1f}",

@@ -91,7 +91,7 @@ def _sizes(plan: Plan, groups: Sequence[Sequence[PlannedTrial]]) -> Table:
     )
     for number, group in enumerate(groups, 1):
         spec = group[0].spec
-        keys = ("total_params", "active_params", "params_memory_values", *used)
+        keys = ("total_params", "active_params", "memory_params", *used)
         table.add_row(
             str(number),
             spec.architecture,

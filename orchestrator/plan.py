@@ -5,6 +5,7 @@ forms for parameters, FLOPs, bytes and memory. Nothing is built and nothing is s
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,9 +106,13 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
 
 
 def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
-    """Return one note per architecture and way in which its outputs can depend on later tokens."""
-    told = [f"{s.architecture}: not causal {s.not_causal}" for s in specs if s.not_causal]
-    return tuple(dict.fromkeys(told))
+    """Return one note per architecture and way in which its outputs can depend on later tokens, and in how many trials."""
+    trials = Counter(spec.architecture for spec in specs)
+    told = Counter((spec.architecture, spec.not_causal) for spec in specs if spec.not_causal)
+    return tuple(
+        f"{name}{'' if n == trials[name] else f' ({n} of {trials[name]} trials)'}: not causal {why}"
+        for (name, why), n in told.items()
+    )
 
 
 def check_data(plan: Plan) -> tuple[str, ...]:

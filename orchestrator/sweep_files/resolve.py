@@ -69,6 +69,10 @@ def trial(
     if solved is None:
         return None, findings
     model, train, matched = solved
+    # What `match` chose may be the length that a mixer is built for.
+    findings = _too_long(train, model, draft)
+    if findings:
+        return None, findings
     preset = None if draft.chooses_size else draft.settings.get("model.preset")
     recipe = draft.settings.get("train.recipe")
     spec = TrialSpec(
@@ -142,9 +146,13 @@ def _matched(
     if match.architecture is not None:
         if not itself:
             other, findings = _model(draft, sections, frame, match.target)
+            findings = findings or _too_long(train, other, draft, name=match.architecture)
             if findings:
                 return None, [_about_counterpart(findings[0], match)]
         compared_tokens, findings = _counterpart_tokens(draft, match, train)
+        if isinstance(draft.size, Rung) and other is not None:
+            # In a ladder the counterpart trains for its own tokens per parameter.
+            compared_tokens, _ = solve.tokens_for(draft.size, other, frame, largest=lambda: other)
         if compared_tokens is None:
             return None, findings
         if itself:
@@ -299,13 +307,13 @@ def _not_causal(model: Any) -> str | None:
     return "; ".join(f"in {mode}: {why}" for mode, why in leaks.items()) or None
 
 
-def _too_long(train: Any, model: Any, draft: Draft) -> list[Finding]:
+def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) -> list[Finding]:
     """Return that the model cannot read sequences of this length, if its Config says so."""
     longest = getattr(model, "longest_sequence", None)
     if longest is None or train.seq_len <= longest:
         return []
     field = getattr(model, "LONGEST_SEQUENCE_FIELD", "max_seq_len")
-    name = draft.settings["model.architecture"].content
+    name = name or str(draft.settings["model.architecture"].content)
     message = f"seq_len must be at most {field} ({longest}) of {name}, got {train.seq_len}"
     fix = f"lower train.seq_len to {longest}, or raise model.{field}"
     # One of the two is there: train would not be otherwise.

@@ -183,7 +183,15 @@ class StepTimes:
         more = {key: value for key, value in record.items() if key not in own}
         try:
             answer = Answer(**{key: record[key] for key in own}, more=more)
-            sound = answer.ratio > 0 and answer.counterpart_step_s > 0
+            numbers = (
+                answer.ratio,
+                answer.ratio_uncertainty,
+                answer.step_s,
+                answer.counterpart_step_s,
+            )
+            sound = all(isinstance(n, int | float) for n in numbers)
+            sound &= all(isinstance(text, str) for text in (answer.device, answer.measured_at))
+            sound = sound and answer.ratio > 0 and answer.counterpart_step_s > 0
             sound &= question.field == "tokens" or (
                 isinstance(answer.value, int) and answer.value > 0
             )

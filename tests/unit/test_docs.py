@@ -38,3 +38,26 @@ def test_every_architecture_has_its_section_and_its_row(name):
     section = PAGE.split(f"\n## {name}\n")[1].split("\n## ")[0]
     for topic in ("Cite", "ontested"):
         assert topic in section, topic
+
+
+DOCS = Path(__file__).parents[2]
+PAGES = [DOCS / "README.md", *sorted((DOCS / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        if path.startswith("http"):
+            continue
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+            assert heading in slugs, target
+
+
+def test_no_sweep_carries_a_placeholder():
+    for file in (DOCS / "sweeps").rglob("*.yaml"):
+        assert "EXPECT" not in file.read_text(), file

@@ -130,7 +130,8 @@ class Config(LlamaFrame):
             )
         if not n_dense and self.d_ff is not None:
             raise ValueError(
-                f"d_ff must be null where every layer has experts, got {self.d_ff}; d_expert is the width of those"
+                f"d_ff must be null where every layer has experts, got {self.d_ff}; write d_ff: null (the width of an "
+                "expert is another field)"
             )
 
     def _check_token_choice(self) -> None:
@@ -153,8 +154,8 @@ class Config(LlamaFrame):
     def _check_expert_choice(self) -> None:
         if self.top_k != 1:
             raise ValueError(
-                f"top_k must be 1 where experts choose, got {self.top_k}; set capacity for how many work on a token "
-                "on average"
+                f"top_k must be 1 with routing expert_choice, got {self.top_k}; write top_k: 1, and capacity for how many "
+                "experts work on a token on average"
             )
         if self.capacity is not None and not 0 < self.capacity <= self.n_experts:
             nearest = self.n_experts if self.capacity > self.n_experts else 1
@@ -164,15 +165,15 @@ class Config(LlamaFrame):
             )
         if self.renormalise:
             raise ValueError(
-                "renormalise must be false where experts choose, got true: a token may have one expert or none"
+                "renormalise must be false with routing expert_choice, got true: a token may have one expert or none"
             )
         if self.balance_loss:
             raise ValueError(
-                f"balance_loss must be null or 0 where experts choose, got {self.balance_loss}: all take equally many tokens"
+                f"balance_loss must be null or 0 with routing expert_choice, got {self.balance_loss}: all take equally many tokens"
             )
         if self.selection_bias:
             raise ValueError(
-                "selection_bias must be false where experts choose, got true: all take equally many tokens"
+                "selection_bias must be false with routing expert_choice, got true: all take equally many tokens"
             )
 
     def _working_width(self) -> float:

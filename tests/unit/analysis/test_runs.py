@@ -317,3 +317,9 @@ def test_import_analysis_is_light():
 def test_an_unknown_name_lists_those_there_are():
     with pytest.raises(AttributeError, match="fit_sweep, histories, load, write_report"):
         analysis.fti  # noqa: B018
+
+
+def test_no_column_of_the_accounting_is_named_twice():
+    from analysis.run_table import ACCOUNTING
+
+    assert len(set(ACCOUNTING)) == len(ACCOUNTING)

@@ -130,7 +130,7 @@ def test_a_row_per_sparse_series_and_a_column_per_statistic(figure):
         "experts\n64w, largest of 2\n2 seeds",
         "memory\n64w, largest of 2\n2 seeds",
     ]
-    assert grid[0, 0].get_title(loc="left") == "Rows ever read,\nexperts used (share)"
+    assert grid[0, 0].get_title(loc="left") == "Rows read so far,\nexperts used (share)"
     assert {axis.get_xlabel() for axis in grid[-1]} == {"Training tokens"}
 
 

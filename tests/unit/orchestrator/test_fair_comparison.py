@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
+from orchestrator.errors import ConfigError
 from orchestrator.plan import account
 from orchestrator.sweep import load_sweep
 
@@ -50,6 +51,36 @@ def test_equal_to_dense_within_a_percent(tmp_path, quantity, counted):
     assert len(numbers) == len(entries) + 1
     for name, account_of in numbers.items():
         assert account_of[counted] == pytest.approx(numbers["dense"][counted], rel=0.01), name
+
+
+def test_a_ladder_is_matched_rung_by_rung(tmp_path):
+    file = tmp_path / "ladder.yaml"
+    base = BASE.split("trials:")[0].replace("tokens: 1_000_000, ", "")
+    ladder = "{ladder: {architectures: [moe, dense], sizes: [50_000, 200_000]}, match: {training_flops: dense}}"
+    file.write_text(f"{base}trials:\n  - {ladder}\n")
+
+    specs = load_sweep(file).trials
+    flops = [account(spec)["training_flops"] for spec in specs]
+
+    assert [spec.architecture for spec in specs] == ["moe", "moe", "dense", "dense"]
+    assert flops[:2] == pytest.approx(flops[2:], rel=0.01)
+
+
+def test_no_match_with_a_mixer_that_cannot_hold_the_sequence(tmp_path):
+    entry = "{match: {total_params: linformer, solve: d_ff}, set: {train.seq_len: 4_096}}"
+    message = "there is no linformer model to compare with: seq_len must be at most max_seq_len"
+    with pytest.raises(ConfigError, match=message):
+        _compared(tmp_path, [entry])
+
+
+def test_no_mixer_is_made_too_short_for_the_sequence(tmp_path):
+    module = catalog.architecture("linformer")
+    vocab_size = int(_compared(tmp_path, [])["dense"]["vocab_size"])
+    short = module.Config(**{**module.PRESETS["10m"], "max_seq_len": 128}).param_count(vocab_size)
+    match = f"{{total_params: {short.total}, solve: max_seq_len}}"
+
+    with pytest.raises(ConfigError, match=r"seq_len must be at most max_seq_len \(1\d\d\)"):
+        _compared(tmp_path, [f"{{set: {{model.architecture: linformer}}, match: {match}}}"])
 
 
 def test_equal_totals_by_slots_and_experts(tmp_path):

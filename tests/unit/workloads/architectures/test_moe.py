@@ -99,15 +99,18 @@ def test_refuses(fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"top_k": 2}, "top_k must be 1 where experts choose, got 2; set capacity"),
+        ({"top_k": 2}, "top_k must be 1 with routing expert_choice, got 2; write top_k: 1"),
         (
             {"capacity": 6.5},
             r"capacity must lie above 0 and up to n_experts \(6\), got 6.5; the nearest is 6",
         ),
         ({"capacity": 0.0}, r"capacity must lie above 0 .*, got 0.0; the nearest is 1"),
-        ({"renormalise": True}, "renormalise must be false where experts choose"),
-        ({"balance_loss": 0.01}, "balance_loss must be null or 0 where experts choose, got 0.01"),
-        ({"selection_bias": True}, "selection_bias must be false where experts choose"),
+        ({"renormalise": True}, "renormalise must be false with routing expert_choice"),
+        (
+            {"balance_loss": 0.01},
+            "balance_loss must be null or 0 with routing expert_choice, got 0.01",
+        ),
+        ({"selection_bias": True}, "selection_bias must be false with routing expert_choice"),
     ],
 )
 def test_refuses_where_experts_choose(fields, message):
@@ -384,3 +387,9 @@ def test_members_of_a_size(size):
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.1)
     assert Config.sized(size, top_k=1).top_k == 1
+
+
+@pytest.mark.parametrize("name", ["routing", "evaluation", "group"])
+def test_refuses_words_that_it_does_not_know(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'Sequence'"):
+        Config(**{**SMALL, name: "Sequence"})
