@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.accounting import ParamCount, paper_total, peak_memory_bytes, training_flops
@@ -94,25 +94,6 @@ def test_paper_total_leaves_out_the_gains():
     assert paper_total(ParamCount(embedding=5, norm=2, memory_values=3)) == 8
 
 
-def _bytes_kept(model: nn.Module, tokens: Tensor, precision: str) -> int:
-    """Bytes of all storages, but for parameters, that autograd keeps after a forward pass."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        model(tokens)
-    return sum(storage.nbytes() for storage in kept.values())
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "config",
@@ -138,11 +119,11 @@ def _bytes_kept(model: nn.Module, tokens: Tensor, precision: str) -> int:
     ],
     ids=["grouped keys", "qk_norm", "memory", "memory_qk_norm everywhere"],
 )
-def test_activations_are_those_that_autograd_keeps(config, precision):
+def test_activations_are_those_that_autograd_keeps(config, precision, bytes_kept):
     vocab_size, tokens = 100, 4096
     model = config.build(vocab_size)
     initialise(model, 0)
-    kept = _bytes_kept(model, torch.zeros(tokens // 64, 64, dtype=torch.long), precision)
+    kept = bytes_kept(model, torch.zeros(tokens // 64, 64, dtype=torch.long), precision)
     # Logits and probabilities belong to the loss, which is not taken here.
     loss = (8 if precision == "fp32" else 6) * vocab_size
     expected = config.activation_bytes_per_token(vocab_size, 64, precision=precision) - loss

@@ -120,38 +120,19 @@ def test_every_architecture_has_the_small_presets(name):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_activations_are_about_those_that_autograd_keeps(name, precision):
+def test_activations_are_about_those_that_autograd_keeps(name, precision, bytes_kept):
     module = catalog.architecture(name)
     config = module.Config(**module.PRESETS["d32"])
     model = _model(config)
     model.observing = False
     tokens = torch.zeros(16, 64, dtype=torch.long)
 
-    kept = _bytes_kept(model, tokens, precision) / tokens.numel()
+    kept = bytes_kept(model, tokens, precision) / tokens.numel()
 
     # Logits and probabilities belong to the loss, which is not taken here.
     loss = (8 if precision == "fp32" else 6) * VOCAB_SIZE
     expected = config.activation_bytes_per_token(VOCAB_SIZE, 64, precision=precision) - loss
     assert kept == pytest.approx(expected, rel=0.15)
-
-
-def _bytes_kept(model: nn.Module, tokens: Tensor, precision: str) -> int:
-    """Bytes of all storages, but for parameters, that autograd keeps after a forward pass."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        model(tokens)
-    return sum(storage.nbytes() for storage in kept.values())
 
 
 def test_maps_tokens_to_logits(config):
