@@ -69,9 +69,9 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = catalog) 
     # Files of several names are no sweep together; what each repeats itself is told all the same.
     groups = [files] if _have_one_name(files) else [[file] for file in files]
     if not _too_many(files):
-        for file in files:
-            file.expand(workloads)
         for group in groups:
+            for file in group:
+                file.expand(workloads, sweep=[other.source.file for other in group])
             _find_duplicates(group)
     problems += [problem for file in files for problem in file.problems()]
     if problems:
@@ -140,8 +140,8 @@ class _File:
             return 0
         return sum(entry.count for entry in self.entries) * max(1, len(self.header.seeds))
 
-    def expand(self, workloads: Workloads) -> None:
-        """Make the trials."""
+    def expand(self, workloads: Workloads, *, sweep: Sequence[Path]) -> None:
+        """Make the trials; `sweep` names all its files."""
         if not self.readable:
             return
         header, file = self.header, self.source.file
@@ -153,6 +153,7 @@ class _File:
             folder=file.parent,
             workloads=workloads,
         )
+        self._sweep = sweep
         self.findings.add(sections.single_values(header.base, unknown_keys=True))
         for entry in self._broken:
             for settings in entry.written():
@@ -162,7 +163,7 @@ class _File:
 
     def resolve(self, timer: Timer | None = None) -> None:
         """Work the trials out; where step times must be measured first, only with a timer."""
-        step_times = StepTimes(self.source.file, timer)
+        step_times = StepTimes(self.source.file, timer, sweep=self._sweep)
         trials = _trials(self.drafts, self.header, self._sections, step_times, self.findings)
         self.specs = [(draft, trial.spec) for draft, trial in trials if trial is not None]
         self.waits = len(self.specs) < len(trials)

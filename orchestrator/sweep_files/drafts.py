@@ -70,6 +70,11 @@ class Draft:
     match: Match | None = None
 
     @property
+    def architecture(self) -> str:
+        """The name under model.architecture; only for drafts whose model could be built."""
+        return str(self.settings["model.architecture"].content)
+
+    @property
     def chooses_size(self) -> bool:
         """Whether the model comes from `Config.sized` rather than from a preset."""
         if isinstance(self.size, Rung):

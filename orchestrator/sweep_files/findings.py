@@ -1,7 +1,7 @@
-"""Mistakes while they are collected: one per place in the file, counted over the trials that meet them."""
+"""Mistakes while they are collected: one per place and subject, counted over the trials that meet them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,7 @@ Kind = Literal["value", "missing", "combination"]
 """value: what is written there is wrong, whatever the trial. missing: something that should be in the mapping
 written there. combination: wrong together with the trial's other values."""
 
-Place = tuple[int | None, int | None, Kind, str]
+Place = tuple[int | None, int | None, Kind, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,16 @@ class Finding:
     message: str
     fix: str
     kind: Kind = "value"
+    about: str = ""
+    """The architecture, where each that stands in one place makes a mistake of its own."""
+
+    def of(self, architecture: str) -> "Finding":
+        """Return the same, said of this architecture alone."""
+        return replace(self, message=f"{architecture}: {self.message}", about=architecture)
 
 
 class Findings:
-    """Collects findings; the first one about a place and kind is kept, further ones are counted.
+    """Collects findings; the first one of a place, kind and subject is kept, further ones are counted.
 
     A wrong value in the base of a sweep meets every trial. Its reader wants to hear of it once.
     """
@@ -45,8 +51,8 @@ class Findings:
         """Keep what is new; `trial` says which entry of the sweep met it."""
         for finding in findings:
             # Several things may be missing in one place; a written value is wrong once.
-            about = finding.key if finding.kind == "missing" else ""
-            place = (finding.line, finding.column, finding.kind, about)
+            missing = finding.key if finding.kind == "missing" else ""
+            place = (finding.line, finding.column, finding.kind, missing, finding.about)
             self._first.setdefault(place, (finding, trial))
             self._met[place] = self._met.get(place, 0) + 1
 

@@ -50,10 +50,16 @@ class Located:
         text = str(self.plain) if isinstance(self.content, list | dict) else self.text or "null"
         return text if len(text) <= 40 else f"{text[:37]}..."
 
-    def finding(self, message: str, fix: str, *, kind: Kind = "value") -> Finding:
+    def finding(self, message: str, fix: str, *, kind: Kind = "value", about: str = "") -> Finding:
         """Return a finding about the value."""
         return Finding(
-            line=self.line, column=self.column, key=self.path, message=message, fix=fix, kind=kind
+            line=self.line,
+            column=self.column,
+            key=self.path,
+            message=message,
+            fix=fix,
+            kind=kind,
+            about=about,
         )
 
     def finding_at_key(self, message: str, fix: str, *, kind: Kind = "value") -> Finding:

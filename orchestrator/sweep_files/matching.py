@@ -71,7 +71,7 @@ def field_of(match: Match, model: Any) -> str:
 
 def check_field(match: Match, model: Any, draft: Draft) -> list[Finding]:
     """Return why the field cannot be solved for: not there, no whole number, or written in the entry."""
-    architecture = draft.settings["model.architecture"].content
+    architecture = draft.architecture
     cls: Any = type(model)
     field, annotations = field_of(match, model), wording.field_types(cls)
     whole = [name for name, kind in annotations.items() if int in wording.options(kind)]
@@ -79,11 +79,13 @@ def check_field(match: Match, model: Any, draft: Draft) -> list[Finding]:
     if field not in annotations:
         guess = wording.nearest(field, [*whole, "tokens", "knob"])
         fix = f"did you mean {guess!r}?" if guess else f"write for example {model.FLOP_KNOB}"
-        return [where.finding(f"{architecture} has no field {field!r} to solve for", fix)]
+        message = f"{architecture} has no field {field!r} to solve for"
+        return [where.finding(message, fix, about=architecture)]
     if field not in whole:
         kind = wording.describe(annotations[field])
         message = f"can only solve for a whole number, and {field} of {architecture} is {kind}"
-        return [where.finding(message, f"write for example {model.FLOP_KNOB}, or remove it")]
+        fix = f"write for example {model.FLOP_KNOB}, or remove it"
+        return [where.finding(message, fix, about=architecture)]
     if f"model.{field}" in draft.own:
         fix = "remove it, or solve for another field"
         if QUANTITIES[match.quantity].by_tokens:
@@ -152,7 +154,7 @@ def with_field(model: Any, field: str, value: int) -> Any:
 
 def trial_name(draft: Draft) -> str:
     """Return which trial of the file this is: architecture, preset or size, and what the entry varies of the rest."""
-    architecture = draft.settings["model.architecture"].content
+    architecture = draft.architecture
     size = draft.settings.get("model.preset")
     if draft.chooses_size and draft.size is not None:
         size = getattr(draft.size, "size", None)

@@ -78,7 +78,7 @@ def trial(
     spec = TrialSpec(
         sweep=sweep,
         data=data.record,
-        model={"architecture": draft.settings["model.architecture"].content, **plain(model)},
+        model={"architecture": draft.architecture, **plain(model)},
         train=plain(train),
         seed=0,
         data_sha256=data.sha256,
@@ -134,7 +134,7 @@ def _matched(
 ) -> tuple[Solved | None, list[Finding]]:
     """Return model and train equal to what `match` names."""
     model, train, frame, _ = basis
-    itself = match.architecture == draft.settings["model.architecture"].content
+    itself = match.architecture == draft.architecture
     known_elsewhere = itself and sections.used_by("model", match.solve)
     findings = []
     if match.solve != "tokens" and not known_elsewhere:
@@ -182,13 +182,14 @@ def _counted(
     if match.solve == "tokens":
         chosen, reached, findings = matching.solved_tokens(match, model, frame, target=wanted)
     else:
-        key = ("match", match.quantity, field, model, frame, train.tokens, wanted)
+        # The match itself, and not only what it says: what is wrong with it is told at its place.
+        key = ("match", match, model, frame, train.tokens, wanted)
         chosen, reached, findings = sections.once(
             key,
             lambda: matching.solved_field(match, model, frame, target=wanted, tokens=train.tokens),
         )
     if chosen is None:
-        return None, findings
+        return None, [finding.of(draft.architecture) for finding in findings]
     told = Matched(
         trial=matching.trial_name(draft),
         quantity=match.quantity,
@@ -212,14 +213,13 @@ def _timed(
 ) -> tuple[Solved | None, list[Finding]]:
     """Return model and train at which the measured time of a step, or of all steps, meets that of `other`."""
     model, train, frame, resources = basis
-    architecture = str(draft.settings["model.architecture"].content)
     field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
     trial_name = matching.trial_name(draft)
     question = Question(
         match=match,
         trial=trial_name,
         field=field,
-        architecture=architecture,
+        architecture=draft.architecture,
         model=model,
         other=other,
         train=train,
@@ -259,7 +259,8 @@ def _timed(
                 f"which whole steps of {frame.batch_tokens:,} tokens do not meet within 1 %"
             )
             fix = "lower train.batch_tokens or raise train.tokens"
-            return None, [match.where.finding_at_key(message, fix, kind="combination")]
+            finding = match.where.finding_at_key(message, fix, kind="combination")
+            return None, [finding.of(draft.architecture)]
     return _with(basis, told), []
 
 
@@ -313,12 +314,12 @@ def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) 
     if longest is None or train.seq_len <= longest:
         return []
     field = getattr(model, "LONGEST_SEQUENCE_FIELD", "max_seq_len")
-    name = name or str(draft.settings["model.architecture"].content)
+    name = name or draft.architecture
     message = f"seq_len must be at most {field} ({longest}) of {name}, got {train.seq_len}"
     fix = f"lower train.seq_len to {longest}, or raise model.{field}"
     # One of the two is there: train would not be otherwise.
     where = draft.settings.get("train.seq_len") or draft.settings["train.recipe"]
-    return [where.finding(message, fix, kind="combination")]
+    return [where.finding(message, fix, kind="combination", about=name)]
 
 
 def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:

@@ -11,7 +11,7 @@ import logging
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -130,6 +130,11 @@ class Answer:
     more: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the file says of it, for people."""
 
+    @property
+    def decisive(self) -> float:
+        """What a trial follows from: the value, or where tokens are solved for the ratio."""
+        return self.ratio if self.value is None else self.value
+
     def as_json(self) -> dict[str, Any]:
         """Return the entry of the file."""
         own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "more"}
@@ -137,14 +142,23 @@ class Answer:
 
 
 class StepTimes:
-    """The answers for one sweep file."""
+    """The answers for one file of a sweep, which are those of the whole sweep; new ones go beside that file."""
 
-    def __init__(self, sweep_file: Path, timer: Timer | None = None) -> None:
-        """Answer from the file beside `sweep_file` alone, or else by measuring where there is a timer."""
-        self.path = sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
+    def __init__(
+        self, sweep_file: Path, timer: Timer | None = None, *, sweep: Iterable[Path] = ()
+    ) -> None:
+        """Answer from what is pinned, or else by measuring where there is a timer.
+
+        Args:
+            sweep_file: Whose questions are answered.
+            timer: What measures.
+            sweep: All files of the sweep; what is pinned beside any of them answers.
+        """
+        self.path = _pins_of(sweep_file)
         self._sweep_file = sweep_file
+        self._everywhere = tuple(dict.fromkeys([self.path, *map(_pins_of, sweep)]))
         self._timer = timer
-        self._failed: dict[str, list[Finding]] = {}
+        self._failed: dict[str, str] = {}
         self.used: dict[str, Any] = {}
         """The entries of the file that answered something."""
 
@@ -161,56 +175,34 @@ class StepTimes:
             question: What is compared.
             with_value: The model with another value of the field, None where that is impossible.
             written: The field's value in the file; where the search starts.
+
+        Raises:
+            StoreError: If two answers are pinned that differ, or one that memscale did not write.
         """
-        pinned = self._pinned(question)
-        if pinned is not None:
-            self.used[question.key] = pinned.as_json()
-        if pinned is not None or self._timer is None:
-            return pinned, []
-        if question.key not in self._failed:
+        findings: list[Finding] = []
+        answer = self._pinned(question)
+        if answer is None and self._timer is not None:
             answer, findings = self._measured(question, self._timer, with_value, written)
-            if answer is not None:
-                self.used[question.key] = answer.as_json()
-                return answer, []
-            self._failed[question.key] = findings
-        return None, self._failed[question.key]
+        if answer is not None:
+            self.used[question.key] = answer.as_json()
+        return answer, findings
 
     def _pinned(self, question: Question) -> Answer | None:
-        record = self._solutions().get(question.key)
-        if record is None:
+        """Return what is pinned beside any file of the sweep, this one's first."""
+        pinned = {path: _recorded(path, question) for path in self._everywhere}
+        known = [(path, answer) for path, answer in pinned.items() if answer is not None]
+        if not known:
             return None
-        own = {f.name for f in dataclasses.fields(Answer)} - {"more"}
-        more = {key: value for key, value in record.items() if key not in own}
-        try:
-            answer = Answer(**{key: record[key] for key in own}, more=more)
-            numbers = (
-                answer.ratio,
-                answer.ratio_uncertainty,
-                answer.step_s,
-                answer.counterpart_step_s,
-            )
-            sound = all(isinstance(n, int | float) for n in numbers)
-            sound &= all(isinstance(text, str) for text in (answer.device, answer.measured_at))
-            sound = sound and answer.ratio > 0 and answer.counterpart_step_s > 0
-            sound &= question.field == "tokens" or (
-                isinstance(answer.value, int) and answer.value > 0
-            )
-        except (KeyError, TypeError):
-            sound = False
-        if not sound:
-            message = f"{self.path}: solutions.{question.key}: is not as memscale wrote it"
-            raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+        path, answer = known[0]
+        for other_path, other in known[1:]:
+            if other.decisive != answer.decisive:
+                what = "ratio" if answer.value is None else question.field
+                raise StoreError(
+                    f"{path} and {other_path}: solutions.{question.key}: two answers for {question.trial} "
+                    f"and {question.wanted}: {what} {answer.decisive:.10g} and {other.decisive:.10g}; "
+                    "keep the one that trained trials rest on, and remove the other from its file"
+                )
         return answer
-
-    def _solutions(self) -> dict[str, Any]:
-        content = read_json(self.path) or {}
-        solutions = content.get("solutions", {})
-        if not isinstance(solutions, dict) or not all(
-            isinstance(entry, dict) for entry in solutions.values()
-        ):
-            message = f"{self.path}: solutions: must be a mapping of mappings"
-            raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
-        return solutions
 
     def _measured(
         self,
@@ -219,28 +211,28 @@ class StepTimes:
         with_value: Callable[[int], Any],
         written: int | None,
     ) -> tuple[Answer | None, list[Finding]]:
-        where = question.match.where
-        refused = self._unwritable()
-        if refused:
-            message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
-            return None, [
-                where.finding_at_key(message, "copy the sweep file into a folder of yours")
-            ]
-        LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
-        try:
-            answer = _solve(question, timer, with_value, written)
-        except step_search.NotFoundError as error:
-            message, _, fix = str(error).partition("; ")
-            if question.other is not None and question.field != "tokens":
-                fix += ", or write solve: tokens"
-            return None, [where.finding_at_key(message, fix, kind="combination")]
-        except ExperimentError as error:
-            message, _, fix = str(error).partition("; ")
-            return None, [where.finding_at_key(message, fix, kind="combination")]
-        write(self.path, {**self._solutions(), question.key: answer.as_json()})
-        shutil.copymode(self._sweep_file, self.path)
-        LOG.info("match: %s: kept in %s", question.trial, self.path)
-        return answer, []
+        if question.key not in self._failed:
+            refused = self._unwritable()
+            if refused:
+                message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
+                fix = "copy the sweep file into a folder of yours"
+                return None, [question.match.where.finding_at_key(message, fix)]
+            LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
+            try:
+                answer = _solve(question, timer, with_value, written)
+            except step_search.NotFoundError as error:
+                by_tokens = question.other is not None and question.field != "tokens"
+                self._failed[question.key] = f"{error}{', or write solve: tokens' * by_tokens}"
+            except ExperimentError as error:
+                self._failed[question.key] = str(error)
+            else:
+                write(self.path, {**_solutions(self.path), question.key: answer.as_json()})
+                shutil.copymode(self._sweep_file, self.path)
+                LOG.info("match: %s: kept in %s", question.trial, self.path)
+                return answer, []
+        message, _, fix = self._failed[question.key].partition("; ")
+        finding = question.match.where.finding_at_key(message, fix, kind="combination")
+        return None, [finding.of(question.architecture)]
 
     def _unwritable(self) -> str:
         """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
@@ -249,6 +241,52 @@ class StepTimes:
                 return ""
         except OSError as error:
             return f"cannot be written ({error.strerror})"
+
+
+def _pins_of(sweep_file: Path) -> Path:
+    return sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
+
+
+def _recorded(path: Path, question: Question) -> Answer | None:
+    """Return the answer in a file of step times.
+
+    Raises:
+        StoreError: If the file is not as memscale wrote it.
+    """
+    record = _solutions(path).get(question.key)
+    if record is None:
+        return None
+    own = {f.name for f in dataclasses.fields(Answer)} - {"more"}
+    more = {key: value for key, value in record.items() if key not in own}
+    try:
+        answer = Answer(**{key: record[key] for key in own}, more=more)
+        numbers = (
+            answer.ratio,
+            answer.ratio_uncertainty,
+            answer.step_s,
+            answer.counterpart_step_s,
+        )
+        sound = all(isinstance(n, int | float) for n in numbers)
+        sound &= all(isinstance(text, str) for text in (answer.device, answer.measured_at))
+        sound = sound and answer.ratio > 0 and answer.counterpart_step_s > 0
+        sound &= question.field == "tokens" or (isinstance(answer.value, int) and answer.value > 0)
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        message = f"{path}: solutions.{question.key}: is not as memscale wrote it"
+        raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+    return answer
+
+
+def _solutions(path: Path) -> dict[str, Any]:
+    content = read_json(path) or {}
+    solutions = content.get("solutions", {})
+    if not isinstance(solutions, dict) or not all(
+        isinstance(entry, dict) for entry in solutions.values()
+    ):
+        message = f"{path}: solutions: must be a mapping of mappings"
+        raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+    return solutions
 
 
 def write(path: Path, solutions: Mapping[str, Any]) -> None:

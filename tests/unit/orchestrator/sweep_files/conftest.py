@@ -227,11 +227,16 @@ def make_timer() -> type[FakeTimer]:
 def load_files(tmp_path: Path) -> Callable[..., Sweep]:
     """Load one sweep from several texts: file name -> what follows a header that works."""
 
-    def load_files(texts: dict[str, str], *, headers: dict[str, str] | None = None) -> Sweep:
+    def load_files(
+        texts: dict[str, str],
+        *,
+        headers: dict[str, str] | None = None,
+        timer: FakeTimer | None = None,
+    ) -> Sweep:
         for name, text in texts.items():
             header = (headers or {}).get(name, HEADER)
             (tmp_path / name).write_text(header + textwrap.dedent(text), encoding="utf-8")
-        return load_sweep([tmp_path / name for name in texts], workloads=FakeWorkloads())
+        return load_sweep([tmp_path / name for name in texts], workloads=FakeWorkloads(timer))
 
     return load_files
 

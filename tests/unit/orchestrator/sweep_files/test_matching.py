@@ -208,3 +208,45 @@ def test_a_finding_in_a_counterpart_suggests_a_number_of_the_same_kind(problems:
     (told,) = problems(text)
 
     assert told.endswith("or write a number such as 5_000_000")
+
+
+def test_every_architecture_of_an_entry_tells_its_own_mistake_once(problems: Problems) -> None:
+    told = problems(
+        """
+        trials:
+          - grid: {model.architecture: [plain, table], train.lr: [0.1, 0.2]}
+            match: {active_params: 3}
+        """
+    )
+
+    assert [line.partition(" gives")[0] for line in told] == [
+        "9:5: trials[0].match: plain: no d_ff",
+        "9:5: trials[0].match: table: no d_ff",
+    ]
+    assert "(in 2 of 4 trials, first trials[0].grid model.architecture=plain" in told[0]
+    assert "(in 2 of 4 trials, first trials[0].grid model.architecture=table" in told[1]
+
+
+def test_every_architecture_without_the_field_is_told(problems: Problems) -> None:
+    told = problems(
+        """
+        trials:
+          - grid: {model.architecture: [plain, mixer]}
+            match: {active_params: 2_000, solve: n_keys}
+        """
+    )
+
+    assert ["plain has no field" in told[0], "mixer has no field" in told[1]] == [True, True]
+    assert len(told) == 2
+
+
+def test_the_same_mistake_in_two_entries_is_told_in_both(problems: Problems) -> None:
+    told = problems(
+        """
+        trials:
+          - {match: {active_params: 3}}
+          - {grid: {train.lr: [0.1]}, match: {active_params: 3}}
+        """
+    )
+
+    assert [line.partition(".match")[0] for line in told] == ["8:6: trials[0]", "9:31: trials[1]"]

@@ -261,3 +261,99 @@ def test_a_file_that_memscale_did_not_write_is_no_answer(
 
 def test_the_trial_that_is_its_own_counterpart_is_not_measured(load: Load) -> None:
     assert load("trials: [{match: {step_time: plain}}]").matches == {}
+
+
+ALIKE = {"a.yaml": TABLE, "b.yaml": TABLE.replace("table}", "table, train.lr: 0.5}")}
+"""Two files whose trials differ in what no step takes longer for."""
+
+
+def solutions(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))["solutions"]
+    return found
+
+
+def test_the_files_of_a_sweep_share_their_answers(
+    load_files: Load, make_timer: MakeTimer, tmp_path: Path
+) -> None:
+    timer, alone = make_timer(noise=0.01), make_timer(noise=0.01)
+    first, second = load_files(ALIKE, timer=timer).trials
+
+    assert first.model == second.model
+    assert solutions(tmp_path, "a.step_times.json")
+    assert not (tmp_path / "b.step_times.json").exists()
+    # In the other order the file that asks first has no answer of its own.
+    turned = load_files(dict(reversed(ALIKE.items()))).trials
+    assert {t.trial_id for t in turned} == {first.trial_id, second.trial_id}
+    (tmp_path / "a.step_times.json").unlink()
+    load_files({"a.yaml": TABLE}, timer=alone)
+    assert len(alone.requests) == len(timer.requests)
+
+
+def test_what_is_new_is_kept_beside_the_file_that_asks(
+    load_files: Load, make_timer: MakeTimer, tmp_path: Path
+) -> None:
+    load_files({"a.yaml": TABLE}, timer=make_timer())
+    deeper = TABLE.replace("table}", "table, model.n_layers: 3}")
+    sweep = load_files({"a.yaml": TABLE, "b.yaml": deeper}, timer=make_timer())
+
+    kept = [solutions(tmp_path, f"{name}.step_times.json") for name in "ab"]
+    assert [len(one) for one in kept] == [1, 1]
+    assert sweep.step_times == kept[0] | kept[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [(TABLE, "d_ff 1 and 2;"), (BY_TOKENS, "ratio 1.5 and 2.5;")],
+    ids=["a value", "tokens"],
+)
+def test_two_answers_to_one_question_are_an_error_that_names_both_files(
+    load_files: Load, make_timer: MakeTimer, tmp_path: Path, text: str, told: str
+) -> None:
+    alike = {"a.yaml": text, "b.yaml": text.replace("table,", "table, train.lr: 0.5,")}
+    alike["b.yaml"] = alike["b.yaml"].replace("table}", "table, train.lr: 0.5}")
+    load_files(alike, timer=make_timer())
+    a, b = (tmp_path / f"{name}.step_times.json" for name in "ab")
+    content = json.loads(a.read_text(encoding="utf-8"))
+    ((key, answer),) = content["solutions"].items()
+    for number, file in enumerate((a, b), 1):
+        value = None if answer["value"] is None else number
+        differs = {"value": value, "ratio": number + 0.5}
+        solved = {"solutions": {key: {**answer, **differs}}}
+        file.write_text(json.dumps(content | solved), encoding="utf-8")
+
+    with pytest.raises(StoreError) as caught:
+        load_files(alike)
+
+    message = str(caught.value)
+    assert message.startswith(f"{a} and {b}: solutions.{key}: two answers for table ")
+    assert told in message
+    assert message.endswith(
+        "keep the one that trained trials rest on, and remove the other from its file"
+    )
+    # One of them alone contradicts nobody.
+    assert load_files({"b.yaml": alike["b.yaml"]}).trials
+
+
+def test_answers_that_lead_to_the_same_trials_are_no_contradiction(
+    load_files: Load, make_timer: MakeTimer, tmp_path: Path
+) -> None:
+    (trial,) = load_files({"a.yaml": TABLE}, timer=make_timer()).trials
+    content = json.loads((tmp_path / "a.step_times.json").read_text(encoding="utf-8"))
+    for answer in content["solutions"].values():
+        answer["ratio"] *= 1.003
+    (tmp_path / "b.step_times.json").write_text(json.dumps(content), encoding="utf-8")
+
+    assert load_files(ALIKE).trials[0].trial_id == trial.trial_id
+
+
+def test_a_measurement_that_fails_is_told_in_every_entry_that_asks(
+    problems: Problems, make_timer: MakeTimer
+) -> None:
+    timer = make_timer(refuses="CUDA out of memory; make the model smaller")
+    again = ALIKE["b.yaml"].replace("\ntrials:\n", "")
+    told = problems(TABLE + again, timer=timer)
+
+    assert [line.partition(" (in")[0] for line in told] == [
+        f"{line}:5: trials[{n}].match: table: CUDA out of memory" for n, line in enumerate((9, 11))
+    ]
+    assert len(timer.requests) == 1
