@@ -16,16 +16,14 @@ import statistics
 import sys
 import time
 import traceback
-from contextlib import nullcontext
+from functools import partial
 
 import torch
 
 from orchestrator import catalog
 from workloads import device as devices
 from workloads.accounting import peak_memory_bytes
-from workloads.layers.initialise import initialise
-from workloads.optim import Optimizer
-from workloads.train import accumulate_gradients
+from workloads.step_time import Training, block_s
 from workloads.train_config import TrainConfig
 
 
@@ -79,45 +77,33 @@ def _measured(
     vocab, seq, tokens = arguments.vocab_size, arguments.seq_len, arguments.tokens
     bf16 = here.type == "cuda" and not arguments.fp32
     train = TrainConfig(tokens=tokens, batch_tokens=tokens, seq_len=seq, lr=1e-3)
-    with here:
-        model = config.build(vocab)
-    initialise(model, 0)
-    model.train()
+    training = Training(config, train, vocab_size=vocab, here=here)
+    model = training.model
     sparse = bool(model.statistics() or _observes(model))
-    optimizer = Optimizer(model, train)
     windows = torch.randint(
         vocab, (tokens // seq, seq + 1), generator=torch.Generator().manual_seed(0)
     ).to(here)
     rows = max(1, arguments.micro // seq) if arguments.micro else len(windows)
 
-    def step(observing: bool) -> tuple[float, torch.Tensor]:
+    autocast = partial(devices.autocast, bf16=bf16, device=here)
+    step = partial(training.step, windows, rows=rows, lr=train.lr, autocast=autocast)
+
+    def step_s(observing: bool) -> float:
         model.observing = observing
-        _wait(here)
-        start = time.perf_counter()
-        losses = accumulate_gradients(
-            model,
-            windows,
-            batch_tokens=tokens,
-            rows=rows,
-            autocast=lambda: devices.autocast(bf16=bf16, device=here) if bf16 else nullcontext(),
-        )
-        optimizer.clip()
-        optimizer.step(1e-3)
-        _wait(here)
-        return time.perf_counter() - start, losses["loss"]
+        return block_s(step, 1, here=here, clock=time.perf_counter)
 
     with devices.numerics(here, n_threads=arguments.threads, bf16=bf16):
-        first = step(True)[1].item()
+        first = step().item()
         for i in range(arguments.warmup):
-            step(i % 2 == 0)
+            step_s(i % 2 == 0)
         if here.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         plain, observed = [], []
         for _ in range(arguments.repeats):
-            plain.append(step(False)[0])
+            plain.append(step_s(False))
             if sparse:
-                observed.append(step(True)[0])
-        last = step(False)[1].item()
+                observed.append(step_s(True))
+        last = step().item()
     peak = torch.cuda.max_memory_allocated() if here.type == "cuda" else None
     if not (math.isfinite(last) and last < first):
         raise RuntimeError(f"loss went from {first:.4f} to {last:.4f} on one batch")
@@ -146,11 +132,6 @@ def _observes(model: torch.nn.Module) -> bool:
     from workloads.layers.usage import Usage
 
     return any(isinstance(module, Usage) for module in model.modules())
-
-
-def _wait(here: torch.device) -> None:
-    if here.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _print(

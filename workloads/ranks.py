@@ -1,4 +1,4 @@
-"""The processes of one trial: how they find each other, and the three things they tell each other.
+"""The processes of one trial: how they find each other, and the few things they tell each other.
 
 Data parallelism only: every rank holds the whole model, takes its slice of every global batch, and gradients are
 summed. What is summed and in which order depends on the number of ranks alone, so a repeated run repeats its bits.
@@ -61,6 +61,14 @@ class World:
                 for tensor in small:
                     tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
                     start += tensor.numel()
+
+    def any_(self, tensors: Sequence[Tensor]) -> None:
+        """Set every element of boolean tensors that is set on some rank. Same shapes and order on every rank."""
+        if self.size == 1:
+            return
+        with _named_failure("union"):
+            for tensor in tensors:
+                dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX)
 
     def agree(self, value: str | None) -> str | None:
         """Return what rank 0 passed, on every rank."""

@@ -18,21 +18,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from workloads import device
 from workloads.layers.initialise import initialise
 from workloads.optim import Optimizer
+from workloads.schedule import evaluation_steps
 from workloads.train import (
     Job,
     accumulate_gradients,
-    how_often_observed,
     observe,
+    records_usage,
     rows_per_pass,
     section_config,
 )
@@ -118,7 +122,7 @@ def time_steps(
         ]
         alone = here.type == "cpu" and setting.n_threads == 1
         ticks = clock or (time.process_time if alone else time.perf_counter)
-        block = partial(_block_s, here=here, clock=ticks)
+        block = partial(block_s, here=here, clock=ticks)
         for step in steps:
             block(step, WARM_UP_STEPS)
         slowest = max(block(step, 1) for step in steps)
@@ -166,6 +170,44 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class Training:
+    """A freshly built model, and what one optimizer step of it takes."""
+
+    def __init__(
+        self, architecture: Any, config: TrainConfig, *, vocab_size: int, here: torch.device
+    ) -> None:
+        """Build and initialise the model.
+
+        Args:
+            architecture: Its Config.
+            config: What a step looks like.
+            vocab_size: Token ids.
+            here: Where it trains.
+        """
+        with here:
+            self.model = architecture.build(vocab_size)
+        initialise(self.model, 0)
+        self.model.train()
+        self._optimizer = Optimizer(self.model, config)
+        self._batch_tokens = config.batch_tokens
+
+    def step(
+        self,
+        windows: Int64[Tensor, "sequences seq_len+1"],
+        *,
+        rows: int,
+        lr: float,
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> Tensor:
+        """Take one step (forward, backward, clip, update) and return the loss, `rows` sequences a pass."""
+        losses = accumulate_gradients(
+            self.model, windows, batch_tokens=self._batch_tokens, rows=rows, autocast=autocast
+        )
+        self._optimizer.clip()
+        self._optimizer.step(lr)
+        return losses["loss"]
+
+
 def _step(
     model_section: Mapping[str, Any],
     config: TrainConfig,
@@ -177,11 +219,7 @@ def _step(
 ) -> Callable[[], None]:
     """Return what trains a freshly built model for one step."""
     architecture = section_config("workloads.architectures", "architecture", model_section)
-    with here:
-        model = architecture.build(vocab_size)
-    initialise(model, 0)
-    model.train()
-    optimizer = Optimizer(model, config)
+    training = Training(architecture, config, vocab_size=vocab_size, here=here)
     job = Job(
         data={},
         model=model_section,
@@ -198,24 +236,21 @@ def _step(
         vocab_size, (N_BATCHES, share, config.seq_len + 1), generator=generator
     ).to(here)
     autocast = partial(device.autocast, bf16=bf16, device=here)
-    count, observed_every = 0, how_often_observed(job, config.steps)
+    count, evaluate_at = 0, evaluation_steps(config.steps, job.evaluations)
 
     def step() -> None:
         nonlocal count
-        observe(model, count + 1, observed_every)
+        number = 1 + count % config.steps
+        observe(training.model, now=records_usage(job, number, evaluate_at=evaluate_at))
         windows = tokens[count % N_BATCHES]
         count += 1
-        accumulate_gradients(
-            model, windows, batch_tokens=config.batch_tokens, rows=rows, autocast=autocast
-        )
-        optimizer.clip()
-        optimizer.step(0.0)
+        training.step(windows, rows=rows, lr=0.0, autocast=autocast)
 
     return step
 
 
-def _block_s(
-    step: Callable[[], None], n_steps: int, *, here: torch.device, clock: Callable[[], float]
+def block_s(
+    step: Callable[[], object], n_steps: int, *, here: torch.device, clock: Callable[[], float]
 ) -> float:
     """Return the seconds of some steps, from an idle device to an idle device."""
     if here.type == "cuda":

@@ -32,11 +32,10 @@ from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
-MOST_OBSERVED = 64
 RAREST_OBSERVED = 16
-"""Use of memories and experts is recorded in one of 16 steps, more often in runs of fewer than 1,024 steps and where
-reports come more often. Recording costs up to a tenth of a step on an H200 (docs/benchmarks.md), so less than 1 % of a
-long run."""
+"""Use of memories and experts is recorded in one of 16 steps, and in a step that reports it where none was recorded
+since the report before. Recording costs up to a tenth of a step on an H200 (docs/benchmarks.md), so less than 1 % of a
+run that reports no more often."""
 _MOST_OFTEN = 10
 """Pause between checkpoints over the time it took to write the last one."""
 
@@ -130,14 +129,13 @@ def run(
         unread: list[dict[str, Tensor]] = []
         metrics: dict[str, float] = {}
         stop = False
-        observed_every = how_often_observed(job, steps)
 
         for step in range(first, steps + 1):
             stop = stop or reporter.should_stop()
             with spent.on("data"):
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
-                observe(model, step, observed_every)
+                observe(model, now=records_usage(job, step, evaluate_at=evaluate_at))
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
                 losses = accumulate_gradients(
                     model,
@@ -161,13 +159,15 @@ def run(
             # rank, and whatever depends on a number happens at these steps too.
             log_now = step % job.log_every_steps == 0 or step == steps
             evaluate_now = step in evaluate_at
-            usage_now = _reports_usage(job, step, evaluate_now=evaluate_now)
+            usage_now = reports_usage(job, step, evaluate_at=evaluate_at)
             asked_alone = stop and world.size == 1
             if not (here.type == "cpu" or log_now or evaluate_now or usage_now or asked_alone):
                 reporter.progress(step, steps, "train", meter.shown)
                 continue
             with spent.on("train"):
                 rows = _read(unread)
+                # Before a checkpoint, which holds rank 0's buffers: what the others saw since would be lost with them.
+                world.any_(_ever_read(model))
             for earlier, seen in enumerate(rows, start=step - len(rows) + 1):
                 lr = learning_rate(earlier, config)
                 stop |= seen.pop("asked") > 0
@@ -394,23 +394,25 @@ def _auxiliary_loss(model: nn.Module) -> Tensor | None:
     return auxiliary() if auxiliary is not None else None
 
 
-def how_often_observed(job: Job, steps: int) -> int:
-    """Return the steps from one whose use of memories and experts is recorded to the next; one at least in every report."""
-    reported = job.usage_every_steps or steps // job.evaluations
-    return max(1, min(RAREST_OBSERVED, steps // MOST_OBSERVED, reported))
+def reports_usage(job: Job, step: int, *, evaluate_at: frozenset[int]) -> bool:
+    """Whether a step reports how memories and experts were used: those that evaluate do, and those asked for."""
+    every = job.usage_every_steps
+    return step in evaluate_at or (every is not None and step % every == 0)
 
 
-def observe(model: Any, step: int, every: int) -> None:
-    """Have a model that can, record the use of its memories and experts in the passes of this step, or not."""
+def records_usage(job: Job, step: int, *, evaluate_at: frozenset[int]) -> bool:
+    """Whether that use is recorded in a step: in one of RAREST_OBSERVED, and in a report that would hold none."""
+    since = (step - 1) % RAREST_OBSERVED
+    if since == 0:
+        return True
+    reports = partial(reports_usage, job, evaluate_at=evaluate_at)
+    return reports(step) and any(reports(earlier) for earlier in range(step - since, step))
+
+
+def observe(model: Any, *, now: bool) -> None:
+    """Have a model that can, record the use of its memories and experts in the passes to come, or not."""
     if hasattr(model, "observing"):
-        model.observing = (step - 1) % every == 0
-
-
-def _reports_usage(job: Job, step: int, *, evaluate_now: bool) -> bool:
-    """Whether a step reports how memories and experts were used."""
-    if job.usage_every_steps is None:
-        return evaluate_now
-    return evaluate_now or step % job.usage_every_steps == 0
+        model.observing = now
 
 
 def _read(unread: list[dict[str, Tensor]]) -> list[dict[str, float]]:
@@ -425,9 +427,15 @@ def _read(unread: list[dict[str, Tensor]]) -> list[dict[str, float]]:
 
 
 def _statistics(model: nn.Module) -> dict[str, float]:
-    """Return what the model says about its own steps since the last call (of rank 0's share), if it says anything."""
+    """Return what the model says about its own steps since the last call, of rank 0's share of them but for rows ever read."""
     statistics: Callable[[], dict[str, float]] | None = getattr(model, "statistics", None)
     return statistics() if statistics is not None else {}
+
+
+def _ever_read(model: nn.Module) -> list[Tensor]:
+    """Return what the model keeps of which rows training has read on this rank, if it has such."""
+    ever_read: Callable[[], list[Tensor]] | None = getattr(model, "ever_read", None)
+    return ever_read() if ever_read is not None else []
 
 
 def _draws_of(seed: int, *, step: int, rank: int) -> int:

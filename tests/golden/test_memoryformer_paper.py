@@ -154,6 +154,7 @@ def test_lookup_ffn_against_the_dense_block_it_replaces():
     assert count.memory_values == config.n_layers * 16_777_216
     # Blocks, bias of the projection, bias of the look-up.
     assert count.memory_keys == config.n_layers * (262_144 + 1024 + d_model)
-    table = config.memory.tables()[1]
+    (n_tables,) = {*config.tables_per_layer}
+    table = config.memory(n_tables).tables()[1]
     assert isinstance(table, TablePart)
-    assert (table.n_rows, table.bag_size, config.n_tables) == (256, 1, 128)
+    assert (table.n_rows, table.bag_size, n_tables) == (256, 1, 128)

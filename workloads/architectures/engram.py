@@ -265,6 +265,7 @@ class Engram(nn.Module):
         once = torch.ones(1, device=x.device).expand(ids.numel(), 1)
         rows = self.table.module(ids.view(-1, 1), once).view(*ids.shape[:2], -1)
         gate = agreement(self.query_norm(x), self.key_norm(self.key(rows)))
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids.flatten(0, 1), gate.expand(ids.shape).flatten(0, 1))
         output: Tensor = gate * self.value(rows)

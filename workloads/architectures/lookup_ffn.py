@@ -2,7 +2,7 @@
 
 Source: Zeng et al. 2023, "LookupFFN" (ICML 2023, arXiv 2403.07221), and its released code:
 
-    z = project(x), n_tables chunks of tau numbers
+    z = project(x), K chunks of tau numbers
     y = sum_k (sum_j |z_kj|) p(z_k) T_k[signs of z_k] + bias      (`layers/hash_memory.py`)
 
 `project` is dense, or BH4 (`BlockHadamard`), block-diagonal matrices between Hadamard transforms.
@@ -17,6 +17,7 @@ Differs from the source, which trains encoders:
   steps have a fixed size, as Adam's, moves ours less.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -28,7 +29,7 @@ from torch.nn import functional
 from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
 from workloads.kernels.hadamard.op import hadamard
 from workloads.layers.context import Context
-from workloads.layers.family import Knob, backbone_fields, nearest_member
+from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
 from workloads.layers.hash_memory import HashMemory, HashScore, HashShape
 from workloads.layers.linear import Linear
 from workloads.layers.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
@@ -41,15 +42,17 @@ Projection = Literal["bh4", "dense"]
 class Config(LlamaFrame):
     """Transformer with a look-up in the place of every feed-forward block."""
 
-    FLOP_KNOB: ClassVar[str] = "n_tables"
+    FLOP_KNOB: ClassVar[str] = "total_tables"
     """Field that `match:` solves for unless told otherwise."""
 
-    n_tables: int
-    """Tables of a layer; a token reads one row of each."""
+    total_tables: int
+    """Tables of all layers together, at least one for each. They are shared out evenly, to the first layers one more
+    where that does not come out even: one table more in every layer may need another bh4 projection in every layer,
+    too coarse a step for `match:`. A token reads one row of each."""
     tau: int = 8
     """Numbers that are hashed together: a table has 2**tau rows."""
     projection: Projection = "bh4"
-    """What makes the n_tables * tau numbers: bh4, four block-diagonal maps and Hadamard transforms; or dense."""
+    """What makes a layer's K * tau numbers: bh4, four block-diagonal maps and Hadamard transforms; or dense."""
     block_width: int | None = None
     """Width of a block of bh4; None is an eighth of d_model's next power of two, at least 2: the source's 64 at 512."""
     score: HashScore = "l1_prob"
@@ -62,7 +65,7 @@ class Config(LlamaFrame):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_tables", "tau", "block_width"):
+        for name in ("tau", "block_width"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
@@ -77,7 +80,12 @@ class Config(LlamaFrame):
         for name in ("temperature", "table_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        padded = self.block_hadamard.padded
+        if self.total_tables < self.n_layers:
+            raise ValueError(
+                f"total_tables must be at least one per layer ({self.n_layers}), got {self.total_tables}; "
+                f"the nearest is {self.n_layers}"
+            )
+        padded = _padded(self.d_model)
         if self.block_width is not None and padded % self.block_width:
             nearest = nearest_divisor(padded, self.block_width)
             raise ValueError(
@@ -86,22 +94,26 @@ class Config(LlamaFrame):
             )
 
     @property
-    def block_hadamard(self) -> "BlockHadamardShape":
-        """Sizes of a bh4 projection."""
+    def tables_per_layer(self) -> tuple[int, ...]:
+        """Tables of each layer."""
+        share, left = divmod(self.total_tables, self.n_layers)
+        return (share + 1,) * left + (share,) * (self.n_layers - left)
+
+    def block_hadamard(self, n_tables: int) -> "BlockHadamardShape":
+        """Return the sizes of a bh4 projection in front of so many tables."""
         padded = _padded(self.d_model)
         return BlockHadamardShape(
             d_input=self.d_model,
-            d_output=self.memory.d_input,
+            d_output=n_tables * self.tau,
             block_width=min(padded, max(2, padded // 8))
             if self.block_width is None
             else self.block_width,
         )
 
-    @property
-    def memory(self) -> HashShape:
-        """Sizes of the hash layer after the projection."""
+    def memory(self, n_tables: int) -> HashShape:
+        """Return the sizes of a hash layer of so many tables."""
         return HashShape(
-            n_chunks=self.n_tables,
+            n_chunks=n_tables,
             bits=self.tau,
             width=self.d_model,
             score=self.score,
@@ -110,18 +122,28 @@ class Config(LlamaFrame):
 
     def build(self, vocab_size: int) -> Transformer:
         """Return the model on the default device, its values open until `initialise`."""
-        blocks = (self.block_with(LookupFFN(self)) for _ in range(self.n_layers))
+        blocks = (self.block_with(LookupFFN(self, n_tables)) for n_tables in self.tables_per_layer)
         return self.transformer(vocab_size, blocks)
 
     def parts(self, vocab_size: int) -> Parts:
         """Return what the model consists of."""
-        dense = DenseShape(d_input=self.d_model, d_output=self.memory.d_input)
         return [
             *self.attention_parts(vocab_size),
-            (self.n_layers, self.block_hadamard if self.projection == "bh4" else dense),
-            (self.n_layers, self.memory),
-            self.memory.tables(self.n_layers),
+            *(
+                counted
+                for n_tables, n_layers in Counter(self.tables_per_layer).items()
+                for counted in (
+                    (n_layers, self._projection(n_tables)),
+                    (n_layers, self.memory(n_tables)),
+                    self.memory(n_tables).tables(n_layers),
+                )
+            ),
         ]
+
+    def _projection(self, n_tables: int) -> Part:
+        if self.projection == "bh4":
+            return self.block_hadamard(n_tables)
+        return DenseShape(d_input=self.d_model, d_output=n_tables * self.tau)
 
     @classmethod
     def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
@@ -130,7 +152,7 @@ class Config(LlamaFrame):
         Raises:
             ValueError: If none is within a quarter of it.
         """
-        return nearest_member(cls, _family, [_N_TABLES], non_embedding_params, overrides)
+        return nearest_member(cls, _family, [_TOTAL_TABLES], non_embedding_params, overrides)
 
 
 class LookupFFN(nn.Module):
@@ -138,11 +160,12 @@ class LookupFFN(nn.Module):
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, n_tables: int) -> None:
+        """Make the layer with `n_tables` of the model's tables."""
         super().__init__()
-        shape = config.memory
+        shape = config.memory(n_tables)
         self.projection = (
-            BlockHadamard(config.block_hadamard)
+            BlockHadamard(config.block_hadamard(n_tables))
             if config.projection == "bh4"
             else Linear(config.d_model, shape.d_input, bias=True)
         )
@@ -271,8 +294,8 @@ class BlockHadamard(nn.Module):
 
 def _shape(fields: dict[str, Any], *, tau: int) -> dict[str, Any]:
     """Fields of a Llama-style preset with look-ups: twice as many numbers to hash as d_model, as in the source."""
-    without = {name: value for name, value in fields.items() if name != "d_ff"}
-    return {**without, "n_tables": max(1, 2 * fields["d_model"] // tau), "tau": tau}
+    n_tables = max(1, 2 * fields["d_model"] // tau)
+    return {**without_d_ff(fields), "total_tables": fields["n_layers"] * n_tables, "tau": tau}
 
 
 def _family(d_model: int) -> dict[str, Any]:
@@ -280,7 +303,7 @@ def _family(d_model: int) -> dict[str, Any]:
     return _shape(backbone_fields(d_model), tau=4)
 
 
-_N_TABLES = Knob(name="n_tables", lowest=0.5, highest=2.0, step=1)
+_TOTAL_TABLES = Knob(name="total_tables", lowest=0.5, highest=2.0, step=1)
 
 PRESETS: dict[str, dict[str, Any]] = {
     **{name: _shape(fields, tau=4) for name, fields in TINY.items()},
@@ -291,7 +314,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "d_model": 512,
         "n_layers": 4,
         "n_heads": 8,
-        "n_tables": 128,
+        "total_tables": 4 * 128,
         "tau": 8,
         "tied_embeddings": True,
     },

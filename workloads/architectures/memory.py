@@ -16,11 +16,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from workloads.accounting import Parts
-from workloads.architectures import dense
+from workloads.architectures import memory_plus
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.family import D_FF, nearest_member
 from workloads.layers.feed_forward import SwiGLU, llama_d_ff
-from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.llama import PAPER, LlamaBackbone
 from workloads.layers.memory_table import MemoryTable
 from workloads.layers.placement import centred, check_layer
 from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
@@ -116,7 +116,9 @@ class Config(LlamaBackbone):
         Raises:
             ValueError: If none is within a quarter of it.
         """
-        return nearest_member(cls, _family, [_N_KEYS, D_FF], non_embedding_params, overrides)
+        return nearest_member(
+            cls, memory_plus.family, [memory_plus.N_KEYS, D_FF], non_embedding_params, overrides
+        )
 
 
 class Memory(Transformer):
@@ -162,32 +164,13 @@ class SwiGLUAndMemory(SwiGLU):
         self._read = None
 
 
-def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width: the dense backbone and a table about four times as large."""
-    backbone = backbone_fields(d_model)
-    block_params = dense.Config(**backbone).param_count(1).non_embedding
-    reading = {"n_memory_heads": 2, "knn": 8} if d_model <= 64 else {"n_memory_heads": 4, "knn": 16}
-    n_keys = max(16, 8 * round((4 * block_params / d_model) ** 0.5 / 8))
-    return {**backbone, **reading, "n_keys": n_keys, "memory_qk_norm": True}
-
-
-_N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
-"""From half to twice the usual number of slots."""
-
-# As in `memory_plus`, so that the two differ in placement and gate alone.
-_TINY = {"n_keys": 64, "n_memory_heads": 2, "knn": 8, "memory_qk_norm": True}
-_SMALL = {"n_memory_heads": 4, "knn": 16, "memory_qk_norm": True}
 _PAPER = {"n_memory_heads": 4, "knn": 32, "key_dim": 256}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    **{name: {**fields, **_TINY} for name, fields in TINY.items()},
-    "1m": {**BACKBONES["1m"], "n_keys": 192, **_SMALL},
-    "3m": {**BACKBONES["3m"], "n_keys": 256, **_SMALL},
-    "10m": {**BACKBONES["10m"], "n_keys": 352, **_SMALL},
-    "30m": {**BACKBONES["30m"], "n_keys": 480, **_SMALL},
-    **{name: {**fields, "n_keys": 1024, **_PAPER} for name, fields in PAPER.items()},
-    # Ours: the paper has no one-layer memory of this size; the table is `memory_plus`'s.
-    "8b": {**PAPER["8b"], "n_keys": 4096, **_PAPER},
+    # As in `memory_plus`, so that the two differ in placement and gate alone: tables of the same size, though the paper
+    # has no one-layer memory of 8b. Its queries are 256 wide in every model.
+    **memory_plus.PRESETS,
+    **{name: {**memory_plus.PRESETS[name], **_PAPER} for name in PAPER},
     # The memory of Lample et al. 2019 in a backbone of ours: their 12 layers, 1,024 wide, with Llama's blocks.
     "pkm2019": {
         "d_model": 1024,

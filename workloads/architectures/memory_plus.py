@@ -119,7 +119,7 @@ class Config(LlamaBackbone):
         Raises:
             ValueError: If none is within a quarter of it.
         """
-        return nearest_member(cls, _family, [_N_KEYS, D_FF], non_embedding_params, overrides)
+        return nearest_member(cls, family, [N_KEYS, D_FF], non_embedding_params, overrides)
 
 
 class MemoryPlus(Transformer):
@@ -137,8 +137,8 @@ class MemoryPlus(Transformer):
         self.memory_table = table
 
 
-def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width: the dense backbone and a table about four times as large."""
+def family(d_model: int) -> dict[str, Any]:
+    """Fields of the member of this width, of `memory` too: the dense backbone and a table about four times as large."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
     reading = {"n_memory_heads": 2, "knn": 8} if d_model <= 64 else {"n_memory_heads": 4, "knn": 16}
@@ -146,7 +146,7 @@ def _family(d_model: int) -> dict[str, Any]:
     return {**backbone, **reading, "n_keys": n_keys, "memory_qk_norm": True}
 
 
-_N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
+N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of slots."""
 
 # Two heads of eight rows, normalised: enough for the d-presets' short documents.

@@ -35,7 +35,7 @@ from workloads.accounting import Accounted, FlopCount, ParamCount, Part, Parts, 
 from workloads.layers.attention import AttentionShape, rotate, softmax_mix
 from workloads.layers.block import Block
 from workloads.layers.context import Context
-from workloads.layers.family import Knob, backbone_fields, nearest_member
+from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
 from workloads.layers.hash_memory import HashMemory, HashScore, HashShape
 from workloads.layers.layer_norm import LayerNorm, LayerNormPart
 from workloads.layers.linear import Embedding, Head, VocabularyPart
@@ -304,15 +304,11 @@ _TAU = 4
 def _member(backbone: dict[str, Any], *, tau: int) -> dict[str, Any]:
     """Fields of our own member with this backbone: expand_bits a quarter of tau, as the paper's, but twice its chunks."""
     return {
-        **_without_d_ff(backbone),
+        **without_d_ff(backbone),
         "tau": tau,
         "expand_bits": max(1, tau // 4),
         "n_hidden_chunks": max(1, 2 * backbone["d_model"] // tau),
     }
-
-
-def _without_d_ff(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name != "d_ff"}
 
 
 def _family(d_model: int, *, tau: int) -> dict[str, Any]:
@@ -324,7 +320,7 @@ _HIDDEN_CHUNKS = Knob(name="n_hidden_chunks", lowest=0.5, highest=2.0, step=1)
 
 _PAPER: dict[str, dict[str, Any]] = {
     # Depth, width and heads of Pythia 70M, 160M and 410M; 2**8 rows per table, d_model / 8 tables.
-    name: {**_without_d_ff(SUITE[pythia]), "tau": 8}
+    name: {**without_d_ff(SUITE[pythia]), "tau": 8}
     for name, pythia in {"tiny": "70m", "small": "160m", "base": "410m"}.items()
 }
 PRESETS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from workloads.layers.experts import (
     MixtureShape,
     Routing,
 )
-from workloads.layers.family import Knob, backbone_fields, nearest_member
+from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
 from workloads.layers.feed_forward import SwiGLU, SwiGLUShape
 from workloads.layers.llama import PAPER, SMALL, TINY, LlamaFrame
 from workloads.layers.placement import check_placement
@@ -258,14 +258,10 @@ class Config(LlamaFrame):
         return nearest_member(cls, _family, [d_expert], non_embedding_params, overrides)
 
 
-def _without_d_ff(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name != "d_ff"}
-
-
 def _fine_grained(fields: dict[str, Any], *, n_experts: int, step: int = 8) -> dict[str, Any]:
     """Fields of a model whose token meets three routed experts and a shared one, about as wide as `dense`'s block."""
     return {
-        **_without_d_ff(fields),
+        **without_d_ff(fields),
         "n_experts": n_experts,
         "d_expert": step * max(1, round(fields["d_ff"] / (4 * step))),
         "top_k": 3,
@@ -282,7 +278,7 @@ def _family(d_model: int) -> dict[str, Any]:
 
 def _full_width(fields: dict[str, Any], *, n_experts: int) -> dict[str, Any]:
     return {
-        **_without_d_ff(fields),
+        **without_d_ff(fields),
         "n_experts": n_experts,
         "d_expert": fields["d_ff"],
         "routing": "expert_choice",
@@ -299,7 +295,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     **{name: _full_width(PAPER[name], n_experts=n) for name, n in _PAPER_EXPERTS.items()},
     # Ours: no 8b baseline was published. Seven of 64 narrow experts and a shared one are as wide as `dense`'s block.
     "8b": {
-        **_without_d_ff(PAPER["8b"]),
+        **without_d_ff(PAPER["8b"]),
         "n_experts": 64,
         "d_expert": 1792,
         "top_k": 7,

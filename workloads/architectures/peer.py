@@ -203,6 +203,7 @@ class Peer(ProductKeyLookup):
         """Return the layer's output, to be added to the residual."""
         tokens = x.reshape(-1, self.lookup.d_model)
         ids, weights = self.select(tokens)
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, weights)
         hidden = _activated(self.inputs.module.products(ids, tokens), self.shape.activation)

@@ -249,6 +249,7 @@ class Memory(TuckerLookup):
         tables = self.tables.module
         if self.pre_value is not None and tables.pre_value is not None:
             weights = weights * tables.pre_value.products(ids, self.pre_value(tokens))
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, weights)
         output: Tensor = self.output(tables.value(ids, weights).to(x.dtype))

@@ -44,6 +44,11 @@ def backbone_fields(d_model: int) -> dict[str, Any]:
     }
 
 
+def without_d_ff(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a backbone for a model that has no dense feed-forward block."""
+    return {name: value for name, value in fields.items() if name != "d_ff"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knob:
     """A field that a member may have away from its usual value, to meet a size between two widths."""

@@ -87,6 +87,7 @@ class HashMemory(nn.Module):
             temperature=self.shape.temperature,
             times_l1=self.shape.score == "l1_prob",
         )
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, weights)
         output: Tensor = self.table(ids, weights) + self.bias

@@ -91,6 +91,7 @@ class PerLayerInputs(nn.Module):
         layers = (self.shape.n_layers, self.shape.width)
         ids = tokens.reshape(-1, 1)
         weights = torch.full(ids.shape, self.shape.width**0.5, device=ids.device)
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, torch.ones_like(weights))
         looked_up = self.table.module(ids, weights).view(*tokens.shape, *layers)

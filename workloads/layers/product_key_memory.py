@@ -87,6 +87,7 @@ class ProductKeyMemory(ProductKeyLookup):
         """Return the layer's output, to be added to the residual."""
         tokens = x.reshape(-1, self.lookup.d_model)
         ids, weights = self.select(tokens)
+        self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, weights)
         output: Tensor = self.table.module(ids, weights).to(x.dtype)

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.layers.attention import rotation_table
 from workloads.layers.context import Cache, Context
 from workloads.layers.linear import Embedding, Head
-from workloads.layers.usage import usage_report
+from workloads.layers.usage import rows_ever_read, usage_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +103,7 @@ class Transformer(nn.Module):
     def statistics(self) -> dict[str, float]:
         """Return how memories and experts were used in training since the last call (`usage.usage_report`)."""
         return usage_report(self)
+
+    def ever_read(self) -> list[Bool[Tensor, " rows"]]:
+        """Return which rows each memory has read in training, in place: what is written there is kept."""
+        return rows_ever_read(self)

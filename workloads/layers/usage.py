@@ -1,6 +1,6 @@
 """How evenly table rows and experts are read in training, accumulated between two reports.
 
-The trainer has only some steps recorded (`train.RAREST_OBSERVED`); "ever" and "all" below speak of those.
+The trainer has only some steps recorded (`train.RAREST_OBSERVED`) and "all" below speaks of those; "ever" of every step.
 All of it lies in buffers, so a resumed run reports what an undisturbed one would. Weights are counted in integers,
 so that their sum does not depend on the order of addition.
 """
@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
@@ -73,6 +73,11 @@ def usage_report(model: nn.Module) -> dict[str, float]:
     return {**{name: sum(found) / len(found) for name, found in sums.items()}, **values}
 
 
+def rows_ever_read(model: nn.Module) -> list[Bool[Tensor, " rows"]]:
+    """Return which rows each table's readers have read in training, to be joined over the ranks."""
+    return [module.ever for module in model.modules() if isinstance(module, MemoryUsage)]
+
+
 def _labels(paths: list[str]) -> dict[str, str]:
     """Return `layer_03` for a path such as `layers.3.feed_forward.usage`."""
     places = {}
@@ -93,10 +98,10 @@ def _labels(paths: list[str]) -> dict[str, str]:
 class MemoryUsage(Usage):
     """How the rows of a table are read.
 
-    Statistics, all over training passes since the last report unless said:
+    Statistics, all over the recorded passes since the last report unless said:
 
         usage           share of rows read
-        usage_ever      share of rows read since training began
+        usage_ever      share of rows read since training began, recorded or not
         kl              KL divergence of the weight mass per row from an even one, nats
         effective_rows  exp(entropy) of a token's weights, mean over tokens
         top1_weight     largest share of a token's weights, mean over tokens
@@ -123,10 +128,16 @@ class MemoryUsage(Usage):
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
 
     @torch.no_grad()
+    def mark(self, ids: Int[Tensor, "..."]) -> None:
+        """Note in training that rows were read: one write, for which no device waits, so in every pass."""
+        if self.training:
+            self.ever.index_fill_(0, ids.reshape(-1), True)
+
+    @torch.no_grad()
     def record(
         self, ids: Int[Tensor, "tokens rows"], weights: Float[Tensor, "tokens rows"]
     ) -> None:
-        """Add one pass; what counts of a weight is its size, not its sign."""
+        """Add one pass, whose rows are marked apart; what counts of a weight is its size, not its sign."""
         size = weights.detach().float().abs()
         flat = ids.reshape(-1)
         # One extra unit per read: a row counts as read however small its weight.
@@ -154,7 +165,6 @@ class MemoryUsage(Usage):
         if tokens == 0:
             return {}
         effective, top1, distinct = self.sums.tolist()
-        self.ever |= self.reads > 0
         share = self.mass.double() / self.mass.sum()
         values = {
             "usage": float((self.reads > 0).double().mean()),
@@ -179,7 +189,7 @@ _UNIT = 2**24
 class ExpertUsage(Usage):
     """How tokens are spread over experts.
 
-    Statistics, over training passes since the last report:
+    Statistics, over the recorded passes since the last report:
 
         usage           share of experts that got a token
         kl              KL divergence of the load from an even one, nats

@@ -86,10 +86,10 @@ def test_one_thread_on_a_cpu_is_timed_by_what_it_has_of_a_core(
     n_threads, clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = []
-    block = step_time._block_s
+    block = step_time.block_s
     monkeypatch.setattr(
         step_time,
-        "_block_s",
+        "block_s",
         lambda *a, clock, **k: (used.append(clock), block(*a, clock=clock, **k))[1],
     )
     time_steps(

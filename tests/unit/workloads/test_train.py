@@ -22,7 +22,16 @@ from workloads.layers.initialise import initialise
 from workloads.optim import Optimizer
 from workloads.ports import Diverged, Interrupted
 from workloads.ranks import World
-from workloads.train import Job, _passes, _windows, accumulate_gradients, how_often_observed, run
+from workloads.schedule import evaluation_steps
+from workloads.train import (
+    Job,
+    _passes,
+    _windows,
+    accumulate_gradients,
+    records_usage,
+    reports_usage,
+    run,
+)
 
 STEPS = 8
 DATA = {
@@ -43,6 +52,8 @@ MEMORY = {
     "n_memory_heads": 2,
     "knn": 2,
 }
+WIDE_MEMORY = {**MEMORY, "n_keys": 32}
+"""With more rows than a step reads."""
 TRAIN = {"tokens": STEPS * 96, "batch_tokens": 96, "seq_len": 16, "lr": 0.01, "value_lr_ratio": 4.0}
 
 
@@ -391,17 +402,56 @@ def test_what_layers_add_to_the_loss_adds_up_over_uneven_micro_batches(architect
 
 @pytest.mark.parametrize(
     ("steps", "reported", "expected"),
-    [(8, None, 1), (640, None, 10), (5000, None, 16), (5000, 7, 7), (40, None, 1), (6000, 100, 16)],
+    [
+        (8, None, {1, 8}),
+        (48, None, {1, 17, 33}),
+        (48, 10, {1, 17, 24, 30, 33, 48}),
+        (48, 1, {*range(1, 49)}),
+        (5000, None, {*range(1, 5001, 16)}),
+        (6001, 100, {*range(1, 6002, 16), 3001}),
+    ],
 )
 def test_use_is_recorded_in_one_of_sixteen_steps_and_at_least_once_a_report(
     tmp_path, steps, reported, expected
 ):
     job = job_in(tmp_path, usage_every_steps=reported)
 
-    every = how_often_observed(job, steps)
+    evaluate_at = evaluation_steps(steps, job.evaluations)
+    observed, reported_at = (
+        {step for step in range(1, steps + 1) if decide(job, step, evaluate_at=evaluate_at)}
+        for decide in (records_usage, reports_usage)
+    )
 
-    assert every == expected
-    assert every <= (reported or steps)
+    assert observed == expected
+    reports = sorted(reported_at)
+    assert reports[-1] == steps
+    for before, report in itertools.pairwise([0, *reports]):
+        assert observed & {*range(before + 1, report + 1)}, report
+
+
+def test_a_row_read_in_a_step_that_is_not_recorded_counts_as_ever_read(tmp_path):
+    """Of eight steps the first is recorded alone: usage is of that step, usage_ever of all."""
+
+    class Silent(Recorder):
+        def progress(self, step, steps, phase, values):
+            pass
+
+    first, all_ = (
+        run(
+            job_in(
+                tmp_path / str(steps),
+                model=WIDE_MEMORY,
+                train={**TRAIN, "tokens": steps * 96, "lr": 1e-9},
+                evaluations=1,
+            ),
+            Silent(),
+        )
+        for steps in (1, STEPS)
+    )
+
+    assert first["memory/usage"] == first["memory/usage_ever"]
+    assert all_["memory/usage"] == first["memory/usage"]
+    assert all_["memory/usage_ever"] > first["memory/usage_ever"]
 
 
 def test_a_run_in_micro_batches_is_the_same_run(tmp_path, undisturbed):
@@ -456,7 +506,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 from workloads.ports import Interrupted
-from workloads.train import how_often_observed, Job, run
+from workloads.train import Job, run
 
 class Reporter:
     rows = []
@@ -488,10 +538,10 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path):
     # An odd number of sequences per step: the ranks' shares differ.
     train = {**TRAIN, "tokens": STEPS * 112, "batch_tokens": 112}
     alone = Recorder()
-    run(job_in(tmp_path / "alone", train=train), alone)
+    run(job_in(tmp_path / "alone", model=WIDE_MEMORY, train=train), alone)
     fields = {
         "data": DATA,
-        "model": MEMORY,
+        "model": WIDE_MEMORY,
         "train": train,
         "seed": 5,
         "log_every_steps": 1,
@@ -530,6 +580,8 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path):
     assert leader["step"] == follower["step"] == STEPS
     same = [name for name in leader["metrics"] if not name.startswith(("time/", "memory/"))]
     same.remove("train/tokens_per_s")
+    # Other statistics are those of each rank's share.
+    same.append("memory/usage_ever")
     assert {n: leader["metrics"][n] for n in same} == {n: follower["metrics"][n] for n in same}
     for (step, together), (expected_step, expected) in zip(leader["rows"], alone.rows, strict=True):
         assert step == expected_step

@@ -1,15 +1,31 @@
 """Checks that several architectures' tests use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.layers.initialise import initialise
 
 VOCAB_SIZE = 7
+
+
+def _model(config: Any) -> nn.Module:
+    model: nn.Module = config.build(VOCAB_SIZE)
+    initialise(model, 0)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: in models as small as these a second one only waits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -20,9 +36,7 @@ def check_gradients() -> Callable[[Any], None]:
     """
 
     def check(config: Any) -> None:
-        model = config.build(VOCAB_SIZE)
-        initialise(model, 0)
-        model = model.double()
+        model = _model(config).double()
         names, parameters = zip(*model.named_parameters(), strict=True)
         tokens = torch.randint(VOCAB_SIZE, (2, 6), generator=torch.Generator().manual_seed(0))
 
@@ -34,5 +48,46 @@ def check_gradients() -> Callable[[Any], None]:
         assert torch.autograd.gradcheck(
             loss, parameters, eps=1e-6, atol=1e-8, rtol=1e-5, fast_mode=True
         )
+
+    return check
+
+
+@pytest.fixture
+def check_flops() -> Callable[..., None]:
+    """Compare `flops_per_token` with what torch counts in a forward pass of one sequence.
+
+    `unseen` are those that it does not count (sums of rows); it counts scores of later tokens, which are masked.
+    """
+
+    def check(config: Any, *, seq_len: int = 11, unseen: float = 0) -> None:
+        counter = FlopCounterMode(display=False)
+        # The fused attention of a CPU is unknown to torch's counter; the plain form is two products.
+        with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            _model(config)(torch.zeros(1, seq_len, dtype=torch.long))
+
+        masked = 2 * seq_len * config.n_layers * config.d_model
+        expected = config.flops_per_token(VOCAB_SIZE, seq_len).total - unseen + masked
+        assert counter.get_total_flops() == seq_len * expected
+
+    return check
+
+
+@pytest.fixture
+def check_activations(
+    bytes_kept: Callable[[nn.Module, Tensor, str], int],
+) -> Callable[..., None]:
+    """Compare `activation_bytes_per_token` with what autograd keeps of a forward pass."""
+
+    def check(config: Any, precision: str, *, rel: float) -> None:
+        model = _model(config)
+        model.observing = False
+        tokens = torch.zeros(64, 64, dtype=torch.long)
+
+        kept = bytes_kept(model, tokens, precision) / tokens.numel()
+
+        # Logits and probabilities belong to the loss, which is not taken here.
+        loss = (8 if precision == "fp32" else 6) * VOCAB_SIZE
+        expected = config.activation_bytes_per_token(VOCAB_SIZE, 64, precision=precision) - loss
+        assert kept == pytest.approx(expected, rel=rel)
 
     return check

@@ -5,7 +5,6 @@ The cases are the smallest presets. What is special about an architecture stands
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from workloads.layers.context import Cache
 from workloads.layers.initialise import initialise
 from workloads.layers.llama import SMALL, TINY
 from workloads.layers.param_groups import param_groups
+from workloads.layers.usage import MemoryUsage
 from workloads.optim import Optimizer
 from workloads.train_config import TrainConfig
 
@@ -52,14 +52,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def config(request: pytest.FixtureRequest) -> Any:
     name, changes = VARIANTS.get(request.param, (request.param, {}))
     return dataclasses.replace(_smallest(name), **changes)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _model(config: Any, seed: int = 0) -> nn.Module:
@@ -164,6 +156,22 @@ def test_initialise_writes_every_parameter_and_buffer(config):
         written = torch.isfinite(tensor) if tensor.is_floating_point() else tensor != never
         assert written.all(), name
     assert not unsaved, "buffers outside the state dict are lost on resume"
+
+
+def test_every_row_read_in_training_counts_as_ever_read_recorded_or_not(config):
+    ever = {}
+    for observing, training in ((True, True), (False, True), (False, False)):
+        model = _model(config).train(training)
+        model.observing = observing
+        model(_tokens(0))
+        ever[observing, training] = model.ever_read()
+        if observing:
+            read = [part.reads > 0 for part in model.modules() if isinstance(part, MemoryUsage)]
+
+    for rows, *marked, in_evaluation in zip(read, *ever.values(), strict=True):
+        assert rows.any()
+        assert all(torch.equal(found, rows) for found in marked)
+        assert not in_evaluation.any()
 
 
 def test_a_model_from_the_meta_device_equals_one_built_in_place(config):

@@ -8,7 +8,7 @@ import torch
 from workloads.architectures import pythia
 from workloads.architectures.cosformer import PRESETS, Config, CosAttention
 from workloads.layers.attention import rotate, rotation_table
-from workloads.layers.context import Cache, Context
+from workloads.layers.context import Context
 from workloads.layers.initialise import initialise
 from workloads.layers.transformer import Transformer
 
@@ -52,33 +52,11 @@ def test_gradients(check_gradients):
     check_gradients(Config(**SMALL, chunk_tokens=2))
 
 
-def test_the_chunk_changes_nothing():
-    tokens = torch.randint(11, (2, 23), generator=torch.Generator().manual_seed(0))
-
-    one, many = (_model(chunk_tokens=chunk)(tokens) for chunk in (64, 5))
-
-    torch.testing.assert_close(many, one)
-
-
 def test_a_longer_pass_leaves_the_logits_of_its_prefix_unchanged():
     tokens = torch.randint(11, (1, 32), generator=torch.Generator().manual_seed(0))
     model = _model()
 
     torch.testing.assert_close(model(tokens)[:, :9], model(tokens[:, :9]))
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_refuses_longer_sequences(cached):
-    model, tokens = _model(), torch.zeros(1, 33, dtype=torch.long)
-    cache = Cache()
-    message = (
-        "max_seq_len must be at least the length of a sequence, got 32 and a sequence of 33; "
-        "raise max_seq_len to 33 or shorten the sequence"
-    )
-
-    assert model(tokens[:, :32], cache).shape == (1, 32, 11)
-    with pytest.raises(ValueError, match=message):
-        model(*((tokens[:, :1], cache) if cached else (tokens,)))
 
 
 def test_says_how_long_a_sequence_may_be():
@@ -90,8 +68,6 @@ def test_says_how_long_a_sequence_may_be():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0; the nearest is 1"),
-        ({"chunk_tokens": -2}, "chunk_tokens must be at least 1, got -2; the nearest is 1"),
         ({"n_heads": 3}, r"n_heads must divide d_model \(16\), got 3; the nearest is 2"),
         (
             {"rotary_fraction": 1.5},
@@ -113,10 +89,3 @@ def test_has_pythias_parameters_and_a_cost_that_does_not_grow_with_the_length():
     assert ours.flops_per_token(50_304, 2048).attention == 24 * (8 * 1024**2 + mixing)
     assert ours.flops_per_token(50_304, 2**20) == ours.flops_per_token(50_304, 2048)
     assert ours.flops_per_token(50_304, 2048).total < base.flops_per_token(50_304, 2048).total
-
-
-def test_sized():
-    config = Config.sized(1_000_000, max_seq_len=100)
-
-    assert config.param_count(1).non_embedding == pytest.approx(1e6, rel=0.05)
-    assert config.longest_sequence == 100

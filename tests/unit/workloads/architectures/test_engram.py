@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.architectures import dense, memory_plus
 from workloads.architectures.engram import (
@@ -276,18 +275,8 @@ def test_bytes_of_the_table_are_the_rows_read_one_per_head():
     assert together == pytest.approx(2 * config.param_count(1).memory_values / 10**9)
 
 
-def test_flops_are_those_that_torch_counts():
-    """But for what torch sees otherwise: it counts the whole square of scores, and no sums of shifted columns."""
-    config = Config(**SMALL)
-    model = config.build(VOCAB_SIZE)
-    initialise(model, 0)
-    counter = FlopCounterMode(display=False)
-    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-        model(torch.zeros(1, 6, dtype=torch.long))
-
-    unseen_half, conv = 2 * 6 * 4 * 16, 2 * 2 * 4 * 16
-    expected = config.flops_per_token(VOCAB_SIZE, 6).total + unseen_half - conv
-    assert counter.get_total_flops() == 6 * expected
+def test_flops_are_those_that_torch_counts_but_for_sums_of_shifted_columns(check_flops):
+    check_flops(Config(**SMALL), unseen=2 * 2 * 4 * 16)
 
 
 def test_presets_have_the_dense_backbone_and_tables_as_large_as_memory_plus():
@@ -339,17 +328,8 @@ def test_sized_is_near_the_size():
 @pytest.mark.parametrize(
     "fields", [{}, {"conv_kernel": None, "max_order": 4}], ids=["plain", "no convolution"]
 )
-def test_activations_are_those_that_autograd_keeps(fields, precision, bytes_kept):
-    config = Config(**{**SMALL, **fields})
-    model = _model(**fields)
-    model.observing = False
-    tokens = torch.zeros(64, 64, dtype=torch.long)
-    loss = (8 if precision == "fp32" else 6) * VOCAB_SIZE
-    expected = config.activation_bytes_per_token(VOCAB_SIZE, 64, precision=precision) - loss
-
-    kept = bytes_kept(model, tokens, precision) / tokens.numel()
-
-    assert kept == pytest.approx(expected, rel=0.01)
+def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
+    check_activations(Config(**{**SMALL, **fields}), precision, rel=0.01)
 
 
 def test_gradients_of_a_model_by_finite_differences(check_gradients):

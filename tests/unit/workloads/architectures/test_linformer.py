@@ -5,7 +5,7 @@ import torch
 
 from workloads.architectures import pythia
 from workloads.architectures.linformer import PRESETS, Config, PrefixAttention
-from workloads.layers.context import Cache, Context
+from workloads.layers.context import Context
 from workloads.layers.initialise import initialise
 from workloads.layers.transformer import Transformer
 
@@ -94,23 +94,10 @@ def test_initial_projections_are_even_within_the_sources_bounds():
     assert projection.std().item() == pytest.approx((3 * 5) ** -0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_refuses_longer_sequences(cached):
-    model, tokens = _model(), torch.zeros(1, 33, dtype=torch.long)
-    cache = Cache()
-    message = "max_seq_len must be at least the length of a sequence, got 32 and a sequence of 33"
-
-    assert model(tokens[:, :32], cache).shape == (1, 32, 11)
-    with pytest.raises(ValueError, match=message):
-        model(*((tokens[:, :1], cache) if cached else (tokens,)))
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"projected_len": 0}, "projected_len must be at least 1, got 0; the nearest is 1"),
-        ({"max_seq_len": 0}, "max_seq_len must be at least 1, got 0; the nearest is 1"),
-        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0; the nearest is 1"),
         ({"d_ff": 0}, "d_ff must be at least 1, got 0"),
     ],
 )
@@ -149,9 +136,3 @@ def test_cost():
     flops = Config(**PRESETS["410m"]).flops_per_token(50_304, 2048)
 
     assert flops.attention == 24 * (8 * 1024**2 + mixing)
-
-
-def test_sized():
-    config = Config.sized(3_000_000)
-
-    assert config.param_count(1).non_embedding == pytest.approx(3e6, rel=0.05)

@@ -1,5 +1,6 @@
 """What is special about `lookup_ffn`."""
 
+import itertools
 import math
 
 import pytest
@@ -18,7 +19,8 @@ from workloads.architectures.lookup_ffn import (
 from workloads.layers.context import Context
 from workloads.layers.initialise import initialise
 
-SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 3, "n_tables": 9, "tau": 4}
+SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 3, "total_tables": 17, "tau": 4}
+"""9 tables in the first layer, 8 in the second: 36 and 32 numbers to hash, hence two bh4 projections and one."""
 VOCAB_SIZE = 11
 
 
@@ -29,7 +31,10 @@ def _config(**fields: object) -> Config:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_tables": 0}, "n_tables must be at least 1, got 0; the nearest is 1"),
+        (
+            {"total_tables": 1},
+            r"total_tables must be at least one per layer \(2\), got 1; the nearest is 2",
+        ),
         ({"tau": 0}, "tau must be at least 1, got 0; the nearest is 1"),
         ({"block_width": 0}, "block_width must be at least 1, got 0; the nearest is 1"),
         (
@@ -96,14 +101,14 @@ def test_bh4_keeps_the_size_of_what_it_maps():
     ("d_model", "block_width"), [(2, 2), (8, 2), (12, 2), (64, 8), (512, 64), (768, 128)]
 )
 def test_default_block_width(d_model, block_width):
-    assert _config(d_model=d_model, n_heads=1).block_hadamard.block_width == block_width
+    assert _config(d_model=d_model, n_heads=1).block_hadamard(9).block_width == block_width
 
 
 @pytest.mark.parametrize("score", ["prob", "l1_prob"])
 @pytest.mark.parametrize("projection", ["bh4", "dense"])
 def test_is_a_look_up_behind_a_projection(score, projection):
     config = _config(score=score, projection=projection, temperature=0.8, table_std=1.0)
-    layer = LookupFFN(config)
+    layer = LookupFFN(config, 9)
     initialise(layer, 0)
     layer.double()
     x = torch.randn(6, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -132,13 +137,13 @@ def test_flops_are_those_that_torch_counts(projection):
         model(torch.zeros(1, 7, dtype=torch.long))
     flops = config.flops_per_token(VOCAB_SIZE, 7).total
     unseen_half = 2 * 7 * config.n_layers * config.d_model
-    bag = config.n_layers * 2 * config.n_tables * config.d_model
+    bag = 2 * config.total_tables * config.d_model
     transforms = 0
-    if projection == "bh4":
-        shape = config.block_hadamard
+    for n_tables in config.tables_per_layer if projection == "bh4" else ():
+        shape = config.block_hadamard(n_tables)
         over_blocks = 7 * 4 * shape.copies * 2 * shape.padded * shape.n_blocks
         of_weights = 2 * shape.weights * shape.block_width
-        transforms = config.n_layers * (over_blocks + of_weights)
+        transforms += over_blocks + of_weights
 
     assert counter.get_total_flops() == 7 * (flops + unseen_half - bag) + transforms
 
@@ -190,8 +195,32 @@ def _tokens() -> Tensor:
 def test_presets_hash_twice_as_many_numbers_as_the_stream_has():
     for name, fields in PRESETS.items():
         config = Config(**fields)
-        assert config.memory.d_input == 2 * config.d_model, name
+        hashed = {config.memory(n_tables).d_input for n_tables in config.tables_per_layer}
+        assert hashed == {2 * config.d_model}, name
         assert config.projection == "bh4"
+
+
+def test_tables_are_shared_out_evenly_the_first_layers_get_those_left_over():
+    config = _config(n_layers=3, total_tables=17)
+
+    model = config.build(VOCAB_SIZE)
+
+    assert config.tables_per_layer == (6, 6, 5)
+    found = [layer.feed_forward.memory.shape.n_chunks for layer in model.layers]
+    assert found == [6, 6, 5]
+
+
+def test_one_table_more_is_at_most_one_projection_more():
+    """So a model's cost rises by one layer's step at a time, which is what `match:` needs."""
+    one_projection = BlockHadamardShape(d_input=24, d_output=32, block_width=4).weights
+    counts = [
+        _config(n_layers=8, total_tables=n).active_param_count(VOCAB_SIZE) for n in range(8, 200)
+    ]
+
+    rises = [after - before for before, after in itertools.pairwise(counts)]
+
+    assert min(rises) == 4 + 24
+    assert max(rises) == 4 + 24 + one_projection
 
 
 @pytest.mark.parametrize(

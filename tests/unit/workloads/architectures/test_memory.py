@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.architectures import dense
 from workloads.architectures.memory import PRESETS, Config, SwiGLUAndMemory
@@ -192,35 +191,17 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
-def test_parameters_and_flops_are_those_of_the_modules(fields):
+def test_parameters_and_flops_are_those_of_the_modules(check_flops, fields):
     config = Config(**{**SMALL, **fields})
-    model = _model(**fields)
-    counter = FlopCounterMode(display=False)
-    # The fused attention of a CPU is unknown to torch's counter; the plain form is two products.
-    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-        model(TOKENS)
 
-    assert config.param_count(11).total == sum(p.numel() for p in model.parameters())
-    unseen_half = 2 * 11 * config.n_layers * config.d_model
-    bag = 2 * config.memory.lookup.rows_read * config.memory.value_dim
-    flops = config.flops_per_token(11, 11).total
-    assert counter.get_total_flops() == 11 * (flops + unseen_half - bag)
+    assert config.param_count(11).total == sum(p.numel() for p in _model(**fields).parameters())
+    check_flops(config, unseen=2 * config.memory.lookup.rows_read * config.memory.value_dim)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("fields", VARIANTS, ids=str)
-def test_activations_are_those_that_autograd_keeps(bytes_kept, fields, precision):
-    config = Config(**{**SMALL, **fields})
-    model = _model(**fields)
-    model.observing = False
-    tokens = torch.zeros(32, 64, dtype=torch.long)
-
-    kept = bytes_kept(model, tokens, precision) / tokens.numel()
-
-    # Logits and probabilities belong to the loss, which is not taken here.
-    loss = (8 if precision == "fp32" else 6) * 11
-    expected = config.activation_bytes_per_token(11, 64, precision=precision) - loss
-    assert kept == pytest.approx(expected, rel=0.025)
+def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
+    check_activations(Config(**{**SMALL, **fields}), precision, rel=0.025)
 
 
 def test_a_token_reads_rows_and_not_the_table():

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor
 
 from workloads.architectures import memoryformer
 from workloads.architectures.memoryformer import PRESETS, Config
@@ -185,18 +184,11 @@ def test_one_hash_serves_queries_keys_and_values(monkeypatch):
     assert calls == [3 * 24, 6 * 6, 24]
 
 
-def test_only_attention_and_the_head_multiply_matrices():
+def test_only_attention_and_the_head_multiply_matrices(check_flops):
     config = _config(tied_embeddings=True)
-    model = config.build(VOCAB_SIZE)
-    initialise(model, 0)
-    counter = FlopCounterMode(display=False)
-    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-        model(_tokens(batch=1))
     flops = config.flops_per_token(VOCAB_SIZE, 7)
-    # Torch counts the whole square of scores.
-    unseen_half = 2 * 7 * config.n_layers * config.d_model
 
-    assert counter.get_total_flops() == 7 * (flops.attention + flops.head + unseen_half)
+    check_flops(config, seq_len=7, unseen=flops.memory)
     assert flops.memory == config.n_layers * 2 * (6 * 3 * 24 + 6 * 36 + 6 * 24)
 
 
@@ -210,18 +202,8 @@ def test_only_attention_and_the_head_multiply_matrices():
     ],
     ids=str,
 )
-def test_activations_are_those_that_autograd_keeps(fields, precision, bytes_kept):
-    config = _config(**fields)
-    model = config.build(VOCAB_SIZE)
-    initialise(model, 0)
-    model.observing = False
-
-    kept = bytes_kept(model, torch.zeros(64, 64, dtype=torch.long), precision) / 64**2
-
-    # Logits and probabilities belong to the loss, which is not taken here.
-    loss = (8 if precision == "fp32" else 6) * VOCAB_SIZE
-    expected = config.activation_bytes_per_token(VOCAB_SIZE, 64, precision=precision) - loss
-    assert kept == pytest.approx(expected, rel=0.01)
+def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
+    check_activations(Config(**{**SMALL, **fields}), precision, rel=0.01)
 
 
 def test_initial_deviations():

@@ -1,14 +1,11 @@
 """What is special about `per_layer_embedding`."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.accounting import ParamCount
 from workloads.architectures import dense
@@ -23,14 +20,6 @@ SMALL: dict[str, Any] = {
     "d_ff": 24,
     "per_layer_dim": 5,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _model(**fields: Any) -> PerLayerTransformer:
@@ -108,40 +97,15 @@ def test_bytes_are_those_of_a_row_for_every_different_token():
 
 
 @pytest.mark.parametrize("seq_len", [1, 12])
-def test_flops_are_those_that_torch_counts(seq_len):
-    """Exact, but for what torch sees otherwise: it counts the whole square of scores, and no bag."""
-    config, model = Config(**SMALL), _model()
-    counter = FlopCounterMode(display=False)
-    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
-        model(torch.zeros(1, seq_len, dtype=torch.long))
-    unseen_half, bag = 2 * seq_len * 3 * 16, 2 * 3 * 5
-
-    flops = config.flops_per_token(11, seq_len).total
-    assert counter.get_total_flops() == seq_len * (flops + unseen_half - bag)
+def test_flops_are_those_that_torch_counts_but_for_the_bag(check_flops, seq_len):
+    check_flops(Config(**SMALL), seq_len=seq_len, unseen=2 * 3 * 5)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_are_those_that_autograd_keeps(precision):
+def test_activations_are_those_that_autograd_keeps(check_activations, precision):
     config = Config(d_model=48, n_layers=3, n_heads=3, d_ff=96, per_layer_dim=20)
-    model = config.build(100)
-    initialise(model, 0)
-    model.observing = False
-    kept: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes())
-        return tensor
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
-    ):
-        logits = model(torch.arange(4096).view(-1, 64) % 100)
-    assert logits.shape == (64, 64, 100)
-
-    loss = (8 if precision == "fp32" else 6) * 100
-    expected = config.activation_bytes_per_token(100, 64, precision=precision) - loss
-    assert sum(kept.values()) / 4096 == pytest.approx(expected, rel=0.015)
+    check_activations(config, precision, rel=0.015)
 
 
 def test_without_its_gains_it_is_the_dense_model():

@@ -192,7 +192,6 @@ def test_usual_number_of_features(d_model, n_heads, count):
     ("fields", "message"),
     [
         ({"n_features": 0}, "n_features must be at least 1, got 0; the nearest is 1"),
-        ({"chunk_tokens": 0}, "chunk_tokens must be at least 1, got 0; the nearest is 1"),
         (
             {"feature_eps": -1.0},
             "feature_eps must be at least 0 and finite, got -1.0; the nearest is 0",
@@ -212,7 +211,3 @@ def test_cost():
     # Per layer of 16 heads: half a chunk's square, a state of 256 x 65, and two projections to 256 features.
     mixing = 16 * (64 * (256 + 65) + 4 * 256 * 65 + 4 * 64 * 256)
     assert ours.flops_per_token(50_304, 2048).attention == 24 * (8 * 1024**2 + mixing)
-
-
-def test_sized():
-    assert Config.sized(2_000_000).param_count(1).non_embedding == pytest.approx(2e6, rel=0.05)

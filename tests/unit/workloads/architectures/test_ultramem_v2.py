@@ -281,17 +281,8 @@ def test_sized_is_near_the_size():
     [{}, {"n_memory_heads": 3, "tucker_rank": 1, "pre_values": False}, {"key_balance": 0.1}],
     ids=["plain", "heads", "balance"],
 )
-def test_activations_are_those_that_autograd_keeps(fields, precision, bytes_kept):
-    config = Config(**{**SMALL, **fields})
-    model = _model(**fields)
-    model.observing = False
-    tokens = torch.zeros(64, 64, dtype=torch.long)
-    loss = (8 if precision == "fp32" else 6) * VOCAB_SIZE
-    expected = config.activation_bytes_per_token(VOCAB_SIZE, 64, precision=precision) - loss
-
-    kept = bytes_kept(model, tokens, precision) / tokens.numel()
-
-    assert kept == pytest.approx(expected, rel=0.01)
+def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
+    check_activations(Config(**{**SMALL, **fields}), precision, rel=0.01)
 
 
 def test_gradients_of_a_model_by_finite_differences(check_gradients):

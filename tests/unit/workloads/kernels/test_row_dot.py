@@ -7,33 +7,11 @@ from torch import Tensor
 from workloads.kernels.row_dot import op, reference
 from workloads.kernels.weighted_bag import reference as weighted_bag_reference
 
-SHAPES = [
-    # rows, width, bags, bag_size
-    (1, 1, 1, 1),
-    (7, 5, 3, 2),
-    (13, 1, 11, 17),
-    (64, 24, 37, 16),
-    (1000, 3, 5, 128),
-]
 
-
-def _case(
-    shape: tuple[int, int, int, int], dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, width, bags, bag_size = shape
-    generator = torch.Generator().manual_seed(sum(shape))
-    table = torch.randn(rows, width, dtype=dtype, generator=generator, requires_grad=True)
-    ids = torch.randint(rows, (bags, bag_size), generator=generator)
-    x = torch.randn(bags, width, dtype=dtype, generator=generator, requires_grad=True)
-    grad = torch.randn(bags, bag_size, dtype=dtype, generator=generator)
-    return table, ids, x, grad
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("id_type", [torch.int64, torch.int32])
-def test_equals_the_definition_with_all_gradients(shape, dtype, tolerance, id_type):
-    table, ids, x, grad = _case(shape, dtype)
+def test_equals_the_definition_with_all_gradients(make_gather, shape, dtype, tolerance, id_type):
+    table, ids, grad, x = make_gather(shape, dtype)
     expected = torch.einsum("bgv,bv->bg", table[ids], x)
     expected_grads = torch.autograd.grad(expected, (table, x), grad)
 
@@ -44,8 +22,8 @@ def test_equals_the_definition_with_all_gradients(shape, dtype, tolerance, id_ty
     torch.testing.assert_close(found_grads, expected_grads, rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_by_finite_differences():
-    table, ids, x, _ = _case((5, 3, 4, 6), torch.float64)
+def test_gradients_by_finite_differences(make_gather):
+    table, ids, _, x = make_gather((5, 3, 4, 6), torch.float64)
 
     assert torch.autograd.gradcheck(lambda t, y: reference.row_dot(t, ids, y), (table, x))
 
@@ -88,8 +66,8 @@ def test_no_bags():
     assert x.grad.shape == (0, 2)
 
 
-def test_neither_pass_depends_on_how_many_bags_are_gathered_at_once(monkeypatch):
-    table, ids, x, grad = _case((64, 24, 37, 16), torch.float32)
+def test_neither_pass_depends_on_how_many_bags_are_gathered_at_once(make_gather, monkeypatch):
+    table, ids, grad, x = make_gather((64, 24, 37, 16), torch.float32)
 
     def both_passes() -> tuple[Tensor, ...]:
         result = reference.row_dot(table, ids, x)
@@ -101,8 +79,8 @@ def test_neither_pass_depends_on_how_many_bags_are_gathered_at_once(monkeypatch)
     assert all(torch.equal(a, b) for a, b in zip(whole, both_passes(), strict=True))
 
 
-def test_gradient_and_input_that_are_not_contiguous():
-    table, ids, x, grad = _case((13, 4, 6, 5), torch.float64)
+def test_gradient_and_input_that_are_not_contiguous(make_gather):
+    table, ids, grad, x = make_gather((13, 4, 6, 5), torch.float64)
     expected = torch.autograd.grad(reference.row_dot(table, ids, x), (table, x), grad)
 
     strided = reference.row_dot(table, ids, x.T.contiguous().T)
@@ -111,8 +89,8 @@ def test_gradient_and_input_that_are_not_contiguous():
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
 
 
-def test_only_what_wants_a_gradient_gets_one():
-    table, ids, x, _ = _case((7, 5, 3, 2), torch.float32)
+def test_only_what_wants_a_gradient_gets_one(make_gather):
+    table, ids, _, x = make_gather((7, 5, 3, 2), torch.float32)
 
     reference.row_dot(table.detach(), ids, x).sum().backward()
 
@@ -120,8 +98,8 @@ def test_only_what_wants_a_gradient_gets_one():
     assert x.grad is not None
 
 
-def test_repeats_are_bit_equal():
-    table, ids, x, grad = _case((64, 24, 37, 16), torch.float32)
+def test_repeats_are_bit_equal(make_gather):
+    table, ids, grad, x = make_gather((64, 24, 37, 16), torch.float32)
 
     def gradients() -> tuple[Tensor, ...]:
         return torch.autograd.grad(reference.row_dot(table, ids, x), (table, x), grad)
@@ -131,8 +109,8 @@ def test_repeats_are_bit_equal():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_autocast_does_not_round_the_rows():
-    table, ids, x, _ = _case((64, 24, 37, 16), torch.float32)
+def test_autocast_does_not_round_the_rows(make_gather):
+    table, ids, _, x = make_gather((64, 24, 37, 16), torch.float32)
     expected = reference.row_dot(table, ids, x)
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -141,10 +119,9 @@ def test_autocast_does_not_round_the_rows():
     assert torch.equal(found, expected)
 
 
-def test_is_the_weights_gradient_of_the_weighted_bag():
+def test_is_the_weights_gradient_of_the_weighted_bag(make_gather):
     """Bit for bit: one is the backward pass of the other."""
-    table, ids, x, grad = _case((64, 24, 37, 16), torch.float32)
-    weights = grad.clone().requires_grad_()
+    table, ids, weights, x = make_gather((64, 24, 37, 16), torch.float32)
     bag = weighted_bag_reference.weighted_bag(table, ids, weights)
     table_grad, weights_grad = torch.autograd.grad(bag, (table, weights), x.detach())
 

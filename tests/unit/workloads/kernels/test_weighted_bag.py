@@ -6,33 +6,11 @@ from torch import Tensor
 
 from workloads.kernels.weighted_bag import op, reference
 
-SHAPES = [
-    # rows, width, bags, bag_size
-    (1, 1, 1, 1),
-    (7, 5, 3, 2),
-    (13, 1, 11, 17),
-    (64, 24, 37, 16),
-    (1000, 3, 5, 128),
-]
 
-
-def _case(
-    shape: tuple[int, int, int, int], dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, width, bags, bag_size = shape
-    generator = torch.Generator().manual_seed(sum(shape))
-    table = torch.randn(rows, width, dtype=dtype, generator=generator, requires_grad=True)
-    ids = torch.randint(rows, (bags, bag_size), generator=generator)
-    weights = torch.randn(bags, bag_size, dtype=dtype, generator=generator, requires_grad=True)
-    grad = torch.randn(bags, width, dtype=dtype, generator=generator)
-    return table, ids, weights, grad
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("id_type", [torch.int64, torch.int32])
-def test_equals_the_definition_with_all_gradients(shape, dtype, tolerance, id_type):
-    table, ids, weights, grad = _case(shape, dtype)
+def test_equals_the_definition_with_all_gradients(make_gather, shape, dtype, tolerance, id_type):
+    table, ids, weights, grad = make_gather(shape, dtype)
     expected = torch.einsum("bg,bgv->bv", weights, table[ids])
     expected_grads = torch.autograd.grad(expected, (table, weights), grad)
 
@@ -43,8 +21,8 @@ def test_equals_the_definition_with_all_gradients(shape, dtype, tolerance, id_ty
     torch.testing.assert_close(found_grads, expected_grads, rtol=tolerance, atol=tolerance)
 
 
-def test_gradients_by_finite_differences():
-    table, ids, weights, _ = _case((5, 3, 4, 6), torch.float64)
+def test_gradients_by_finite_differences(make_gather):
+    table, ids, weights, _ = make_gather((5, 3, 4, 6), torch.float64)
 
     assert torch.autograd.gradcheck(
         lambda t, w: reference.weighted_bag(t, ids, w), (table, weights)
@@ -73,8 +51,8 @@ def test_rows_that_nobody_reads_get_a_zero_gradient():
     assert table.grad.sum(dim=1).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 2.0]
 
 
-def test_gradients_do_not_depend_on_how_many_bags_are_gathered_at_once(monkeypatch):
-    table, ids, weights, grad = _case((64, 24, 37, 16), torch.float32)
+def test_gradients_do_not_depend_on_how_many_bags_are_gathered_at_once(make_gather, monkeypatch):
+    table, ids, weights, grad = make_gather((64, 24, 37, 16), torch.float32)
     whole = torch.autograd.grad(reference.weighted_bag(table, ids, weights), (table, weights), grad)
     monkeypatch.setattr(reference, "_GATHERED_ON_CPU", 5 * 16 * 24)
 
@@ -85,8 +63,8 @@ def test_gradients_do_not_depend_on_how_many_bags_are_gathered_at_once(monkeypat
     assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
 
 
-def test_gradient_that_is_not_contiguous():
-    table, ids, weights, grad = _case((13, 4, 6, 5), torch.float64)
+def test_gradient_that_is_not_contiguous(make_gather):
+    table, ids, weights, grad = make_gather((13, 4, 6, 5), torch.float64)
     result = reference.weighted_bag(table, ids, weights)
     expected = torch.autograd.grad(result, table, grad, retain_graph=True)[0]
 
@@ -95,8 +73,8 @@ def test_gradient_that_is_not_contiguous():
     assert torch.equal(found, expected)
 
 
-def test_only_what_wants_a_gradient_gets_one():
-    table, ids, weights, _ = _case((7, 5, 3, 2), torch.float32)
+def test_only_what_wants_a_gradient_gets_one(make_gather):
+    table, ids, weights, _ = make_gather((7, 5, 3, 2), torch.float32)
 
     reference.weighted_bag(table.detach(), ids, weights).sum().backward()
 
@@ -104,8 +82,8 @@ def test_only_what_wants_a_gradient_gets_one():
     assert weights.grad is not None
 
 
-def test_repeats_are_bit_equal():
-    table, ids, weights, grad = _case((64, 24, 37, 16), torch.float32)
+def test_repeats_are_bit_equal(make_gather):
+    table, ids, weights, grad = make_gather((64, 24, 37, 16), torch.float32)
 
     def gradients() -> tuple[Tensor, ...]:
         return torch.autograd.grad(

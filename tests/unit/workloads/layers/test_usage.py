@@ -12,6 +12,7 @@ from workloads.layers.usage import ExpertUsage, MemoryUsage, usage_report
 def test_even_reading():
     usage = MemoryUsage(8)
 
+    usage.mark(torch.arange(8))
     usage.record(torch.arange(8).view(4, 2), torch.full((4, 2), 0.5))
 
     assert usage.report() == {
@@ -25,15 +26,18 @@ def test_even_reading():
     }
 
 
-def test_what_was_read_before_the_last_report_counts_as_ever_read_only():
+def test_what_was_read_before_the_last_report_or_not_recorded_counts_as_ever_read_only():
     usage = MemoryUsage(8)
+    usage.mark(torch.tensor([[0, 1]]))
     usage.record(torch.tensor([[0, 1]]), torch.tensor([[0.75, -0.25]]))
     assert usage.report()["top1_weight"] == 0.75
 
+    usage.mark(torch.tensor([[5, 0]]))
+    usage.mark(torch.tensor([[1, 2], [2, 2]]))
     usage.record(torch.tensor([[1, 2], [2, 2]]), torch.ones(2, 2))
     report = usage.report()
 
-    assert (report["usage"], report["usage_ever"]) == (2 / 8, 3 / 8)
+    assert (report["usage"], report["usage_ever"]) == (2 / 8, 4 / 8)
     assert report["distinct_rows"] == 2
     assert report["max_over_mean"] == 3 / (4 / 8)
 
