@@ -1,43 +1,40 @@
 """Weighted bag in plain torch: the definition of correct, and the CPU path."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 
-def weighted_bag(
+def forward(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
 ) -> Float[Tensor, "bags width"]:
-    """Return for each bag the weighted sum of the rows it names: `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
+    """Return `y[b] = sum_g weights[b, g] * table[ids[b, g]]`."""
+    if not ids.numel():  # `embedding_bag` refuses bags that are all empty
+        return table.new_zeros(len(ids), table.shape[1])
+    return functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
 
-    A row may occur several times in a bag. Gradients reach `table` (dense) and `weights`. On a CPU both passes are
-    deterministic: every sum is taken in an order fixed by `ids`.
+
+def backward(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    grad: Float[Tensor, "bags width"],
+    *,
+    needs_table: bool,
+    needs_weights: bool,
+) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "bags bag_size"] | None]:
+    """Return the gradients of table and weights, None for what is not needed.
+
+    Autograd of `functional.embedding_bag` computes the same, three times slower on a CPU for the table's gradient.
     """
-    result: Tensor = _WeightedBag.apply(table, ids, weights)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _WeightedBag(torch.autograd.Function):
-    """Autograd of `functional.embedding_bag` computes the same, three times slower on a CPU for the table's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(table, ids, weights)
-        return functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-        table, ids, weights = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        needs_table, _, needs_weights = ctx.needs_input_grad
-        table_grad = table_gradient(len(table), ids, weights, grad) if needs_table else None
-        weights_grad = row_products(table, ids, grad) if needs_weights else None
-        return table_grad, None, weights_grad
+    grad = grad.contiguous()
+    return (
+        table_gradient(len(table), ids, weights, grad) if needs_table else None,
+        row_products(table, ids, grad) if needs_weights else None,
+    )
 
 
 def row_products(

@@ -24,9 +24,7 @@ def test_equals_the_definition_with_all_gradients(make_gather, shape, dtype, tol
 def test_gradients_by_finite_differences(make_gather):
     table, ids, weights, _ = make_gather((5, 3, 4, 6), torch.float64)
 
-    assert torch.autograd.gradcheck(
-        lambda t, w: reference.weighted_bag(t, ids, w), (table, weights)
-    )
+    assert torch.autograd.gradcheck(lambda t, w: op.weighted_bag(t, ids, w), (table, weights))
 
 
 def test_a_row_read_twice_in_a_bag_counts_twice():
@@ -34,7 +32,7 @@ def test_a_row_read_twice_in_a_bag_counts_twice():
     ids = torch.tensor([[1, 1, 0]])
     weights = torch.tensor([[0.5, 0.25, 2.0]])
 
-    result = reference.weighted_bag(table, ids, weights)
+    result = op.weighted_bag(table, ids, weights)
     result.sum().backward()
 
     assert result.tolist() == [[3.5, 35.0]]
@@ -45,7 +43,7 @@ def test_a_row_read_twice_in_a_bag_counts_twice():
 def test_rows_that_nobody_reads_get_a_zero_gradient():
     table = torch.full((6, 2), 3.0, requires_grad=True)
 
-    reference.weighted_bag(table, torch.tensor([[0], [5]]), torch.ones(2, 1)).sum().backward()
+    op.weighted_bag(table, torch.tensor([[0], [5]]), torch.ones(2, 1)).sum().backward()
 
     assert table.grad is not None
     assert table.grad.sum(dim=1).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 2.0]
@@ -53,19 +51,17 @@ def test_rows_that_nobody_reads_get_a_zero_gradient():
 
 def test_gradients_do_not_depend_on_how_many_bags_are_gathered_at_once(make_gather, monkeypatch):
     table, ids, weights, grad = make_gather((64, 24, 37, 16), torch.float32)
-    whole = torch.autograd.grad(reference.weighted_bag(table, ids, weights), (table, weights), grad)
+    whole = torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
     monkeypatch.setattr(reference, "_GATHERED_ON_CPU", 5 * 16 * 24)
 
-    pieces = torch.autograd.grad(
-        reference.weighted_bag(table, ids, weights), (table, weights), grad
-    )
+    pieces = torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
 
     assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
 
 
 def test_gradient_that_is_not_contiguous(make_gather):
     table, ids, weights, grad = make_gather((13, 4, 6, 5), torch.float64)
-    result = reference.weighted_bag(table, ids, weights)
+    result = op.weighted_bag(table, ids, weights)
     expected = torch.autograd.grad(result, table, grad, retain_graph=True)[0]
 
     found = torch.autograd.grad(result, table, grad.T.contiguous().T)[0]
@@ -76,7 +72,7 @@ def test_gradient_that_is_not_contiguous(make_gather):
 def test_only_what_wants_a_gradient_gets_one(make_gather):
     table, ids, weights, _ = make_gather((7, 5, 3, 2), torch.float32)
 
-    reference.weighted_bag(table.detach(), ids, weights).sum().backward()
+    op.weighted_bag(table.detach(), ids, weights).sum().backward()
 
     assert table.grad is None
     assert weights.grad is not None
@@ -86,10 +82,35 @@ def test_repeats_are_bit_equal(make_gather):
     table, ids, weights, grad = make_gather((64, 24, 37, 16), torch.float32)
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(
-            reference.weighted_bag(table, ids, weights), (table, weights), grad
-        )
+        return torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
 
     first, second = gradients(), gradients()
 
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_is_a_sound_custom_operation(make_gather):
+    table, ids, weights, _ = make_gather((13, 4, 6, 5), torch.float64)
+
+    torch.library.opcheck(torch.ops.memscale.weighted_bag.default, (table, ids, weights))
+
+
+def test_compile_keeps_one_graph(make_gather):
+    table, ids, weights, grad = make_gather((13, 4, 6, 5), torch.float32)
+    compiled = torch.compile(op.weighted_bag, backend="aot_eager", fullgraph=True)
+
+    found = torch.autograd.grad(compiled(table, ids, weights), (table, weights), grad)
+
+    expected = torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_bags_that_are_all_empty(make_gather):
+    table, ids, weights, grad = make_gather((13, 4, 6, 0), torch.float32)
+
+    bags = op.weighted_bag(table, ids, weights)
+    table_grad, weights_grad = torch.autograd.grad(bags, (table, weights), grad)
+
+    assert not bags.any()
+    assert not table_grad.any()
+    assert weights_grad.shape == (6, 0)

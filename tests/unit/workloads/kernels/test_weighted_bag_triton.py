@@ -1,0 +1,110 @@
+"""The Triton kernels of the weighted bag, run by Triton's interpreter, equal the reference."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.weighted_bag import reference
+from workloads.kernels.weighted_bag import triton as kernel
+
+# Ids far from even: 0 is read in most places.
+SHAPES = st.tuples(
+    st.sampled_from([1, 2, 5, 17, 40]),  # rows
+    st.sampled_from([1, 3, 16, 24, 33]),  # width
+    st.sampled_from([0, 1, 2, 7]),  # bags
+    st.sampled_from([0, 1, 3, 9]),  # bag size
+)
+
+
+def _case(
+    shape: tuple[int, int, int, int], seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, width, bags, bag_size = shape
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(rows, (bags, bag_size), generator=generator)
+    ids = ids * (torch.rand(bags, bag_size, generator=generator) < 0.5)
+    return (
+        torch.randn(rows, width, generator=generator).to(dtype),
+        ids,
+        torch.randn(bags, bag_size, generator=generator).to(dtype),
+        torch.randn(bags, width, generator=generator).to(dtype),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch):
+    """Fill fresh buffers with NaN, so that an unwritten element shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 9), id_type=st.sampled_from([torch.int32, torch.int64]))
+def test_forward_equals_the_reference(shape, seed, id_type):
+    table, ids, weights, _ = _case(shape, seed)
+
+    found = kernel.forward(table, ids.to(id_type), weights, block_width=16, block_rows=2)
+
+    torch.testing.assert_close(found, reference.forward(table, ids, weights))
+
+
+@settings(max_examples=12, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 9), chunk=st.sampled_from([2, 5, 2048]))
+def test_gradients_equal_the_reference(shape, seed, chunk):
+    table, ids, weights, grad = _case(shape, seed)
+    expected = reference.backward(table, ids, weights, grad, needs_table=True, needs_weights=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_reduction, "CHUNK", chunk)
+        reads = row_reduction.sort_reads(ids, weights, len(table))
+
+        sums, products = row_reduction.reduce_rows(
+            reads,
+            grad,
+            table,
+            sums_dtype=table.dtype,
+            products_dtype=table.dtype,
+            block_width=16,
+            block_reads=2,
+            group=4,
+        )
+
+    torch.testing.assert_close(sums, expected[0])
+    torch.testing.assert_close(products.view(ids.shape), expected[1])
+
+
+@settings(max_examples=8, deadline=None)
+@given(shape=SHAPES, seed=st.integers(0, 9))
+def test_products_alone_equal_the_reference(shape, seed):
+    table, ids, _, grad = _case(shape, seed)
+
+    found = kernel.row_products(table, ids, grad)
+
+    torch.testing.assert_close(found, reference.row_products(table, ids, grad))
+
+
+def test_sums_without_products():
+    table, ids, weights, grad = _case((17, 24, 7, 9))
+
+    found, none = kernel.backward(table, ids, weights, grad, needs_table=True, needs_weights=False)
+
+    torch.testing.assert_close(found, reference.table_gradient(17, ids, weights, grad))
+    assert none is None
+
+
+def test_fp16_is_summed_in_fp32():
+    table, ids, weights, _ = _case(
+        (17, 24, 7, 9), dtype=torch.float16
+    )  # the interpreter truncates to bf16
+    wide = reference.forward(table.double(), ids, weights.double())
+
+    torch.testing.assert_close(kernel.forward(table, ids, weights), wide.half(), rtol=1e-3, atol=0)

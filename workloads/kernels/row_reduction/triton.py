@@ -1,0 +1,256 @@
+"""Sums over the readers of every row, in Triton: `d_table[r] = sum over reads of r of weights[read] * x[bag of read]`.
+
+The gradient of a table in a weighted bag (`x` is the output's gradient) and in `row_dot` (`weights` is). Where it is
+wanted, the same pass gives every read its product `table[r] . x[bag]`, the gradient of a bag's weights.
+
+Reads are sorted by row. So the table, which is large, streams through once, and what is gathered is `x`, which is
+small, and still too large for the L2 cache: the columns are worked on in blocks, one after another, of which each fits.
+Nothing is added up by atomics: all sums have an order fixed by the ids. A row with more than `CHUNK` reads is split: all
+of them but the first `CHUNK` are summed by programs of their own, as many as there can be at most, because how many
+there are is only known on the device; the row's program adds their sums up.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from jaxtyping import Float, Int
+from torch import Tensor
+from triton import language as tl
+
+CHUNK = 512
+"""Reads that one program sums at most."""
+_L2_SHARE_BYTES = 34 * 2**20
+"""Of `x`, what a block of columns may take: it shares the cache (60 MB on an H200) with the table's stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """All reads of a table, sorted by row; those of one row in the order of the bags."""
+
+    rows: Int[Tensor, " reads"]
+    bags: Int[Tensor, " reads"]
+    weights: Float[Tensor, " reads"]
+    order: Int[Tensor, " reads"]
+    """Where each read stands in the flattened ids."""
+    n_rows: int
+    """Rows of the table."""
+
+
+def sort_reads(
+    ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"], n_rows: int
+) -> Reads:
+    """Sort the reads of a table of `n_rows` rows; weights become fp32."""
+    key = torch.int32 if n_rows < 2**31 else torch.int64
+    rows, order = ids.reshape(-1).to(key).sort(stable=True)
+    bags = torch.empty_like(order, dtype=torch.int32)
+    sorted_weights = torch.empty_like(order, dtype=torch.float32)
+    if len(order):
+        _permute[(triton.cdiv(len(order), _BLOCK),)](
+            order,
+            weights.contiguous(),
+            bags,
+            sorted_weights,
+            len(order),
+            ids.shape[1],
+            BLOCK=_BLOCK,
+        )
+    return Reads(rows=rows, bags=bags, weights=sorted_weights, order=order, n_rows=n_rows)
+
+
+def reduce_rows(
+    reads: Reads,
+    x: Float[Tensor, "bags width"],
+    table: Float[Tensor, "rows width"] | None = None,
+    *,
+    sums_dtype: torch.dtype,
+    products_dtype: torch.dtype,
+    block_width: int | None = None,
+    block_reads: int | None = None,
+    group: int = 16,
+) -> tuple[Float[Tensor, "rows width"], Float[Tensor, " reads"] | None]:
+    """Return every row's sum, and if `table` is given the products of all reads in the order of the flattened ids.
+
+    Args:
+        reads: Who reads which row.
+        x: One vector per bag.
+        table: What the products are with.
+        sums_dtype: Type that the sums, taken in fp32, are rounded to.
+        products_dtype: Type that the products, taken in fp32, are rounded to.
+        block_width: Columns worked on at a time. None: as many as keep `x` in the L2 cache.
+        block_reads: Reads fetched at a time by one program. None: as many as make eight loads of a thread.
+        group: Rows that one program sums, one after another.
+    """
+    x = x.contiguous()
+    n_bags, width = x.shape
+    n_rows, n_reads, max_splits = reads.n_rows, len(reads.rows), len(reads.rows) // CHUNK
+    block_width = block_width or _block_width(n_bags, width, x.element_size())
+    block_reads = block_reads or max(4, min(16, 2048 // (block_width * x.element_size())))
+    n_blocks = triton.cdiv(width, block_width)
+    rows = torch.arange(n_rows + 1, dtype=reads.rows.dtype, device=x.device)
+    starts = torch.searchsorted(reads.rows, rows, out_int32=True)
+    splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
+    splits = torch.arange(max_splits, dtype=torch.int32, device=x.device)
+    owners = torch.searchsorted(splits_end, splits, right=True, out_int32=True)
+    sums = x.new_empty(n_rows, width, dtype=sums_dtype)
+    split_sums = x.new_empty(max_splits, width, dtype=torch.float32)
+    products = x.new_empty(n_blocks if table is not None else 0, n_reads, dtype=torch.float32)
+    arguments = (
+        x, reads.bags, reads.weights, starts, splits_end, split_sums,
+        x if table is None else table.contiguous(), products, n_rows, n_reads, width,
+    )  # fmt: skip
+    tiling = {
+        "CHUNK": CHUNK, "READS": block_reads, "WIDTH": block_width, "PRODUCTS": table is not None,
+        "EVEN": width % block_width == 0, "num_warps": 1,
+    }  # fmt: skip
+    if max_splits:
+        _sum_splits[(max_splits, n_blocks)](owners, *arguments, **tiling)
+    _sum_rows[(triton.cdiv(n_rows, group), n_blocks)](sums, *arguments, GROUP=group, **tiling)
+    return sums, None if table is None else _in_order_of_ids(reads, products, products_dtype)
+
+
+def _block_width(n_bags: int, width: int, element_bytes: int) -> int:
+    fits = _L2_SHARE_BYTES // max(1, n_bags * element_bytes)
+    # Below 128 bytes a row's part is less than a cache line; 512 are what a warp loads at once.
+    narrowest, widest = 128 // element_bytes, 512 // element_bytes
+    block = max(narrowest, min(widest, 2 ** max(0, fits.bit_length() - 1)))
+    full: int = triton.next_power_of_2(width)
+    return max(16, min(block, full))
+
+
+def _in_order_of_ids(reads: Reads, products: Tensor, dtype: torch.dtype) -> Tensor:
+    out = torch.empty_like(products[0], dtype=dtype)
+    n_blocks, n_reads = products.shape
+    if n_reads:
+        _add_up[(triton.cdiv(n_reads, _BLOCK),)](
+            products, reads.order, out, n_reads, N_BLOCKS=n_blocks, BLOCK=_BLOCK
+        )
+    return out
+
+
+_BLOCK = 1024
+
+
+@triton.jit
+def offset(row, width):
+    """Return where rows begin, in 64 bits; row numbers of 32 bits take one instruction instead of six."""
+    if row.dtype == tl.int32:
+        return row.to(tl.uint32).to(tl.uint64) * tl.cast(width, tl.uint32).to(tl.uint64)
+    return row * width
+
+
+@triton.jit
+def _permute(order, weights, bags, sorted_weights, n_reads, bag_size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = at < n_reads
+    read = tl.load(order + at, mask=live, other=0)
+    tl.store(bags + at, (read // bag_size).to(tl.int32), mask=live)
+    weight = tl.load(weights + read, mask=live, other=0.0)
+    tl.store(sorted_weights + at, weight.to(tl.float32), mask=live)
+
+
+@triton.jit
+def _add_up(products, order, out, n_reads, N_BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = at < n_reads
+    total = tl.zeros([BLOCK], tl.float32)
+    for _ in tl.static_range(N_BLOCKS):
+        total += tl.load(products + at, mask=live, other=0.0)
+        products += n_reads
+    place = tl.load(order + at, mask=live, other=0)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _sum_reads(
+    lo, hi, cols, inside, values, x, read_bags, read_weights, products, n_reads, width,
+    READS: tl.constexpr, WIDTH: tl.constexpr, PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return the weighted sum of the vectors of the reads from lo up to hi; store their products with `values`."""
+    acc = tl.zeros([1, WIDTH], tl.float32)
+    for start in range(lo, hi, READS):
+        at = start + tl.arange(0, READS)
+        live = at < hi
+        # Beyond the end the last read once more, with no weight: cheaper than masks, and no other row's NaN gets in.
+        within = tl.minimum(at, hi - 1)
+        bag = tl.load(read_bags + within)
+        weight = tl.where(live, tl.load(read_weights + within), 0.0)
+        place = x + offset(bag, width)[:, None] + cols
+        if EVEN:
+            vectors = tl.load(place).to(tl.float32)  # [READS, WIDTH]
+        else:
+            vectors = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        acc += tl.sum(vectors * weight[:, None], axis=0, keep_dims=True)
+        if PRODUCTS:
+            found = tl.sum(vectors * values, axis=1)
+            tl.store(products + tl.program_id(1).to(tl.int64) * n_reads + at, found, mask=live)
+    return acc
+
+
+@triton.jit
+def _sum_splits(
+    owners, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
+    n_rows, n_reads, width,
+    CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Sum one split: `CHUNK` reads, or what is left, of a row that has more than its own program takes."""
+    split = tl.program_id(0)
+    row = tl.load(owners + split)
+    if row < n_rows:
+        cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        inside = cols < width
+        first_split = tl.load(splits_end + row - 1, mask=row > 0, other=0)
+        lo = tl.load(starts + row) + (split - first_split + 1) * CHUNK
+        hi = tl.minimum(tl.load(starts + row + 1), lo + CHUNK)
+        values = tl.zeros([1, WIDTH], tl.float32)
+        if PRODUCTS:
+            values = tl.load(table + offset(row, width) + cols, mask=inside, other=0.0).to(
+                tl.float32
+            )
+        acc = _sum_reads(
+            lo, hi, cols, inside, values, x, read_bags, read_weights, products, n_reads, width,
+            READS, WIDTH, PRODUCTS, EVEN,
+        )  # fmt: skip
+        tl.store(split_sums + offset(split, width) + cols, acc, mask=inside)
+
+
+@triton.jit
+def _sum_rows(
+    sums, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
+    n_rows, n_reads, width,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Sum GROUP rows, one after another: `CHUNK` reads of each, and the sums of its splits."""
+    first_row = tl.program_id(0).to(tl.int64) * GROUP
+    cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = cols < width
+    for row in range(first_row, tl.minimum(first_row + GROUP, n_rows)):
+        lo = tl.load(starts + row)
+        end = tl.load(starts + row + 1)
+        place = tl.cast(row, tl.int64) * width + cols
+        values = tl.zeros([1, WIDTH], tl.float32)
+        if PRODUCTS:
+            values = tl.load(
+                table + place, mask=inside & (end > lo), other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
+        acc = _sum_reads(
+            lo, tl.minimum(end, lo + CHUNK), cols, inside, values,
+            x, read_bags, read_weights, products, n_reads, width,
+            READS, WIDTH, PRODUCTS, EVEN,
+        )  # fmt: skip
+        if end <= lo + CHUNK:
+            tl.store(
+                sums + place,
+                acc.to(sums.dtype.element_ty),
+                mask=inside,
+                eviction_policy="evict_first",
+            )
+        else:
+            splits_hi = tl.load(splits_end + row)
+            part = split_sums + offset(splits_hi - (end - lo - 1) // CHUNK, width) + cols
+            for _ in range((end - lo - 1) // CHUNK):
+                acc += tl.load(part, mask=inside, other=0.0)
+                part += width
+            tl.store(sums + place, acc.to(sums.dtype.element_ty), mask=inside)

@@ -1,0 +1,136 @@
+"""Weighted bag in Triton: any width, fp32 sums, and a backward pass over the reads sorted by row."""
+
+import triton
+from jaxtyping import Float, Int
+from torch import Tensor
+from triton import language as tl
+
+from workloads.kernels.row_reduction.triton import offset, reduce_rows, sort_reads
+
+
+def forward(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    *,
+    block_width: int | None = None,
+    block_rows: int | None = None,
+) -> Float[Tensor, "bags width"]:
+    """Return `reference.forward`, summed in fp32.
+
+    Args:
+        table: Of 16 or 32 bits.
+        ids: As in the reference.
+        weights: As in the reference.
+        block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the next, so that a part
+            of the table that the cache can hold much of is read often in a short time.
+        block_rows: Rows fetched at a time by one program. None: as many as a warp holds.
+    """
+    n_bags, bag_size = ids.shape
+    width = table.shape[1]
+    out = table.new_empty(n_bags, width)
+    if not out.numel():
+        return out
+    block_width = block_width or max(16, min(64, triton.next_power_of_2(width)))
+    block_rows = block_rows or min(
+        triton.next_power_of_2(max(1, bag_size)), 8192 // (block_width * table.element_size())
+    )
+    _forward[(n_bags, triton.cdiv(width, block_width))](
+        table.contiguous(), ids.contiguous(), weights.contiguous(), out, bag_size, width,
+        ROWS=block_rows, WIDTH=block_width,
+        EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+def backward(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    grad: Float[Tensor, "bags width"],
+    *,
+    needs_table: bool,
+    needs_weights: bool,
+) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "bags bag_size"] | None]:
+    """Return `reference.backward`: both gradients in one pass over the sorted reads where both are wanted."""
+    if not needs_table:
+        return None, row_products(table, ids, grad) if needs_weights else None
+    reads = sort_reads(ids, weights, len(table))
+    table_grad, products = reduce_rows(
+        reads,
+        grad,
+        table if needs_weights else None,
+        sums_dtype=table.dtype,
+        products_dtype=weights.dtype,
+    )
+    return table_grad, None if products is None else products.view(ids.shape)
+
+
+def row_products(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    x: Float[Tensor, "bags width"],
+) -> Float[Tensor, "bags bag_size"]:
+    """Return the product of every row that a bag names with the bag's `x`, summed in fp32."""
+    n_bags, bag_size = ids.shape
+    out = table.new_empty(n_bags, bag_size)
+    if out.numel():
+        block_width = min(
+            512 // table.element_size(), max(16, triton.next_power_of_2(table.shape[1]))
+        )
+        _row_products[(n_bags,)](
+            table.contiguous(), ids.contiguous(), x.contiguous(), out, bag_size, table.shape[1],
+            ROWS=32, WIDTH=block_width, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _forward(
+    table, ids, weights, out, bag_size, width,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    bag = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    inside = cols < width
+    ids += bag * bag_size
+    weights += bag * bag_size
+    acc = tl.zeros([WIDTH], tl.float32)
+    for start in range(0, bag_size, ROWS):
+        at = start + tl.arange(0, ROWS)
+        if EVEN:
+            row = tl.load(ids + at)
+            weight = tl.load(weights + at).to(tl.float32)
+            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
+        else:
+            live = at < bag_size
+            row = tl.load(ids + at, mask=live, other=0)
+            weight = tl.load(weights + at, mask=live, other=0.0).to(tl.float32)
+            values = tl.load(
+                table + offset(row, width)[:, None] + cols[None, :],
+                mask=live[:, None] & inside[None, :],
+                other=0.0,
+            )  # [ROWS, WIDTH]
+        acc += tl.sum(values.to(tl.float32) * weight[:, None], axis=0)
+    tl.store(out + bag * width + cols, acc.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _row_products(table, ids, x, out, bag_size, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    bag = tl.program_id(0).to(tl.int64)
+    for start in range(0, bag_size, ROWS):
+        at = start + tl.arange(0, ROWS)
+        live = at < bag_size
+        row = tl.load(ids + bag * bag_size + at, mask=live, other=0).to(tl.int64)
+        acc = tl.zeros([ROWS, WIDTH], tl.float32)
+        for left in range(0, width, WIDTH):
+            cols = left + tl.arange(0, WIDTH)
+            inside = cols < width
+            vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
+            values = tl.load(
+                table + row[:, None] * width + cols[None, :],
+                mask=live[:, None] & inside[None, :],
+                other=0.0,
+            ).to(tl.float32)  # [ROWS, WIDTH]
+            acc += values * vector[None, :]
+        tl.store(out + bag * bag_size + at, tl.sum(acc, axis=1).to(out.dtype.element_ty), mask=live)
