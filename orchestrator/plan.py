@@ -160,7 +160,14 @@ def account(spec: TrialSpec) -> dict[str, float]:
     micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
     count = catalog.accounting()
     precision = _precision(train)
-    peak = count.peak_memory_bytes(config, vocab_size, train.seq_len, micro, precision)
+    peak = count.peak_memory_bytes(
+        config,
+        vocab_size,
+        train.seq_len,
+        micro,
+        precision,
+        memory_ranks=spec.resources.memory_ranks,
+    )
     kept = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     return {
         **{f"params_{group}": float(n) for group, n in per_group.items()},
@@ -196,6 +203,7 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
         **spec.identity(),
         "seed": 0,
         "micro": spec.resources.micro_batch_tokens,
+        "ranks": [spec.resources.ranks, spec.resources.memory_ranks],
     }
     key = canonical_json(identity)
     if key not in prices:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 """Part of every trial's identity. Raised when the meaning of a field changes, so old results are not mistaken for new."""
@@ -59,6 +59,10 @@ class Resources:
     """Processes of one trial (torch.distributed); each gets `cpus` cores and an equal share of `gpus`."""
     micro_batch_tokens: int | None = None
     """Tokens per forward pass and rank; None is the whole batch in one pass. Smaller saves memory."""
+    memory_ranks: int = 1
+    """Neighbouring ranks that hold one copy of the memory tables together; divides `ranks`. 1: every rank holds all."""
+    memory_layout: Literal["columns", "rows"] = "columns"
+    """What each of them holds: some columns of all rows, or some rows."""
     time_limit_s: float | None = None
     """Wall-clock limit of one attempt."""
 
@@ -78,6 +82,14 @@ class Resources:
             raise ValueError(
                 f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}"
             )
+        if self.memory_ranks < 1 or self.ranks % self.memory_ranks:
+            divisors = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
+            nearest = max(n for n in divisors if n <= max(1, self.memory_ranks))
+            raise ValueError(
+                f"memory_ranks must divide ranks ({self.ranks}), got {self.memory_ranks}; the nearest is {nearest}"
+            )
+        if self.memory_layout not in ("columns", "rows"):
+            raise ValueError(f"memory_layout must be columns or rows, got {self.memory_layout!r}")
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
 

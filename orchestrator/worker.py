@@ -74,6 +74,8 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         device="auto" if request.gpus else "cpu",
         rank=request.rank,
         world_size=request.ranks,
+        memory_ranks=spec.resources.memory_ranks,
+        memory_layout=spec.resources.memory_layout,
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
     )
     metrics: dict[str, float] = trainer.run(job, reporter)

@@ -207,16 +207,19 @@ def peak_memory_bytes(
     seq_len: int,
     micro_batch_tokens: int,
     precision: Precision = "fp32",
+    *,
+    memory_ranks: int = 1,
 ) -> float:
     """Estimate the most bytes that training holds at once on one rank, beside what the process and libraries take.
 
-    Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter); with bf16 a copy of the weights outside
+    Of memory values that `memory_ranks` ranks share out, a rank's part. Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter); with bf16 a copy of the weights outside
     the embedding and the values; the activations of one micro batch, and `TEMPORARIES` of them for what single
     operations need for a moment. All at once: gradients of the last layers exist while activations of the first
     still do.
     """
     count = config.param_count(vocab_size)
-    state = 16 * count.total
+    held_elsewhere = count.memory_values * (1 - 1 / memory_ranks)
+    state = 16 * (count.total - held_elsewhere)
     copies = 2 * (count.total - count.embedding - count.memory_values) if precision == "bf16" else 0
     activations = config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
     return state + copies + (1.0 + TEMPORARIES) * activations * micro_batch_tokens

@@ -3,10 +3,12 @@
     checkpoints/
       .tmp-…            being written or being deleted; removed at the next start
       step-00000120/    state.pt, manifest.json (bytes and SHA-256 of state.pt)
+                        where ranks share tables out, part-0-of-4.pt and so on: one each, and in the manifest too
       final/            the same, weights only: written once, after the last evaluation
 
 Order of a save: write aside, fsync, rename, fsync the folder, then delete older ones. A kill between any two
-of these leaves a complete checkpoint behind (or none was ever made).
+of these leaves a complete checkpoint behind (or none was ever made). Several ranks write aside together; rank 0 renames
+when it has heard of every part, so a checkpoint that has its name has all its parts.
 """
 
 import hashlib
@@ -14,10 +16,13 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from workloads.ranks import World
 
 LOG = logging.getLogger(__name__)
 FORMAT = 1
@@ -29,19 +34,53 @@ class DamagedError(Exception):
     """A checkpoint that has its name but not its content."""
 
 
-def save(folder: Path, step: int, state: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path."""
-    path = _write(folder, f"step-{step:08d}", state)
-    for older in _steps(folder)[keep:]:
-        _discard(older)
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one of several ranks saves besides the state, which rank 0 saves."""
+
+    index: int
+    count: int
+    state: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """Name within the checkpoint."""
+        return f"part-{self.index}-of-{self.count}.pt"
+
+
+def save(
+    folder: Path,
+    step: int,
+    state: dict[str, Any],
+    *,
+    part: Part | None = None,
+    world: World = World(),  # noqa: B008, frozen
+    keep: int = 2,
+) -> Path:
+    """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
+
+    With several ranks in `world` all of them must call this: rank 0's `state` is written, and every rank's `part`
+    that is not None.
+    """
+    path = _write(folder, f"step-{step:08d}", state, part=part, world=world)
+    if world.leads:
+        for older in _steps(folder)[keep:]:
+            _discard(older)
     return path
 
 
-def save_final(folder: Path, state: dict[str, Any]) -> Path:
-    """Write what outlives the run, then delete the checkpoints of steps."""
-    path = _write(folder, FINAL, state)
-    for older in _steps(folder):
-        _discard(older)
+def save_final(
+    folder: Path,
+    state: dict[str, Any],
+    *,
+    part: Part | None = None,
+    world: World = World(),  # noqa: B008, frozen
+) -> Path:
+    """Write what outlives the run, then delete the checkpoints of steps. Collective as `save` is."""
+    path = _write(folder, FINAL, state, part=part, world=world)
+    if world.leads:
+        for older in _steps(folder):
+            _discard(older)
     return path
 
 
@@ -75,24 +114,31 @@ def verify(path: Path) -> None:
     """
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        expected = (manifest["bytes"], manifest["sha256"])
-        size = (path / _STATE).stat().st_size
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        files = {_STATE: manifest, **manifest.get("parts", {})}
+        for name, expected in files.items():
+            size = (path / name).stat().st_size
+            if size != expected["bytes"]:
+                raise DamagedError(
+                    f"{path}: {name} has {size} bytes, its manifest says {expected['bytes']}"
+                )
+            if _sha256(path / name) != expected["sha256"]:
+                raise DamagedError(
+                    f"{path}: {name} is not what its manifest says (SHA-256 differs)"
+                )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path}: manifest or state is unreadable ({error})") from error
-    if size != expected[0]:
-        raise DamagedError(f"{path}: {_STATE} has {size} bytes, its manifest says {expected[0]}")
-    if _sha256(path / _STATE) != expected[1]:
-        raise DamagedError(f"{path}: {_STATE} is not what its manifest says (SHA-256 differs)")
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the saved state, tensors on the CPU.
+def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Return the saved state, tensors on the CPU; if `mapped`, read from the file as they are used.
 
     Raises:
         ValueError: If another version of the format wrote it.
     """
     # weights_only: a checkpoint can hold tensors and plain values, never code.
-    state: dict[str, Any] = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(
+        path / _STATE, map_location="cpu", weights_only=True, mmap=mapped
+    )
     if state["format"] != FORMAT:
         raise ValueError(
             f"{path}: written in checkpoint format {state['format']}, this version reads {FORMAT}; "
@@ -101,25 +147,46 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
-def _write(folder: Path, name: str, state: dict[str, Any]) -> Path:
+def parts(path: Path) -> list[dict[str, Any]]:
+    """Return what every rank saved as its part, read from the files as it is used. Empty where one rank saved all."""
+    names = sorted(json.loads((path / _MANIFEST).read_text()).get("parts", {}))
+    return [
+        torch.load(path / name, map_location="cpu", weights_only=True, mmap=True) for name in names
+    ]
+
+
+def _write(
+    folder: Path, name: str, state: dict[str, Any], *, part: Part | None, world: World
+) -> Path:
     aside, path = folder / f"{_ASIDE}{name}", folder / name
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    with (aside / _STATE).open("wb") as file:
-        torch.save({"format": FORMAT, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    manifest = {"bytes": (aside / _STATE).stat().st_size, "sha256": _sha256(aside / _STATE)}
-    with (aside / _MANIFEST).open("w") as file:
-        json.dump(manifest, file)
-        file.flush()
-        os.fsync(file.fileno())
-    _fsync_folder(aside)
-    if path.exists():
-        _discard(path)
-    aside.rename(path)
-    _fsync_folder(folder)
+    if world.leads:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    world.wait()
+    mine = None if part is None else (part.file, _write_file(aside / part.file, part.state))
+    parts = dict(written for written in world.all(mine) if written is not None)
+    if world.leads:
+        manifest = _write_file(aside / _STATE, {"format": FORMAT, **state})
+        with (aside / _MANIFEST).open("w") as file:
+            json.dump({**manifest, **({"parts": parts} if parts else {})}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        _fsync_folder(aside)
+        if path.exists():
+            _discard(path)
+        aside.rename(path)
+        _fsync_folder(folder)
+    world.wait()
     return path
+
+
+def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
+    """Write a file for good and return what the manifest says of it."""
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ how many ranks there are beyond the order of a sum.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from workloads.data.corpus import Corpus, ProbeSet
 from workloads.device import MAX_CPU_LOGITS
 from workloads.ranks import World
+from workloads.sharding.shard import shards
 
 _BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
 """Logits of one forward pass; bounds memory (fp32 on a GPU: 1 GiB)."""
@@ -101,6 +102,7 @@ class _Reader:
     ) -> None:
         self.world, self.device, self._progress = world, device, progress
         self._model, self._autocast = model, autocast
+        self._reads_together = bool(shards(model))
         self._batch_tokens = max(1, _BATCH_LOGITS[device.type] // vocab_size)
 
     def logits(self, tokens: NDArray[np.int64]) -> Tensor:
@@ -110,8 +112,12 @@ class _Reader:
             logits: Tensor = self._model(torch.from_numpy(tokens).to(self.device))
         return logits
 
-    def batches(self, lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return this rank's batches of row numbers; rows of like length together, batches bounded in tokens."""
+    def batches(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's batches of row numbers; rows of like length together, batches bounded in tokens.
+
+        Ranks that share a memory table out read it together, so one with a batch less than others makes a pass of one
+        token in its place.
+        """
         order = np.argsort(lengths, kind="stable")
         batches, start = [], 0
         while start < len(order):
@@ -124,7 +130,10 @@ class _Reader:
                 stop += 1
             batches.append(order[start:stop])
             start = stop
-        return batches[self.world.rank :: self.world.size]
+        mine = batches[self.world.rank :: self.world.size]
+        yield from mine
+        if self._reads_together and len(mine) * self.world.size < len(batches):
+            self.logits(np.full((1, 1), _PADDING))
 
     def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum over ranks of an array in which each filled its own entries."""

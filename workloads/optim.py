@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from workloads.layers.param_groups import param_groups
+from workloads.sharding.mesh import Mesh, sum_over
+from workloads.sharding.shard import shards
 from workloads.train_config import TrainConfig
 
 VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
@@ -17,9 +19,17 @@ class Optimizer:
     norm says nothing about the rest of the model, so each side is clipped by its own norm.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        """Sort the parameters by what their modules say they count as (`param_groups`)."""
+    def __init__(self, model: nn.Module, config: TrainConfig, mesh: Mesh | None = None) -> None:
+        """Sort the parameters by what their modules say they count as (`param_groups`).
+
+        Of a table that the ranks of `mesh` share out, this rank's optimizer knows its part only.
+        """
         groups = group_parameters(model)
+        name_of = {parameter: name for name, parameter in model.named_parameters()}
+        self.names = [name_of[p] for parameters in groups.values() for p in parameters]
+        """Of the parameters, in the order in which the optimizer's state numbers them."""
+        self._mesh = mesh or Mesh()
+        self._parts = {p for name, p in model.named_parameters() if name in shards(model)}
         decay = {
             VALUES: config.value_weight_decay,
             MATRICES: config.weight_decay,
@@ -50,10 +60,25 @@ class Optimizer:
             The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
             that has any, `value_grad_norm` over those.
         """
-        norms = {"grad_norm": _clip(self._rest, self._clip)}
+        norms = {"grad_norm": self._clip_together(self._rest)}
         if self._values:
-            norms["value_grad_norm"] = _clip(self._values, self._clip)
+            norms["value_grad_norm"] = self._clip_together(self._values)
         return norms
+
+    def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
+        norm = _norm([p for p in parameters if p not in self._parts])
+        parts = [p for p in parameters if p in self._parts]
+        if parts:
+            # A table's norm is that of all its parts; every rank of the memory group finds the same.
+            of_parts = _norm(parts)
+            squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
+            norm = (norm.square() + sum_over(self._mesh.memory, squares)).sqrt()
+        largest = self._clip
+        # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
+        # make the step wait.
+        if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
+            nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+        return norm
 
     def step(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
         """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients.
@@ -90,11 +115,5 @@ def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
     return groups
 
 
-def _clip(parameters: list[nn.Parameter], largest: float | None) -> Tensor:
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
-    # make the step wait.
-    if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
-        nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return norm
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

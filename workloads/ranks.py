@@ -1,7 +1,8 @@
 """The processes of one trial: how they find each other, and the few things they tell each other.
 
-Data parallelism only: every rank holds the whole model, takes its slice of every global batch, and gradients are
-summed. What is summed and in which order depends on the number of ranks alone, so a repeated run repeats its bits.
+Every rank holds the whole model but for memory tables that are shared out (`workloads/sharding`), takes its slice of
+every global batch, and gradients are summed. What is summed and in which order depends on the number of ranks alone,
+so a repeated run repeats its bits.
 """
 
 import json
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +37,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    group: dist.ProcessGroup | None = None
+    """Of torch.distributed; None is that of all ranks."""
 
     @property
     def leads(self) -> bool:
@@ -49,14 +53,14 @@ class World:
         """Replace every tensor by its sum over the ranks. Same dtype and order on every rank."""
         if self.size == 1:
             return
-        with _named_failure("sum"):
+        with named_failure("sum"):
             for tensor in tensors:
                 if tensor.numel() >= _ALONE_ELEMENTS:
-                    dist.all_reduce(tensor)
+                    dist.all_reduce(tensor, group=self.group)
             small = [tensor for tensor in tensors if tensor.numel() < _ALONE_ELEMENTS]
             if small:
                 flat = torch.cat([tensor.flatten() for tensor in small])
-                dist.all_reduce(flat)
+                dist.all_reduce(flat, group=self.group)
                 start = 0
                 for tensor in small:
                     tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
@@ -66,7 +70,7 @@ class World:
         """Set every element of boolean tensors that is set on some rank. Same shapes and order on every rank."""
         if self.size == 1:
             return
-        with _named_failure("union"):
+        with named_failure("union"):
             for tensor in tensors:
                 dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX)
 
@@ -75,15 +79,24 @@ class World:
         if self.size == 1:
             return value
         box = [value]
-        with _named_failure("broadcast"):
-            dist.broadcast_object_list(box, src=0)
+        with named_failure("broadcast"):
+            dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
+
+    def all(self, value: Any) -> list[Any]:
+        """Return what every rank passed, by rank, on every rank. Plain values."""
+        if self.size == 1:
+            return [value]
+        box: list[Any] = [None] * self.size
+        with named_failure("gather"):
+            dist.all_gather_object(box, value, group=self.group)
+        return box
 
     def wait(self) -> None:
         """Return when every rank has called this."""
         if self.size > 1:
-            with _named_failure("barrier"):
-                dist.barrier()
+            with named_failure("barrier"):
+                dist.barrier(group=self.group)
 
 
 def sum_over_ranks(tensor: Tensor) -> None:
@@ -92,7 +105,7 @@ def sum_over_ranks(tensor: Tensor) -> None:
     For layers that need a sum inside a pass. Every rank must call it as often, in the same order.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        with _named_failure("sum"):
+        with named_failure("sum"):
             dist.all_reduce(tensor)
 
 
@@ -118,7 +131,7 @@ def join(
         store = _listen(rendezvous, size=size, timeout_s=timeout_s)
     else:
         store = _find(rendezvous, rank=rank, size=size, deadline=deadline)
-    with _named_failure("start"):
+    with named_failure("start"):
         places = _exchange_places(store, rank=rank, size=size, device=device)
         if len({place["host"] for place in places}) == 1:
             # gloo otherwise binds to the address of the host's name, which need not exist in a container.
@@ -196,7 +209,7 @@ def _loopback() -> str:
 
 
 @contextmanager
-def _named_failure(what: str) -> Iterator[None]:
+def named_failure(what: str) -> Iterator[None]:
     """Give torch's many network errors, which are plain RuntimeErrors at worst, one name."""
     try:
         yield

@@ -29,6 +29,10 @@ from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
 from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
+from workloads.sharding.mesh import mesh_of
+from workloads.sharding.saved import apart, together
+from workloads.sharding.shard import count_params, shards, sum_gradients
+from workloads.sharding.share_out import Layout, build
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
@@ -72,6 +76,10 @@ class Job:
     """auto, cpu or cuda."""
     rank: int = 0
     world_size: int = 1
+    memory_ranks: int = 1
+    """Neighbouring ranks that hold one copy of the memory tables together; divides `world_size`."""
+    memory_layout: Layout = "columns"
+    """What each of them holds: some columns of all rows, or some rows."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
 
@@ -102,22 +110,30 @@ def run(
     with device.numerics(here, n_threads=job.n_threads, bf16=bf16), _join(job, here) as world:
         if not world.leads:
             reporter = _Follower(reporter)
+        mesh = mesh_of(world, memory=job.memory_ranks)
         saved = world.agree(str(checkpoint.latest(job.checkpoints) or "") if world.leads else None)
-        state: dict[str, Any] = checkpoint.load(Path(saved)) if saved else {"step": 0}
+        state: dict[str, Any] = {"step": 0}
+        if saved:
+            state = checkpoint.load(Path(saved), mapped=mesh.memory.size > 1)
         if "metrics" in state:
             return dict(state["metrics"])
 
         reporter.progress(state["step"], steps, "data", {})
         with spent.on("data"):
             corpus: Corpus = source.prepare(job.cache, LOG.info)
-        with here:
-            model: nn.Module = architecture.build(corpus.vocab_size)
+        model = build(
+            partial(architecture.build, corpus.vocab_size),
+            mesh,
+            layout=job.memory_layout,
+            here=here,
+        )
         initialise(model, job.seed)
         model.train()
-        total_params = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        optimizer = Optimizer(model, config)
+        total_params = count_params(model)
+        optimizer = Optimizer(model, config, mesh)
         watch = Watch()
         if saved:
+            state = together(state, checkpoint.parts(Path(saved)), shards(model), optimizer.names)
             put_weights(model, state["weights"])
             optimizer.adamw.load_state_dict(state["optimizer"])
             watch = Watch(**state["watch"])
@@ -129,6 +145,10 @@ def run(
         unread: list[dict[str, Tensor]] = []
         metrics: dict[str, float] = {}
         stop = False
+        even = config.sequences_per_step % world.size == 0
+        # Without tables that are shared out rank 0 has all there is to save.
+        writers = world if shards(model) else ranks.World()
+        writes = world.leads or writers.size > 1
 
         for step in range(first, steps + 1):
             stop = stop or reporter.should_stop()
@@ -137,17 +157,17 @@ def run(
             with spent.on("train"):
                 observe(model, now=records_usage(job, step, evaluate_at=evaluate_at))
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
-                losses = accumulate_gradients(
-                    model,
-                    windows,
-                    batch_tokens=config.batch_tokens,
-                    rows=rows_at_once,
-                    passes=_passes(config.sequences_per_step, world=world, rows=rows_at_once),
-                    autocast=autocast,
-                )
+                with mesh.even(even):
+                    losses = accumulate_gradients(
+                        model,
+                        windows,
+                        batch_tokens=config.batch_tokens,
+                        rows=rows_at_once,
+                        passes=_passes(config.sequences_per_step, world=world, rows=rows_at_once),
+                        autocast=autocast,
+                    )
                 asked = losses["loss"].new_full((), float(stop))
-                gradients = [p.grad for p in model.parameters() if p.grad is not None]
-                world.sum_([*losses.values(), asked, *gradients])
+                sum_gradients(model, mesh, also=[*losses.values(), asked])
                 norms = optimizer.clip()
                 optimizer.step(
                     learning_rate(step, config), value_lr_ratio=value_lr_ratio(step, config)
@@ -200,7 +220,9 @@ def run(
 
             now = clock()
             due = now - saved_at >= pause_s
-            if world.leads and step < steps and (stop or due):
+            if writers.size > 1:
+                due = writers.agree("due" if due else None) is not None
+            if writes and step < steps and (stop or due):
                 reporter.progress(step, steps, "checkpoint", meter.shown)
                 state = {
                     "step": step,
@@ -209,7 +231,9 @@ def run(
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
                 }
-                reporter.checkpoint(step, checkpoint.save(job.checkpoints, step, state))
+                state, part = apart(state, mesh, shards(model), optimizer.names)
+                path = checkpoint.save(job.checkpoints, step, state, part=part, world=writers)
+                reporter.checkpoint(step, path)
                 saved_at = clock()
                 pause_s = job.checkpoint_every_s and max(
                     job.checkpoint_every_s, _MOST_OFTEN * (saved_at - now)
@@ -218,10 +242,12 @@ def run(
                 world.wait()
                 raise Interrupted(step)
 
-        if world.leads:
+        if writes:
             reporter.progress(steps, steps, "checkpoint", meter.shown)
             state = {"step": steps, "weights": weights(model), "metrics": metrics}
-            reporter.checkpoint(steps, checkpoint.save_final(job.checkpoints, state))
+            state, part = apart(state, mesh, shards(model), optimizer.names)
+            path = checkpoint.save_final(job.checkpoints, state, part=part, world=writers)
+            reporter.checkpoint(steps, path)
         world.wait()
         return metrics
 

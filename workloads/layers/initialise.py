@@ -4,6 +4,7 @@ import hashlib
 from typing import Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -45,6 +46,39 @@ def initialise(model: nn.Module, seed: int) -> None:
 def truncated_normal(value: Tensor, std: float, generator: torch.Generator) -> None:
     """Write a normal of standard deviation `std`, cut off at 3 `std`."""
     nn.init.trunc_normal_(value, std=std, a=-3 * std, b=3 * std, generator=generator)
+
+
+def write_normal_part(
+    value: Float[Tensor, "part_rows part_columns"],
+    std: float,
+    generator: torch.Generator,
+    *,
+    n_rows: int,
+    width: int,
+    rows: range,
+    columns: range,
+    drawn_at_once: int = 2**22,
+) -> None:
+    """Write the part of a normal matrix that lies in `rows` and `columns`, bit for bit as `normal_` writes the whole.
+
+    torch's generator cannot be told to skip, so all rows up to the last of the part are drawn, at most about
+    `drawn_at_once` numbers at a time: the time is that of the whole matrix, the memory that of a piece.
+    """
+    # torch draws normals in groups of 16, and fewer than 16 in another way: pieces begin on a multiple of 16, and the
+    # last one takes what would be too short by itself.
+    at_once = max(16, drawn_at_once // max(1, width) // 16 * 16)
+    start = 0
+    while start < rows.stop:
+        stop = min(start + at_once, n_rows)
+        if (n_rows - stop) * width < 16:
+            stop = n_rows
+        piece = torch.empty(stop - start, width).normal_(0.0, std, generator=generator)
+        first, last = max(start, rows.start), min(stop, rows.stop)
+        if first < last:
+            value[first - rows.start : last - rows.start] = piece[
+                first - start : last - start, columns.start : columns.stop
+            ]
+        start = stop
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from workloads.accounting import FlopCount, ParamCount, Part, Precision, distinct_rows
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.initialise import write_normal_part
+from workloads.sharding.shard import Shard
 
 
 class MemoryTable(nn.Module):
@@ -22,22 +24,37 @@ class MemoryTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_rows, width))
         self.std = width**-0.5 if std is None else std
+        self.shard: Shard | None = None
+        """Which part of the table `weight` is, where ranks share it out (`sharding/share_out.py`); None is all of it."""
 
     def forward(
         self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sum of the rows of each bag, in the table's type."""
-        return weighted_bag(self.weight, ids, weights.to(self.weight.dtype))
+        bag = weighted_bag if self.shard is None else self.shard.bag
+        return bag(self.weight, ids, weights.to(self.weight.dtype))
 
     def products(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
     ) -> Float[Tensor, "bags bag_size"]:
         """Return the product of every row of each bag with the bag's `x`, in the table's type."""
-        return row_dot(self.weight, ids, x.to(self.weight.dtype))
+        products = row_dot if self.shard is None else self.shard.products
+        return products(self.weight, ids, x.to(self.weight.dtype))
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write a normal."""
-        value.normal_(0.0, self.std, generator=generator)
+        """Write a normal: of a part what the whole would have there."""
+        if self.shard is None:
+            value.normal_(0.0, self.std, generator=generator)
+        else:
+            write_normal_part(
+                value,
+                self.std,
+                generator,
+                width=self.shard.width,
+                n_rows=self.shard.n_rows,
+                rows=self.shard.rows,
+                columns=self.shard.columns,
+            )
 
 
 M = TypeVar("M", bound=nn.Module)

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from workloads.sharding.rows import skew
+
 
 class Usage(nn.Module, ABC):
     """What one layer records of its use; found by `usage_report` wherever a model holds it."""
@@ -108,6 +110,8 @@ class MemoryUsage(Usage):
         max_over_mean   reads of the most read row over the mean row's
         distinct_rows   different rows read by one pass, mean over passes
         output_ratio    standard deviation of the layer's output over that of the residual stream it is added to
+        shard_max_over_mean  reads of the rank that holds the most read rows over the mean rank's, where ranks share
+                             the table out by rows
     """
 
     FAMILY: ClassVar[str] = "memory"
@@ -126,6 +130,8 @@ class MemoryUsage(Usage):
         self.register_buffer("sums", torch.zeros(3, dtype=torch.float64))
         # tokens, passes
         self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        self.row_shards = 1
+        """Over how many ranks the rows are shared out."""
 
     @torch.no_grad()
     def mark(self, ids: Int[Tensor, "..."]) -> None:
@@ -176,6 +182,8 @@ class MemoryUsage(Usage):
             "distinct_rows": distinct / passes,
             **self.output_ratio(),
         }
+        if self.row_shards > 1:
+            values["shard_max_over_mean"] = skew(self.reads, self.row_shards)
         for name, buffer in self.named_buffers():
             if name != "ever":
                 buffer.zero_()

@@ -1,0 +1,370 @@
+"""What ranks find when they read and train tables together, against one process that holds everything.
+
+    python ranks_together.py OUT.json DEVICE GROUP SIZE...
+
+A script, because ranks are processes: it imports torch once and starts the ranks of every SIZE in turn. GROUP is which
+checks (`CHECKS`). OUT.json gets {size: {check: worst relative error over ranks, or how often something is untrue}}.
+"""
+
+import json
+import math
+import multiprocessing
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch._dynamo  # by optimizers at their first step, which takes each rank two seconds unless it is there when they are forked
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from orchestrator import catalog
+from workloads import ranks
+from workloads.architectures import engram, memory_plus, peer
+from workloads.device import pick
+from workloads.kernels.row_dot.op import row_dot
+from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.initialise import initialise
+from workloads.optim import Optimizer
+from workloads.sharding.columns import Columns
+from workloads.sharding.mesh import Mesh, mesh_of
+from workloads.sharding.rows import Rows
+from workloads.sharding.shard import count_params, shards, sum_gradients
+from workloads.sharding.share_out import build
+from workloads.train import _passes, accumulate_gradients, weights
+from workloads.train_config import TrainConfig
+
+Found = dict[str, float]
+LAYOUTS = {"columns": Columns, "rows": Rows}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+# n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller than it; tables of
+# fewer rows than ranks; ranks without a bag, and all of them without one; bags of one row, most of which are elsewhere.
+READS = {
+    "even": (37, 64, 5, [6, 6, 6, 6]),
+    "uneven": (37, 7, 5, [3, 1, 4, 2]),
+    "empty_share": (23, 10, 4, [0, 2, 5, 0]),
+    "narrow": (41, 3, 6, [2, 2, 3, 2]),
+    "few_rows": (2, 9, 3, [2, 3, 1, 2]),
+    "bags_of_one": (50, 12, 1, [5, 4, 4, 3]),
+    "nothing_at_all": (11, 5, 2, [0, 0, 0, 0]),
+}
+READ_AS = {"float32": ("even", "bags_of_one"), "bfloat16": ("uneven",)}
+"""Those that are read in few cases only; float64, all."""
+BACKBONE = {"d_model": 20, "n_layers": 2, "n_heads": 2, "d_ff": 24, "qk_norm": True}
+READING = {"n_keys": 7, "n_memory_heads": 2, "knn": 3, "memory_qk_norm": True}
+VOCAB, SEQUENCES, SEQ_LEN = 19, 9, 6
+MODELS = {
+    "memory_plus": memory_plus.Config(
+        **BACKBONE, **READING, memory_layers=(0, 1), key_dim=6, value_dim=11
+    ),
+    "peer": peer.Config(**BACKBONE, **READING),
+    "engram": engram.Config(**engram.PRESETS["d8"]),
+}
+# Not engram in fp32: it magnifies the order of a sum a hundredfold in ten steps, and four ranks that share nothing out
+# (4 × 1) are as far from one process, 1.1e-4 in a norm, as four that do.
+TRAINED = {
+    "memory_plus": ("float64", "float32", "checkpointed", "compiled"),
+    "peer": ("float64", "float32"),
+    "engram": ("float64",),
+}
+# How many ranks take part -> what is trained where time is short: each way of training, and each model, somewhere.
+SOME = {
+    1: {"memory_plus": ("float64", "float32")},
+    2: {"memory_plus": ("float64", "float32", "checkpointed"), "peer": ("float64",)},
+    3: {"memory_plus": ("float64",), "engram": ("float64",)},
+    4: {"memory_plus": ("float64",)},
+}
+# Adam turns the rounding of a gradient that should be zero into a step of full length unless eps says what is small.
+TRAIN = TrainConfig(
+    tokens=10 * SEQUENCES * SEQ_LEN,
+    batch_tokens=SEQUENCES * SEQ_LEN,
+    seq_len=SEQ_LEN,
+    lr=0.01,
+    value_lr_ratio=3.0,
+    value_weight_decay=0.1,
+    grad_clip=0.01,
+    eps=1.0e-4,
+)
+
+
+def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare outputs and gradients of single reads."""
+    for case, (n_rows, width, bag_size, counts) in READS.items():
+        bags = counts[: mesh.memory.size]
+        mine = slice(sum(bags[: mesh.memory.rank]), sum(bags[: mesh.memory.rank + 1]))
+        draw = torch.Generator().manual_seed(7)
+        table, x, grad = (
+            torch.randn(n, width, generator=draw, dtype=torch.float64)
+            for n in (n_rows, sum(bags), sum(bags))
+        )
+        ids = torch.randint(n_rows, (sum(bags), bag_size), generator=draw)
+        scale, scale_grad = (
+            torch.randn(ids.shape, generator=draw, dtype=torch.float64) for _ in range(2)
+        )
+        for dtype_name, dtype in DTYPES.items():
+            if case not in READ_AS.get(dtype_name, READS):
+                continue
+            to = partial(torch.Tensor.to, device=here, dtype=dtype)
+            for operation, second, output_grad in (
+                ("bag", scale, grad),
+                ("products", x, scale_grad),
+            ):
+                whole = to(table).requires_grad_()
+                other = to(second).requires_grad_()
+                op = weighted_bag if operation == "bag" else row_dot
+                if len(ids):
+                    expected = op(whole, ids.to(here), other)
+                    wanted = torch.autograd.grad(expected, (whole, other), to(output_grad))
+                else:
+                    expected = to(output_grad)
+                    wanted = (torch.zeros_like(whole), torch.zeros_like(other))
+                for layout, kind in LAYOUTS.items():
+                    shard = kind(mesh, n_rows=n_rows, width=width)
+                    inside = (
+                        slice(shard.rows.start, shard.rows.stop),
+                        slice(shard.columns.start, shard.columns.stop),
+                    )
+                    part = to(table)[inside].clone().requires_grad_()
+                    own = to(second)[mine].clone().requires_grad_()
+                    with mesh.even(len(set(bags)) == 1):
+                        read = shard.bag if operation == "bag" else shard.products
+                        found = read(part, ids[mine].to(here), own)
+                        # Not contiguous, as gradients may be.
+                        strided = to(output_grad)[mine].T.contiguous().T
+                        part_grad, own_grad = torch.autograd.grad(found, (part, own), strided)
+                    name = f"{dtype_name}/{layout}/{operation}/{case}"
+                    yield f"{name}/output", apart(found, expected[mine], like=expected)
+                    yield f"{name}/table", apart(part_grad, wanted[0][inside], like=wanted[0])
+                    yield f"{name}/second", apart(own_grad, wanted[1][mine], like=wanted[1])
+                    repeated = read(part, ids[mine].to(here), own)
+                    yield f"{name}/repeats", float(not torch.equal(repeated, found))
+                    if operation == "bag" and layout == "columns":
+                        exact = found.detach() == expected[mine].detach()
+                        if here.type == "cpu":
+                            yield f"{name}/same_bits", float((~exact).sum())
+
+
+def models(
+    mesh: Mesh, here: torch.device, trained: dict[str, tuple[str, ...]]
+) -> Iterator[tuple[str, float]]:
+    """Compare initial values, gradients and ten steps of whole models."""
+    shape = f"{mesh.data.size}x{mesh.memory.size}"
+    for layout in LAYOUTS if mesh.memory.size > 1 else ("columns",):
+        for model_name, ways in trained.items():
+            for how in ways:
+                dtype = DTYPES.get(how, torch.float64)
+                model = started(MODELS[model_name], mesh, layout, here, dtype)
+                if how == "checkpointed":
+                    checkpointed(model)
+                elif how == "compiled":
+                    model.compile(dynamic=False)
+                expected = alone(model_name, dtype, here)
+                yield from ten_steps(f"{how}/{shape}/{layout}/{model_name}", model, expected, mesh)
+
+
+@dataclass
+class Alone:
+    """What one process finds."""
+
+    n_params: int
+    initial: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    trained: dict[str, Tensor]
+    seen: list[dict[str, Tensor]]
+    """Losses and norms of every step."""
+
+
+@cache
+def alone(model_name: str, dtype: torch.dtype, here: torch.device) -> Alone:
+    model = started(MODELS[model_name], Mesh(), "columns", here, dtype)
+    initial = copied(weights(model))
+    steps = list(steps_of(model, Mesh(), rows=SEQUENCES))
+    first, seen = steps[0][1], [step for step, _ in steps]
+    return Alone(count_params(model), initial, first, copied(weights(model)), seen)
+
+
+def steps_of(
+    model: nn.Module, mesh: Mesh, *, rows: int
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Train ten steps; yield losses and norms, and the gradients, of every step."""
+    optimizer = Optimizer(model, TRAIN, mesh)
+    draw = torch.Generator().manual_seed(1)
+    share = mesh.world.share(SEQUENCES)
+    for _ in range(10):
+        windows = torch.randint(VOCAB, (SEQUENCES, SEQ_LEN + 1), generator=draw)
+        losses = accumulate_gradients(
+            model,
+            windows[share.start : share.stop].to(next(model.parameters()).device),
+            batch_tokens=TRAIN.batch_tokens,
+            rows=rows,
+            passes=_passes(SEQUENCES, world=mesh.world, rows=rows),
+            autocast=nullcontext,
+        )
+        sum_gradients(model, mesh, also=list(losses.values()))
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        norms = optimizer.clip()
+        optimizer.step(TRAIN.lr)
+        yield {**losses, **norms}, gradients
+
+
+def ten_steps(name: str, model: nn.Module, alone: Alone, mesh: Mesh) -> Iterator[tuple[str, float]]:
+    """Train ten steps: of an uneven batch this rank's share, in two passes."""
+    yield f"{name}/counted", float(count_params(model) - alone.n_params)
+    yield f"{name}/initial", differing(model, alone.initial)
+    rows = -(-SEQUENCES // (2 * mesh.world.size))
+    steps = list(steps_of(model, mesh, rows=rows))
+    yield f"{name}/gradients", furthest(model, steps[0][1], alone.gradients)
+    # Of the first step: ten later, what rounding did to the weights is in the norms, magnified.
+    for kind, value in alone.seen[0].items():
+        yield f"{name}/{kind}", apart(steps[0][0][kind], value)
+    clipped = sum(float(wanted["value_grad_norm"]) > TRAIN.grad_clip for wanted in alone.seen)
+    yield f"{name}/never_clipped", float(not clipped)
+    yield f"{name}/ten_steps", furthest(model, weights(model), alone.trained)
+
+
+def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare every read, and what there is time for of training."""
+    mesh = mesh_of(world, memory=world.size)
+    if world.size > 1:  # alone, nothing is shared out
+        yield from reads(mesh, here)
+    yield from models(mesh, here, SOME[world.size])
+    if world.size == 4:
+        yield from models(mesh_of(world, memory=2), here, {"memory_plus": ("float64",)})
+
+
+def training(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare every model in every way of training, on every mesh."""
+    for memory in range(2, world.size + 1):
+        if world.size % memory == 0:
+            yield from models(mesh_of(world, memory=memory), here, TRAINED)
+
+
+def architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare every architecture that has tables."""
+    mesh = mesh_of(world, memory=world.size)
+    for name in catalog.architectures():
+        module = catalog.architecture(name)
+        config = module.Config(**module.PRESETS["d8"])
+        if config.param_count(VOCAB).memory_values:
+            MODELS[name] = config
+            yield from models(mesh, here, {name: ("float64",)})
+
+
+CHECKS = {"some": some, "training": training, "architectures": architectures}
+
+
+def started(
+    config: memory_plus.Config | peer.Config | engram.Config,
+    mesh: Mesh,
+    layout: str,
+    here: torch.device,
+    dtype: torch.dtype,
+) -> nn.Module:
+    model = build(partial(config.build, VOCAB), mesh, layout=layout, here=here).to(dtype)
+    initialise(model, 3)
+    model.observing = False
+    return model.train()
+
+
+def checkpointed(model: nn.Module) -> None:
+    for layer in model.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def furthest(model: nn.Module, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    parts = shards(model)
+    return max(
+        apart(tensor, inside(wanted[name], parts.get(name)), like=wanted[name])
+        for name, tensor in found.items()
+        if tensor.is_floating_point()
+    )
+
+
+def differing(model: nn.Module, wanted: dict[str, Tensor]) -> float:
+    """Return how many tensors differ in a bit."""
+    parts = shards(model)
+    return float(
+        sum(
+            not torch.equal(tensor, inside(wanted[name], parts.get(name)))
+            for name, tensor in weights(model).items()
+        )
+    )
+
+
+def inside(whole: Tensor, shard: Columns | Rows | None) -> Tensor:
+    if shard is None:
+        return whole
+    rows, columns = shard.rows, shard.columns
+    return whole[rows.start : rows.stop, columns.start : columns.stop]
+
+
+def apart(found: Tensor, wanted: Tensor, *, like: Tensor | None = None) -> float:
+    """Return the largest difference, relative to the largest number of `like`."""
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return math.inf
+    if not found.numel():
+        return 0.0
+    largest = float((wanted if like is None else like).detach().abs().max())
+    distance = float((found - wanted).detach().abs().max())
+    return distance / (largest or 1.0) if math.isfinite(distance) else math.inf
+
+
+def alone_or_together(group: str, size: int, device: str, rank: int, folder: Path) -> Found:
+    """Return what one rank found."""
+    here = pick(device, rank=rank)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    else:
+        torch.use_deterministic_algorithms(True)
+    found: Found = {}
+    with ranks.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world:
+        for name, error in CHECKS[group](world, here):
+            found[name] = max(found.get(name, 0.0), error)
+    return found
+
+
+def forked(
+    size: int, work: Callable[[int, Path], dict[str, float]], *, start: str = "fork"
+) -> list[dict[str, float]]:
+    """Return what `work(rank, folder)` returns in each of `size` processes."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context(start)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [
+            context.Process(target=_write, args=(work, rank, folder)) for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+        if failed:
+            raise SystemExit(f"of {size} ranks failed {failed}")
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _write(work: Callable[[int, Path], dict[str, float]], rank: int, folder: Path) -> None:
+    (folder / f"{rank}.json").write_text(json.dumps(work(rank, folder)))
+
+
+def worst(group: str, size: int, device: str) -> Found:
+    """Return the worst that any of `size` ranks found."""
+    # A forked process cannot use a GPU that its parent may have looked at.
+    start = "fork" if device == "cpu" else "spawn"
+    of_each = forked(size, partial(alone_or_together, group, size, device), start=start)
+    assert all(found.keys() == of_each[0].keys() for found in of_each)
+    return {name: max(found[name] for found in of_each) for name in of_each[0]}
+
+
+if __name__ == "__main__":
+    out, device, group, *sizes = sys.argv[1:]
+    Path(out).write_text(json.dumps({size: worst(group, int(size), device) for size in sizes}))

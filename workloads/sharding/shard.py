@@ -1,0 +1,99 @@
+"""This rank's part of a table, and how the whole is read with it."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from workloads.sharding.mesh import Mesh
+from workloads.sharding.messages import Messages
+
+
+class Shard(ABC):
+    """A rectangle of a table: some columns of all rows, or some rows with all columns.
+
+    What a read returns, and every gradient, is what the whole table would give, up to the order of sums.
+    """
+
+    rows: range
+    columns: range
+
+    def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
+        """Find this rank's part of a table of `n_rows` rows of `width` columns."""
+        self.mesh = mesh
+        self.n_rows, self.width = n_rows, width
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of this part."""
+        return len(self.rows), len(self.columns)
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """Rows and columns of the table."""
+        return self.n_rows, self.width
+
+    @abstractmethod
+    def messages(self, n_bags: int) -> Messages:
+        """Return the messages of a read to which this rank brings `n_bags` bags."""
+
+    @abstractmethod
+    def bag(
+        self,
+        part: Float[Tensor, "rows columns"],
+        ids: Int[Tensor, "bags bag_size"],
+        weights: Float[Tensor, "bags bag_size"],
+    ) -> Float[Tensor, "bags width"]:
+        """Return the weighted sums of rows of the whole table (`kernels/weighted_bag`). Collective."""
+
+    @abstractmethod
+    def products(
+        self,
+        part: Float[Tensor, "rows columns"],
+        ids: Int[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags width"],
+    ) -> Float[Tensor, "bags bag_size"]:
+        """Return the products of rows of the whole table with `x` (`kernels/row_dot`). Collective."""
+
+
+def shards(model: nn.Module) -> dict[str, Shard]:
+    """Return parameter name -> shard, of every parameter of which this rank holds a part only."""
+    return {
+        f"{path}.weight" if path else "weight": module.shard
+        for path, module in model.named_modules()
+        if isinstance(getattr(module, "shard", None), Shard)
+    }
+
+
+def count_params(model: nn.Module) -> int:
+    """Return the trainable numbers of a model, of a table that is shared out all of them."""
+    parts = shards(model)
+    return sum(
+        math.prod(parts[name].whole) if name in parts else parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    )
+
+
+def sum_gradients(model: nn.Module, mesh: Mesh, *, also: Sequence[Tensor] = ()) -> None:
+    """Sum gradients in place over the ranks that hold the same parameter, and `also` over all ranks.
+
+    A part of a table has the gradient of all tokens of its memory group already.
+    """
+    parts = shards(model)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    mesh.world.sum_([*also, *(g for name, g in gradients.items() if name not in parts)])
+    mesh.data.sum_([g for name, g in gradients.items() if name in parts])
+
+
+def nothing(*shape: int, after: Sequence[Tensor]) -> Tensor:
+    """Return zeros as a function of `after`.
+
+    A rank that has nothing to read must still take part in the messages of the backward pass, and its table must get
+    a gradient, as it does on the ranks that it is summed with.
+    """
+    zero = torch.stack([tensor.flatten()[:0].sum() for tensor in after]).sum()
+    return zero.to(after[0].dtype).expand(*shape)

@@ -1,0 +1,65 @@
+"""Share out a model's memory tables over the ranks, before anything of them exists."""
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workloads.layers.memory_table import MemoryTable
+from workloads.layers.usage import MemoryUsage
+from workloads.sharding.columns import Columns
+from workloads.sharding.mesh import Mesh
+from workloads.sharding.rows import Rows
+
+LOG = logging.getLogger(__name__)
+Layout = Literal["columns", "rows"]
+LAYOUTS: dict[str, type[Columns] | type[Rows]] = {"columns": Columns, "rows": Rows}
+
+
+def build(
+    make: Callable[[], nn.Module], mesh: Mesh, *, layout: Layout, here: torch.device
+) -> nn.Module:
+    """Return the model that `make` makes, on `here`, its tables shared out over the memory group, values open.
+
+    No rank ever holds a whole table: the model is made without storage first.
+
+    Raises:
+        ValueError: If ranks on one GPU are to share a table: they talk through gloo, which cannot send what it takes.
+    """
+    if mesh.memory.size == 1:
+        with here:
+            return make()
+    if here.type == "cuda" and dist.get_backend(mesh.memory.group) == "gloo":
+        raise ValueError(
+            f"memory_ranks {mesh.memory.size} needs a GPU for each rank, these share one; "
+            "set resources.gpus to the number of ranks, or memory_ranks to 1"
+        )
+    with torch.device("meta"):
+        model = make()
+    share_out(model, mesh, layout=layout)
+    return model.to_empty(device=here)
+
+
+def share_out(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:
+    """Replace every table of a model by this rank's part, with open values.
+
+    Raises:
+        ValueError: If there is no such layout.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"memory_layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    tables = [module for module in model.modules() if isinstance(module, MemoryTable)]
+    if not tables:
+        LOG.info("memory_ranks %d: this model has no table to share out", mesh.memory.size)
+    for table in tables:
+        n_rows, width = table.weight.shape
+        table.shard = LAYOUTS[layout](mesh, n_rows=n_rows, width=width)
+        part = table.weight.new_empty(table.shard.shape)
+        table.weight = nn.Parameter(part, requires_grad=table.weight.requires_grad)
+    if layout == "rows":
+        for module in model.modules():
+            if isinstance(module, MemoryUsage):
+                module.row_shards = mesh.memory.size
