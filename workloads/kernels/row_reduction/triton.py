@@ -136,7 +136,8 @@ def offset(row, width):
     """Return where rows begin, in 64 bits; row numbers of 32 bits take one instruction instead of six."""
     if row.dtype == tl.int32:
         return row.to(tl.uint32).to(tl.uint64) * tl.cast(width, tl.uint32).to(tl.uint64)
-    return row * width
+    else:
+        return row * width
 
 
 @triton.jit
