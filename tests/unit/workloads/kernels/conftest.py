@@ -1,7 +1,13 @@
-"""What tests of kernels that gather rows of a table begin with."""
+"""What tests of kernels begin with: random reads, and Triton without a GPU, interpreted or compiled for H100 and H200."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+import importlib
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,3 +56,121 @@ def make_gather() -> Callable[[Shape, torch.dtype], Gather]:
         )
 
     return make
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one compiled kernel takes."""
+
+    registers: int
+    """Of 32 bits, per thread."""
+    spills: int
+    """Instructions that load or store local memory, which is where registers that run out go."""
+    shared_bytes: int
+    """Shared memory per program."""
+    ptx: str
+    sass: str
+
+
+@pytest.fixture
+def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
+    """Return a function that compiles a Triton kernel for compute capability 9.0; no GPU needed.
+
+    `signature` gives the type of each argument that is no constant, as Triton writes it: "*bf16", "i32", "fp32". The
+    ending ":16" promises an address or number divisible by 16, as Triton finds out for itself at each launch.
+    """
+    pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if triton.knobs.runtime.interpret:
+        pytest.skip("TRITON_INTERPRET=1 leaves nothing to compile")
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+    def run(*arguments: str | Path) -> str:
+        command = [tools / "cuobjdump", *arguments]
+        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+
+    def compile_kernel(
+        kernel: Any,
+        signature: Mapping[str, str],
+        constexprs: Mapping[str, Any],
+        num_warps: int = 4,
+        num_stages: int = 3,
+    ) -> Resources:
+        names = kernel.arg_names
+        types = {
+            name: "constexpr" if name in constexprs else signature[name].split(":")[0]
+            for name in names
+        }
+        divisible = {
+            (position,): [["tt.divisibility", 16]]
+            for position, name in enumerate(names)
+            if name not in constexprs and signature[name].endswith(":16")
+        }
+        compiled = triton.compile(
+            ASTSource(kernel, types, dict(constexprs), divisible),
+            target=GPUTarget("cuda", 90, 32),
+            options={"num_warps": num_warps, "num_stages": num_stages},
+        )
+        cubin = tmp_path / "kernel.cubin"
+        cubin.write_bytes(compiled.asm["cubin"])
+        registers = re.search(r"REG:(\d+)", run("--dump-resource-usage", cubin))
+        assert registers, "cuobjdump did not tell the registers"
+        sass = run("--dump-sass", cubin)
+        return Resources(
+            registers=int(registers[1]),
+            spills=len(re.findall(r"\b(?:LDL|STL)\b", sass)),
+            shared_bytes=compiled.metadata.shared,
+            ptx=compiled.asm["ptx"],
+            sass=sass,
+        )
+
+    return compile_kernel
+
+
+@pytest.fixture
+def interpreted() -> Iterator[Callable[[ModuleType], None]]:
+    """Return a function that lets Triton's interpreter run a module's kernels, on CPU tensors, for one test.
+
+    The environment's TRITON_INTERPRET=1 is read when Triton is imported and then holds for the whole process, so GPU
+    tests collected with it would be interpreted too. bf16 arithmetic is silently wrong in the interpreter.
+    """
+    pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+    # Triton loads this at a first call, and it wants the language as it was.
+    importlib.import_module("triton.experimental.gluon")
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    # The interpreter also leaves its own versions of the language behind.
+    language = [
+        tl,
+        tl.core,
+        tl.math,
+        tl.standard,
+        tl.tensor,
+        tl.dtype,
+        tl.core.tensor_descriptor_base,
+    ]
+    saved: list[tuple[Any, dict[str, Any]]] = [(place, dict(vars(place))) for place in language]
+
+    def interpret(module: ModuleType) -> None:
+        if module not in [place for place, _ in saved]:
+            saved.append((module, dict(vars(module))))
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction):
+                setattr(module, name, InterpretedFunction(value.fn))
+
+    for place in (tl.standard, tl, tl.math):
+        interpret(place)
+    yield interpret
+    for place, before in saved:
+        # It keeps the functions that it has rewritten, and they use names that it added to their modules.
+        added = [name for name in vars(place) if name not in before]
+        for name in added if isinstance(place, type) else ():
+            delattr(place, name)
+        for name, value in before.items():
+            if vars(place)[name] is not value:
+                setattr(place, name, value)

@@ -1,0 +1,170 @@
+"""The GPU kernels of product-key selection, in Triton's interpreter: every slot and every gradient is the reference's."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from workloads.kernels.product_key_topk import reference
+
+pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+import triton.language as tl
+
+from workloads.kernels.product_key_topk import triton as kernels
+
+SMALL = (16, 16, 4, 1)
+"""Tile of `_score`; the interpreter takes as long for a number as for a tile."""
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(interpreted) -> Iterator[None]:
+    interpreted(kernels)
+    # Fresh buffers hold NaN and the largest integers, so an element nobody wrote shows.
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _integers(
+    tokens: int, heads: int, n_keys: int, half: int, largest: int
+) -> tuple[Tensor, Tensor]:
+    """Small integers, whose scores are exact and tie often."""
+    generator = torch.Generator().manual_seed(tokens + n_keys)
+    query = torch.randint(-largest, largest + 1, (tokens, heads, 2 * half), generator=generator)
+    sub_keys = torch.randint(-largest, largest + 1, (2, heads, n_keys, half), generator=generator)
+    return query.float(), sub_keys.float()
+
+
+def _assert_equal(query: Tensor, sub_keys: Tensor, knn: int, **settings: object) -> None:
+    expected, expected_ids = reference.product_key_topk(query, sub_keys, knn)
+
+    scores, ids = kernels.select(query, sub_keys, knn, **{"score_tile": SMALL, **settings})
+
+    assert torch.equal(ids, expected_ids)
+    assert torch.equal(scores, expected)
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[int, int, int, int, int, int]:
+    n_keys = draw(st.integers(1, 40))
+    return (
+        draw(st.integers(1, 3)),  # tokens
+        draw(st.integers(1, 2)),  # heads
+        n_keys,
+        draw(st.integers(1, 20)),  # half_key_dim
+        draw(st.integers(1, min(n_keys, 20))),  # knn
+        draw(st.integers(0, 3)),  # largest integer in queries and keys; 0 ties everything
+    )
+
+
+@given(case=_cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(
+    deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_same_slots_in_the_same_order_with_many_ties(case, dtype):
+    *shape, knn, largest = case
+    query, sub_keys = _integers(*shape, largest)
+
+    _assert_equal(query.to(dtype), sub_keys, knn)
+
+
+@pytest.mark.parametrize("largest", [0, 1], ids=["all equal", "many ties"])
+@pytest.mark.parametrize(("n_keys", "knn"), [(97, 32), (70, 5), (128, 33)])
+def test_more_at_the_bound_than_there_is_room_for(n_keys, knn, largest):
+    _assert_equal(*_integers(2, 1, n_keys, 3, largest), knn)
+
+
+def test_more_keys_than_one_warp_holds():
+    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, score_tile=(16, 256, 4, 1))
+
+
+def test_tokens_beyond_a_block_and_a_chunk():
+    query, sub_keys = _integers(37, 1, 24, 4, 5)
+
+    _assert_equal(query, sub_keys, 3, score_bytes=1)
+
+
+def test_strides():
+    query, sub_keys = _integers(5, 2, 12, 4, 5)
+    shared = sub_keys[:, :1].expand(-1, 2, -1, -1)
+
+    _assert_equal(query.transpose(0, 1).contiguous().transpose(0, 1), shared, 4)
+    _assert_equal(query.mT.contiguous().mT, sub_keys.mT.contiguous().mT, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_are_as_exact_as_fp32(dtype):
+    """Rows of very different sizes, and numbers of very different sizes in a row."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(4, 1, 96, generator=generator) * 10.0 ** torch.randint(
+        -6, 6, (4, 1, 96), generator=generator
+    )
+    sub_keys = torch.randn(2, 1, 48, 48, generator=generator) * 10.0 ** torch.randint(
+        -9, 9, (2, 1, 48, 1), generator=generator
+    )
+    query = query.to(dtype)
+
+    scores, ids = kernels.select(query, sub_keys, 16, score_tile=SMALL)
+
+    left, right = ids // 48, ids % 48
+    halves = query.double().unflatten(-1, (2, 48))
+    chosen = [
+        halves[:, :, half, None] * sub_keys[half, 0].double()[index]
+        for half, index in enumerate((left, right))
+    ]
+    exact = sum(products.sum(-1) for products in chosen)
+    # Of n products rounded in any order, the sum errs by at most n * 2**-24 of the sum of their sizes.
+    bound = 48 * 2**-24 * sum(products.abs().sum(-1) for products in chosen)
+    assert ((scores - exact).abs() <= bound).all()
+    expected = reference.product_key_topk(query.double(), sub_keys.double(), 16)[0]
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # the interpreter's numpy
+def test_not_a_number_is_returned_as_such():
+    query, sub_keys = _integers(3, 1, 70, 4, 5)
+    query[1] = float("nan")
+
+    scores, ids = kernels.select(query, sub_keys, 4, score_tile=SMALL)
+
+    expected, expected_ids = reference.product_key_topk(query, sub_keys, 4)
+    assert scores[1].isnan().all()
+    assert ((ids >= 0) & (ids < 70**2)).all()
+    assert torch.equal(ids[[0, 2]], expected_ids[[0, 2]])
+    assert torch.equal(scores[[0, 2]], expected[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (37, 2, 13, 5, 7), (66, 1, 70, 20, 16)])
+def test_gradients(shape, dtype):
+    tokens, heads, n_keys, half, knn = shape
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(tokens, heads, 2 * half, generator=generator).to(dtype)
+    sub_keys = torch.randn(2, heads, n_keys, half, generator=generator)
+    grad = torch.randn(heads, tokens, knn, generator=generator).transpose(0, 1)
+    leaves = query.clone().requires_grad_(), sub_keys.clone().requires_grad_()
+    scores, ids = reference.product_key_topk(*leaves, knn)
+    expected = torch.autograd.grad(scores, leaves, grad)
+
+    # bf16 products are wrong in the interpreter.
+    found = kernels.gradients(
+        grad, ids, query, sub_keys, weight_bytes=20_000, product_type=tl.float32
+    )
+
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 8e-3}[dtype]
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == y.dtype
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance)
+
+
+def test_the_operator_keeps_its_promises():
+    query, sub_keys = _integers(3, 1, 9, 4, 5)
+
+    torch.library.opcheck(
+        kernels._select,
+        (query.requires_grad_(), sub_keys.requires_grad_(), 4),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )

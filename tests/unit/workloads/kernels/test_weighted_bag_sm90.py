@@ -1,0 +1,54 @@
+"""What the compiler makes of the weighted bag for an H100 or H200: nothing spilled, loads of 16 bytes."""
+
+import pytest
+
+pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+
+from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.weighted_bag import triton as kernel
+
+TYPES = ["bf16", "fp32"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("ids", ["i32", "i64"])
+def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
+    rows = 64 if dtype == "bf16" else 32
+    made = compile_for_sm90(
+        kernel._forward,
+        {
+            **dict.fromkeys(("table", "weights", "out"), f"*{dtype}:16"),
+            "ids": f"*{ids}:16",
+            **dict.fromkeys(("bag_size", "width"), "i32:16"),
+        },
+        {"ROWS": rows, "WIDTH": 64, "EVEN": True},
+        num_warps=1,
+    )
+
+    assert made.spills == 0
+    assert made.registers <= 128
+    # Of a warp's load instructions for rows, none is narrower: 64 x 64 numbers in pieces of 32 lanes x 16 bytes.
+    assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("products", [True, False], ids=["with products", "sums alone"])
+@pytest.mark.parametrize("name", ["_sum_rows", "_sum_splits"])
+def test_sums_over_readers_spill_nothing(compile_for_sm90, name, products, dtype):
+    width, pointers = (256 if dtype == "bf16" else 128), ("x", "table", "sums")
+    function = getattr(row_reduction, name)
+    signature = {
+        **dict.fromkeys(pointers, f"*{dtype}:16"),
+        **dict.fromkeys(("read_weights", "split_sums", "products"), "*fp32:16"),
+        **dict.fromkeys(("read_bags", "starts", "splits_end", "owners"), "*i32:16"),
+        **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
+    }
+    constants = {"CHUNK": 512, "READS": 4, "WIDTH": width, "PRODUCTS": products, "EVEN": True}
+    if name == "_sum_rows":
+        constants["GROUP"] = 16
+
+    made = compile_for_sm90(function, signature, constants, num_warps=1)
+
+    assert made.spills == 0
+    assert made.registers <= 64
+    assert made.sass.count("LDG.E.128") >= 4
