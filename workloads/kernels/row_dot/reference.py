@@ -4,11 +4,40 @@ The twin of the weighted bag: what is one's forward pass is the other's backward
 two functions.
 """
 
+from typing import Any
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.weighted_bag import reference as weighted_bag
 from workloads.kernels.weighted_bag.reference import row_products, table_gradient
+
+
+def row_dot(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    x: Float[Tensor, "bags width"],
+) -> Float[Tensor, "bags bag_size"]:
+    """Return `forward` with the gradients of `backward`."""
+    result: Tensor = _RowDot.apply(table, ids, x)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _RowDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(table, ids, x)
+        return forward(table, ids, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        needs_table, _, needs_x = ctx.needs_input_grad
+        table, ids, x = ctx.saved_tensors
+        table_grad, x_grad = backward(
+            table, ids, x, grads[0], needs_table=needs_table, needs_x=needs_x
+        )
+        return table_grad, None, x_grad
 
 
 def forward(

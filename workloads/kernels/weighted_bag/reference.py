@@ -1,9 +1,37 @@
 """Weighted bag in plain torch: the definition of correct, and the CPU path."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
+
+
+def weighted_bag(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+) -> Float[Tensor, "bags width"]:
+    """Return `forward` with the gradients of `backward`."""
+    result: Tensor = _WeightedBag.apply(table, ids, weights)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _WeightedBag(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(table, ids, weights)
+        return forward(table, ids, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        needs_table, _, needs_weights = ctx.needs_input_grad
+        table, ids, weights = ctx.saved_tensors
+        table_grad, weights_grad = backward(
+            table, ids, weights, grads[0], needs_table=needs_table, needs_weights=needs_weights
+        )
+        return table_grad, None, weights_grad
 
 
 def forward(

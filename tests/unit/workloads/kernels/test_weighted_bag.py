@@ -95,6 +95,9 @@ def test_is_a_sound_custom_operation(make_gather):
     torch.library.opcheck(torch.ops.memscale.weighted_bag.default, (table, ids, weights))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # dynamo's own
 def test_compile_keeps_one_graph(make_gather):
     table, ids, weights, grad = make_gather((13, 4, 6, 5), torch.float32)
     compiled = torch.compile(op.weighted_bag, backend="aot_eager", fullgraph=True)
