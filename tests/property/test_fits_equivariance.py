@@ -8,7 +8,7 @@ from analysis.curve import FitStatus
 from analysis.power_law import fit_power_law
 from analysis.saturating import fit_saturating
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = settings(max_examples=10, deadline=None)
 SIZES = np.geomspace(1e5, 1e8, 6)
 X = np.repeat(SIZES, 2)
 
