@@ -1,11 +1,16 @@
-"""AdamW in three groups: memory values, matrices, and everything that is not decayed."""
+"""AdamW in three groups: memory values, matrices, and everything that is not decayed.
+
+Memory values may have an optimizer of their own instead (`table_optim.py`).
+"""
 
 import torch
 from torch import Tensor, nn
 
 from workloads.layers.param_groups import param_groups
+from workloads.ranks import World
 from workloads.sharding.mesh import Mesh, sum_over
 from workloads.sharding.shard import shards
+from workloads.table_optim import TableOptimizer
 from workloads.train_config import TrainConfig
 
 VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
@@ -19,12 +24,33 @@ class Optimizer:
     norm says nothing about the rest of the model, so each side is clipped by its own norm.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        mesh: Mesh | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
         """Sort the parameters by what their modules say they count as (`param_groups`).
 
-        Of a table that the ranks of `mesh` share out, this rank's optimizer knows its part only.
+        Of a table that the ranks of `mesh` share out, this rank's optimizer knows its part only. `seed` is for the
+        rounding of tables stored in bf16.
+
+        Raises:
+            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`, or of one that
+                ranks share out.
         """
         groups = group_parameters(model)
+        self.tables: TableOptimizer | None = None
+        if config.table_optimizer != "adamw" and groups[VALUES]:
+            self.tables = TableOptimizer(model, config, seed=seed)
+            if {*groups[VALUES]} != self.tables.parameters:
+                raise ValueError(
+                    f"table_optimizer: {config.table_optimizer} updates the rows of memory tables only, and this model "
+                    "has other memory values; use adamw"
+                )
+            groups[VALUES] = []
         name_of = {parameter: name for name, parameter in model.named_parameters()}
         self.names = [name_of[p] for parameters in groups.values() for p in parameters]
         """Of the parameters, in the order in which the optimizer's state numbers them."""
@@ -58,12 +84,19 @@ class Optimizer:
 
         Returns:
             The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
-            that has any, `value_grad_norm` over those.
+            that has any, `value_grad_norm` over those, which `table_clip: previous` takes from the step before.
         """
         norms = {"grad_norm": self._clip_together(self._rest)}
         if self._values:
             norms["value_grad_norm"] = self._clip_together(self._values)
+        if self.tables is not None:
+            norms["value_grad_norm"] = self.tables.clip()
         return norms
+
+    def gather(self, world: World) -> None:
+        """Exchange with the other ranks what of the gradients is no gradient yet: the reads of tables."""
+        if self.tables is not None:
+            self.tables.gather(world)
 
     def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
         norm = _norm([p for p in parameters if p not in self._parts])
@@ -94,6 +127,8 @@ class Optimizer:
             group["lr"] = lr * ratio[group["name"]]
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+        if self.tables is not None:
+            self.tables.step(lr * ratio[VALUES])
 
 
 def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:

@@ -74,6 +74,19 @@ class World:
             for tensor in tensors:
                 dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX)
 
+    def concatenate(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return every tensor with those of the other ranks, one after another along the first dimension.
+
+        The tensors have one first dimension on a rank, which may be another on each; otherwise shapes and types agree.
+        The host waits for the lengths.
+        """
+        if self.size == 1:
+            return list(tensors)
+        with named_failure("gather"):
+            lengths: list[int] = [0] * self.size
+            dist.all_gather_object(lengths, len(tensors[0]))
+            return [_gather(tensor.contiguous(), lengths) for tensor in tensors]
+
     def agree(self, value: str | None) -> str | None:
         """Return what rank 0 passed, on every rank."""
         if self.size == 1:
@@ -97,6 +110,17 @@ class World:
         if self.size > 1:
             with named_failure("barrier"):
                 dist.barrier(group=self.group)
+
+
+def _gather(tensor: Tensor, lengths: list[int]) -> Tensor:
+    # As bytes, since gloo does not know every type; padded, since it wants equal lengths.
+    rows = tensor.new_zeros(max(lengths), *tensor.shape[1:])
+    rows[: len(tensor)] = tensor
+    flat = rows.flatten().view(torch.uint8)
+    found = flat.new_empty(len(lengths), len(flat))
+    dist.all_gather(list(found.unbind()), flat)
+    parts = found.view(tensor.dtype).view(len(lengths), *rows.shape)
+    return torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)])
 
 
 def sum_over_ranks(tensor: Tensor) -> None:

@@ -29,6 +29,7 @@ def _adamw(**fields: Any) -> dict[str, Any]:
         "weight_decay": 0.1,
         "value_lr_ratio": 1.0,
         "value_weight_decay": 0.1,
+        "table_optimizer": "adamw",
         "beta1": 0.9,
         "beta2": 0.95,
         "eps": 1.0e-8,

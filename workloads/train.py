@@ -130,12 +130,14 @@ def run(
         initialise(model, job.seed)
         model.train()
         total_params = count_params(model)
-        optimizer = Optimizer(model, config, mesh)
+        optimizer = Optimizer(model, config, mesh, seed=job.seed)
         watch = Watch()
         if saved:
             state = together(state, checkpoint.parts(Path(saved)), shards(model), optimizer.names)
             put_weights(model, state["weights"])
             optimizer.adamw.load_state_dict(state["optimizer"])
+            if optimizer.tables is not None:
+                optimizer.tables.load_state_dict(state["tables"])
             watch = Watch(**state["watch"])
             spent.seconds.update(state["seconds"])
         first = state["step"] + 1
@@ -168,6 +170,7 @@ def run(
                     )
                 asked = losses["loss"].new_full((), float(stop))
                 sum_gradients(model, mesh, also=[*losses.values(), asked])
+                optimizer.gather(world)
                 norms = optimizer.clip()
                 optimizer.step(
                     learning_rate(step, config), value_lr_ratio=value_lr_ratio(step, config)
@@ -228,6 +231,7 @@ def run(
                     "step": step,
                     "weights": weights(model),
                     "optimizer": optimizer.adamw.state_dict(),
+                    "tables": optimizer.tables and optimizer.tables.state_dict(),
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
                 }

@@ -34,6 +34,15 @@ class TrainConfig:
     """Share of the steps in which it falls; None is all of them. Only with `value_lr_final_ratio`."""
     value_weight_decay: float = 0.0
     """Decoupled weight decay on memory values."""
+    table_optimizer: Literal["adamw", "deferred_adamw", "lazy_adamw", "rowwise", "sgd"] = "adamw"
+    """How memory values are updated. adamw: as everything else, from a gradient as large as the table. The others make
+    one update a step from the reads alone (`workloads/table_optim.py`): deferred_adamw the same, lazy_adamw for the rows
+    that were read, rowwise with one second moment per row and no first, sgd with none."""
+    table_clip: Literal["exact", "previous"] = "exact"
+    """Norm that memory values are clipped by: this step's, or the step before's, which costs no pass of its own. Only
+    exact with adamw."""
+    table_precision: Literal["fp32", "bf16"] = "fp32"
+    """What memory values and their moments are stored in; bf16 rounds stochastically and is not for adamw."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1.0e-8
@@ -58,6 +67,13 @@ class TrainConfig:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         self._check_value_lr()
+        if self.table_optimizer == "adamw":
+            for name, only in (("table_clip", "exact"), ("table_precision", "fp32")):
+                if getattr(self, name) != only:
+                    raise ValueError(
+                        f"{name} must be {only} with table_optimizer adamw, got {getattr(self, name)}; "
+                        "choose another table_optimizer, deferred_adamw makes the same steps"
+                    )
         for name in ("weight_decay", "value_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -71,6 +71,8 @@ class Question:
         match = self.match
         model = _section(self.architecture, self.model)
         model.pop(self.field, None)
+        train = self.train
+        tables = [train.table_optimizer, train.table_clip, train.table_precision]
         return {
             "solve": self.field,
             "model": model,
@@ -81,8 +83,10 @@ class Question:
             "vocab_size": self.frame.vocab_size,
             "seq_len": self.frame.seq_len,
             "batch_tokens": self.frame.batch_tokens,
-            "precision": self.train.precision,
-            "clips": self.train.grad_clip is not None,
+            "precision": train.precision,
+            "clips": train.grad_clip is not None,
+            # The default is left out: what was measured before there were others stays found.
+            **({} if train.table_optimizer == "adamw" else {"tables": tables}),
         }
 
     @property

@@ -263,7 +263,7 @@ class Engram(nn.Module):
         """Return the memory's output, to be added to the residual stream `x`."""
         ids = self.ngrams.rows(context.tokens, context.cache)
         once = torch.ones(1, device=x.device).expand(ids.numel(), 1)
-        rows = self.table.module(ids.view(-1, 1), once).view(*ids.shape[:2], -1)
+        rows = self.table.module(ids.view(-1, 1), once).view(*ids.shape[:2], -1).to(x.dtype)
         gate = agreement(self.query_norm(x), self.key_norm(self.key(rows)))
         self.usage.mark(ids)
         if context.observe:

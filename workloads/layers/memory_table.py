@@ -1,5 +1,6 @@
 """The value rows that memory layers read, and what reading them costs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from workloads.accounting import FlopCount, ParamCount, Part, Precision, distinct_rows
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.deferred_gradient import DeferredGradient
 from workloads.layers.initialise import write_normal_part
 from workloads.sharding.shard import Shard
 
@@ -26,19 +28,33 @@ class MemoryTable(nn.Module):
         self.std = width**-0.5 if std is None else std
         self.shard: Shard | None = None
         """Which part of the table `weight` is, where ranks share it out (`sharding/share_out.py`); None is all of it."""
+        self.deferred: DeferredGradient | None = None
+        """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
+
+    def defer(self) -> None:
+        """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
+        self.deferred = DeferredGradient()
 
     def forward(
         self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sum of the rows of each bag, in the table's type."""
-        bag = weighted_bag if self.shard is None else self.shard.bag
+        bag: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_bag
+        if self.deferred is not None:
+            bag = self.deferred.weighted_bag
+        elif self.shard is not None:
+            bag = self.shard.bag
         return bag(self.weight, ids, weights.to(self.weight.dtype))
 
     def products(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
     ) -> Float[Tensor, "bags bag_size"]:
         """Return the product of every row of each bag with the bag's `x`, in the table's type."""
-        products = row_dot if self.shard is None else self.shard.products
+        products: Callable[[Tensor, Tensor, Tensor], Tensor] = row_dot
+        if self.deferred is not None:
+            products = self.deferred.row_dot
+        elif self.shard is not None:
+            products = self.shard.products
         return products(self.weight, ids, x.to(self.weight.dtype))
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:

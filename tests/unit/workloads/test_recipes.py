@@ -17,6 +17,8 @@ OPTIONAL = {
     "decay_fraction",
     "value_lr_final_ratio",
     "value_lr_decay_fraction",
+    "table_clip",
+    "table_precision",
 }
 """Fields that a recipe may leave out: what they do without it is no question of the source."""
 

@@ -11,6 +11,7 @@ there are is only known on the device; the row's program adds their sums up.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -35,12 +36,18 @@ class Reads:
     """Where each read stands in the flattened ids."""
     n_rows: int
     """Rows of the table."""
+    starts: Int[Tensor, " rows+1"]
+    """Where the reads of each row begin, and where they end."""
+    splits_end: Int[Tensor, " rows"]
+    """How many splits this row and all before it have."""
+    owners: Int[Tensor, " splits"]
+    """The row that each possible split belongs to; `n_rows` for those that there are not."""
 
 
 def sort_reads(
     ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"], n_rows: int
 ) -> Reads:
-    """Sort the reads of a table of `n_rows` rows; weights become fp32."""
+    """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32."""
     key = torch.int32 if n_rows < 2**31 else torch.int64
     rows, order = ids.reshape(-1).to(key).sort(stable=True)
     bags = torch.empty_like(order, dtype=torch.int32)
@@ -55,7 +62,70 @@ def sort_reads(
             ids.shape[1],
             BLOCK=_BLOCK,
         )
-    return Reads(rows=rows, bags=bags, weights=sorted_weights, order=order, n_rows=n_rows)
+    numbers = torch.arange(n_rows + 1, dtype=key, device=ids.device)
+    starts = torch.searchsorted(rows, numbers, out_int32=True)
+    splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
+    splits = torch.arange(len(rows) // CHUNK, dtype=torch.int32, device=ids.device)
+    return Reads(
+        rows=rows,
+        bags=bags,
+        weights=sorted_weights,
+        order=order,
+        n_rows=n_rows,
+        starts=starts,
+        splits_end=splits_end,
+        owners=torch.searchsorted(splits_end, splits, right=True, out_int32=True),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A pass over all rows whose splits are summed: what the kernel that calls `row_sum` for each is called with."""
+
+    arguments: tuple[Tensor | int, ...]
+    """From `x` to `width`, in `_sum_rows`' order."""
+    tiling: dict[str, Any]
+    """Its constants, and the warps."""
+    n_blocks: int
+    """Of columns: the second dimension of the grid."""
+    products: Float[Tensor, "blocks reads"]
+    """Where each block of columns puts its part of the products, in the order of the sorted reads."""
+
+
+def begin_pass(
+    reads: Reads,
+    x: Float[Tensor, "bags width"],
+    table: Float[Tensor, "rows width"] | None = None,
+    *,
+    products: bool,
+    block_width: int | None = None,
+    block_reads: int | None = None,
+) -> Pass:
+    """Sum all splits, and return what is left to do. Arguments as `reduce_rows`'; `products` are with `table`."""
+    x = x.contiguous()
+    n_bags, width = x.shape
+    n_reads, max_splits = len(reads.rows), len(reads.owners)
+    block_width = block_width or _block_width(n_bags, width, x.element_size())
+    block_bytes = block_width * x.element_size()
+    n_blocks = triton.cdiv(width, block_width)
+    found = x.new_empty(n_blocks if products else 0, n_reads, dtype=torch.float32)
+    arguments = (
+        x, reads.bags, reads.weights, reads.starts, reads.splits_end,
+        x.new_empty(max_splits, width, dtype=torch.float32),
+        x if table is None else table, found, reads.n_rows, n_reads, width,
+    )  # fmt: skip
+    tiling = {
+        "CHUNK": CHUNK,
+        "READS": block_reads or max(4, min(16, 2048 // block_bytes)),
+        "WIDTH": block_width,
+        "PRODUCTS": products,
+        "EVEN": width % block_width == 0,
+        # A warp loads 512 bytes at once.
+        "num_warps": max(1, min(8, block_bytes // 512)),
+    }
+    if max_splits:
+        _sum_splits[(max_splits, n_blocks)](reads.owners, *arguments, **tiling)
+    return Pass(arguments=arguments, tiling=tiling, n_blocks=n_blocks, products=found)
 
 
 def reduce_rows(
@@ -81,32 +151,18 @@ def reduce_rows(
         block_reads: Reads fetched at a time by one program. None: as many as make eight loads of a thread.
         group: Rows that one program sums, one after another.
     """
-    x = x.contiguous()
-    n_bags, width = x.shape
-    n_rows, n_reads, max_splits = reads.n_rows, len(reads.rows), len(reads.rows) // CHUNK
-    block_width = block_width or _block_width(n_bags, width, x.element_size())
-    block_reads = block_reads or max(4, min(16, 2048 // (block_width * x.element_size())))
-    n_blocks = triton.cdiv(width, block_width)
-    rows = torch.arange(n_rows + 1, dtype=reads.rows.dtype, device=x.device)
-    starts = torch.searchsorted(reads.rows, rows, out_int32=True)
-    splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
-    splits = torch.arange(max_splits, dtype=torch.int32, device=x.device)
-    owners = torch.searchsorted(splits_end, splits, right=True, out_int32=True)
-    sums = x.new_empty(n_rows, width, dtype=sums_dtype)
-    split_sums = x.new_empty(max_splits, width, dtype=torch.float32)
-    products = x.new_empty(n_blocks if table is not None else 0, n_reads, dtype=torch.float32)
-    arguments = (
-        x, reads.bags, reads.weights, starts, splits_end, split_sums,
-        x if table is None else table.contiguous(), products, n_rows, n_reads, width,
-    )  # fmt: skip
-    tiling = {
-        "CHUNK": CHUNK, "READS": block_reads, "WIDTH": block_width, "PRODUCTS": table is not None,
-        "EVEN": width % block_width == 0, "num_warps": 1,
-    }  # fmt: skip
-    if max_splits:
-        _sum_splits[(max_splits, n_blocks)](owners, *arguments, **tiling)
-    _sum_rows[(triton.cdiv(n_rows, group), n_blocks)](sums, *arguments, GROUP=group, **tiling)
-    return sums, None if table is None else _in_order_of_ids(reads, products, products_dtype)
+    todo = begin_pass(
+        reads,
+        x,
+        None if table is None else table.contiguous(),
+        products=table is not None,
+        block_width=block_width,
+        block_reads=block_reads,
+    )
+    sums = x.new_empty(reads.n_rows, x.shape[1], dtype=sums_dtype)
+    grid = (triton.cdiv(reads.n_rows, group), todo.n_blocks)
+    _sum_rows[grid](sums, *todo.arguments, GROUP=group, **todo.tiling)
+    return sums, None if table is None else in_order_of_ids(reads, todo.products, products_dtype)
 
 
 def _block_width(n_bags: int, width: int, element_bytes: int) -> int:
@@ -118,7 +174,10 @@ def _block_width(n_bags: int, width: int, element_bytes: int) -> int:
     return max(16, min(block, full))
 
 
-def _in_order_of_ids(reads: Reads, products: Tensor, dtype: torch.dtype) -> Tensor:
+def in_order_of_ids(
+    reads: Reads, products: Float[Tensor, "blocks reads"], dtype: torch.dtype
+) -> Float[Tensor, " reads"]:
+    """Add up the blocks' parts of the products; return them in the order of the flattened ids."""
     out = torch.empty_like(products[0], dtype=dtype)
     n_blocks, n_reads = products.shape
     if n_reads:
@@ -217,13 +276,35 @@ def _sum_splits(
 
 
 @triton.jit
+def row_sum(
+    row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums, products,
+    n_reads, width,
+    CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Return the sum of a row whose reads are lo up to end: `CHUNK` of them, and the sums of its splits."""
+    acc = _sum_reads(
+        lo, tl.minimum(end, lo + CHUNK), cols, inside, values,
+        x, read_bags, read_weights, products, n_reads, width,
+        READS, WIDTH, PRODUCTS, EVEN,
+    )  # fmt: skip
+    if end > lo + CHUNK:
+        n_splits = (end - lo - 1) // CHUNK
+        part = split_sums + offset(tl.load(splits_end + row) - n_splits, width) + cols
+        for _ in range(n_splits):
+            acc += tl.load(part, mask=inside, other=0.0)
+            part += width
+    return acc
+
+
+@triton.jit
 def _sum_rows(
     sums, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sum GROUP rows, one after another: `CHUNK` reads of each, and the sums of its splits."""
+    """Sum GROUP rows, one after another."""
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
@@ -236,22 +317,10 @@ def _sum_rows(
             values = tl.load(
                 table + place, mask=inside & (end > lo), other=0.0, eviction_policy="evict_first"
             ).to(tl.float32)
-        acc = _sum_reads(
-            lo, tl.minimum(end, lo + CHUNK), cols, inside, values,
-            x, read_bags, read_weights, products, n_reads, width,
-            READS, WIDTH, PRODUCTS, EVEN,
+        acc = row_sum(
+            row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums,
+            products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN,
         )  # fmt: skip
-        if end <= lo + CHUNK:
-            tl.store(
-                sums + place,
-                acc.to(sums.dtype.element_ty),
-                mask=inside,
-                eviction_policy="evict_first",
-            )
-        else:
-            splits_hi = tl.load(splits_end + row)
-            part = split_sums + offset(splits_hi - (end - lo - 1) // CHUNK, width) + cols
-            for _ in range((end - lo - 1) // CHUNK):
-                acc += tl.load(part, mask=inside, other=0.0)
-                part += width
-            tl.store(sums + place, acc.to(sums.dtype.element_ty), mask=inside)
+        tl.store(
+            sums + place, acc.to(sums.dtype.element_ty), mask=inside, eviction_policy="evict_first"
+        )

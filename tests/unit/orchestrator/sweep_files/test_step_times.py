@@ -131,18 +131,19 @@ def test_what_is_no_part_of_the_comparison_measures_nothing_anew(
     assert len(sweep.trials) == 2
 
 
-def test_another_model_another_batch_and_another_counterpart_are_measured(
+def test_another_model_batch_optimizer_or_counterpart_is_measured(
     load: Load, make_timer: MakeTimer, pins: Path
 ) -> None:
     for text in (
         TABLE,
         TABLE.replace("table}", "table, model.n_layers: 3}"),
         TABLE.replace("table}", "table, train.batch_tokens: 128}"),
+        TABLE.replace("table}", "table, train.table_optimizer: rowwise}"),
         TABLE.replace("plain", "0.012"),
     ):
         load(text, timer=make_timer())
 
-    assert len(json.loads(pins.read_text())["solutions"]) == 4
+    assert len(json.loads(pins.read_text())["solutions"]) == 5
 
 
 def test_one_comparison_serves_every_trial_that_makes_it(load: Load, make_timer: MakeTimer) -> None:

@@ -1,0 +1,317 @@
+"""A table's backward pass and optimizer step: our fused updates beside a dense gradient, its norm and torch's AdamW.
+
+    python benchmarks/table_optimizer.py                        # 64k tokens, 2^20 rows of 1,024, 128 a token, bf16
+    python benchmarks/table_optimizer.py --ids zipf --markdown
+
+What is timed begins with the gradient of a weighted bag's output and ends with the gradient of its weights and a table
+that has been updated. "step" is what training does: products at once, the update later from the reads alone, clipped
+exactly (a pass for the norm) or by the norm of the step before. "backward" makes products and update in one pass, as a
+table allows that is read once a step. Dense is our own backward pass, or plain torch's, then norm, clip and fused AdamW.
+
+Beside each time: the ratio to dense, the most memory allocated (table, state and batch included), the time that
+reading and writing table and state once takes at the copy speed measured in the same run, and how far sampled rows are
+from fp32 updates, in spacings of bf16: at most 1 is right for stochastic rounding.
+"""
+
+import argparse
+import dataclasses
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from workloads.kernels.row_dot.op import row_dot
+from workloads.kernels.table_update import reference
+from workloads.kernels.table_update.op import row_sums
+from workloads.kernels.table_update.rule import Kind, Rule, new_state
+from workloads.kernels.weighted_bag import op as weighted_bag
+from workloads.kernels.weighted_bag import reference as plain_bag
+
+LARGEST_NORM = 1.0
+SAMPLED_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What the backward pass of one bag begins with."""
+
+    ids: Tensor
+    weights: Tensor
+    grad: Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of one way."""
+
+    name: str
+    ms: float
+    peak_bytes: float | None
+    floor_ms: float
+    error: float | None
+    """Of sampled rows, in spacings of bf16; infinite where the products are wrong, None where nothing is compared."""
+    norm: float
+
+
+def main() -> None:
+    arguments = _arguments()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = _batch(arguments, device)
+    bandwidth = _copy_bytes_per_s(device, arguments.rows * arguments.width)
+    rows = [_dense(batch, arguments, bandwidth, plain=False)]
+    if not arguments.no_plain:
+        rows.append(_dense(batch, arguments, bandwidth, plain=True))
+    for kind in ("adamw", "lazy_adamw", "rowwise", "sgd"):
+        for when in ("step, exact", "step, previous", "backward, previous"):
+            rows.append(_fused(kind, when, batch, arguments, bandwidth))
+    _print(rows, arguments, device, bandwidth)
+    if _wrong(rows):
+        raise SystemExit(1)
+
+
+def _dense(batch: Batch, arguments: argparse.Namespace, bandwidth: float, *, plain: bool) -> Row:
+    table = nn.Parameter(_table(arguments, batch.grad.device))
+    adamw = torch.optim.AdamW([table], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step() -> tuple[Tensor, Tensor]:
+        implementation = plain_bag if plain else weighted_bag._implementation(table)
+        table.grad, products = implementation.backward(
+            table.detach(), batch.ids, batch.weights, batch.grad,
+            needs_table=True, needs_weights=True,
+        )  # fmt: skip
+        norm = nn.utils.get_total_norm([table.grad])
+        nn.utils.clip_grads_with_norm_([table], LARGEST_NORM, norm)
+        adamw.step()
+        table.grad = None
+        return norm, products
+
+    return _measured(
+        "dense, plain torch" if plain else "dense", step, arguments,
+        floor_s=_bytes(table, 6) / bandwidth, error=None, slow=plain,
+    )  # fmt: skip
+
+
+def _fused(
+    kind: Kind, when: str, batch: Batch, arguments: argparse.Namespace, bandwidth: float
+) -> Row:
+    table = _table(arguments, batch.grad.device)
+    state = new_state(kind, table)
+    rule = Rule(kind=kind, lr=1e-3, beta1=0.9, beta2=0.95, weight_decay=0.1, step=1, seed=1)
+    error = _error(table, state, batch, rule, when)
+    previous = table.new_full((), 2.0, dtype=torch.float32)
+    steps = 1
+
+    def step() -> tuple[Tensor, Tensor]:
+        nonlocal previous, steps
+        steps += 1
+        now = dataclasses.replace(rule, step=steps)
+        if when == "backward, previous":
+            sums = row_sums(table, batch.ids, batch.weights, batch.grad)
+            previous, products = sums.update_with_products_(state, now, _coefficient(previous))
+            return previous, products
+        products = row_dot(table, batch.ids, batch.grad)
+        sums = row_sums(table, batch.ids, batch.weights, batch.grad)
+        norm = sums.norm() if when == "step, exact" else previous
+        previous = sums.update_(state, now, _coefficient(norm))
+        return previous, products
+
+    passes = {"adamw": 6, "lazy_adamw": 6, "rowwise": 2, "sgd": 2}[kind]
+    return _measured(
+        f"{kind}, {when}", step, arguments, floor_s=_bytes(table, passes) / bandwidth, error=error
+    )  # fmt: skip
+
+
+def _coefficient(norm: Tensor) -> Tensor:
+    return (LARGEST_NORM / (norm + 1e-6)).clamp(max=1.0)
+
+
+def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, when: str) -> float:
+    """Make two steps; return how far sampled rows of table and state are from the reference in fp32.
+
+    The products of sampled bags must be the plain ones, to what bf16 keeps.
+    """
+    device = table.device
+    generator = torch.Generator(device).manual_seed(5)
+    # Rows that are read, and some that may not be.
+    rows = torch.randint(len(table), (SAMPLED_ROWS,), generator=generator, device=device)
+    rows = torch.cat([batch.ids.flatten()[:SAMPLED_ROWS].long(), rows]).unique()
+    wanted = torch.isin(batch.ids, rows.to(batch.ids.dtype)).nonzero(as_tuple=True)
+    hits = (
+        torch.searchsorted(rows, batch.ids[wanted].long())[:, None],
+        batch.weights[wanted].float()[:, None],
+        batch.grad[wanted[0]].float(),
+    )
+    furthest = 0.0
+    for step in (1, 2):
+        now = dataclasses.replace(rule, step=step)
+        # Moments after the first step are those stored, so that each step is one rounding away.
+        exact = table[rows].float()
+        exact_state = {name: value[rows].float() for name, value in state.items()}
+        expected_products = plain_bag.row_products(table, batch.ids[:16], batch.grad[:16]).float()
+        sums = row_sums(table, batch.ids, batch.weights, batch.grad)
+        coefficient = table.new_full((), 0.5, dtype=torch.float32)
+        if when == "backward, previous":
+            _, products = sums.update_with_products_(state, now, coefficient)
+        else:
+            products = row_dot(table, batch.ids, batch.grad)
+            if when == "step, exact":
+                sums.norm()
+            sums.update_(state, now, coefficient)
+        reference.RowSums(exact, *hits).update_(exact_state, now, coefficient)
+        off = (products[:16].float() - expected_products).abs().max()
+        if off > 0.02 * expected_products.abs().max():
+            return math.inf
+        pairs = [(table, exact), *((state[name], exact_state[name]) for name in state)]
+        for found, expected in pairs:
+            spacing = 2.0 ** (expected.abs().clamp_min(2.0**-100).log2().floor() - 7)
+            # A sum of many reads in another order: its error is relative to the reads, not to the sum.
+            spacing = spacing + 1e-6 * expected.abs().max()
+            furthest = max(
+                furthest, ((found[rows].float() - expected).abs() / spacing).max().item()
+            )
+    return furthest
+
+
+def _measured(
+    name: str,
+    step: Callable[[], tuple[Tensor, Tensor]],
+    arguments: argparse.Namespace,
+    *,
+    floor_s: float,
+    error: float | None,
+    slow: bool = False,
+) -> Row:
+    cuda = torch.cuda.is_available()
+    first_norm = step()[0].float().item()
+    step()
+    if cuda:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() if cuda else None
+    seconds = [_timed(step, cuda=cuda) for _ in range(3 if slow else arguments.repeats)]
+    return Row(
+        name=name,
+        ms=1e3 * statistics.median(seconds),
+        peak_bytes=peak,
+        floor_ms=1e3 * floor_s,
+        error=error,
+        norm=first_norm,
+    )
+
+
+def _timed(step: Callable[[], object], *, cuda: bool) -> float:
+    if not cuda:
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    events[0].record()
+    step()
+    events[1].record()
+    events[1].synchronize()
+    return events[0].elapsed_time(events[1]) / 1e3
+
+
+def _batch(arguments: argparse.Namespace, device: torch.device) -> Batch:
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (arguments.tokens, arguments.reads)
+    if arguments.ids == "uniform":
+        ids = torch.randint(arguments.rows, shape, generator=generator, device=device)
+    else:
+        ranks = torch.arange(1, arguments.rows + 1, device=device, dtype=torch.float64)
+        below = ranks.pow(-1.05).cumsum(0)
+        drawn = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
+        ids = torch.searchsorted(below / below[-1], drawn).clamp_max(arguments.rows - 1)
+        ids = torch.randperm(arguments.rows, generator=generator, device=device)[ids]
+    weights = torch.rand(shape, generator=generator, device=device) / arguments.reads
+    grad = torch.randn(arguments.tokens, arguments.width, generator=generator, device=device)
+    return Batch(ids=ids.int(), weights=weights.bfloat16(), grad=(0.01 * grad).bfloat16())
+
+
+def _table(arguments: argparse.Namespace, device: torch.device) -> Tensor:
+    generator = torch.Generator(device).manual_seed(1)
+    table = torch.empty(arguments.rows, arguments.width, dtype=torch.bfloat16, device=device)
+    return table.normal_(0.0, arguments.width**-0.5, generator=generator)
+
+
+def _bytes(table: Tensor, passes: int) -> float:
+    return float(passes * table.numel() * table.element_size())
+
+
+def _copy_bytes_per_s(device: torch.device, numbers: int) -> float:
+    source = torch.zeros(numbers, dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(source)
+    cuda = device.type == "cuda"
+    seconds = [_timed(lambda: target.copy_(source), cuda=cuda) for _ in range(10)]
+    return 4 * numbers / statistics.median(seconds)
+
+
+def _wrong(rows: list[Row]) -> list[str]:
+    """Return what is not right: a row away from its update, a norm or products away from the dense ones."""
+    wrong = [
+        f"{row.name}: off by {row.error:.2f} spacings" for row in rows if (row.error or 0) > 1.05
+    ]
+    for row in rows[1:]:
+        # Gradients of the dense path are rounded to bf16 before their norm is taken.
+        if not math.isclose(row.norm, rows[0].norm, rel_tol=1e-2):
+            wrong.append(f"{row.name}: norm {row.norm:.5g}, dense {rows[0].norm:.5g}")
+    return wrong
+
+
+def _print(
+    rows: list[Row], arguments: argparse.Namespace, device: torch.device, bandwidth: float
+) -> None:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(
+        f"{name}, torch {torch.__version__}; {arguments.tokens} tokens, {arguments.reads} reads a token "
+        f"({arguments.ids}), table {arguments.rows} x {arguments.width} bf16, copy {bandwidth / 1e9:.0f} GB/s\n"
+    )
+    bar = "|" if arguments.markdown else " "
+    header = ("update", "ms", "dense / this", "peak GB", "of dense", "over floor", "error")
+    lines = [header, *[_cells(row, rows[0]) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    for number, line in enumerate(lines):
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        print(f"{bar} " + f" {bar} ".join(cells) + f" {bar}")
+        if arguments.markdown and number == 0:
+            print("|---|" + "---:|" * (len(header) - 1))
+    for sentence in _wrong(rows):
+        print(f"WRONG {sentence}")
+
+
+def _cells(row: Row, dense: Row) -> tuple[str, ...]:
+    memory = ("", "")
+    if row.peak_bytes is not None and dense.peak_bytes is not None:
+        memory = (f"{row.peak_bytes / 1e9:.2f}", f"{row.peak_bytes / dense.peak_bytes:.2f}")
+    error = "" if row.error is None else f"{row.error:.2f}"
+    over = f"{row.ms / row.floor_ms:.1f}"
+    return (row.name, f"{row.ms:.2f}", f"{dense.ms / row.ms:.2f}", *memory, over, error)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=65536)
+    parser.add_argument("--rows", type=int, default=2**20)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--reads", type=int, default=128, help="rows that a token reads")
+    parser.add_argument("--ids", choices=("uniform", "zipf"), default="uniform")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--no-plain", action="store_true", help="leave plain torch out")
+    parser.add_argument("--markdown", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

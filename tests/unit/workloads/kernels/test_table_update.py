@@ -1,0 +1,189 @@
+"""The rules of table updates, against torch's optimizers and against loops over the reads."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from workloads.kernels.table_update.op import row_sums
+from workloads.kernels.table_update.rounding import random_bits, round_to_bf16
+from workloads.kernels.table_update.rule import Rule, new_state
+
+KINDS = ["adamw", "lazy_adamw", "rowwise", "sgd"]
+RULE = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.2, "seed": 3}
+
+
+def hits(
+    generator: torch.Generator, *, rows: int, width: int, bags: int = 4, dtype=torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ids, weights and x; only the lower half of the rows is read."""
+    return (
+        torch.randint(max(1, rows // 2), (bags, 3), generator=generator),
+        torch.randn(bags, 3, generator=generator).to(dtype),
+        torch.randn(bags, width, generator=generator).to(dtype),
+    )
+
+
+def dense(ids: Tensor, weights: Tensor, x: Tensor, rows: int) -> Tensor:
+    """Return the gradient, read by read."""
+    gradient = torch.zeros(rows, x.shape[1], dtype=x.dtype)
+    for bag in range(len(ids)):
+        for read, row in enumerate(ids[bag].tolist()):
+            gradient[row] += weights[bag, read] * x[bag]
+    return gradient
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_has_the_bits_of_torch(dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(10, 7, generator=generator).to(dtype)
+    parameter = torch.nn.Parameter(table.clone())
+    adamw = torch.optim.AdamW(
+        [parameter], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2, foreach=False
+    )
+    state = new_state("adamw", table)
+    for step in range(1, 11):
+        ids, weights, x = hits(generator, rows=10, width=7, dtype=dtype)
+        dense_table = parameter.detach().clone().requires_grad_()
+        (torch.nn.functional.embedding(ids, dense_table) * weights[..., None]).sum(1).backward(x)
+        sums = row_sums(table, ids, weights, x)
+        parameter.grad = torch.zeros_like(table).index_copy_(0, sums._rows, sums._sums)
+        torch.testing.assert_close(parameter.grad, dense_table.grad)
+        adamw.step()
+
+        sums.update_(state, Rule(kind="adamw", step=step, **RULE))
+
+        assert torch.equal(table, parameter)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    rows=st.sampled_from([1, 2, 11]),
+    width=st.sampled_from([1, 5, 16]),
+    bags=st.sampled_from([0, 1, 4]),
+    seed=st.integers(0, 9),
+)
+def test_every_rule_is_its_equation(kind, rows, width, bags, seed):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(rows, width, generator=generator).double()
+    expected, m, s = table.clone(), torch.zeros_like(table), torch.zeros_like(table)
+    q = torch.zeros(rows, dtype=torch.float64)
+    state = new_state(kind, table)
+    for step in range(1, 4):
+        ids, weights, x = hits(generator, rows=rows, width=width, bags=bags)
+        gradient = dense(ids, weights, x, rows)
+        for row in range(rows):
+            if kind != "adamw" and row not in ids:
+                continue
+            g = 0.5 * gradient[row]
+            expected[row] *= 1 - 0.1 * 0.2
+            if kind in ("adamw", "lazy_adamw"):
+                m[row] = 0.8 * m[row] + 0.2 * g
+                s[row] = 0.9 * s[row] + 0.1 * g**2
+                first = m[row] / (1 - 0.8**step)
+                expected[row] -= 0.1 * first / ((s[row] / (1 - 0.9**step)).sqrt() + 1e-6)
+            elif kind == "rowwise":
+                now = (g**2).mean()
+                q[row] = now if q[row] == 0 else 0.9 * q[row] + 0.1 * now
+                expected[row] -= 0.1 * g / (q[row].sqrt() + 1e-6)
+            else:
+                expected[row] -= 0.1 * g
+
+        sums = row_sums(table, ids, weights, x)
+        norm = sums.norm()
+        after = sums.update_(state, Rule(kind=kind, step=step, **RULE), torch.tensor(0.5))
+
+        torch.testing.assert_close(norm, torch.linalg.vector_norm(gradient))
+        assert torch.equal(norm, after)
+    torch.testing.assert_close(table, expected)
+    for name, value in {"exp_avg": m, "exp_avg_sq": s, "mean_square": q}.items():
+        if name in state:
+            torch.testing.assert_close(state[name], value)
+
+
+@pytest.mark.parametrize("kind", ["lazy_adamw", "rowwise", "sgd"])
+def test_rows_that_are_not_read_keep_their_bits(kind):
+    generator = torch.Generator().manual_seed(1)
+    table = torch.randn(10, 7, generator=generator).bfloat16()
+    state = new_state(kind, table)
+    before = table.clone(), {name: value.clone() for name, value in state.items()}
+
+    row_sums(table, *hits(generator, rows=10, width=7, dtype=torch.bfloat16)).update_(
+        state, Rule(kind=kind, step=1, **RULE)
+    )
+
+    assert torch.equal(table[5:], before[0][5:])
+    assert not torch.equal(table[:5], before[0][:5])
+    for name, value in state.items():
+        assert torch.equal(value[5:], before[1][name][5:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_follows_the_rule_to_a_neighbour_and_on_average(kind):
+    """A step too small for bf16 moves a table by the right amount on average over many seeds."""
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randn(6, 32, generator=generator).bfloat16()
+    read = hits(generator, rows=6, width=32, dtype=torch.bfloat16)
+    rule = {**RULE, "lr": 1e-4, "weight_decay": 0.1}
+    exact = start.float()
+    row_sums(exact, *read).update_(new_state(kind, exact), Rule(kind=kind, step=1, **rule))
+    spacing = torch.finfo(torch.bfloat16).eps * 2 ** start.float().abs().log2().floor()
+    n_seeds = 200
+
+    total = torch.zeros(6, 32)
+    for seed in range(n_seeds):
+        table = start.clone()
+        row_sums(table, *read).update_(
+            new_state(kind, table), Rule(kind=kind, step=1, **{**rule, "seed": seed})
+        )
+        assert ((table.float() - exact).abs() <= 2 * spacing).all()
+        total += table.float()
+
+    # A rounding errs by at most one spacing, its variance is at most a quarter of that squared.
+    error = (total / n_seeds - exact) / spacing
+    assert error.abs().max() < 4.5 * 0.5 / math.sqrt(n_seeds)
+    assert abs(error.mean()) < 4 * 0.5 / math.sqrt(n_seeds * error.numel())
+
+
+def test_rounding_keeps_what_bf16_holds_and_what_is_not_finite():
+    values = torch.tensor([[1.0, -0.0, 1e-40, math.inf, -math.inf, math.nan, -3.140625]])
+
+    rounded = round_to_bf16(values, torch.tensor([5]), key=7)
+
+    assert rounded[0, [0, 1, 6]].tolist() == [1.0, 0.0, -3.140625]
+    assert rounded[0, 1].signbit()
+    assert rounded[0, 3:5].tolist() == [math.inf, -math.inf]
+    assert rounded[0, 5].isnan()
+    assert 0 <= rounded[0, 2] < 1e-39
+
+
+def test_random_bits_are_named_and_look_independent():
+    bits = random_bits(torch.arange(512), 256, key=11)
+
+    assert torch.equal(random_bits(torch.tensor([40, 3]), 100, key=11), bits[[40, 3], :100])
+    assert not torch.equal(random_bits(torch.arange(512), 256, key=12), bits)
+    unit = (bits >> 16).double() / 2**16 - 0.5
+    shifts = [unit, unit.roll(1, 0), unit.roll(1, 1)]
+    shifts += [(random_bits(torch.arange(512), 256, key=12) >> 16).double() / 2**16 - 0.5]
+    correlation = torch.corrcoef(torch.stack([s.flatten() for s in shifts]))
+    assert (correlation - torch.eye(4)).abs().max() < 5 / math.sqrt(unit.numel())
+    assert abs(unit.mean()) < 5 / math.sqrt(12 * unit.numel())
+    counts = torch.bincount((bits >> 28).flatten(), minlength=16).double()
+    expected = bits.numel() / 16
+    assert ((counts - expected) ** 2 / expected).sum() < 45  # 15 degrees of freedom: one in 10^4
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (torch.zeros(2, 2, dtype=torch.float16), "fp32 or bf16"),
+        (torch.zeros(3, 2).t(), "contiguous"),
+    ],
+)
+def test_a_table_that_cannot_be_updated_is_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        row_sums(table, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.ones(1, 2))

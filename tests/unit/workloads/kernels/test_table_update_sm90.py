@@ -1,0 +1,66 @@
+"""What the compiler makes of table updates for an H100 or H200: nothing spilled, tables in loads of 16 bytes."""
+
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+
+from workloads.kernels.table_update import triton as kernels
+
+POINTERS = {
+    **dict.fromkeys(("read_bags", "starts", "splits_end"), "*i32:16"),
+    **dict.fromkeys(
+        ("read_weights", "split_sums", "products", "squares", "coefficient"), "*fp32:16"
+    ),
+}
+NUMBERS = {
+    **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
+    **dict.fromkeys(("table_key", "first_key", "second_key"), "i32"),
+    **dict.fromkeys(
+        ("decay", "step_size", "rest1", "beta2", "rest2", "correction2", "eps"), "fp32"
+    ),
+}
+
+
+@pytest.mark.parametrize("table", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("rule", "block_width", "num_warps"),
+    [
+        ("squares", 256, 1),
+        ("adamw", 256, 1),
+        ("lazy_adamw", 256, 1),
+        ("rowwise", 256, 1),
+        ("rowwise", 1024, 4),
+        ("sgd", 256, 1),
+    ],
+)
+def test_a_row_is_read_and_written_once_by_wide_loads(
+    compile_for_sm90, rule, block_width, num_warps, table
+):
+    made = compile_for_sm90(
+        kernels._update_rows,
+        {
+            **POINTERS,
+            **NUMBERS,
+            "x": "*bf16:16",
+            "table": f"*{table}:16",
+            "first": "*fp32:16" if rule == "rowwise" else f"*{table}:16",
+            "second": f"*{table}:16",
+        },
+        {
+            "RULE": rule, "WHOLE_ROW": block_width == 1024, "SQUARES": True, "GROUP": 16, "CHUNK": 512,
+            "READS": 4, "WIDTH": block_width, "PRODUCTS": rule != "squares", "EVEN": True,
+        },
+        num_warps=num_warps,
+    )  # fmt: skip
+
+    assert made.spills == 0
+    # Two or more blocks of eight warps fit a multiprocessor's registers beside what hides latency.
+    assert made.registers <= 128
+    streams = {"squares": 0, "adamw": 3, "lazy_adamw": 3}.get(rule, 1)
+    per_stream = 2 if table == "fp32" else 1
+    # Eight numbers a thread: of the table and its moments, in and out.
+    marked = r"global\.L1::evict_first\.L2::cache_hint\.v4\.b32"
+    assert len(re.findall(rf"ld\.{marked}", made.ptx)) == streams * per_stream
+    assert len(re.findall(rf"st\.{marked}", made.ptx)) == streams * per_stream

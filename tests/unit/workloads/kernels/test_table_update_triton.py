@@ -1,0 +1,122 @@
+"""The Triton kernels of table updates, run by Triton's interpreter, equal the reference."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+
+from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.table_update import reference
+from workloads.kernels.table_update import triton as kernel
+from workloads.kernels.table_update.rule import Rule, new_state
+from workloads.kernels.weighted_bag.reference import row_products
+
+KINDS = ["adamw", "lazy_adamw", "rowwise", "sgd"]
+# Ids far from even: 0 is read in most places.
+SHAPES = st.tuples(
+    st.sampled_from([1, 2, 17, 40]),  # rows
+    st.sampled_from([1, 16, 33]),  # width
+    st.sampled_from([0, 1, 7]),  # bags
+    st.sampled_from([1, 3, 9]),  # bag size
+)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted_and_poisoned(interpreted):
+    """Fill fresh buffers with NaN, so that an unwritten element shows."""
+    interpreted(row_reduction)
+    interpreted(kernel)
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def case(
+    shape: tuple[int, int, int, int], seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    rows, width, bags, bag_size = shape
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(rows, (bags, bag_size), generator=generator)
+    ids = ids * (torch.rand(bags, bag_size, generator=generator) < 0.5)
+    return torch.randn(rows, width, generator=generator).to(dtype), (
+        ids,
+        torch.randn(bags, bag_size, generator=generator).to(dtype),
+        torch.randn(bags, width, generator=generator).to(dtype),
+    )
+
+
+def rule(kind: str, step: int) -> Rule:
+    return Rule(kind=kind, step=step, lr=0.1, eps=1e-3, weight_decay=0.2, seed=4)
+
+
+# The test interprets the kernels once, for all its examples.
+@settings(
+    max_examples=24, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    shape=SHAPES,
+    seed=st.integers(0, 9),
+    kind=st.sampled_from(KINDS),
+    chunk=st.sampled_from([2, 5, 512]),
+    exact=st.booleans(),
+    whole_rows=st.booleans(),
+)
+def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows):
+    table, hits = case(shape, seed)
+    expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
+    coefficient = torch.tensor(0.7) if exact else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_reduction, "CHUNK", chunk)
+        patch.setattr(row_reduction, "_block_width", lambda *_: 16)
+        if not whole_rows:
+            patch.setattr(kernel, "_WHOLE_ROW_BYTES", 0)
+        for step in (1, 2):
+            reads = reference.RowSums(expected, *hits)
+            norm = reads.update_(expected_state, rule(kind, step), coefficient)
+            sums = kernel.RowSums(table, *hits)
+            before = sums.norm() if exact else None
+            found = sums.update_(state, rule(kind, step), coefficient)
+
+            torch.testing.assert_close(found, norm)
+            assert before is None or torch.equal(before, found)
+    # Adam's first step is the sign of a sum, which two orders of summing may not share near zero: eps is large.
+    torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
+    for name, value in state.items():
+        torch.testing.assert_close(value, expected_state[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_with_the_rows_as_they_were(kind):
+    table, hits = case((17, 24, 7, 9), 0)
+    before, alone = table.clone(), table.clone()
+    kernel.RowSums(alone, *hits).update_(new_state(kind, table), rule(kind, 1))
+
+    _, products = kernel.RowSums(table, *hits).update_with_products_(
+        new_state(kind, table), rule(kind, 1)
+    )
+
+    torch.testing.assert_close(products, row_products(before, hits[0], hits[2]))
+    assert torch.equal(table, alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_has_the_references_random_numbers(kind):
+    """Every row is read once, so sums have no order, and what is stored may differ where fp32 does in its last bits."""
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn(32, 33, generator=generator).bfloat16()
+    # The interpreter's own rounding to bf16 is wrong; nothing here is rounded but by our own integers.
+    x = torch.randn(8, 33, generator=generator)
+    ids, weights = torch.randperm(32, generator=generator).view(8, 4), torch.ones(8, 4)
+    expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
+
+    reference.RowSums(expected, ids, weights, x).update_(expected_state, rule(kind, 1))
+    kernel.RowSums(table, ids, weights, x).update_(state, rule(kind, 1))
+
+    pairs = [(table, expected), *((state[name], expected_state[name]) for name in state)]
+    for found, wanted in pairs:
+        if found.dtype == torch.bfloat16:
+            assert (found != wanted).float().mean() < 0.01
+        torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-4)

@@ -1,0 +1,333 @@
+"""Training with deferred table gradients: parity with AdamW, clipping, restarts and ranks."""
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workloads.architectures import memory_plus
+from workloads.layers.initialise import initialise
+from workloads.layers.linear import Linear
+from workloads.layers.memory_table import MemoryTable
+from workloads.optim import Optimizer
+from workloads.ports import Interrupted
+from workloads.table_optim import RULE_OF
+from workloads.train import Job, accumulate_gradients, run
+from workloads.train_config import TrainConfig
+
+MODEL = {
+    "architecture": "memory_plus",
+    "d_model": 8,
+    "n_layers": 3,
+    "n_heads": 2,
+    "d_ff": 16,
+    "n_keys": 8,
+    "memory_layers": [0, 1, 2],
+    "n_memory_heads": 2,
+    "knn": 2,
+}
+
+
+def config(**changes: object) -> TrainConfig:
+    fields = {
+        "tokens": 64,
+        "batch_tokens": 64,
+        "seq_len": 16,
+        "lr": 0.01,
+        "value_weight_decay": 0.1,
+    }
+    return TrainConfig(**{**fields, **changes})
+
+
+def shared_by_three(dtype: torch.dtype = torch.float64) -> nn.Module:
+    fields = {name: value for name, value in MODEL.items() if name != "architecture"}
+    model = memory_plus.Config(**{**fields, "memory_layers": (0, 1, 2)}).build(vocab_size=37)
+    initialise(model, 0)
+    return model.to(dtype)
+
+
+def windows(step: int) -> Tensor:
+    return torch.randint(37, (4, 17), generator=torch.Generator().manual_seed(step))
+
+
+def test_tables_that_ranks_share_out_are_refused():
+    model = shared_by_three()
+    model.memory_table.shard = object()
+
+    with pytest.raises(ValueError, match="share out; use adamw, or resources.memory_ranks: 1"):
+        Optimizer(model, config(table_optimizer="rowwise"))
+
+
+def ten_steps(model: nn.Module, optimizer: Optimizer, *, rows: int = 3) -> list[float]:
+    """Return the norms of the values' gradients of ten steps of two micro batches."""
+    norms = []
+    for step in range(10):
+        accumulate_gradients(model, windows(step), batch_tokens=64, rows=rows, autocast=nullcontext)
+        norms.append(optimizer.clip()["value_grad_norm"].item())
+        optimizer.step(0.01)
+    return norms
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.01])
+def test_ten_steps_of_a_table_shared_by_three_layers_are_adamws(grad_clip):
+    expected, found = shared_by_three(), shared_by_three()
+
+    expected_norms = ten_steps(expected, Optimizer(expected, config(grad_clip=grad_clip)))
+    deferred = config(grad_clip=grad_clip, table_optimizer="deferred_adamw")
+    norms = ten_steps(found, Optimizer(found, deferred))
+
+    assert norms == pytest.approx(expected_norms, rel=1e-9)
+    assert min(norms) > 0.01
+    for (name, a), b in zip(expected.named_parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("name", ["lazy_adamw", "rowwise", "sgd"])
+def test_rows_are_decayed_only_when_they_are_read(name):
+    model = shared_by_three()
+    (table,) = (m for m in model.modules() if isinstance(m, MemoryTable))
+    optimizer = Optimizer(model, config(table_optimizer=name))
+    before = table.weight.detach().clone()
+    accumulate_gradients(model, windows(0), batch_tokens=64, rows=4, autocast=nullcontext)
+    read = torch.zeros(len(before), dtype=torch.bool)
+    for hits in table.deferred._hits:
+        read[hits.ids.flatten().long()] = True
+
+    optimizer.clip()
+    optimizer.step(0.01)
+
+    assert 0 < read.sum() < len(read)
+    assert torch.equal(table.weight[~read], before[~read])
+    assert (table.weight[read] != before[read]).any(dim=1).all()
+    assert table.weight.grad is None
+
+
+def two_rows_of_one() -> tuple[MemoryTable, nn.Module]:
+    class Model(nn.Module):
+        PARAM_GROUP = "attention"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = MemoryTable(2, 1)
+            self.rest = Linear(1, 1)
+
+    model = Model()
+    with torch.no_grad():
+        model.table.weight.zero_()
+    return model.table, model
+
+
+def test_the_previous_norm_clips_from_the_second_step_on_and_is_saved():
+    """The one row's gradients are 2, 8 and 4, the largest norm 1."""
+    changes = {
+        "table_optimizer": "sgd",
+        "value_weight_decay": 0.0,
+        "grad_clip": 1.0,
+        "table_clip": "previous",
+    }
+    table, model = two_rows_of_one()
+    tables = Optimizer(model, config(**changes)).tables
+    norms, places = [], []
+    for step, gradient in enumerate((2.0, 8.0, 4.0)):
+        if step == 2:
+            saved = tables.state_dict()
+            tables = Optimizer(model, config(**changes)).tables
+            tables.load_state_dict(saved)
+        table(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), gradient)).sum().backward()
+        norms.append(tables.clip().item())
+        tables.step(1.0)
+        places.append(table.weight[0, 0].item())
+
+    assert norms == [2.0, 2.0, 8.0]
+    assert places == pytest.approx([-1.0, -1.0 - 8 / 2, -1.0 - 8 / 2 - 4 / 8], rel=1e-5)
+
+
+def test_a_dense_gradient_beside_the_deferred_one_is_refused():
+    table, model = two_rows_of_one()
+    optimizer = Optimizer(model, config(table_optimizer="rowwise"))
+    table.weight.sum().backward()
+
+    with pytest.raises(
+        ValueError, match=r"table: has a dense gradient.*use table_optimizer: adamw"
+    ):
+        optimizer.clip()
+
+
+def test_memory_values_that_are_no_table_are_refused():
+    class Values(nn.Module):
+        PARAM_GROUP = "memory_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 2))
+
+    with pytest.raises(ValueError, match=r"table_optimizer: sgd updates the rows of memory tables"):
+        Optimizer(Values(), config(table_optimizer="sgd"))
+
+
+def test_a_state_of_another_rule_is_refused():
+    _, model = two_rows_of_one()
+    saved = Optimizer(model, config(table_optimizer="lazy_adamw")).tables.state_dict()
+
+    with pytest.raises(ValueError, match=r"differs in .*mean_square"):
+        Optimizer(model, config(table_optimizer="rowwise")).tables.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"table_clip": "previous"}, "table_clip must be exact with table_optimizer adamw"),
+        ({"table_precision": "bf16"}, "table_precision must be fp32 with table_optimizer adamw"),
+    ],
+)
+def test_what_dense_adamw_cannot_do_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+def test_a_model_without_tables_trains_as_ever():
+    model = nn.Linear(2, 2)
+    model.PARAM_GROUP = "attention"
+    optimizer = Optimizer(model, config(table_optimizer="rowwise"))
+    model(torch.ones(1, 2)).sum().backward()
+
+    assert set(optimizer.clip()) == {"grad_norm"}
+    optimizer.step(0.01)
+
+
+DATA = {
+    "source": "biographies",
+    "n_people": 20,
+    "style": "compact",
+    "n_wordings": 4,
+    "n_probe_people": 4,
+    **{f"n_{pool}": 8 for pool in ("first_names", "middle_names", "last_names", "years", "cities")},
+    **{f"n_{pool}": 8 for pool in ("universities", "majors", "employers")},
+}
+
+
+def job_in(folder: Path, cache: Path, **train: object) -> Job:
+    return Job(
+        data=DATA,
+        model=MODEL,
+        train={
+            "tokens": 6 * 96,
+            "batch_tokens": 96,
+            "seq_len": 16,
+            "lr": 0.01,
+            "value_weight_decay": 0.1,
+            **train,
+        },
+        seed=5,
+        checkpoints=folder / "checkpoints",
+        cache=cache,
+        log_every_steps=1,
+        evaluations=1,
+        checkpoint_every_s=0.0,
+        device="cpu",
+    )
+
+
+class Recorder:
+    def __init__(self, stop_at: int = 10**9) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self._stop_at, self._asked = stop_at, 0
+
+    def metrics(self, step, values):
+        kept = {k: v for k, v in values.items() if not k.startswith("time/")}
+        self.rows[step] = {k: v for k, v in kept.items() if k != "train/tokens_per_s"}
+
+    def checkpoint(self, step, path):
+        pass
+
+    def progress(self, step, steps, phase, values):
+        pass
+
+    def should_stop(self):
+        self._asked += 1
+        return self._asked >= self._stop_at
+
+
+@pytest.mark.parametrize("clip", ["exact", "previous"])
+@pytest.mark.parametrize("name", [*RULE_OF])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, clip):
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    train = {
+        "table_optimizer": name,
+        "table_clip": clip,
+        "grad_clip": 0.1,
+        "table_precision": "bf16",
+    }
+    undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
+    run(job_in(tmp_path / "a", cache, **train), undisturbed)
+
+    with pytest.raises(Interrupted):
+        run(job_in(tmp_path / "b", cache, **train), first)
+    run(job_in(tmp_path / "b", cache, **train), second)
+
+    assert max(first.rows) == 3
+    assert first.rows | second.rows == undisturbed.rows
+    assert sorted(undisturbed.rows) == [1, 2, 3, 4, 5, 6]
+
+
+RANK = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from workloads import checkpoint
+from workloads.train import Job, run
+
+class Silent:
+    def metrics(self, step, values): pass
+    def checkpoint(self, step, path): pass
+    def progress(self, step, steps, phase, values): pass
+    def should_stop(self): return False
+
+fields = json.loads(sys.argv[1])
+for key in ("checkpoints", "cache", "rendezvous"):
+    fields[key] = Path(fields[key])
+print(json.dumps(run(Job(**fields), Silent())))
+"""
+
+
+@pytest.mark.parametrize("name", ["deferred_adamw", "rowwise"])
+def test_uneven_ranks_train_what_one_does(tmp_path, name):
+    job = job_in(tmp_path, tmp_path / "cache", table_optimizer=name, grad_clip=0.1)
+    job = replace(job, train={**job.train, "batch_tokens": 80, "tokens": 4 * 80})
+    alone = run(replace(job, checkpoints=tmp_path / "alone"), Recorder())
+
+    processes = []
+    for rank in range(2):
+        fields = {
+            **{key: getattr(job, key) for key in ("data", "model", "train", "seed", "device")},
+            **{key: str(getattr(job, key)) for key in ("checkpoints", "cache")},
+            "rendezvous": str(tmp_path / "meet"),
+            "rank": rank,
+            "world_size": 2,
+            "log_every_steps": 1,
+            "evaluations": 1,
+            "checkpoint_every_s": 0.0,
+        }
+        command = [sys.executable, "-c", RANK, json.dumps(fields)]
+        processes.append(
+            subprocess.Popen(
+                command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True
+            )
+        )
+    try:
+        outputs = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0]
+
+    together = json.loads(outputs[0].splitlines()[-1])
+    for metric in ("train/loss", "train/grad_norm", "train/value_grad_norm"):
+        assert together[metric] == pytest.approx(alone[metric], rel=1e-4)

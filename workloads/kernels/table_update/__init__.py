@@ -1,0 +1,1 @@
+"""A table's optimizer step out of its reads: row sums and update in one pass, without a gradient as large as the table."""

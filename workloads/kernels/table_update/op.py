@@ -1,0 +1,57 @@
+"""The one entry to table updates."""
+
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from workloads.kernels.table_update import reference
+from workloads.kernels.table_update.rule import Rule
+
+
+class RowSums(Protocol):
+    """The gradient of a table as its reads, sorted; sums of rows exist only while they are used."""
+
+    def norm(self) -> Float[Tensor, ""]:
+        """Return the Euclidean norm of all sums: the norm of the gradient."""
+
+    def update_(
+        self, state: dict[str, Tensor], rule: Rule, coefficient: Float[Tensor, ""] | None = None
+    ) -> Float[Tensor, ""]:
+        """Update table and state by the sums times `coefficient`; return the norm of the sums without it."""
+
+    def update_with_products_(
+        self, state: dict[str, Tensor], rule: Rule, coefficient: Float[Tensor, ""] | None = None
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "bags bag_size"]]:
+        """Update, and return also the product of each bag's `x` with the rows it names, as they were before.
+
+        The gradient of a bag's weights in the pass that updates: for a table that is read once in a step.
+        """
+
+
+def row_sums(
+    table: Float[Tensor, "rows width"],
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    x: Float[Tensor, "bags width"],
+) -> RowSums:
+    """Return the sums `g[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`, ready to update `table`.
+
+    Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is changed in place, out of
+    autograd's sight. A norm asked for before the update costs a second pass over the reads on a GPU.
+
+    Raises:
+        ValueError: If the table is neither fp32, bf16 nor, off the GPU kernels, float64.
+    """
+    if table.dtype not in (torch.float32, torch.bfloat16, torch.float64):
+        raise ValueError(f"table must be fp32 or bf16, got {table.dtype}")
+    if not table.is_contiguous():
+        raise ValueError("table must be contiguous: it is updated in place")
+    # Triton is not there where torch has no CUDA, and its kernels have no float64.
+    if table.is_cuda and table.dtype != torch.float64:
+        module = import_module("workloads.kernels.table_update.triton")
+        result: RowSums = module.RowSums(table, ids, weights, x)
+        return result
+    return reference.RowSums(table, ids, weights, x)

@@ -1,0 +1,96 @@
+"""Table updates in plain torch: the definition of correct, and the CPU path."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from workloads.kernels.table_update.rounding import round_to_bf16
+from workloads.kernels.table_update.rule import Rule
+from workloads.kernels.weighted_bag.reference import row_products
+
+
+class RowSums:
+    """The sums of the rows that a step's bags name, in fp32 (float64 for tables of it)."""
+
+    def __init__(
+        self,
+        table: Float[Tensor, "rows width"],
+        ids: Int[Tensor, "bags bag_size"],
+        weights: Float[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags width"],
+    ) -> None:
+        """Sum `weights * x` per row, reads in the order of the bags."""
+        self._table, self._ids, self._x = table, ids, x
+        wide = torch.promote_types(table.dtype, torch.float32)
+        sorted_ids, reads = ids.reshape(-1).sort(stable=True)
+        rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
+        self._rows: Tensor = rows.long()
+        self._sums: Tensor = functional.embedding_bag(
+            reads // max(1, ids.shape[1]),
+            x.to(wide),
+            counts.cumsum(0) - counts,
+            per_sample_weights=weights.reshape(-1)[reads].to(wide),
+            mode="sum",
+        )
+
+    def norm(self) -> Float[Tensor, ""]:
+        """Return the Euclidean norm of all sums: the norm of the gradient."""
+        result: Tensor = torch.linalg.vector_norm(self._sums)
+        return result
+
+    def update_(
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Update table and state by the sums times `coefficient`; return the norm of the sums without it."""
+        table, rows = self._table, self._rows
+        g = self._sums if coefficient is None else self._sums * coefficient.to(self._sums.dtype)
+        if rule.kind == "adamw":
+            rows = torch.arange(len(table), device=table.device)
+            g = g.new_zeros(table.shape).index_copy_(0, self._rows, g)
+        w = table.detach()[rows].to(g.dtype).mul_(1 - rule.lr * rule.weight_decay)
+        if rule.kind in ("adamw", "lazy_adamw"):
+            # The order of operations of `torch.optim.AdamW(foreach=False)`, so that the bits are its too.
+            m, s = (state[name][rows].to(g.dtype) for name in ("exp_avg", "exp_avg_sq"))
+            m.lerp_(g, 1 - rule.beta1)
+            s.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
+            denominator = (s.sqrt() / math.sqrt(1 - rule.beta2**rule.step)).add_(rule.eps)
+            w.addcdiv_(m, denominator, value=-rule.lr / (1 - rule.beta1**rule.step))
+            _write(state["exp_avg"], rows, m, key=rule.key(1))
+            _write(state["exp_avg_sq"], rows, s, key=rule.key(2))
+        elif rule.kind == "rowwise":
+            q = mean_square(state["mean_square"][rows], g.square().mean(1), rule)
+            state["mean_square"][rows] = q
+            w.addcdiv_(g, (q.sqrt() + rule.eps)[:, None], value=-rule.lr)
+        else:
+            w.add_(g, alpha=-rule.lr)
+        _write(table.detach(), rows, w, key=rule.key(0))
+        return self.norm()
+
+    def update_with_products_(
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Float[Tensor, ""] | None = None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "bags bag_size"]]:
+        """Update, and return also the products of the rows as they were with their bags' `x`."""
+        products = row_products(self._table, self._ids, self._x)
+        return self.update_(state, rule, coefficient), products
+
+
+def mean_square(
+    before: Float[Tensor, " rows"], now: Float[Tensor, " rows"], rule: Rule
+) -> Float[Tensor, " rows"]:
+    """Return the row-wise second moment after a gradient whose mean square is `now`."""
+    return torch.where(before == 0, now, rule.beta2 * before + (1 - rule.beta2) * now)
+
+
+def _write(into: Tensor, rows: Tensor, values: Tensor, *, key: int) -> None:
+    if into.dtype == torch.bfloat16:
+        values = round_to_bf16(values, rows, key=key)
+    into.index_copy_(0, rows, values)

@@ -1,0 +1,60 @@
+"""The rules a table is updated by, and what each keeps per row."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Kind = Literal["adamw", "lazy_adamw", "rowwise", "sgd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One step of one table. With g = coefficient * the row's sum, every rule begins `w <- (1 - lr weight_decay) w`.
+
+    adamw: every row of the table, read or not (Loshchilov and Hutter 2019, as `torch.optim.AdamW`):
+        m <- m + (1 - beta1) (g - m);  s <- beta2 s + (1 - beta2) g^2
+        w <- w - lr / (1 - beta1^step) * m / (sqrt(s / (1 - beta2^step)) + eps)
+    lazy_adamw: the same for rows that the step's bags name; the others keep weight and moments, as in
+        `torch.optim.SparseAdam`. `step` counts the table's steps, not the row's.
+    rowwise: rows that are named, with one second moment per row and no first:
+        q <- mean of g^2 over the row, where q = 0; else beta2 q + (1 - beta2) * that mean
+        w <- w - lr * g / (sqrt(q) + eps)
+        AdamW with beta1 = 0 whose second moment is averaged over a row as row-wise Adagrad's is (Mudigere et al. 2022,
+        arXiv 2104.05158). It begins with the row's first gradient instead of being corrected for a start at zero: a
+        correction by `step` would let a row first read late move 1 / sqrt(1 - beta2) times too far.
+    sgd: rows that are named, `w <- w - lr * g`.
+
+    Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and lazy_adamw keep 8 v in
+    fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is rounded stochastically (`rounding.py`).
+    """
+
+    kind: Kind
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    step: int
+    """Steps of this table, this one included."""
+    seed: int = 0
+    table: int = 0
+    """Number of the table in its model: seed, table and step name the random numbers of rounding."""
+
+    def key(self, stream: int) -> int:
+        """Return 31 bits that name the random numbers of a step for one tensor: 0 the weights, 1 and 2 the moments."""
+        words = [self.seed, self.table, self.step, stream]
+        return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+
+
+def new_state(kind: Kind, table: Float[Tensor, "rows width"]) -> dict[str, Tensor]:
+    """Return what a rule keeps between the steps of a table, as it begins: zeros."""
+    if kind in ("adamw", "lazy_adamw"):
+        return {name: torch.zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
+    if kind == "rowwise":
+        wide = torch.promote_types(table.dtype, torch.float32)
+        return {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}
+    return {}

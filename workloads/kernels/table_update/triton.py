@@ -1,0 +1,207 @@
+"""Table updates in Triton: the rows' sums as in the backward pass of a bag, and the rule applied where a sum is made.
+
+Table and state are read once and written once; no sum is stored. Two things need all sums before the first row may
+change: an exact norm to clip by, and, where a row is wider than one program holds, the row-wise rule's mean over the row.
+They take a pass of their own over the same sorted reads, that keeps one square per row and block of columns.
+"""
+
+import torch
+import triton
+from jaxtyping import Float, Int
+from torch import Tensor
+from triton import language as tl
+
+from workloads.kernels.row_reduction.triton import begin_pass, in_order_of_ids, row_sum, sort_reads
+from workloads.kernels.table_update.reference import mean_square
+from workloads.kernels.table_update.rounding import COLUMN_STRIDE
+from workloads.kernels.table_update.rule import Rule
+
+_COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
+_WHOLE_ROW_BYTES = 4096
+"""Rows of `x` up to here are summed by one program, which then knows their mean square."""
+_GROUP = 16
+
+
+class RowSums:
+    """`reference.RowSums`, summed in fp32, never stored."""
+
+    def __init__(
+        self,
+        table: Float[Tensor, "rows width"],
+        ids: Int[Tensor, "bags bag_size"],
+        weights: Float[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags width"],
+    ) -> None:
+        """Sort the reads."""
+        self._table, self._x, self._bag_size = table, x.contiguous(), ids.shape[1]
+        self._reads = sort_reads(ids, weights, len(table))
+        self._squares: Tensor | None = None
+
+    def norm(self) -> Float[Tensor, ""]:
+        """Return the norm of all sums, at the price of making them."""
+        if self._squares is None:
+            self._squares, _ = self._pass(Rule(kind="sgd", lr=0.0, step=1), only_squares=True)
+        return self._squares.sum().sqrt()
+
+    def update_(
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Float[Tensor, ""] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Update table and state, return the norm."""
+        norm, _ = self._update(state, rule, coefficient, products=False)
+        return norm
+
+    def update_with_products_(
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Float[Tensor, ""] | None = None,
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "bags bag_size"]]:
+        """Update, and return also the products, in one pass."""
+        norm, products = self._update(state, rule, coefficient, products=True)
+        assert products is not None
+        return norm, products.view(-1, self._bag_size)
+
+    def _update(
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Tensor | None,
+        *,
+        products: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        whole_row = None
+        if rule.kind == "rowwise":
+            width = triton.next_power_of_2(self._table.shape[1])
+            if self._squares is None and width * self._x.element_size() <= _WHOLE_ROW_BYTES:
+                whole_row = max(16, width)
+            else:
+                self.norm()
+                self._update_mean_square(state["mean_square"], rule, coefficient)
+        squares, found = self._pass(
+            rule, state=state, coefficient=coefficient, products=products, block_width=whole_row
+        )
+        return (squares if self._squares is None else self._squares).sum().sqrt(), found
+
+    def _update_mean_square(
+        self, before: Float[Tensor, " rows"], rule: Rule, coefficient: Tensor | None
+    ) -> None:
+        assert self._squares is not None
+        now = self._squares.sum(0) / self._table.shape[1]
+        if coefficient is not None:
+            now *= coefficient.square()
+        touched = self._reads.starts.diff() > 0
+        before.copy_(torch.where(touched, mean_square(before, now, rule), before))
+
+    def _pass(
+        self,
+        rule: Rule,
+        *,
+        state: dict[str, Tensor] | None = None,
+        coefficient: Tensor | None = None,
+        only_squares: bool = False,
+        products: bool = False,
+        block_width: int | None = None,
+    ) -> tuple[Float[Tensor, "blocks rows"], Float[Tensor, " reads"] | None]:
+        """Go over the rows once; return the squares of the sums, and the products if wanted."""
+        todo = begin_pass(
+            self._reads, self._x, self._table, products=products, block_width=block_width
+        )
+        n_rows = self._reads.n_rows
+        squares = self._x.new_zeros(todo.n_blocks, n_rows, dtype=torch.float32)
+        first, *rest = [*(state or {}).values(), self._table]
+        if coefficient is None:
+            coefficient = squares.new_ones(())
+        _update_rows[(triton.cdiv(n_rows, _GROUP), todo.n_blocks)](
+            first, rest[0] if rest else first, squares, coefficient, *todo.arguments,
+            1 - rule.lr * rule.weight_decay,
+            rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
+            1 - rule.beta1, rule.beta2, 1 - rule.beta2, (1 - rule.beta2**rule.step) ** -0.5, rule.eps,
+            rule.key(0), rule.key(1), rule.key(2),
+            RULE="squares" if only_squares else rule.kind, WHOLE_ROW=block_width is not None,
+            SQUARES=only_squares or self._squares is None, GROUP=_GROUP, **todo.tiling,
+        )  # fmt: skip
+        found = in_order_of_ids(self._reads, todo.products, self._x.dtype) if products else None
+        return squares, found
+
+
+@triton.jit(do_not_specialize=["table_key", "first_key", "second_key"])
+def _update_rows(
+    first, second, squares, coefficient,
+    x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
+    n_rows, n_reads, width,
+    decay, step_size, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
+    RULE: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
+    CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations."""
+    first_row = tl.program_id(0).to(tl.int64) * GROUP
+    cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = cols < width
+    scale = tl.load(coefficient).to(tl.float32)
+    for row in range(first_row, tl.minimum(first_row + GROUP, n_rows)):
+        lo = tl.load(starts + row)
+        end = tl.load(starts + row + 1)
+        if (end > lo) | (RULE == "adamw"):
+            place = tl.cast(row, tl.int64) * width + cols
+            w = tl.zeros([1, WIDTH], tl.float32)
+            # Asked for before the reads are summed, so that it arrives meanwhile.
+            if RULE != "squares":
+                w = _load(table + place, inside)
+            if (RULE == "adamw") | (RULE == "lazy_adamw"):
+                m = _load(first + place, inside)
+                s = _load(second + place, inside)
+            g = row_sum(
+                row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end, split_sums,
+                products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN,
+            )  # fmt: skip
+            if SQUARES:
+                tl.store(squares + tl.program_id(1).to(tl.int64) * n_rows + row, tl.sum(g * g))
+            if RULE != "squares":
+                g *= scale
+                w *= decay
+                if (RULE == "adamw") | (RULE == "lazy_adamw"):
+                    m += (g - m) * rest1
+                    s = s * beta2 + g * g * rest2
+                    w -= step_size * m / (tl.sqrt(s) * correction2 + eps)
+                    _store(first, place, m, row, cols, inside, first_key)
+                    _store(second, place, s, row, cols, inside, second_key)
+                elif RULE == "rowwise":
+                    q = tl.load(first + row)
+                    if WHOLE_ROW:
+                        now = tl.sum(g * g) / width
+                        q = tl.where(q == 0.0, now, q * beta2 + now * rest2)
+                        tl.store(first + row, q)
+                    w -= step_size * g / (tl.sqrt(q) + eps)
+                else:
+                    w -= step_size * g
+                _store(table, place, w, row, cols, inside, table_key)
+
+
+@triton.jit
+def _load(place, inside):
+    # Read once: out of the way of what is gathered.
+    return tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+
+
+@triton.jit
+def _store(into, place, value, row, cols, inside, key):
+    if into.dtype.element_ty == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        random = _mix(tl.cast(row, tl.uint32)) ^ tl.cast(key, tl.uint32)
+        random = _mix(random + cols.to(tl.uint32) * _COLUMN_STRIDE) >> 16
+        finite = (bits & 0x7F800000) != 0x7F800000
+        value = tl.where(finite, (bits + random) & 0xFFFF0000, bits).to(tl.float32, bitcast=True)
+    tl.store(
+        into + place, value.to(into.dtype.element_ty), mask=inside, eviction_policy="evict_first"
+    )
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)

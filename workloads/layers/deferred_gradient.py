@@ -1,0 +1,129 @@
+"""A table's gradient kept as the reads that make it, until the optimizer turns them into one update."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workloads.kernels.row_dot.op import row_dot
+from workloads.kernels.weighted_bag.op import weighted_bag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hits:
+    """Reads whose part of the gradient is `d_table[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`."""
+
+    ids: Int[Tensor, "bags bag_size"]
+    weights: Float[Tensor, "bags bag_size"]
+    x: Float[Tensor, "bags width"]
+
+
+class DeferredGradient:
+    """What the backward passes of a step found, of all layers and micro batches that read one table.
+
+    Reads through here give the table no gradient: their backward pass leaves bags, weights and the output's gradient
+    (`row_dot`: the output's gradient and the input), which are as large as the batch, not as the table. `weights` and
+    `x` get their gradients at once, by one more gather of the rows: 2 bytes a number in bf16 of every row read, where
+    the pass that also sums would sort first and be run again for the update.
+
+    Passes add up like any gradient: over layers, micro batches, activation checkpointing, and a graph that is run
+    backward again. Passes without gradients leave nothing. Not supported: gradients of gradients (torch says so);
+    `torch.autograd.grad`, which would leave its reads here too although it is asked for another gradient;
+    `model.zero_grad()`, which does not know of them (`clear` does); `torch.compile` breaks the graph at such a read.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._hits: list[Hits] = []
+
+    def weighted_bag(
+        self,
+        table: Float[Tensor, "rows width"],
+        ids: Int[Tensor, "bags bag_size"],
+        weights: Float[Tensor, "bags bag_size"],
+    ) -> Float[Tensor, "bags width"]:
+        """Return `weighted_bag`, whose backward pass leaves its reads here."""
+        result: Tensor = _WeightedBag.apply(table, ids, weights, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def row_dot(
+        self,
+        table: Float[Tensor, "rows width"],
+        ids: Int[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags width"],
+    ) -> Float[Tensor, "bags bag_size"]:
+        """Return `row_dot`, whose backward pass leaves its reads here."""
+        result: Tensor = _RowDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
+        return result
+
+    def add(self, table: Tensor, ids: Tensor, weights: Tensor, x: Tensor) -> None:
+        """Keep the reads of one backward pass."""
+        narrow = torch.int32 if len(table) < 2**31 else torch.int64
+        self._hits.append(Hits(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
+
+    def clear(self) -> None:
+        """Forget all reads."""
+        self._hits.clear()
+
+    def take(self) -> Hits | None:
+        """Return all reads, in the order of the backward passes, and forget them; None where there were none.
+
+        Raises:
+            ValueError: If bags of different sizes read the table.
+        """
+        hits = self._hits.copy()
+        self.clear()
+        if len(hits) < 2:
+            return hits[0] if hits else None
+        sizes = {each.ids.shape[1] for each in hits}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"one table is read in bags of {sorted(sizes)} rows, its gradient can only be deferred for one size; "
+                "use table_optimizer: adamw"
+            )
+        return Hits(
+            ids=torch.cat([each.ids for each in hits]),
+            weights=torch.cat([each.weights for each in hits]),
+            x=torch.cat([each.x for each in hits]),
+        )
+
+
+class _WeightedBag(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, ids: Tensor, weights: Tensor, gradient: DeferredGradient
+    ) -> Tensor:
+        ctx.save_for_backward(table, ids, weights)
+        ctx.gradient = gradient
+        return weighted_bag(table, ids, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
+        table, ids, weights = ctx.saved_tensors
+        needs_table, _, needs_weights, _ = ctx.needs_input_grad
+        if needs_table:
+            ctx.gradient.add(table, ids, weights, grad)
+        return None, None, row_dot(table, ids, grad) if needs_weights else None, None
+
+
+class _RowDot(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, ids: Tensor, x: Tensor, gradient: DeferredGradient
+    ) -> Tensor:
+        ctx.save_for_backward(table, ids, x)
+        ctx.gradient = gradient
+        return row_dot(table, ids, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
+        table, ids, x = ctx.saved_tensors
+        needs_table, _, needs_x, _ = ctx.needs_input_grad
+        if needs_table:
+            ctx.gradient.add(table, ids, grad, x)
+        return None, None, weighted_bag(table, ids, grad) if needs_x else None, None
