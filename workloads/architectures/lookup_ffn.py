@@ -118,6 +118,7 @@ class Config(LlamaFrame):
             width=self.d_model,
             score=self.score,
             temperature=self.temperature,
+            of_product=self.projection == "dense",
         )
 
     def build(self, vocab_size: int) -> Transformer:

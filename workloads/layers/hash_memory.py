@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from workloads.accounting import FlopCount, ParamCount, Part, Precision
-from workloads.kernels.sign_hash.op import sign_hash
 from workloads.layers.context import Context
 from workloads.layers.memory_table import MemoryTable, TablePart
 from workloads.layers.usage import MemoryUsage
@@ -30,6 +29,8 @@ class HashShape(Part):
     score: HashScore
     temperature: float = 1.0
     """t in `sign_hash`: the larger, the less the size of a number matters."""
+    of_product: bool = False
+    """The input is a product with a matrix, so of 16 bits where the precision is bf16; otherwise it is fp32."""
 
     @property
     def d_input(self) -> int:
@@ -55,9 +56,9 @@ class HashShape(Part):
         return FlopCount()
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return the numbers hashed, and of each chunk its row's id (int64), its probability and its weight."""
-        weights = 4.0 if self.score == "prob" else 8.0
-        return 4.0 * self.d_input + (8.0 + weights) * self.n_chunks
+        """Return the numbers hashed, and of each chunk its row's id (int32) and its weight."""
+        c = 2.0 if self.of_product and precision != "fp32" else 4.0
+        return c * self.d_input + (4.0 + 4.0) * self.n_chunks
 
 
 class HashMemory(nn.Module):
@@ -82,7 +83,7 @@ class HashMemory(nn.Module):
     ) -> Float[Tensor, "*batch width"]:
         """Return the sums of the rows, fp32 as the tables are."""
         chunks = x.reshape(-1, self.shape.n_chunks, self.shape.bits)
-        ids, weights = sign_hash(
+        output, ids, weights = self.table.hashed(
             chunks,
             temperature=self.shape.temperature,
             times_l1=self.shape.score == "l1_prob",
@@ -90,8 +91,7 @@ class HashMemory(nn.Module):
         self.usage.mark(ids)
         if context.observe:
             self.usage.record(ids, weights)
-        output: Tensor = self.table(ids, weights) + self.bias
-        return output.view(*x.shape[:-1], self.shape.width)
+        return (output + self.bias).view(*x.shape[:-1], self.shape.width)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write the bias."""

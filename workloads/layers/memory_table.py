@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.row_dot.op import row_dot
+from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.deferred_gradient import DeferredGradient
 from workloads.layers.initialise import write_normal_part
@@ -45,6 +47,17 @@ class MemoryTable(nn.Module):
         elif self.shard is not None:
             bag = self.shard.bag
         return bag(self.weight, ids, weights.to(self.weight.dtype))
+
+    def hashed(
+        self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
+    ) -> tuple[
+        Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
+    ]:
+        """Return the sum of the rows that the signs of `z` name, in the table's type; their ids and weights."""
+        if self.deferred is None and self.shard is None:
+            return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
+        ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
+        return self(ids, weights), ids, weights
 
     def products(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]

@@ -137,7 +137,7 @@ class MemoryUsage(Usage):
     def mark(self, ids: Int[Tensor, "..."]) -> None:
         """Note in training that rows were read: one write, for which no device waits, so in every pass."""
         if self.training:
-            self.ever.index_fill_(0, ids.reshape(-1), True)
+            self.ever.index_fill_(0, ids.reshape(-1).long(), True)
 
     @torch.no_grad()
     def record(
@@ -145,7 +145,7 @@ class MemoryUsage(Usage):
     ) -> None:
         """Add one pass, whose rows are marked apart; what counts of a weight is its size, not its sign."""
         size = weights.detach().float().abs()
-        flat = ids.reshape(-1)
+        flat = ids.reshape(-1).long()
         # One extra unit per read: a row counts as read however small its weight.
         units = (size * _UNIT).to(torch.int64).add_(1)
         self.mass.scatter_add_(0, flat, units.reshape(-1))

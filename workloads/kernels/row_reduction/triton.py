@@ -45,11 +45,17 @@ class Reads:
 
 
 def sort_reads(
-    ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"], n_rows: int
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    n_rows: int,
+    *,
+    by_chunk: bool = False,
 ) -> Reads:
-    """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32."""
-    key = torch.int32 if n_rows < 2**31 else torch.int64
-    rows, order = ids.reshape(-1).to(key).sort(stable=True)
+    """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32.
+
+    With `by_chunk`, ids and weights are [bag_size, bags]: the first read of every bag, then the second.
+    """
+    rows, order = _sort(ids.reshape(-1), n_rows)
     bags = torch.empty_like(order, dtype=torch.int32)
     sorted_weights = torch.empty_like(order, dtype=torch.float32)
     if len(order):
@@ -60,9 +66,10 @@ def sort_reads(
             sorted_weights,
             len(order),
             ids.shape[1],
+            BY_CHUNK=by_chunk,
             BLOCK=_BLOCK,
         )
-    numbers = torch.arange(n_rows + 1, dtype=key, device=ids.device)
+    numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=ids.device)
     starts = torch.searchsorted(rows, numbers, out_int32=True)
     splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
     splits = torch.arange(len(rows) // CHUNK, dtype=torch.int32, device=ids.device)
@@ -126,6 +133,22 @@ def begin_pass(
     if max_splits:
         _sum_splits[(max_splits, n_blocks)](reads.owners, *arguments, **tiling)
     return Pass(arguments=arguments, tiling=tiling, n_blocks=n_blocks, products=found)
+
+
+def _sort(ids: Int[Tensor, " reads"], n_rows: int) -> tuple[Tensor, Tensor]:
+    """Return the ids sorted, int32 where that holds them, and where each of them stood.
+
+    On a GPU this is a radix sort over all bits of the key: with 16 it takes half the passes of 32.
+    """
+    if n_rows > _ROWS_OF_16_BITS:
+        rows, order = ids.to(torch.int32 if n_rows < 2**31 else torch.int64).sort(stable=True)
+        return rows, order
+    signed = (ids - _ROWS_OF_16_BITS // 2).to(torch.int16)
+    rows, order = signed.sort(stable=True)
+    return rows.to(torch.int32) + _ROWS_OF_16_BITS // 2, order
+
+
+_ROWS_OF_16_BITS = 2**16
 
 
 def reduce_rows(
@@ -200,11 +223,15 @@ def offset(row, width):
 
 
 @triton.jit
-def _permute(order, weights, bags, sorted_weights, n_reads, bag_size, BLOCK: tl.constexpr):
+def _permute(
+    order, weights, bags, sorted_weights, n_reads, per_line,
+    BY_CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < n_reads
     read = tl.load(order + at, mask=live, other=0)
-    tl.store(bags + at, (read // bag_size).to(tl.int32), mask=live)
+    bag = read % per_line if BY_CHUNK else read // per_line
+    tl.store(bags + at, bag.to(tl.int32), mask=live)
     weight = tl.load(weights + read, mask=live, other=0.0)
     tl.store(sorted_weights + at, weight.to(tl.float32), mask=live)
 

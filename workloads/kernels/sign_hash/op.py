@@ -1,5 +1,10 @@
 """The one entry to hashing by signs."""
 
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -9,5 +14,87 @@ from workloads.kernels.sign_hash import reference
 def sign_hash(
     z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
 ) -> tuple[Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]]:
-    """Return the row that each chunk's signs name, and the chunk's score (`reference.sign_hash`)."""
-    return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)
+    """Return the row that each chunk's signs name, and the chunk's score.
+
+    A chunk of b numbers names one of 2**b rows: bit j is 1 where z_j >= 0, and the first number is the highest bit.
+    Chunk k reads the k-th table of 2**b rows of a flattened one, so its row is k * 2**b plus that code.
+
+    The score is the probability of that row under a softmax over <z, signs of the row> / t for all 2**b rows,
+
+        p = prod_j 1 / (1 + exp(-2 |z_j| / t)),
+
+    with `times_l1` times sum_j |z_j|. Gradients reach z through the score only; at a zero it is 0.
+
+    Rows are int32 where that holds them. Scores are fp32, or float64 where z is. Triton's kernels store both
+    chunk by chunk, as `hash_bag` reads them: with strides (1, tokens).
+
+    Sources: the score, MemoryFormer (arXiv 2411.12992), section 3.1; with the sum, LookupFFN (arXiv 2403.07221). The
+    order of the bits and the sign of zero are those of MemoryFormer's released code on a GPU.
+    """
+    if not in_triton(z):
+        return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)
+    scores, rows = _forward(z, temperature, times_l1)
+    return rows, scores
+
+
+USE_TRITON = False
+"""Whether the kernels of this folder and of `hash_bag` are used on a GPU. They are right in Triton's interpreter and
+compile for sm_90 without spills, but have not run on a GPU yet: `tests/gpu/test_hash_bag_gpu.py` and
+`benchmarks/hash_bag.py` decide. Until then a GPU hashes in plain torch and reads the rows with `weighted_bag`."""
+
+
+def in_triton(x: Tensor) -> bool:
+    """Whether what is computed from `x` is computed by Triton's kernels, which have no float64."""
+    return USE_TRITON and x.is_cuda and x.dtype != torch.float64
+
+
+def _implementation(z: Tensor) -> ModuleType:
+    return import_module("workloads.kernels.sign_hash.triton") if in_triton(z) else reference
+
+
+# Scores come first because opcheck adds up all outputs in the type of the first.
+@torch.library.custom_op("memscale::sign_hash", mutates_args=())
+def _forward(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
+    rows, scores = _implementation(z).forward(z, temperature=temperature, times_l1=times_l1)
+    return scores, rows
+
+
+@_forward.register_fake
+def _(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
+    tokens, chunks, bits = z.shape
+    kinds = (torch.promote_types(z.dtype, torch.float32), reference.row_type(chunks, bits))
+    if in_triton(z):
+        scores, rows = (z.new_empty(chunks, tokens, dtype=kind).T for kind in kinds)
+    else:
+        scores, rows = (z.new_empty(tokens, chunks, dtype=kind) for kind in kinds)
+    return scores, rows
+
+
+@torch.library.custom_op("memscale::sign_hash_backward", mutates_args=())
+def _backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
+    result: Tensor = _implementation(z).backward(
+        z, grad, temperature=temperature, times_l1=times_l1
+    )
+    return result
+
+
+@_backward.register_fake
+def _(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, float, bool], output: tuple[Tensor, Tensor]) -> None:
+    z, ctx.temperature, ctx.times_l1 = inputs
+    ctx.save_for_backward(z)
+    # Otherwise autograd makes zeros for a gradient of the rows.
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, grad: Tensor | None, _rows: None) -> tuple[Tensor | None, None, None]:
+    if grad is None:
+        return None, None, None
+    (z,) = ctx.saved_tensors
+    return _backward(z, grad, ctx.temperature, ctx.times_l1), None, None
+
+
+_forward.register_autograd(_gradient, setup_context=_keep)

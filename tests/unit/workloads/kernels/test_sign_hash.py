@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workloads.kernels.sign_hash import reference
 from workloads.kernels.sign_hash.op import sign_hash
 
 GOLDEN = [[[0.7, -0.1]]]
@@ -68,7 +69,8 @@ def test_is_the_largest_of_a_softmax_over_all_rows(bits, temperature, times_l1):
 
     rows, scores = sign_hash(z, temperature=temperature, times_l1=times_l1)
 
-    assert torch.equal(rows, row + torch.arange(3) * 2**bits)
+    assert rows.dtype == torch.int32
+    assert torch.equal(rows.long(), row + torch.arange(3) * 2**bits)
     torch.testing.assert_close(scores, expected, rtol=1e-12, atol=0)
     found = torch.autograd.grad(scores, z, grad)[0]
     torch.testing.assert_close(found, torch.autograd.grad(expected, z, grad)[0])
@@ -123,3 +125,24 @@ def test_scores_of_half_precision_are_single():
     assert scores.item() == pytest.approx(_scores(z.detach().double()).item(), rel=1e-6)
     assert z.grad is not None
     assert z.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("times_l1", [False, True])
+def test_is_a_sound_custom_operation(times_l1):
+    z = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    torch.library.opcheck(torch.ops.memscale.sign_hash.default, (z, 0.7, times_l1))
+
+
+def test_rows_are_of_32_bits_where_that_holds_the_last():
+    assert reference.row_type(2**15, 16) == torch.int32
+    assert reference.row_type(2**15 + 1, 16) == torch.int64
+
+
+@pytest.mark.parametrize("times_l1", [False, True])
+def test_gradients_by_finite_differences(times_l1):
+    z = torch.randn(5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    assert torch.autograd.gradcheck(
+        lambda x: _scores(x, temperature=0.7, times_l1=times_l1), z.requires_grad_()
+    )

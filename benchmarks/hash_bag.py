@@ -1,0 +1,224 @@
+"""Times the look-up by signs, forward and backward, on one GPU beside plain torch.
+
+    python benchmarks/hash_bag.py           # all shapes, under a minute on an H200
+    python benchmarks/hash_bag.py --tune    # the bag's forward pass in other tilings too
+
+Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the operation as a layer calls
+it. Beside it, as multiples of `both`: the same from two kernels of which the second does not know the tables' structure
+(`sign_hash` and `weighted_bag`); and, with rows and scores given, so without the hash, torch's `index_select` and batched
+product, and its `embedding_bag`. `req/copy` is the bytes of the rows asked for by `bag` over the bandwidth of a copy.
+Backward, ms: the gradients of table and numbers; `sort` is part of it; the multiple is torch's way, both gradients of
+`index_select` and product, again without the hash.
+Errors are those of the timed inputs against float64: output and numbers' gradient of 256 tokens, table gradient of five
+rows, the most read one among them.
+"""
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from workloads.kernels.hash_bag import triton as kernel
+from workloads.kernels.hash_bag.op import hash_bag
+from workloads.kernels.row_reduction.triton import sort_reads
+from workloads.kernels.sign_hash import op as sign_hash_op
+from workloads.kernels.sign_hash import reference as sign_hash_reference
+from workloads.kernels.sign_hash import triton as sign_hash
+from workloads.kernels.weighted_bag import triton as weighted_bag
+
+HOW = {"temperature": 1.0, "times_l1": False}
+LINE = "{:>28} | {:>6} {:>6} {:>8} {:>6} {:>9} {:>8} {:>7} | {:>7} {:>6} {:>8} | {:>8} {:>8} {:>8}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of one layer, and the type of its tables."""
+
+    chunks: int = 128
+    bits: int = 8
+    width: int = 1024
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.chunks} x 2^{self.bits} x {self.width} {kind}"
+
+
+SHAPES = [
+    Shape(),
+    Shape(dtype=torch.float32),
+    # Of MemoryFormer at width 1024: queries, keys and values side by side, and the block's second layer.
+    Shape(width=3072),
+    Shape(bits=10),
+    # Of its own presets and LookupFFN's.
+    Shape(chunks=256, bits=4, dtype=torch.float32),
+]
+
+
+def main() -> None:
+    """Print one line for each shape."""
+    sign_hash_op.USE_TRITON = True
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=int, default=65536, help="65536 if not given")
+    parser.add_argument("--tune", action="store_true", help="time other tilings of the bag")
+    arguments = parser.parse_args()
+    copy_gbps = _copy_gbps()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    print(f"copy {copy_gbps:,.0f} GB/s; {arguments.tokens:,} tokens; medians")
+    print(
+        LINE.format(
+            "chunks x rows x width", "hash", "bag", "req/copy", "both", "2 kernels", "select", "emb_bag",
+            "bwd", "sort", "select", "y err", "d_z err", "d_T err",
+        )
+    )  # fmt: skip
+    for shape in SHAPES:
+        _line(shape, arguments.tokens, copy_gbps, tune=arguments.tune)
+
+
+def _line(shape: Shape, tokens: int, copy_gbps: float, *, tune: bool) -> None:
+    torch.manual_seed(0)
+    table = torch.randn(shape.chunks << shape.bits, shape.width, device="cuda").to(shape.dtype)
+    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda")
+    grad = torch.randn(tokens, shape.width, device="cuda").to(shape.dtype)
+    rows, scores = sign_hash.forward(z, **HOW)
+
+    def both() -> Tensor:
+        return hash_bag(table, z, **HOW)[0]
+
+    def two_kernels() -> Tensor:
+        return weighted_bag.forward(table, *sign_hash.forward(z, **HOW, by_chunk=False))
+
+    both_ms = _median_ms(both)
+    bag_ms = _median_ms(lambda: kernel.forward(table, rows, scores))
+    requested_bytes = tokens * shape.chunks * shape.width * table.element_size()
+    ids, weights = rows.contiguous(), scores.contiguous().to(shape.dtype)
+    embedding_bag_ms = _median_ms(
+        lambda: functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
+    )
+    select_ms, select_backward_ms = _select_ms(table, ids.long(), weights, grad)
+    wanted = (table.requires_grad_(), z.requires_grad_())
+    out = both()
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, wanted, grad, retain_graph=True)
+
+    backward_ms = _median_ms(gradients)
+    errors = _errors(table.detach(), z.detach(), grad, out.detach(), gradients())
+    with torch.no_grad():
+        print(
+            LINE.format(
+                str(shape),
+                f"{_median_ms(lambda: sign_hash.forward(z, **HOW)):.3f}",
+                f"{bag_ms:.2f}",
+                f"{requested_bytes / bag_ms / 1e6 / copy_gbps:.2f}",
+                f"{both_ms:.2f}",
+                f"{_median_ms(two_kernels) / both_ms:.2f}x",
+                f"{select_ms / both_ms:.1f}x",
+                f"{embedding_bag_ms / both_ms:.1f}x",
+                f"{backward_ms:.2f}",
+                f"{_median_ms(lambda: sort_reads(rows.T, scores.T, len(table), by_chunk=True)):.2f}",
+                f"{select_backward_ms / backward_ms:.1f}x",
+                *(f"{error:.1e}" for error in errors),
+            ),
+            flush=True,
+        )
+        if tune:
+            _tilings(table, rows, scores)
+
+
+def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
+    expected = kernel.forward(table, rows, scores)
+    for tokens, warps in itertools.product((32, 64, 128, 256, 512), (1, 2, 4, 8, 16)):
+        # 16 to 128 sums per thread.
+        if not 512 <= tokens * 32 // warps <= 4096:
+            continue
+        how = {"block_tokens": tokens, "num_warps": warps}
+        torch.testing.assert_close(kernel.forward(table, rows, scores, **how), expected)
+        ms = _median_ms(lambda how=how: kernel.forward(table, rows, scores, **how))
+        print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
+
+
+def _select_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> tuple[float, float]:
+    """Time torch's own way, forward with all tokens; backward with an eighth of them, times eight."""
+
+    def sums(t: Tensor, i: Tensor, w: Tensor) -> Tensor:
+        picked = t.index_select(0, i.flatten()).view(*i.shape, -1)
+        return torch.bmm(w[:, None, :], picked)[:, 0]
+
+    # All rows at once need as much memory as all of them have.
+    pieces = 1 if ids.numel() * table.shape[1] * table.element_size() < 40e9 else 4
+    forward_ms = _median_ms(
+        lambda: [
+            sums(table, i, w) for i, w in zip(ids.chunk(pieces), weights.chunk(pieces), strict=True)
+        ],
+        repeats=5,
+    )
+    few = len(ids) // 8
+    t, w = table.detach().requires_grad_(), weights[:few].clone().requires_grad_()
+    out = sums(t, ids[:few], w)
+    backward_ms = _median_ms(
+        lambda: torch.autograd.grad(out, (t, w), grad[:few], retain_graph=True), repeats=3
+    )
+    return forward_ms, 8 * backward_ms
+
+
+def _errors(
+    table: Tensor, z: Tensor, grad: Tensor, out: Tensor, gradients: tuple[Tensor, ...]
+) -> tuple[float, float, float]:
+    few = slice(0, 256)
+    numbers, wide_grad = z[few].double(), grad[few].double()
+    rows, scores = sign_hash_reference.forward(numbers, **HOW)
+    expected, products = [], []
+    for r, s, g in zip(rows.long(), scores, wide_grad, strict=True):
+        values = table[r].double()
+        expected.append(s @ values)
+        products.append(values @ g)
+    z_grad = sign_hash_reference.backward(numbers, torch.stack(products), **HOW)
+    all_rows, all_scores = sign_hash_reference.forward(z, **HOW)
+    reads = torch.bincount(all_rows.flatten(), minlength=len(table))
+    worst = 0.0
+    for row in (int(reads.argmax()), 0, 1, len(table) // 3, len(table) - 1):
+        at = (all_rows == row).nonzero()
+        weights = all_scores[at[:, 0], at[:, 1]].double()
+        worst = max(worst, _relative(gradients[0][row], weights @ grad[at[:, 0]].double()))
+    return (
+        _relative(out[few], torch.stack(expected)),
+        _relative(gradients[1][few], z_grad),
+        worst,
+    )
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def _copy_gbps() -> float:
+    source = torch.randn(2**29, device="cuda").bfloat16()
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 2 / _median_ms(lambda: target.copy_(source)) / 1e6
+
+
+def _median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
+    for _ in range(2):
+        run()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        times.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in times)
+
+
+if __name__ == "__main__":
+    main()

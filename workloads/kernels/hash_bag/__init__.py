@@ -1,0 +1,1 @@
+"""Look-up by signs: every chunk of a vector reads one row of a table of its own, and the rows are summed."""

@@ -1,0 +1,40 @@
+"""Look-up by signs in plain torch: the definition of correct, and the CPU path.
+
+The whole is `sign_hash` and then a weighted bag; what is here is the bag, which need not know that its k-th read lies in
+the k-th table.
+"""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from workloads.kernels.weighted_bag import reference as weighted_bag
+
+
+def forward(
+    table: Float[Tensor, "rows width"],
+    rows: Int[Tensor, "tokens chunks"],
+    scores: Float[Tensor, "tokens chunks"],
+) -> Float[Tensor, "tokens width"]:
+    """Return `y[t] = sum_k scores[t, k] * table[rows[t, k]]`."""
+    return weighted_bag.forward(table, rows, scores.to(table.dtype))
+
+
+def backward(
+    table: Float[Tensor, "rows width"],
+    rows: Int[Tensor, "tokens chunks"],
+    scores: Float[Tensor, "tokens chunks"],
+    grad: Float[Tensor, "tokens width"],
+    *,
+    needs_table: bool,
+    needs_scores: bool,
+) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks"] | None]:
+    """Return the gradients of table and scores, None for what is not needed."""
+    table_grad, scores_grad = weighted_bag.backward(
+        table,
+        rows,
+        scores.to(table.dtype),
+        grad,
+        needs_table=needs_table,
+        needs_weights=needs_scores,
+    )
+    return table_grad, None if scores_grad is None else scores_grad.to(scores.dtype)
