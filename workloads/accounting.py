@@ -212,10 +212,10 @@ def peak_memory_bytes(
 ) -> float:
     """Estimate the most bytes that training holds at once on one rank, beside what the process and libraries take.
 
-    Of memory values that `memory_ranks` ranks share out, a rank's part. Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter); with bf16 a copy of the weights outside
-    the embedding and the values; the activations of one micro batch, and `TEMPORARIES` of them for what single
-    operations need for a moment. All at once: gradients of the last layers exist while activations of the first
-    still do.
+    Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter; of memory values that `memory_ranks` ranks
+    share out, a rank's part); with bf16 a copy of the weights outside the embedding and the values; the activations of
+    one micro batch, and `TEMPORARIES` of them for what single operations need for a moment. All at once: gradients of
+    the last layers exist while activations of the first still do.
     """
     count = config.param_count(vocab_size)
     held_elsewhere = count.memory_values * (1 - 1 / memory_ranks)

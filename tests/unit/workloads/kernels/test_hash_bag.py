@@ -122,6 +122,9 @@ def test_is_a_sound_custom_operation():
     )
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # dynamo's own
 def test_compile_keeps_one_graph():
     table, z, grad = _case(torch.float32)
 
