@@ -15,12 +15,12 @@ rows, the most read one among them.
 
 import argparse
 import itertools
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import gpu_timing
 import torch
 import triton
+from gpu_timing import median_ms
 from torch import Tensor
 from torch.nn import functional
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=65536, help="65536 if not given")
     parser.add_argument("--tune", action="store_true", help="time other tilings of the bag")
     arguments = parser.parse_args()
-    copy_gbps = _copy_gbps()
+    copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {copy_gbps:,.0f} GB/s; {arguments.tokens:,} tokens; medians")
     print(
@@ -96,11 +96,11 @@ def _line(shape: Shape, tokens: int, copy_gbps: float, *, tune: bool) -> None:
     def two_kernels() -> Tensor:
         return weighted_bag.forward(table, *sign_hash.forward(z, **HOW, by_chunk=False))
 
-    both_ms = _median_ms(both)
-    bag_ms = _median_ms(lambda: kernel.forward(table, rows, scores))
+    both_ms = median_ms(both)
+    bag_ms = median_ms(lambda: kernel.forward(table, rows, scores))
     requested_bytes = tokens * shape.chunks * shape.width * table.element_size()
     ids, weights = rows.contiguous(), scores.contiguous().to(shape.dtype)
-    embedding_bag_ms = _median_ms(
+    embedding_bag_ms = median_ms(
         lambda: functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
     )
     select_ms, select_backward_ms = _select_ms(table, ids.long(), weights, grad)
@@ -110,21 +110,21 @@ def _line(shape: Shape, tokens: int, copy_gbps: float, *, tune: bool) -> None:
     def gradients() -> tuple[Tensor, ...]:
         return torch.autograd.grad(out, wanted, grad, retain_graph=True)
 
-    backward_ms = _median_ms(gradients)
+    backward_ms = median_ms(gradients)
     errors = _errors(table.detach(), z.detach(), grad, out.detach(), gradients())
     with torch.no_grad():
         print(
             LINE.format(
                 str(shape),
-                f"{_median_ms(lambda: sign_hash.forward(z, **HOW)):.3f}",
+                f"{median_ms(lambda: sign_hash.forward(z, **HOW)):.3f}",
                 f"{bag_ms:.2f}",
                 f"{requested_bytes / bag_ms / 1e6 / copy_gbps:.2f}",
                 f"{both_ms:.2f}",
-                f"{_median_ms(two_kernels) / both_ms:.2f}x",
+                f"{median_ms(two_kernels) / both_ms:.2f}x",
                 f"{select_ms / both_ms:.1f}x",
                 f"{embedding_bag_ms / both_ms:.1f}x",
                 f"{backward_ms:.2f}",
-                f"{_median_ms(lambda: sort_reads(rows.T, scores.T, len(table), by_chunk=True)):.2f}",
+                f"{median_ms(lambda: sort_reads(rows.T, scores.T, len(table), by_chunk=True)):.2f}",
                 f"{select_backward_ms / backward_ms:.1f}x",
                 *(f"{error:.1e}" for error in errors),
             ),
@@ -142,7 +142,7 @@ def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
             continue
         how = {"block_tokens": tokens, "num_warps": warps}
         torch.testing.assert_close(kernel.forward(table, rows, scores, **how), expected)
-        ms = _median_ms(lambda how=how: kernel.forward(table, rows, scores, **how))
+        ms = median_ms(lambda how=how: kernel.forward(table, rows, scores, **how))
         print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
 
 
@@ -155,7 +155,7 @@ def _select_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> tup
 
     # All rows at once need as much memory as all of them have.
     pieces = 1 if ids.numel() * table.shape[1] * table.element_size() < 40e9 else 4
-    forward_ms = _median_ms(
+    forward_ms = median_ms(
         lambda: [
             sums(table, i, w) for i, w in zip(ids.chunk(pieces), weights.chunk(pieces), strict=True)
         ],
@@ -164,7 +164,7 @@ def _select_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> tup
     few = len(ids) // 8
     t, w = table.detach().requires_grad_(), weights[:few].clone().requires_grad_()
     out = sums(t, ids[:few], w)
-    backward_ms = _median_ms(
+    backward_ms = median_ms(
         lambda: torch.autograd.grad(out, (t, w), grad[:few], retain_graph=True), repeats=3
     )
     return forward_ms, 8 * backward_ms
@@ -198,26 +198,6 @@ def _errors(
 
 def _relative(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def _copy_gbps() -> float:
-    source = torch.randn(2**29, device="cuda").bfloat16()
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 2 / _median_ms(lambda: target.copy_(source)) / 1e6
-
-
-def _median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
-    for _ in range(2):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in times)
 
 
 if __name__ == "__main__":

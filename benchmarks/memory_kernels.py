@@ -11,11 +11,11 @@ the most read one among them.
 """
 
 import argparse
-import statistics
-from collections.abc import Callable
 
+import gpu_timing
 import torch
 import triton
+from gpu_timing import median_ms
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,7 +34,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=65536, help="bags; 65536 if not given")
     tokens = parser.parse_args().tokens
-    copy_gbps = _copy_gbps()
+    copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {copy_gbps:,.0f} GB/s; {N_ROWS:,} rows, {BAG_SIZE} reads a token; medians")
     print(
@@ -65,10 +65,10 @@ def _line(tokens: int, width: int, dtype: torch.dtype, kind: str, copy_gbps: flo
     def backward() -> tuple[Tensor | None, Tensor | None]:
         return kernel.backward(table, ids, weights, grad, needs_table=True, needs_weights=True)
 
-    forward_ms = _median_ms(lambda: kernel.forward(table, ids, weights))
-    backward_ms = _median_ms(backward)
-    sort_ms = _median_ms(lambda: sort_reads(ids, weights, N_ROWS))
-    bag_ms = _median_ms(
+    forward_ms = median_ms(lambda: kernel.forward(table, ids, weights))
+    backward_ms = median_ms(backward)
+    sort_ms = median_ms(lambda: sort_reads(ids, weights, N_ROWS))
+    bag_ms = median_ms(
         lambda: functional.embedding_bag(ids, table, per_sample_weights=weights, mode="sum")
     )
     size = table.element_size()
@@ -95,7 +95,7 @@ def _eager_backward_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor
     few, g = ids[: len(ids) // 4].long(), grad[: len(ids) // 4]
     rows = functional.embedding(few.flatten(), t).view(*few.shape, -1)
     out = torch.bmm(w[:, None, :], rows)[:, 0]
-    found = _median_ms(lambda: torch.autograd.grad(out, (t, w), g, retain_graph=True), repeats=3)
+    found = median_ms(lambda: torch.autograd.grad(out, (t, w), g, retain_graph=True), repeats=3)
     table.requires_grad_(False)
     return 4 * found
 
@@ -143,26 +143,6 @@ def _ids(kind: str, tokens: int) -> Tensor:
     )
     rows = torch.randperm(N_ROWS, device="cuda", dtype=torch.int32)
     return rows[ranks.clamp_max(N_ROWS - 1)].view(tokens, BAG_SIZE)
-
-
-def _copy_gbps() -> float:
-    source = torch.randn(2**29, device="cuda").bfloat16()
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 2 / _median_ms(lambda: target.copy_(source)) / 1e6
-
-
-def _median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
-    for _ in range(2):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in times)
 
 
 if __name__ == "__main__":
