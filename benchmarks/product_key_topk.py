@@ -59,7 +59,8 @@ def main() -> None:
         lambda: reference.product_key_topk(rounded, sub_keys, knn),
         rounded,
     )
-    row("plain torch, bf16 scores", lambda: _bf16(rounded, low_keys, knn), rounded)
+    row("two torch.topk, fp32 scores", lambda: _two_topk(query, sub_keys, knn), query)
+    row("two torch.topk, bf16 scores", lambda: _two_topk(rounded, low_keys, knn), rounded)
     compiled = torch.compile(reference.product_key_topk)
     try:
         row("torch.compile, fp32 query", lambda: compiled(query, sub_keys, knn), query)
@@ -87,22 +88,27 @@ def main() -> None:
 
 def _variants(row: Callable, query: Tensor, sub_keys: Tensor, knn: int) -> None:
     tiles = [
-        (128, 128, 8, 3),
-        (128, 128, 8, 2),
-        (128, 128, 4, 3),
-        (128, 256, 8, 2),
-        (128, 64, 4, 3),
+        (64, 64, 64, 4, 3),
+        (64, 64, 128, 4, 2),
+        (64, 64, 256, 4, 2),
+        (128, 64, 128, 8, 3),
+        (128, 64, 256, 8, 2),
+        (128, 128, 64, 8, 3),
+        (128, 128, 128, 8, 2),
     ]
     for tile in tiles:
+        try:
+            row(
+                f"  ours, bf16, tile {tile}",
+                lambda tile=tile: kernels.select(query, sub_keys, knn, tile=tile),
+                query,
+            )
+        except triton.runtime.errors.OutOfResources as error:
+            print(f"  ours, bf16, tile {tile}: {error}")
+    for size in (2**26, 2**27, 2**29, 2**30):
         row(
-            f"  ours, bf16, tile {tile}",
-            lambda tile=tile: kernels.select(query, sub_keys, knn, score_tile=tile),
-            query,
-        )
-    for size in (2**25, 2**26, 2**27, 2**29, 2**30):
-        row(
-            f"  ours, bf16, scores {size >> 20} MiB",
-            lambda size=size: kernels.select(query, sub_keys, knn, score_bytes=size),
+            f"  ours, bf16, chunks of {size >> 20} MiB",
+            lambda size=size: kernels.select(query, sub_keys, knn, chunk_bytes=size),
             query,
         )
 
@@ -148,8 +154,8 @@ def _each_kernel(query: Tensor, sub_keys: Tensor, knn: int) -> None:
         )
 
 
-def _bf16(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    """Score in bf16 and choose by torch.topk, as plain torch code does."""
+def _two_topk(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
+    """Choose as plain torch code does: all pairs of the best of both halves, equal scores in any order."""
     n_keys = sub_keys.shape[2]
     halves = query.unflatten(-1, (2, -1)).permute(2, 1, 0, 3) @ sub_keys.mT
     (left, left_ids), (right, right_ids) = (half.topk(knn, dim=-1) for half in halves)

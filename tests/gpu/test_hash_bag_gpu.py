@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from workloads.kernels.hash_bag.op import hash_bag
-from workloads.kernels.sign_hash import op as sign_hash_op
 from workloads.kernels.sign_hash import reference as sign_hash_reference
 from workloads.kernels.sign_hash.op import sign_hash
 
@@ -30,9 +29,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
 @pytest.fixture(autouse=True)
-def _poisoned(monkeypatch):
+def _poisoned():
     """Fill fresh buffers with NaN or the largest integer, so that an unwritten element shows."""
-    monkeypatch.setattr(sign_hash_op, "USE_TRITON", True)
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

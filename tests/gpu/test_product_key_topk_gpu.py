@@ -20,6 +20,7 @@ SHAPES = [
     (257, 1, 480, 100, 7),
     (129, 2, 2000, 64, 64),
     (65, 1, 4096, 128, 32),
+    (200, 2, 512, 300, 16),
 ]
 
 
@@ -82,7 +83,7 @@ def test_chunks_and_strides():
     shared = sub_keys[:, :1].expand(-1, 2, -1, -1)
     expected = op.product_key_topk(query, shared.contiguous(), 8)
 
-    found = _kernels().select(strided, shared, 8, score_bytes=1)
+    found = _kernels().select(strided, shared, 8, chunk_bytes=1)
 
     for x, y in zip(found, expected, strict=True):
         assert torch.equal(x, y)

@@ -69,7 +69,7 @@ def test_fp32_updates_equal_the_reference(shape, kind, exact):
 def test_bf16_updates_are_one_rounding_from_fp32(shape, kind):
     table, hits = case(shape, torch.bfloat16)
     exact, state = table.float(), new_state(kind, table)
-    exact_state = {name: value.float() for name, value in state.items()}
+    exact_state = {name: value.clone().float() for name, value in state.items()}
 
     reference.RowSums(exact, *hits).update_(exact_state, rule(kind, 1))
     again, again_state = table.clone(), new_state(kind, table)

@@ -17,9 +17,9 @@ from workloads.kernels.row_reduction.triton import offset, reduce_rows, sort_rea
 from workloads.kernels.weighted_bag import triton as weighted_bag
 
 _LINE_BYTES = 128
-_TOKENS, _WARPS = 256, 8
-"""Of one program, of which two then fit a multiprocessor's registers."""
-_FILLS = 264
+_TOKENS, _WARPS = 32, 1
+"""Of one program: no warp waits for another. Of two or more, Triton gives each token to several."""
+_FILLS = 2112
 """Programs that an H200 holds at a time."""
 
 
@@ -37,7 +37,7 @@ def forward(
         table: Of 16 or 32 bits.
         rows: As in the reference, chunk k's in table k.
         scores: As in the reference.
-        block_tokens: Tokens summed by one program. None: 256, or where that makes too few programs the weighted bag,
+        block_tokens: Tokens summed by one program. None: 32, or where that makes too few programs the weighted bag,
             whose programs each take one token.
         num_warps: Of one program.
     """

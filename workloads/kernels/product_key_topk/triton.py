@@ -1,16 +1,17 @@
-"""Product-key selection on a GPU: scores by tensor cores to fp32 accuracy, then two exact searches.
+"""Product-key selection on a GPU: scores by tensor cores to fp32 accuracy, never stored, then exact searches.
 
-A chunk of tokens at a time, so that memory stays within `SCORE_BYTES`, goes through five kernels:
+A chunk of tokens at a time, so that memory stays within `CHUNK_BYTES`, goes through five kernels:
 
-1. `_split`: rows of query and sub-keys become sums of one or two fp16 rows times a power of two per row. Two fp16
-   numbers hold 22 bits and a sign each way, as good as the 24 bits of fp32 to within half a unit of its last place.
-2. `_score`: fp32 scores of each half, two tensor-core products for a bf16 query and three for an fp32 one.
-3. `_candidates`: per row, the scores above a bound that at least knn of them reach; about 1.4 knn of 1,024 do.
+1. `fp16_parts`: rows of query and sub-keys become sums of one or two fp16 rows times a power of two per row.
+2. `_search`: goes over the sub-keys twice. The first time it keeps the largest score of each group of keys: the knn-th
+   largest of these cannot exceed the knn-th largest score. The second time it keeps what reaches that bound, about
+   1.15 knn of 1,024 scores. Scores take one tensor-core product of high parts the first time, because their error has a
+   bound, and two for a bf16 query or three for an fp32 one the second time.
+3. `_search_crowded`: rows of which more reach the bound than there is room for, because of ties, search once more.
 4. `_order`: the best knn of these in order. Score and id share one integer, so that ties fall to the lowest id.
 5. `_pair`: the best knn among the sums of `reference.candidate_pairs`.
 
-The bound: the keys are dealt out into groups, and the knn-th largest of the groups' maxima cannot exceed the knn-th
-largest score.
+No atomics: all sums have one order.
 """
 
 import torch
@@ -20,15 +21,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.product_key_topk import reference
+from workloads.kernels.product_key_topk.fp16_parts import fp16_parts
+from workloads.kernels.product_key_topk.gradients import gradients
+from workloads.kernels.product_key_topk.ranking import (
+    LARGEST_ID,
+    as_rising,
+    id_of,
+    merge,
+    score_of,
+    sort,
+    together,
+)
 
 MAX_KNN = 64
 MAX_KEYS = 4096
-SCORE_BYTES = 2**28
-"""Most memory for the scores of a chunk of tokens. At 1,024 keys, what is found in them takes a quarter more."""
-WEIGHT_BYTES = 2**28
-"""Most memory for the dense weights of a chunk of tokens in the backward pass."""
+CHUNK_BYTES = 2**28
+"""Most memory for what a chunk of tokens leaves between the kernels."""
 
-_LARGEST_ID = tl.constexpr(2**24 - 1)
+_CROWDED_PROGRAMS = 2112
+_ERROR = tl.constexpr(1.25 * 2**-10)
+"""Most by which a product of high parts errs, over the product of the norms: 2**-11 for each low part that is left out,
+and a quarter more for what is rounded on the way."""
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -97,8 +110,8 @@ def select(
     sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
     knn: int,
     *,
-    score_bytes: int = SCORE_BYTES,
-    score_tile: tuple[int, int, int, int] = (128, 128, 8, 2),
+    chunk_bytes: int = CHUNK_BYTES,
+    tile: tuple[int, int, int, int, int] | None = None,
 ) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
     """Run the forward kernels.
 
@@ -106,19 +119,22 @@ def select(
         query: The halves are the first and the last key_dim / 2 columns.
         sub_keys: Left and right codebooks.
         knn: Slots per head.
-        score_bytes: Most memory for scores.
-        score_tile: Tokens and keys per program of `_score`, its warps and its stages.
+        chunk_bytes: Most memory for what lies between the kernels.
+        tile: Tokens of a program of `_search`, keys and columns that it multiplies at a time, its warps and its stages.
     """
     n_tokens, n_heads, _ = query.shape
     n_keys, width = sub_keys.shape[2:]
-    block_tokens, block_keys, warps, stages = score_tile
+    query_parts = 2 if query.dtype == torch.float32 else 1
+    block_tokens, block_keys, block_width, warps, stages = tile or _tile(width, query_parts)
+    books = 2 * n_heads
     log_best = max(4, (knn - 1).bit_length())
     best = 2**log_best
+    # Of those that reach the bound: 1.15 knn of many keys, and more than twice knn hardly ever.
     slots = 2 * best
     padded_keys = triton.cdiv(n_keys, block_keys) * block_keys
-    per_token = 2 * n_heads * padded_keys * 4
-    chunk = max(1, score_bytes // per_token // block_tokens) * block_tokens
-    chunk = min(chunk, triton.cdiv(n_tokens, block_tokens) * block_tokens)
+    tiles_n = padded_keys // block_keys
+    # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
+    groups = min(block_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles_n))))
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, device=query.device, dtype=dtype)
@@ -126,424 +142,305 @@ def select(
     query = query if query.stride(-1) == 1 else query.contiguous()
     sub_keys = sub_keys if sub_keys.stride(-1) == 1 else sub_keys.contiguous()
     half, head, row, _ = sub_keys.stride()
-    keys, key_scales = _parts(sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width)
-    scores = new(2 * n_heads, chunk, padded_keys, dtype=torch.float32)
-    found = new(2 * n_heads, slots, chunk, dtype=torch.int64)
-    counts = new(2 * n_heads, chunk, dtype=torch.int32)
-    ordered = new(2 * n_heads, best, chunk, dtype=torch.int64)
+    keys, key_scales, key_norms = fp16_parts(
+        sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
+    )
+    padded_width = keys.shape[-1]
+    block_width = min(block_width, padded_width)
+    per_token = books * (query_parts * padded_width * 2 + tiles_n * groups * 4 + (slots + best) * 8)
+    chunk = _even_chunk(n_tokens, chunk_bytes // per_token, block_tokens)
+    maxima = new(books, chunk, tiles_n * groups, dtype=torch.float32)
+    found = new(books, slots, chunk, dtype=torch.int64)
+    counts = new(books, chunk, dtype=torch.int32)
+    ordered = new(books, best, chunk, dtype=torch.int64)
+    row_warps = max(1, triton.next_power_of_2(n_keys) // 1024)
+    lanes = min(32 * row_warps, triton.next_power_of_2(n_keys))
+    deep = triton.next_power_of_2(triton.cdiv(n_keys, lanes))
+    row_scores = new(_CROWDED_PROGRAMS, deep * lanes, dtype=torch.float32)
     ranks = reference._candidate_ranks(knn, n_keys, query.device)
     out_scores = new(n_tokens, n_heads, knn, dtype=torch.float32)
     out_ids = new(n_tokens, n_heads, knn, dtype=torch.int64)
 
-    row_warps = max(1, triton.next_power_of_2(n_keys) // 1024)
-    lanes = min(32 * row_warps, triton.next_power_of_2(n_keys))
-    deep = triton.next_power_of_2(triton.cdiv(n_keys, lanes))
     order_rows = 128
     for start in range(0, n_tokens, chunk):
         part = query[start : start + chunk]
         tokens = len(part)
         strides = (width, query.stride(1), query.stride(0))
-        queries, query_scales = _parts(part, strides, tokens, chunk, n_heads, width)
-        tiles = triton.cdiv(tokens, block_tokens), padded_keys // block_keys
-        _score[(2 * n_heads * tiles[0] * tiles[1],)](
-            queries,
-            keys,
-            key_scales,
-            scores,
-            chunk,
-            padded_keys,
-            queries.shape[-1],
-            tiles[0],
-            tiles[1],
-            QUERY_PARTS=len(queries),
-            KEY_PARTS=len(keys),
-            BLOCK_T=block_tokens,
-            BLOCK_N=block_keys,
-            BLOCK_D=min(64, queries.shape[-1]),
-            num_warps=warps,
-            num_stages=stages,
+        queries, query_scales, query_norms = fp16_parts(
+            part, strides, tokens, chunk, n_heads, width
         )
-        _candidates[(tokens, 2 * n_heads)](
-            scores,
-            found,
-            counts,
-            chunk,
-            padded_keys,
-            n_keys,
-            knn,
-            SLOTS=slots,
-            LANES=lanes,
-            DEEP=deep,
-            FULL=n_keys == deep * lanes,
-            num_warps=row_warps,
-        )
-        _order[(triton.cdiv(tokens, order_rows), 2 * n_heads)](
-            found,
-            counts,
-            query_scales,
-            ordered,
-            tokens,
-            chunk,
-            SLOTS=slots,
-            LOG=log_best,
-            BLOCK_T=order_rows,
-            num_warps=order_rows // 32,
-        )
+        tiles_t = triton.cdiv(tokens, block_tokens)
+        _search[(books * tiles_t,)](
+            queries, query_norms, keys, key_scales, key_norms, maxima, found, counts,
+            tokens, chunk, padded_keys, n_keys, knn, tiles_t,
+            QUERY_PARTS=query_parts, KEY_PARTS=len(keys),
+            GROUPS=groups, ALL_GROUPS=triton.next_power_of_2(tiles_n * groups), SLOTS=slots,
+            # The interpreter knows no assembly.
+            EVEN=n_keys == padded_keys, ASSEMBLY=isinstance(_search, triton.JITFunction),
+            HELD=block_width == padded_width, WIDTH=padded_width,
+            BLOCK_T=block_tokens, BLOCK_N=block_keys, BLOCK_D=block_width,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        _search_crowded[(_CROWDED_PROGRAMS,)](
+            queries, keys, key_scales, row_scores, found, counts,
+            books, tokens, chunk, padded_keys, n_keys, knn,
+            QUERY_PARTS=query_parts, KEY_PARTS=len(keys), SLOTS=slots,
+            WIDTH=padded_width, BLOCK_D=triton.next_power_of_2(padded_width),
+            LANES=lanes, DEEP=deep, num_warps=row_warps,
+        )  # fmt: skip
+        _order[(triton.cdiv(tokens, order_rows), books)](
+            found, counts, query_scales, ordered, tokens, chunk,
+            SLOTS=slots, LOG=log_best, BLOCK_T=order_rows, num_warps=order_rows // 32,
+        )  # fmt: skip
         _pair[(triton.cdiv(tokens, order_rows), n_heads)](
-            ordered,
-            ranks,
-            out_scores[start:],
-            out_ids[start:],
-            tokens,
-            chunk,
-            n_heads,
-            n_keys,
-            knn,
-            PAIRS=ranks.shape[1],
-            LOG=log_best,
-            BLOCK_T=order_rows,
-            num_warps=order_rows // 32,
-        )
+            ordered, ranks, out_scores[start:], out_ids[start:], tokens, chunk, n_heads, n_keys, knn,
+            PAIRS=ranks.shape[1], LOG=log_best, BLOCK_T=order_rows, num_warps=order_rows // 32,
+        )  # fmt: skip
     return out_scores, out_ids
 
 
-def _parts(
-    x: Tensor,
-    strides: tuple[int, int, int],
-    n_rows: int,
-    padded_rows: int,
-    n_heads: int,
-    width: int,
-) -> tuple[Float[Tensor, "parts halves_x_heads padded_rows padded_width"], Tensor]:
-    """Return rows of both halves and all heads as fp16 parts, zeros beyond `n_rows`, and the rows' scales.
-
-    A row is the sum of its parts times its scale. `strides` lead to the next half, head and row.
-    """
-    n_parts = 2 if x.dtype == torch.float32 else 1
-    small = triton.next_power_of_2(max(16, width))
-    padded_width = min(small, triton.cdiv(width, 64) * 64)
-    parts = x.new_empty((n_parts, 2 * n_heads, padded_rows, padded_width), dtype=torch.float16)
-    scales = x.new_empty((2 * n_heads, padded_rows), dtype=torch.float32)
-    block = 16
-    _split[(triton.cdiv(padded_rows, block), 2 * n_heads)](
-        x,
-        parts,
-        scales,
-        *strides,
-        n_rows,
-        padded_rows,
-        n_heads,
-        width,
-        padded_width,
-        PARTS=n_parts,
-        BLOCK_R=block,
-        BLOCK_D=triton.next_power_of_2(padded_width),
-        num_warps=4,
-    )
-    return parts, scales
+def _tile(width: int, query_parts: int) -> tuple[int, int, int, int, int]:
+    """Return what was fastest on an H200: the query's tile stays in shared memory, where there is room for it."""
+    if width <= 128:
+        return 64, 64, 128, 4, 2
+    if width <= 256:
+        return (128, 64, 256, 8, 2) if query_parts == 1 else (64, 64, 256, 4, 2)
+    return 128, 128, 64, 8, 3
 
 
-def gradients(
-    grad: Float[Tensor, "tokens heads knn"],
-    ids: Int[Tensor, "tokens heads knn"],
-    query: Float[Tensor, "tokens heads key_dim"],
-    sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
-    *,
-    weight_bytes: int = WEIGHT_BYTES,
-    product_type: tl.dtype = tl.bfloat16,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of query and sub-keys from those of the scores, by kernels.
-
-    The sub-keys' is a product of query and dense weights (tokens, n_keys), of which each token fills in at most knn,
-    a chunk of tokens at a time. Its factors are split into two numbers of `product_type`: bf16 keeps 16 bits then.
-    """
-    n_tokens, n_heads, knn = ids.shape
-    n_keys, width = sub_keys.shape[2:]
-    slots = triton.next_power_of_2(knn)
-    padded = triton.next_power_of_2(max(16, width))
-    query = query if query.stride(-1) == 1 else query.contiguous()
-    sub_keys = sub_keys if sub_keys.stride(-1) == 1 else sub_keys.contiguous()
-    grad, ids = grad.contiguous(), ids.contiguous()
-
-    grad_query = torch.empty(query.shape, device=query.device, dtype=query.dtype)
-    block = max(1, min(16, 4096 // padded))
-    _query_gradient[(triton.cdiv(n_tokens, block), 2 * n_heads)](
-        grad,
-        ids,
-        sub_keys,
-        grad_query,
-        *sub_keys.stride()[:3],
-        n_tokens,
-        n_heads,
-        n_keys,
-        width,
-        knn,
-        BLOCK_T=block,
-        BLOCK_D=padded,
-        num_warps=4,
-    )
-
-    block_tokens, block_keys, block_width = 64, 64, min(128, padded)
-    chunk = max(1, weight_bytes // (2 * n_heads * n_keys * 4) // block_tokens) * block_tokens
-    chunk = min(chunk, triton.cdiv(n_tokens, block_tokens) * block_tokens)
-    tiles = triton.cdiv(n_keys, block_keys), triton.cdiv(width, block_width)
-    # Few and small codebooks would leave multiprocessors idle, so tokens are shared out too, and the sums added.
-    shares = max(1, min(256 // (2 * n_heads * tiles[0] * tiles[1]), chunk // block_tokens, 16))
-    weights = torch.empty(2 * n_heads, chunk, n_keys, device=query.device, dtype=torch.float32)
-    sums = torch.zeros(shares, *sub_keys.shape, device=query.device, dtype=torch.float32)
-    scatter_block = 32
-    for start in range(0, n_tokens, chunk):
-        tokens = min(chunk, n_tokens - start)
-        weights.zero_()
-        _scatter_weights[(triton.cdiv(tokens, scatter_block), n_heads)](
-            grad[start:],
-            ids[start:],
-            weights,
-            tokens,
-            chunk,
-            n_heads,
-            n_keys,
-            knn,
-            SLOTS=slots,
-            BLOCK_T=scatter_block,
-            num_warps=4,
-        )
-        _key_gradient[(tiles[0] * tiles[1], 2 * n_heads, shares)](
-            weights,
-            query[start:],
-            sums,
-            query.stride(0),
-            query.stride(1),
-            tokens,
-            chunk,
-            n_heads,
-            n_keys,
-            width,
-            tiles[1],
-            QUERY_PARTS=1 if query.dtype == torch.bfloat16 else 2,
-            TYPE=product_type,
-            BLOCK_T=block_tokens,
-            BLOCK_N=block_keys,
-            BLOCK_D=block_width,
-            num_warps=4,
-            num_stages=3,
-        )
-    return grad_query, sums.sum(0).to(sub_keys.dtype)
+def _even_chunk(n_tokens: int, at_most: int, multiple_of: int) -> int:
+    """Return the tokens of a chunk: as few chunks as there can be, none of them small."""
+    chunks = triton.cdiv(n_tokens, max(multiple_of, at_most // multiple_of * multiple_of))
+    size: int = triton.cdiv(triton.cdiv(n_tokens, chunks), multiple_of) * multiple_of
+    return size
 
 
 @triton.jit
-def _rising(x):
-    """Return integers in the order of fp32 numbers; zeros of either sign are one."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _number(rising):
-    """Return the fp32 number of `_rising`'s integer."""
-    return (rising ^ ((rising >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _together(score, id):
-    """Return numbers in the order of scores, equal scores by lowest id first, that tell both.
-
-    They are fp64, which compares in one instruction where int64 takes two, and never near infinity or zero.
-    """
-    rising = (_rising(score) ^ -(2**31)).to(tl.uint32, bitcast=True).to(tl.int64)
-    return ((rising << 24) + (id ^ _LARGEST_ID) + 2**60).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def _score_of(together):
-    rising = (together.to(tl.int64, bitcast=True) >> 24).to(tl.int32)
-    return _number(rising ^ -(2**31))
-
-
-@triton.jit
-def _id_of(together):
-    return (together.to(tl.int64, bitcast=True) & _LARGEST_ID) ^ _LARGEST_ID
-
-
-@triton.jit
-def _exchange(
-    x, LOG: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr, RISING: tl.constexpr
-):
-    """Return rows (rows, 2**LOG), of any two numbers STRIDE apart the larger first in every other block."""
-    PAIRS: tl.constexpr = 2**LOG // (2 * STRIDE)
-    pairs = tl.permute(tl.reshape(x, [x.shape[0], PAIRS, 2, STRIDE]), [0, 1, 3, 2])
-    first, second = tl.split(pairs)
-    falling = tl.arange(0, PAIRS) // (BLOCK // (2 * STRIDE)) % 2 == RISING
-    swap = (first < second) == falling[None, :, None]
-    pairs = tl.join(tl.where(swap, second, first), tl.where(swap, first, second))
-    return tl.reshape(tl.permute(pairs, [0, 1, 3, 2]), [x.shape[0], 2**LOG])
-
-
-@triton.jit
-def _merge(x, LOG: tl.constexpr, SIZE: tl.constexpr, RISING: tl.constexpr):
-    """Return rows (rows, 2**LOG) of which every 2**SIZE numbers are sorted, falling and rising by turns.
-
-    Before, each half of them was sorted, one falling and one rising (a bitonic merge).
-    """
-    for i in tl.static_range(SIZE):
-        x = _exchange(x, LOG, 2**SIZE, 2 ** (SIZE - 1 - i), RISING)
-    return x
-
-
-@triton.jit
-def _sort(x, LOG: tl.constexpr, RISING: tl.constexpr):
-    """Return rows (rows, 2**LOG) sorted, falling or rising: tl.sort takes a hundred times as long to compile."""
-    for size in tl.static_range(1, LOG):
-        x = _merge(x, LOG, size, 0)
-    return _merge(x, LOG, LOG, RISING)
-
-
-@triton.jit
-def _split(
-    x_ptr,
-    parts_ptr,
-    scales_ptr,
-    stride_half,
-    stride_head,
-    stride_row,
-    n_rows,
-    padded_rows,
-    n_heads,
-    width,
-    padded_width,
-    PARTS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    book = tl.program_id(1)
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    column = tl.arange(0, BLOCK_D)
-    origin = (book // n_heads).to(tl.int64) * stride_half + (book % n_heads) * stride_head
-    x = tl.load(
-        x_ptr + origin + row[:, None].to(tl.int64) * stride_row + column[None, :],
-        mask=(row < n_rows)[:, None] & (column < width)[None, :],
-        other=0.0,
-    ).to(tl.float32)  # [BLOCK_R, BLOCK_D]
-    # The largest number of each row goes to 2**14..2**15: fp16 ends at 2**16, and rounds no worse down to 2**-14.
-    exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
-    up = tl.minimum(268 - exponent, 253)
-    x = x * (up << 23).to(tl.float32, bitcast=True)[:, None]
-    high = x.to(tl.float16)
-    to = (book.to(tl.int64) * padded_rows + row)[:, None] * padded_width + column[None, :]
-    inside = (row < padded_rows)[:, None] & (column < padded_width)[None, :]
-    tl.store(parts_ptr + to, high, mask=inside)
-    if PARTS == 2:
-        low = (x - high.to(tl.float32)).to(tl.float16)
-        all_rows = tl.num_programs(1).to(tl.int64) * padded_rows
-        tl.store(parts_ptr + all_rows * padded_width + to, low, mask=inside)
-    down = ((254 - up) << 23).to(tl.float32, bitcast=True)
-    tl.store(scales_ptr + book.to(tl.int64) * padded_rows + row, down, mask=row < padded_rows)
-
-
-@triton.jit
-def _score(
-    query_ptr,
-    keys_ptr,
-    key_scales_ptr,
-    scores_ptr,
-    padded_tokens,
-    padded_keys,
-    width,
-    tiles_t,
-    tiles_n,
-    QUERY_PARTS: tl.constexpr,
-    KEY_PARTS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    # Neighbours share a tile of the query.
-    program = tl.program_id(0)
-    book = (program // (tiles_n * tiles_t)).to(tl.int64)
-    books = tl.num_programs(0) // (tiles_n * tiles_t)
-    token = program // tiles_n % tiles_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    key = program % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tl.arange(0, BLOCK_D)
-    query_ptr += book * padded_tokens * width
-    keys_ptr += book * padded_keys * width
-    second_query = query_ptr + books.to(tl.int64) * padded_tokens * width
-    second_keys = keys_ptr + books.to(tl.int64) * padded_keys * width
-    at_query = token[:, None] * width + column[None, :]
-    at_keys = key[:, None] * width + column[None, :]
+def _tile_scores(
+    query, keys, next_query_part, next_key_part, scale, q, low_q,
+    QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, HELD: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Return fp32 scores [BLOCK_T, BLOCK_N] but for the query's scale; products of two low parts are left out."""
     scores = tl.zeros([BLOCK_T, BLOCK_N], tl.float32)
-    for start in range(0, width, BLOCK_D):
-        q = tl.load(query_ptr + at_query + start)
-        k = tl.load(keys_ptr + at_keys + start)
-        scores = tl.dot(q, k.T, scores)
+    for start in range(0, WIDTH, BLOCK_D):
+        if not HELD:
+            q = tl.load(query + start)
+            if QUERY_PARTS == 2:
+                low_q = tl.load(query + next_query_part + start)
+        k = tl.load(keys + start)
+        # What tensor cores add to a sum is cut off at the sum's last place, so the small products come first.
         if KEY_PARTS == 2:
-            low = tl.load(second_keys + at_keys + start)
+            low = tl.load(keys + next_key_part + start)
             scores = tl.dot(q, low.T, scores)
         if QUERY_PARTS == 2:
-            low = tl.load(second_query + at_query + start)
-            scores = tl.dot(low, k.T, scores)
-    # The query's own scale changes no row's order, so `_order` applies it.
-    scores *= tl.load(key_scales_ptr + book * padded_keys + key)[None, :]
-    to = (book * padded_tokens + token[:, None]) * padded_keys + key[None, :]
-    tl.store(scores_ptr + to, scores)
+            scores = tl.dot(low_q, k.T, scores)
+        scores = tl.dot(q, k.T, scores)
+    return scores * scale[None, :]
 
 
-@triton.jit(do_not_specialize=["padded_keys"])
-def _candidates(
-    scores_ptr,
-    found_ptr,
-    counts_ptr,
-    padded_tokens,
-    padded_keys,
-    n_keys,
-    knn,
-    SLOTS: tl.constexpr,
-    LANES: tl.constexpr,
-    DEEP: tl.constexpr,
-    FULL: tl.constexpr,
-):
-    # One program, of one warp up to 1,024 keys, takes one row, and each lane every LANES-th score. Were the length of a row specialised, a lane
-    # would load four neighbours at once, and have to exchange them for the stores.
-    row = tl.program_id(1).to(tl.int64) * padded_tokens + tl.program_id(0)
-    key = tl.arange(0, DEEP * LANES)
-    inside = (key < n_keys) | FULL
-    scores = tl.load(scores_ptr + row * padded_keys + key, mask=inside, other=-float("inf"))
+@triton.jit
+def _search(
+    query_ptr, query_norms_ptr, keys_ptr, key_scales_ptr, key_norms_ptr,
+    maxima_ptr, found_ptr, counts_ptr,
+    n_tokens, padded_tokens, padded_keys, n_keys, knn, tiles_t,
+    QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr,
+    GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr, SLOTS: tl.constexpr,
+    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Find the scores of BLOCK_T rows that can be among their best knn."""
+    # Neighbours share the sub-keys.
+    book = (tl.program_id(0) // tiles_t).to(tl.int64)
+    books = tl.num_programs(0) // tiles_t
+    token = tl.program_id(0) % tiles_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    row = book * padded_tokens + token
+    key = tl.arange(0, BLOCK_N)
+    column = tl.arange(0, BLOCK_D)
+    query = query_ptr + row[:, None] * WIDTH + column[None, :]
+    first_keys = keys_ptr + (book * padded_keys + key[:, None]) * WIDTH + column[None, :]
+    next_query_part = books.to(tl.int64) * padded_tokens * WIDTH
+    next_key_part = books.to(tl.int64) * padded_keys * WIDTH
+    key_scales_ptr += book * padded_keys + key
+    key_norms_ptr += book * padded_keys + key
 
-    # Two groups a lane. Halve the range of the bound, keeping knn groups above.
-    groups: tl.constexpr = 2 if DEEP > 1 else 1
-    maxima = tl.max(tl.reshape(scores, [DEEP // groups, groups, LANES]), 0)
-    low = tl.min(tl.min(maxima, 0), 0)
-    high = tl.max(tl.max(maxima, 0), 0)
-    for _ in range(8):
+    q = tl.load(query)
+    low_q = q
+    if HELD and QUERY_PARTS == 2:
+        low_q = tl.load(query + next_query_part)
+
+    n_groups = padded_keys // BLOCK_N * GROUPS
+    maxima = maxima_ptr + row[:, None] * n_groups
+    group = tl.arange(0, GROUPS)[None, :]
+    longest = tl.zeros([BLOCK_N], tl.float32)
+    for start in range(0, padded_keys, BLOCK_N):
+        scale = tl.load(key_scales_ptr + start)
+        scores = _tile_scores(
+            query, first_keys + start * WIDTH, next_query_part, next_key_part, scale, q, q,
+            1, 1, HELD, WIDTH, BLOCK_T, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        if not EVEN:
+            scores = tl.where((key < n_keys - start)[None, :], scores, -float("inf"))
+        largest = tl.max(tl.reshape(scores, [BLOCK_T, BLOCK_N // GROUPS, GROUPS]), 1)
+        tl.store(maxima + start // BLOCK_N * GROUPS + group, largest)
+        longest = tl.maximum(longest, tl.load(key_norms_ptr + start) * scale)
+
+    # Other threads of this program read what these have written.
+    tl.debug_barrier()
+    group = tl.arange(0, ALL_GROUPS)[None, :]
+    largest = tl.load(maxima + group, mask=group < n_groups, other=-float("inf"))
+    bound = _bound(largest, knn)
+    bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.max(longest, 0)
+    bound = tl.where(token < n_tokens, bound, float("inf"))
+
+    # How many of a row were kept before each key, by a product with a triangle of ones: the sums stay in the threads
+    # that hold the scores. From 2**23 on the bits of an fp32 number count its units.
+    found_ptr += book * SLOTS * padded_tokens
+    triangle = (key[:, None] < key[None, :]).to(tl.float16)
+    kept = tl.full([BLOCK_T], 2.0**23, tl.float32)
+    for start in range(0, padded_keys, BLOCK_N):
+        scores = _tile_scores(
+            query, first_keys + start * WIDTH, next_query_part, next_key_part,
+            tl.load(key_scales_ptr + start), q, low_q,
+            QUERY_PARTS, KEY_PARTS, HELD, WIDTH, BLOCK_T, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
+        # Not a number is not below the bound either, and the reference, too, takes it for the best.
+        keep = (scores < bound[:, None]) == 0
+        if not EVEN:
+            keep = keep & (key < n_keys - start)[None, :]
+        before = tl.dot(
+            keep.to(tl.float16), triangle, tl.broadcast_to(kept[:, None], [BLOCK_T, BLOCK_N])
+        )
+        slot = before.to(tl.int32, bitcast=True) - 0x4B000000
+        if ASSEMBLY:
+            _store_pairs(
+                found_ptr, slot * padded_tokens + token[:, None], (start + key)[None, :], scores,
+                keep & (slot < SLOTS),
+            )  # fmt: skip
+        else:
+            packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (start + key)[None, :]
+            to = found_ptr + slot * padded_tokens + token[:, None]
+            tl.store(to, packed, mask=keep & (slot < SLOTS))
+        kept += tl.sum(keep.to(tl.float32), 1)
+    tl.store(counts_ptr + row, (kept - 2.0**23).to(tl.int32))
+
+
+@triton.jit
+def _store_pairs(pointer, offset, low, high, mask):
+    """Store two words at `pointer` + 8 `offset`, from the threads that hold them.
+
+    `tl.store` would bring them to other threads first, through shared memory.
+    """
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b64 to; setp.ne.b32 p, $5, 0; mad.wide.s32 to, $2, 8, $1; "
+        "@p st.global.v2.b32 [to], {$3, $4}; mov.b32 $0, 0; }",
+        "=r,l,r,r,f,r",
+        [pointer.to(tl.int64), offset, low, high, mask.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _bound(largest, knn):
+    """Return for each row of [rows, groups] a number that at least knn reach, hardly more; -inf if that is knn's."""
+    high = tl.max(largest, 1)
+    low = tl.min(tl.where(largest > -float("inf"), largest, high[:, None]), 1)
+    # Groups without keys have no largest score.
+    enough = tl.sum((largest >= low[:, None]).to(tl.int32), 1) >= knn
+    low = tl.where(enough, low, -float("inf"))
+    for _ in range(7):
         middle = 0.5 * low + 0.5 * high
-        enough = tl.sum(tl.sum((maxima >= middle).to(tl.int32), 0), 0) >= knn
+        enough = tl.sum((largest >= middle[:, None]).to(tl.int32), 1) >= knn
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
-    # Not a number is not below the bound either, and the reference, too, takes it for the best.
-    keep = (inside & ((scores < low) == 0)).to(tl.int32)
-    count = tl.sum(keep, 0)
+    return low
 
-    if count > SLOTS:
-        # Ties do that. Search on among the integers of score and id, of which no two are equal.
-        rising = tl.where(inside, _rising(scores), -(2**31))
-        first = tl.where(low == low, _rising(low).to(tl.int64), -(2**31)) << 32
-        last = (tl.max(rising, 0).to(tl.int64) << 32) | 0xFFFFFFFF
-        while count > SLOTS:
-            middle = (first | last) - ((first ^ last) >> 1)
-            above = tl.sum(_reach(rising, key, middle), 0)
-            enough = above >= knn
-            first = tl.where(enough, middle, first)
-            last = tl.where(enough, last, middle - 1)
-            count = tl.where(enough, above, count)
-        keep = _reach(rising, key, first)
+
+@triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
+def _search_crowded(
+    query_ptr, keys_ptr, key_scales_ptr, row_scores_ptr, found_ptr, counts_ptr,
+    books, n_tokens, padded_tokens, padded_keys, n_keys, knn,
+    QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Search the rows of which too many reached the bound, one after another: few, but for many equal keys."""
+    ROWS: tl.constexpr = 128
+    row_scores_ptr += tl.program_id(0) * DEEP * LANES
+    n_rows = books.to(tl.int64) * padded_tokens
+    for first in range(tl.program_id(0).to(tl.int64) * ROWS, n_rows, tl.num_programs(0) * ROWS):
+        rows = first + tl.arange(0, ROWS)
+        inside = (rows < n_rows) & (rows % padded_tokens < n_tokens)
+        if tl.max(tl.load(counts_ptr + rows, mask=inside, other=0), 0) > SLOTS:
+            for row in range(first, tl.minimum(first + ROWS, n_rows)):
+                token = row % padded_tokens
+                if (token < n_tokens) & (tl.load(counts_ptr + row) > SLOTS):
+                    book = row // padded_tokens
+                    _score_row(
+                        query_ptr + row * WIDTH, keys_ptr + book * padded_keys * WIDTH,
+                        n_rows * WIDTH, books.to(tl.int64) * padded_keys * WIDTH,
+                        key_scales_ptr + book * padded_keys, row_scores_ptr, padded_keys,
+                        QUERY_PARTS, KEY_PARTS, WIDTH, BLOCK_D,
+                    )  # fmt: skip
+                    tl.debug_barrier()
+                    _keep_best(
+                        row_scores_ptr, found_ptr + book * SLOTS * padded_tokens + token, counts_ptr + row,
+                        padded_tokens, n_keys, knn, SLOTS, LANES, DEEP,
+                    )  # fmt: skip
+                    tl.debug_barrier()
+
+
+@triton.jit
+def _score_row(
+    query, keys, next_query_part, next_key_part, key_scales, to, padded_keys,
+    QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    KEYS: tl.constexpr = 16
+    column = tl.arange(0, BLOCK_D)
+    inside = column < WIDTH
+    q = tl.load(query + column, mask=inside, other=0.0).to(tl.float32)
+    if QUERY_PARTS == 2:
+        q += tl.load(query + next_query_part + column, mask=inside, other=0.0).to(tl.float32)
+    for start in range(0, padded_keys, KEYS):
+        key = start + tl.arange(0, KEYS)
+        place = keys + key[:, None] * WIDTH + column[None, :]
+        k = tl.load(place, mask=inside[None, :], other=0.0).to(tl.float32)
+        if KEY_PARTS == 2:
+            k += tl.load(place + next_key_part, mask=inside[None, :], other=0.0).to(tl.float32)
+        scores = tl.sum(q[None, :] * k, 1) * tl.load(key_scales + key)
+        tl.store(to + key, scores)
+
+
+@triton.jit
+def _keep_best(
+    scores_ptr, found_ptr, count_ptr, padded_tokens, n_keys, knn,
+    SLOTS: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Keep at least knn of a row's scores, SLOTS at most, by halving the range of integers of score and id."""
+    key = tl.arange(0, DEEP * LANES)
+    inside = key < n_keys
+    scores = tl.load(scores_ptr + key, mask=inside, other=-float("inf"))
+    rising = tl.where(inside, as_rising(scores), -(2**31))
+    first = tl.cast(-(2**31), tl.int64) << 32
+    last = (tl.max(rising, 0).to(tl.int64) << 32) | 0xFFFFFFFF
+    count = n_keys
+    while count > SLOTS:
+        middle = (first | last) - ((first ^ last) >> 1)
+        above = tl.sum(_reach(rising, key, middle), 0)
+        enough = above >= knn
+        first = tl.where(enough, middle, first)
+        last = tl.where(enough, last, middle - 1)
+        count = tl.where(enough, above, count)
+    keep = _reach(rising, key, first) & inside.to(tl.int32)
 
     by_lane = tl.reshape(keep, [DEEP, LANES])
     totals = tl.sum(by_lane, 0)
     slot = tl.cumsum(by_lane, 0) - 1 + (tl.cumsum(totals, 0) - totals)[None, :]
     slot = tl.reshape(slot, [DEEP * LANES])
     packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | key
-    found_ptr += (row - tl.program_id(0)) * SLOTS + tl.program_id(0)
-    tl.store(found_ptr + slot * padded_tokens, packed, mask=keep != 0)
-    tl.store(counts_ptr + row, count)
+    tl.store(found_ptr + slot.to(tl.int64) * padded_tokens, packed, mask=keep != 0)
+    tl.store(count_ptr, count)
 
 
 @triton.jit
@@ -556,16 +453,10 @@ def _reach(rising, key, bound):
 
 @triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
 def _order(
-    found_ptr,
-    counts_ptr,
-    query_scales_ptr,
-    ordered_ptr,
-    n_tokens,
-    padded_tokens,
-    SLOTS: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    found_ptr, counts_ptr, query_scales_ptr, ordered_ptr, n_tokens, padded_tokens,
+    SLOTS: tl.constexpr, LOG: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Sort what was found of each row; keep the best 2**LOG."""
     # Rows apart by a number that is not specialised are loaded one number at a time, so that one thread holds all
     # slots of a token and sorts without talking to its neighbours.
     BEST: tl.constexpr = 2**LOG
@@ -575,15 +466,15 @@ def _order(
     count = tl.load(counts_ptr + book * padded_tokens + token, mask=inside, other=0)
     rank = tl.arange(0, BEST)[None, :]
     found_ptr += book * SLOTS * padded_tokens
-    best = _sort(_found(found_ptr, rank, token, count, padded_tokens), LOG, 0)
-    for start in range(BEST, SLOTS, BEST):
-        new = _sort(_found(found_ptr, start + rank, token, count, padded_tokens), LOG, 1)
+    best = sort(_found(found_ptr, rank, token, count, padded_tokens), LOG, 0)
+    for start in tl.static_range(BEST, SLOTS, BEST):
+        new = sort(_found(found_ptr, start + rank, token, count, padded_tokens), LOG, 1)
         # One falls, the other rises: the larger of each two numbers are the best of both.
-        best = _merge(tl.where(best < new, new, best), LOG, LOG, 0)
+        best = merge(tl.where(best < new, new, best), LOG, LOG, 0)
     scale = tl.load(query_scales_ptr + book * padded_tokens + token, mask=inside, other=0.0)
-    score = _score_of(best) * scale[:, None]
+    score = score_of(best) * scale[:, None]
     ordered_ptr += book * BEST * padded_tokens
-    packed = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | _id_of(best)
+    packed = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | id_of(best)
     tl.store(ordered_ptr + rank * padded_tokens + token[:, None], packed, mask=inside[:, None])
 
 
@@ -592,24 +483,16 @@ def _found(found_ptr, slot, token, count, padded_tokens):
     valid = slot < count[:, None]
     packed = tl.load(found_ptr + slot * padded_tokens + token[:, None], mask=valid, other=0)
     score = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return tl.where(valid, _together(score, packed & _LARGEST_ID), 0.0)
+    return tl.where(valid, together(score, packed & LARGEST_ID), 0.0)
 
 
 @triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
 def _pair(
-    ordered_ptr,
-    ranks_ptr,
-    out_scores_ptr,
-    out_ids_ptr,
-    n_tokens,
-    padded_tokens,
-    n_heads,
-    n_keys,
-    knn,
-    PAIRS: tl.constexpr,
-    LOG: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
+    ordered_ptr, ranks_ptr, out_scores_ptr, out_ids_ptr,
+    n_tokens, padded_tokens, n_heads, n_keys, knn,
+    PAIRS: tl.constexpr, LOG: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Choose among the pairs of sub-keys that can win."""
     BEST: tl.constexpr = 2**LOG
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -618,16 +501,16 @@ def _pair(
     right_ptr = ordered_ptr + (n_heads + head) * BEST * padded_tokens + token[:, None]
     rank = tl.arange(0, BEST)
     sums = _sums(left_ptr, right_ptr, ranks_ptr, rank, PAIRS, inside, padded_tokens, n_keys)
-    best = _sort(sums, LOG, 0)
+    best = sort(sums, LOG, 0)
     for start in tl.static_range(BEST, PAIRS, BEST):
         pair = start + rank
         sums = _sums(left_ptr, right_ptr, ranks_ptr, pair, PAIRS, inside, padded_tokens, n_keys)
-        new = _sort(sums, LOG, 1)
-        best = _merge(tl.where(best < new, new, best), LOG, LOG, 0)
+        new = sort(sums, LOG, 1)
+        best = merge(tl.where(best < new, new, best), LOG, LOG, 0)
     to = (token[:, None].to(tl.int64) * n_heads + head) * knn + rank[None, :]
     valid = inside & (rank < knn)[None, :]
-    tl.store(out_scores_ptr + to, _score_of(best), mask=valid)
-    tl.store(out_ids_ptr + to, _id_of(best), mask=valid)
+    tl.store(out_scores_ptr + to, score_of(best), mask=valid)
+    tl.store(out_ids_ptr + to, id_of(best), mask=valid)
 
 
 @triton.jit
@@ -641,139 +524,4 @@ def _sums(left_ptr, right_ptr, ranks_ptr, pair, PAIRS: tl.constexpr, inside, pad
     score = (left >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     score += (right >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     slot = left.to(tl.int32) * n_keys + right.to(tl.int32)
-    return tl.where(valid, _together(score, slot), 0.0)
-
-
-@triton.jit
-def _query_gradient(
-    grad_ptr,
-    ids_ptr,
-    sub_keys_ptr,
-    grad_query_ptr,
-    stride_half,
-    stride_head,
-    stride_key,
-    n_tokens,
-    n_heads,
-    n_keys,
-    width,
-    knn,
-    BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    half = tl.program_id(1) // n_heads
-    head = tl.program_id(1) % n_heads
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    column = tl.arange(0, BLOCK_D)
-    inside = token < n_tokens
-    sub_keys_ptr += half.to(tl.int64) * stride_half + head.to(tl.int64) * stride_head
-    at = (token.to(tl.int64) * n_heads + head) * knn
-    total = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
-    for i in range(knn):
-        slot = tl.load(ids_ptr + at + i, mask=inside, other=0).to(tl.int32)
-        weight = tl.load(grad_ptr + at + i, mask=inside, other=0.0)
-        left = slot // n_keys
-        key = tl.where(half == 0, left, slot - left * n_keys)
-        row = tl.load(
-            sub_keys_ptr + key[:, None].to(tl.int64) * stride_key + column[None, :],
-            mask=(column < width)[None, :],
-            other=0.0,
-        )
-        total += weight[:, None] * row.to(tl.float32)
-    to = (token[:, None].to(tl.int64) * n_heads + head) * (2 * width) + half * width
-    tl.store(
-        grad_query_ptr + to + column[None, :],
-        total.to(grad_query_ptr.dtype.element_ty),
-        mask=inside[:, None] & (column < width)[None, :],
-    )
-
-
-@triton.jit
-def _scatter_weights(
-    grad_ptr,
-    ids_ptr,
-    weights_ptr,
-    n_tokens,
-    padded_tokens,
-    n_heads,
-    n_keys,
-    knn,
-    SLOTS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    head = tl.program_id(1)
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    rank = tl.arange(0, SLOTS)
-    at = (token.to(tl.int64) * n_heads + head) * knn
-    inside = (token < n_tokens)[:, None] & (rank < knn)[None, :]
-    slot = tl.load(ids_ptr + at[:, None] + rank[None, :], mask=inside, other=0).to(tl.int32)
-    left = slot // n_keys
-    right = slot - left * n_keys
-    left_sum = tl.zeros([BLOCK_T, SLOTS], tl.float32)
-    right_sum = tl.zeros([BLOCK_T, SLOTS], tl.float32)
-    # Slots share sub-keys. Each adds up all that share its own, and they then write the same number.
-    for i in range(knn):
-        other = tl.load(ids_ptr + at + i, mask=token < n_tokens, other=0).to(tl.int32)
-        weight = tl.load(grad_ptr + at + i, mask=token < n_tokens, other=0.0)[:, None]
-        other_left = other // n_keys
-        other_right = other - other_left * n_keys
-        left_sum += tl.where(left == other_left[:, None], weight, 0.0)
-        right_sum += tl.where(right == other_right[:, None], weight, 0.0)
-    to_left = (head.to(tl.int64) * padded_tokens + token)[:, None] * n_keys + left
-    to_right = ((n_heads + head).to(tl.int64) * padded_tokens + token)[:, None] * n_keys + right
-    tl.store(weights_ptr + to_left, left_sum, mask=inside)
-    tl.store(weights_ptr + to_right, right_sum, mask=inside)
-
-
-@triton.jit
-def _key_gradient(
-    weights_ptr,
-    query_ptr,
-    sums_ptr,
-    stride_token,
-    stride_head,
-    n_tokens,
-    padded_tokens,
-    n_heads,
-    n_keys,
-    width,
-    tiles_d,
-    QUERY_PARTS: tl.constexpr,
-    TYPE: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    book = tl.program_id(1).to(tl.int64)
-    half = tl.program_id(1) // n_heads
-    head = tl.program_id(1) % n_heads
-    key = tl.program_id(0) // tiles_d * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tl.program_id(0) % tiles_d * BLOCK_D + tl.arange(0, BLOCK_D)
-    query_ptr += half * width + head.to(tl.int64) * stride_head
-    weights_ptr += book * padded_tokens * n_keys
-    share = tl.program_id(2).to(tl.int64)
-    shares = tl.num_programs(2)
-    to = (share * 2 * n_heads + book) * n_keys * width + key[:, None] * width + column[None, :]
-    inside = (key < n_keys)[:, None] & (column < width)[None, :]
-    total = tl.load(sums_ptr + to, mask=inside, other=0.0)  # [BLOCK_N, BLOCK_D]
-    for start in range(tl.program_id(2) * BLOCK_T, n_tokens, shares * BLOCK_T):
-        token = start + tl.arange(0, BLOCK_T)
-        weights = tl.load(
-            weights_ptr + token[:, None].to(tl.int64) * n_keys + key[None, :],
-            mask=(token < n_tokens)[:, None] & (key < n_keys)[None, :],
-            other=0.0,
-        ).T
-        query = tl.load(
-            query_ptr + token[:, None].to(tl.int64) * stride_token + column[None, :],
-            mask=(token < n_tokens)[:, None] & (column < width)[None, :],
-            other=0.0,
-        )
-        high = weights.to(TYPE)
-        low = (weights - high.to(tl.float32)).to(TYPE)
-        query_high = query.to(TYPE)
-        total = tl.dot(high, query_high, total, input_precision="ieee")
-        total = tl.dot(low, query_high, total, input_precision="ieee")
-        if QUERY_PARTS == 2:
-            query_low = (query.to(tl.float32) - query_high.to(tl.float32)).to(TYPE)
-            total = tl.dot(high, query_low, total, input_precision="ieee")
-    tl.store(sums_ptr + to, total, mask=inside)
+    return tl.where(valid, together(score, slot), 0.0)

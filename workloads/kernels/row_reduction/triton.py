@@ -21,6 +21,7 @@ from triton import language as tl
 
 CHUNK = 512
 """Reads that one program sums at most."""
+_SPLIT_PROGRAMS = 4096
 _L2_SHARE_BYTES = 34 * 2**20
 """Of `x`, what a block of columns may take: it shares the cache (60 MB on an H200) with the table's stream."""
 
@@ -121,17 +122,30 @@ def begin_pass(
         x.new_empty(max_splits, width, dtype=torch.float32),
         x if table is None else table, found, reads.n_rows, n_reads, width,
     )  # fmt: skip
+    block_reads = block_reads or max(4, min(16, 2048 // block_bytes))
     tiling = {
         "CHUNK": CHUNK,
-        "READS": block_reads or max(4, min(16, 2048 // block_bytes)),
+        "READS": block_reads,
         "WIDTH": block_width,
         "PRODUCTS": products,
         "EVEN": width % block_width == 0,
+        # Written for one warp, of which each thread holds 16 bytes side by side of every read.
+        "ASSEMBLY": block_reads == 4
+        and block_bytes == 512
+        and width % block_width == 0
+        and all(
+            address % 16 == 0
+            for address in (x.data_ptr(), 0 if table is None else table.data_ptr())
+        )
+        and isinstance(_add_up, triton.JITFunction),
         # A warp loads 512 bytes at once.
         "num_warps": max(1, min(8, block_bytes // 512)),
     }
     if max_splits:
-        _sum_splits[(max_splits, n_blocks)](reads.owners, *arguments, **tiling)
+        # Most often few rows are split, or none: not as many programs as splits there could be.
+        _sum_splits[(min(max_splits, _SPLIT_PROGRAMS), n_blocks)](
+            reads.owners, max_splits, *arguments, **tiling
+        )
     return Pass(arguments=arguments, tiling=tiling, n_blocks=n_blocks, products=found)
 
 
@@ -252,54 +266,138 @@ def _add_up(products, order, out, n_reads, N_BLOCKS: tl.constexpr, BLOCK: tl.con
 def _sum_reads(
     lo, hi, cols, inside, values, x, read_bags, read_weights, products, n_reads, width,
     READS: tl.constexpr, WIDTH: tl.constexpr, PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Return the weighted sum of the vectors of the reads from lo up to hi; store their products with `values`."""
     acc = tl.zeros([1, WIDTH], tl.float32)
-    for start in range(lo, hi, READS):
-        at = start + tl.arange(0, READS)
-        live = at < hi
-        # Beyond the end the last read once more, with no weight: cheaper than masks, and no other row's NaN gets in.
-        within = tl.minimum(at, hi - 1)
-        bag = tl.load(read_bags + within)
-        weight = tl.where(live, tl.load(read_weights + within), 0.0)
-        place = x + offset(bag, width)[:, None] + cols
-        if EVEN:
-            vectors = tl.load(place).to(tl.float32)  # [READS, WIDTH]
+    products += tl.program_id(1).to(tl.int64) * n_reads
+    rest = hi - (hi - lo) % READS
+    for start in range(lo, rest, READS):
+        acc = _add_reads(
+            acc, start, hi, cols, inside, values, x, read_bags, read_weights, products, width,
+            True, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
+        )  # fmt: skip
+    # Half of the rows have half a group left, or less.
+    if rest < hi:
+        if READS > 2 and hi - rest <= READS // 2:
+            acc = _add_reads(
+                acc, rest, hi, cols, inside, values, x, read_bags, read_weights, products, width,
+                False, READS // 2, WIDTH, PRODUCTS, EVEN, False,
+            )  # fmt: skip
         else:
-            vectors = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        acc += tl.sum(vectors * weight[:, None], axis=0, keep_dims=True)
-        if PRODUCTS:
-            found = tl.sum(vectors * values, axis=1)
-            tl.store(products + tl.program_id(1).to(tl.int64) * n_reads + at, found, mask=live)
+            acc = _add_reads(
+                acc, rest, hi, cols, inside, values, x, read_bags, read_weights, products, width,
+                False, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
+            )  # fmt: skip
     return acc
 
 
 @triton.jit
+def _add_reads(
+    acc, start, hi, cols, inside, values, x, read_bags, read_weights, products, width,
+    FULL: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr, PRODUCTS: tl.constexpr,
+    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
+):  # fmt: skip
+    """Return `acc` and the weighted sum of up to READS vectors from `start` on, but before hi."""
+    at = start + tl.arange(0, READS)
+    if FULL:
+        bag = tl.load(read_bags + at)
+        weight = tl.load(read_weights + at)
+    else:
+        # Beyond the end the last read once more, with no weight: cheaper than masks, and no other row's NaN gets in.
+        within = tl.minimum(at, hi - 1)
+        bag = tl.load(read_bags + within)
+        weight = tl.where(at < hi, tl.load(read_weights + within), 0.0)
+    place = x + offset(bag, width)[:, None] + cols
+    if EVEN:
+        vectors = tl.load(place).to(tl.float32)  # [READS, WIDTH]
+    else:
+        vectors = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    if PRODUCTS:
+        if ASSEMBLY:
+            parts = tl.sum(tl.reshape(vectors * values, [4, 32, WIDTH // 32]), 2)
+            first, second = tl.split(tl.permute(tl.reshape(parts, [2, 2, 32]), [2, 1, 0]))
+            found, read = _sums_of_four(*tl.split(first), *tl.split(second))
+            lane = tl.arange(0, 32)
+            tl.store(
+                products + start + read, found, mask=(lane % 8 == 0) & (FULL | (start + read < hi))
+            )
+        else:
+            found = tl.sum(vectors * values, axis=1)
+            tl.store(products + at, found, mask=at < hi)
+    return acc + tl.sum(vectors * weight[:, None], axis=0, keep_dims=True)
+
+
+@triton.jit
+def _sums_of_four(a, b, c, d):
+    """Return the sum over a warp's threads of one of four numbers, and which: thread t has that of number t / 8.
+
+    Each exchange halves the numbers or the threads that hold them: 6 exchanges, where four sums one by one take 20.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .b32 lane, half;
+        .reg .f32 kept, sent, kept2, sent2;
+        mov.u32 lane, %laneid;
+        and.b32 half, lane, 16;
+        setp.ne.u32 p, half, 0;
+        selp.f32 kept, $4, $2, p;
+        selp.f32 sent, $2, $4, p;
+        selp.f32 kept2, $5, $3, p;
+        selp.f32 sent2, $3, $5, p;
+        shfl.sync.bfly.b32 sent, sent, 16, 31, -1;
+        shfl.sync.bfly.b32 sent2, sent2, 16, 31, -1;
+        add.f32 kept, kept, sent;
+        add.f32 kept2, kept2, sent2;
+        and.b32 half, lane, 8;
+        setp.ne.u32 p, half, 0;
+        selp.f32 sent, kept, kept2, p;
+        selp.f32 kept, kept2, kept, p;
+        shfl.sync.bfly.b32 sent, sent, 8, 31, -1;
+        add.f32 kept, kept, sent;
+        shfl.sync.bfly.b32 sent, kept, 4, 31, -1;
+        add.f32 kept, kept, sent;
+        shfl.sync.bfly.b32 sent, kept, 2, 31, -1;
+        add.f32 kept, kept, sent;
+        shfl.sync.bfly.b32 sent, kept, 1, 31, -1;
+        add.f32 $0, kept, sent;
+        shr.u32 $1, lane, 3;
+        }""",
+        "=f,=r,f,f,f,f",
+        [a, b, c, d],
+        dtype=(tl.float32, tl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def _sum_splits(
-    owners, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
+    owners, max_splits, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
-    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum one split: `CHUNK` reads, or what is left, of a row that has more than its own program takes."""
-    split = tl.program_id(0)
-    row = tl.load(owners + split)
-    if row < n_rows:
-        cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        inside = cols < width
-        first_split = tl.load(splits_end + row - 1, mask=row > 0, other=0)
-        lo = tl.load(starts + row) + (split - first_split + 1) * CHUNK
-        hi = tl.minimum(tl.load(starts + row + 1), lo + CHUNK)
-        values = tl.zeros([1, WIDTH], tl.float32)
-        if PRODUCTS:
-            values = tl.load(table + offset(row, width) + cols, mask=inside, other=0.0).to(
-                tl.float32
-            )
-        acc = _sum_reads(
-            lo, hi, cols, inside, values, x, read_bags, read_weights, products, n_reads, width,
-            READS, WIDTH, PRODUCTS, EVEN,
-        )  # fmt: skip
-        tl.store(split_sums + offset(split, width) + cols, acc, mask=inside)
+    """Sum splits: `CHUNK` reads each, or what is left, of a row that has more than its own program takes."""
+    cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    inside = cols < width
+    for split in range(tl.program_id(0), max_splits, tl.num_programs(0)):
+        row = tl.load(owners + split)
+        if row < n_rows:
+            first_split = tl.load(splits_end + row - 1, mask=row > 0, other=0)
+            lo = tl.load(starts + row) + (split - first_split + 1) * CHUNK
+            hi = tl.minimum(tl.load(starts + row + 1), lo + CHUNK)
+            values = tl.zeros([1, WIDTH], tl.float32)
+            if PRODUCTS:
+                values = tl.load(table + offset(row, width) + cols, mask=inside, other=0.0).to(
+                    tl.float32
+                )
+            acc = _sum_reads(
+                lo, hi, cols, inside, values, x, read_bags, read_weights, products, n_reads, width,
+                READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
+            )  # fmt: skip
+            tl.store(split_sums + tl.cast(split, tl.int64) * width + cols, acc, mask=inside)
 
 
 @triton.jit
@@ -307,13 +405,13 @@ def row_sum(
     row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums, products,
     n_reads, width,
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
-    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Return the sum of a row whose reads are lo up to end: `CHUNK` of them, and the sums of its splits."""
     acc = _sum_reads(
         lo, tl.minimum(end, lo + CHUNK), cols, inside, values,
         x, read_bags, read_weights, products, n_reads, width,
-        READS, WIDTH, PRODUCTS, EVEN,
+        READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
     )  # fmt: skip
     if end > lo + CHUNK:
         n_splits = (end - lo - 1) // CHUNK
@@ -329,25 +427,32 @@ def _sum_rows(
     sums, x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
-    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another."""
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
+    place = first_row * width + cols
+    end = tl.load(starts + first_row)
     for row in range(first_row, tl.minimum(first_row + GROUP, n_rows)):
-        lo = tl.load(starts + row)
+        lo = end
         end = tl.load(starts + row + 1)
-        place = tl.cast(row, tl.int64) * width + cols
         values = tl.zeros([1, WIDTH], tl.float32)
         if PRODUCTS:
-            values = tl.load(
-                table + place, mask=inside & (end > lo), other=0.0, eviction_policy="evict_first"
-            ).to(tl.float32)
+            if EVEN:
+                values = tl.load(table + place, eviction_policy="evict_first").to(tl.float32)
+            else:
+                values = tl.load(
+                    table + place, mask=inside, other=0.0, eviction_policy="evict_first"
+                ).to(tl.float32)
         acc = row_sum(
             row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums,
-            products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN,
+            products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
         )  # fmt: skip
-        tl.store(
-            sums + place, acc.to(sums.dtype.element_ty), mask=inside, eviction_policy="evict_first"
-        )
+        rounded = acc.to(sums.dtype.element_ty)
+        if EVEN:
+            tl.store(sums + place, rounded, eviction_policy="evict_first")
+        else:
+            tl.store(sums + place, rounded, mask=inside, eviction_policy="evict_first")
+        place += width

@@ -37,15 +37,9 @@ def sign_hash(
     return rows, scores
 
 
-USE_TRITON = False
-"""Whether the kernels of this folder and of `hash_bag` are used on a GPU. They are right in Triton's interpreter and
-compile for sm_90 without spills, but have not run on a GPU yet: `tests/gpu/test_hash_bag_gpu.py` and
-`benchmarks/hash_bag.py` decide. Until then a GPU hashes in plain torch and reads the rows with `weighted_bag`."""
-
-
 def in_triton(x: Tensor) -> bool:
     """Whether what is computed from `x` is computed by Triton's kernels, which have no float64."""
-    return USE_TRITON and x.is_cuda and x.dtype != torch.float64
+    return x.is_cuda and x.dtype != torch.float64
 
 
 def _implementation(z: Tensor) -> ModuleType:

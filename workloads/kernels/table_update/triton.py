@@ -18,8 +18,7 @@ from workloads.kernels.table_update.rule import Rule
 
 _COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
 _WHOLE_ROW_BYTES = 512
-"""Rows of `x` up to here are summed by one program, which then knows their mean square: as many as one warp holds. With
-four warps (4,096 here) two runs on an H200 differed in some bits; the cause is not found."""
+"""Rows of `x` up to here are summed by one program, which then knows their mean square: as many as one warp holds."""
 _GROUP = 16
 
 
@@ -136,7 +135,7 @@ def _update_rows(
     decay, step_size, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
     RULE: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
-    PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
+    PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations."""
     first_row = tl.program_id(0).to(tl.int64) * GROUP
@@ -157,7 +156,7 @@ def _update_rows(
                 s = _load(second + place, inside)
             g = row_sum(
                 row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end, split_sums,
-                products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN,
+                products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
             )  # fmt: skip
             if SQUARES:
                 tl.store(squares + tl.program_id(1).to(tl.int64) * n_rows + row, tl.sum(g * g))

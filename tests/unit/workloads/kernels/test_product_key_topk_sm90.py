@@ -10,49 +10,50 @@ WIDE = "cp.async.cg.shared.global"
 """Only copies of 16 bytes may go past the first cache."""
 
 
-@pytest.mark.parametrize("query_parts", [1, 2], ids=["bf16 query", "fp32 query"])
-def test_scores_come_from_tensor_cores(compile_for_sm90, query_parts):
+@pytest.mark.parametrize(
+    ("query_parts", "width", "tokens"),
+    [(1, 128, 64), (1, 256, 128), (2, 256, 64)],
+    ids=["bf16 query", "wide bf16 query", "wide fp32 query"],
+)
+def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
+    compile_for_sm90, query_parts, width, tokens
+):
     made = compile_for_sm90(
-        kernels._score,
+        kernels._search,
         {
             **dict.fromkeys(("query_ptr", "keys_ptr"), "*fp16:16"),
-            **dict.fromkeys(("key_scales_ptr", "scores_ptr"), "*fp32:16"),
-            **dict.fromkeys(("padded_tokens", "padded_keys", "width"), "i32:16"),
-            **dict.fromkeys(("tiles_t", "tiles_n"), "i32"),
+            **dict.fromkeys(
+                ("query_norms_ptr", "key_scales_ptr", "key_norms_ptr", "maxima_ptr"), "*fp32:16"
+            ),
+            "found_ptr": "*i64:16",
+            "counts_ptr": "*i32:16",
+            **dict.fromkeys(("n_tokens", "padded_tokens", "padded_keys", "n_keys"), "i32:16"),
+            **dict.fromkeys(("knn", "tiles_t"), "i32"),
         },
         {
             "QUERY_PARTS": query_parts,
             "KEY_PARTS": 2,
-            "BLOCK_T": 128,
-            "BLOCK_N": 128,
-            "BLOCK_D": 64,
+            "GROUPS": 8,
+            "ALL_GROUPS": 128,
+            "SLOTS": 64,
+            "EVEN": True,
+            "ASSEMBLY": True,
+            "HELD": True,
+            "WIDTH": width,
+            "BLOCK_T": tokens,
+            "BLOCK_N": 64,
+            "BLOCK_D": width,
         },
-        num_warps=8,
+        num_warps=tokens // 16,
+        num_stages=2,
     )
 
     assert made.spills == 0
+    # What a multiprocessor of an H100 has.
+    assert made.shared_bytes <= 227 * 1024
     assert "wgmma.mma_async" in made.ptx
-    assert WIDE in made.ptx
-    assert "cp.async.ca" not in made.ptx
-    assert "st.global.v4" in made.ptx
-
-
-def test_candidates_stay_in_their_lanes(compile_for_sm90):
-    made = compile_for_sm90(
-        kernels._candidates,
-        {
-            "scores_ptr": "*fp32:16",
-            "found_ptr": "*i64:16",
-            "counts_ptr": "*i32:16",
-            "n_keys": "i32:16",
-            **dict.fromkeys(("padded_tokens", "padded_keys", "knn"), "i32"),
-        },
-        {"SLOTS": 64, "LANES": 32, "DEEP": 32, "FULL": True},
-        num_warps=1,
-    )
-
-    assert made.spills == 0
-    assert made.shared_bytes == 0
+    # The keys' scales, a number per key, come in words.
+    assert made.ptx.count(WIDE) > 4 * made.ptx.count("cp.async.ca")
 
 
 def test_a_token_is_sorted_by_one_thread(compile_for_sm90):

@@ -13,15 +13,18 @@ from workloads.kernels.product_key_topk import reference
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 import triton.language as tl
 
+from workloads.kernels.product_key_topk import fp16_parts, ranking
+from workloads.kernels.product_key_topk import gradients as gradient_kernels
 from workloads.kernels.product_key_topk import triton as kernels
 
-SMALL = (16, 16, 4, 1)
-"""Tile of `_score`; the interpreter takes as long for a number as for a tile."""
+SMALL = (16, 16, 16, 4, 1)
+"""Tile of `_search`; the interpreter takes as long for a number as for a tile."""
 
 
 @pytest.fixture(autouse=True)
 def _interpreted(interpreted) -> Iterator[None]:
-    interpreted(kernels)
+    for module in (ranking, fp16_parts, gradient_kernels, kernels):
+        interpreted(module)
     # Fresh buffers hold NaN and the largest integers, so an element nobody wrote shows.
     torch.use_deterministic_algorithms(True)
     yield
@@ -41,7 +44,7 @@ def _integers(
 def _assert_equal(query: Tensor, sub_keys: Tensor, knn: int, **settings: object) -> None:
     expected, expected_ids = reference.product_key_topk(query, sub_keys, knn)
 
-    scores, ids = kernels.select(query, sub_keys, knn, **{"score_tile": SMALL, **settings})
+    scores, ids = kernels.select(query, sub_keys, knn, **{"tile": SMALL, **settings})
 
     assert torch.equal(ids, expected_ids)
     assert torch.equal(scores, expected)
@@ -78,13 +81,13 @@ def test_more_at_the_bound_than_there_is_room_for(n_keys, knn, largest):
 
 
 def test_more_keys_than_one_warp_holds():
-    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, score_tile=(16, 256, 4, 1))
+    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=(16, 256, 16, 4, 1))
 
 
 def test_tokens_beyond_a_block_and_a_chunk():
     query, sub_keys = _integers(37, 1, 24, 4, 5)
 
-    _assert_equal(query, sub_keys, 3, score_bytes=1)
+    _assert_equal(query, sub_keys, 3, chunk_bytes=1)
 
 
 def test_strides():
@@ -107,7 +110,7 @@ def test_scores_are_as_exact_as_fp32(dtype):
     )
     query = query.to(dtype)
 
-    scores, ids = kernels.select(query, sub_keys, 16, score_tile=SMALL)
+    scores, ids = kernels.select(query, sub_keys, 16, tile=SMALL)
 
     left, right = ids // 48, ids % 48
     halves = query.double().unflatten(-1, (2, 48))
@@ -128,7 +131,7 @@ def test_not_a_number_is_returned_as_such():
     query, sub_keys = _integers(3, 1, 70, 4, 5)
     query[1] = float("nan")
 
-    scores, ids = kernels.select(query, sub_keys, 4, score_tile=SMALL)
+    scores, ids = kernels.select(query, sub_keys, 4, tile=SMALL)
 
     expected, expected_ids = reference.product_key_topk(query, sub_keys, 4)
     assert scores[1].isnan().all()

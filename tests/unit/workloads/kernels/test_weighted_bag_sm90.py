@@ -42,8 +42,16 @@ def test_sums_over_readers_spill_nothing(compile_for_sm90, name, products, dtype
         **dict.fromkeys(("read_weights", "split_sums", "products"), "*fp32:16"),
         **dict.fromkeys(("read_bags", "starts", "splits_end", "owners"), "*i32:16"),
         **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
+        "max_splits": "i32",
     }
-    constants = {"CHUNK": 512, "READS": 4, "WIDTH": width, "PRODUCTS": products, "EVEN": True}
+    constants = {
+        "CHUNK": 512,
+        "READS": 4,
+        "WIDTH": width,
+        "PRODUCTS": products,
+        "EVEN": True,
+        "ASSEMBLY": True,
+    }
     if name == "_sum_rows":
         constants["GROUP"] = 16
 

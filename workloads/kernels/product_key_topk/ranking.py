@@ -1,0 +1,75 @@
+"""Sorting in registers: score and id as one number, of which no two are equal, and a bitonic network over them."""
+
+import triton
+import triton.language as tl
+
+LARGEST_ID = tl.constexpr(2**24 - 1)
+
+
+@triton.jit
+def as_rising(x):
+    """Return integers in the order of fp32 numbers; zeros of either sign are one."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def as_number(rising):
+    """Return the fp32 number of `as_rising`'s integer."""
+    return (rising ^ ((rising >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def together(score, id):
+    """Return numbers in the order of scores, equal scores by lowest id first, that tell both.
+
+    They are fp64, which compares in one instruction where int64 takes two, and never near infinity or zero.
+    """
+    rising = (as_rising(score) ^ -(2**31)).to(tl.uint32, bitcast=True).to(tl.int64)
+    return ((rising << 24) + (id ^ LARGEST_ID) + 2**60).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def score_of(together):
+    """Return the score of `together`'s number."""
+    rising = (together.to(tl.int64, bitcast=True) >> 24).to(tl.int32)
+    return as_number(rising ^ -(2**31))
+
+
+@triton.jit
+def id_of(together):
+    """Return the id of `together`'s number."""
+    return (together.to(tl.int64, bitcast=True) & LARGEST_ID) ^ LARGEST_ID
+
+
+@triton.jit
+def _exchange(
+    x, LOG: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr, RISING: tl.constexpr
+):
+    """Return rows (rows, 2**LOG), of any two numbers STRIDE apart the larger first in every other block."""
+    PAIRS: tl.constexpr = 2**LOG // (2 * STRIDE)
+    pairs = tl.permute(tl.reshape(x, [x.shape[0], PAIRS, 2, STRIDE]), [0, 1, 3, 2])
+    first, second = tl.split(pairs)
+    falling = tl.arange(0, PAIRS) // (BLOCK // (2 * STRIDE)) % 2 == RISING
+    swap = (first < second) == falling[None, :, None]
+    pairs = tl.join(tl.where(swap, second, first), tl.where(swap, first, second))
+    return tl.reshape(tl.permute(pairs, [0, 1, 3, 2]), [x.shape[0], 2**LOG])
+
+
+@triton.jit
+def merge(x, LOG: tl.constexpr, SIZE: tl.constexpr, RISING: tl.constexpr):
+    """Return rows (rows, 2**LOG) of which every 2**SIZE numbers are sorted, falling and rising by turns.
+
+    Before, each half of them was sorted, one falling and one rising (a bitonic merge).
+    """
+    for i in tl.static_range(SIZE):
+        x = _exchange(x, LOG, 2**SIZE, 2 ** (SIZE - 1 - i), RISING)
+    return x
+
+
+@triton.jit
+def sort(x, LOG: tl.constexpr, RISING: tl.constexpr):
+    """Return rows (rows, 2**LOG) sorted, falling or rising: tl.sort takes a hundred times as long to compile."""
+    for size in tl.static_range(1, LOG):
+        x = merge(x, LOG, size, 0)
+    return merge(x, LOG, LOG, RISING)
