@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from reads import draw_ids
 from torch import Tensor, nn
 
 from workloads.kernels.row_dot.op import row_dot
@@ -222,17 +223,10 @@ def _timed(step: Callable[[], object], *, cuda: bool) -> float:
 def _batch(arguments: argparse.Namespace, device: torch.device) -> Batch:
     generator = torch.Generator(device).manual_seed(0)
     shape = (arguments.tokens, arguments.reads)
-    if arguments.ids == "uniform":
-        ids = torch.randint(arguments.rows, shape, generator=generator, device=device)
-    else:
-        ranks = torch.arange(1, arguments.rows + 1, device=device, dtype=torch.float64)
-        below = ranks.pow(-1.05).cumsum(0)
-        drawn = torch.rand(shape, generator=generator, device=device, dtype=torch.float64)
-        ids = torch.searchsorted(below / below[-1], drawn).clamp_max(arguments.rows - 1)
-        ids = torch.randperm(arguments.rows, generator=generator, device=device)[ids]
+    ids = draw_ids(arguments.ids, *shape, n_rows=arguments.rows, device=device, generator=generator)
     weights = torch.rand(shape, generator=generator, device=device) / arguments.reads
     grad = torch.randn(arguments.tokens, arguments.width, generator=generator, device=device)
-    return Batch(ids=ids.int(), weights=weights.bfloat16(), grad=(0.01 * grad).bfloat16())
+    return Batch(ids=ids, weights=weights.bfloat16(), grad=(0.01 * grad).bfloat16())
 
 
 def _table(arguments: argparse.Namespace, device: torch.device) -> Tensor:

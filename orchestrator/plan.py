@@ -13,7 +13,13 @@ from typing import Any
 from orchestrator import catalog, lease
 from orchestrator.errors import ConfigError, Problem
 from orchestrator.launchers.machine import visible_gpus
-from orchestrator.records import TrialSpec, TrialState, canonical_json, identity_difference
+from orchestrator.records import (
+    Resources,
+    TrialSpec,
+    TrialState,
+    canonical_json,
+    identity_difference,
+)
 from orchestrator.sweep import Sweep
 from orchestrator.throughput import Forecast, Measurement, forecast, matmul_flops_per_second
 from orchestrator.trial_dir import SweepDir, TrialDir
@@ -167,6 +173,7 @@ def account(spec: TrialSpec) -> dict[str, float]:
         micro,
         precision,
         memory_ranks=spec.resources.memory_ranks,
+        tables_on_host=_outside(spec.resources),
     )
     kept = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     return {
@@ -192,6 +199,11 @@ def _bytes_read(config: Any, vocab_size: int, *, batch_tokens: int) -> float:
     return float(sum(config.bytes_per_token(vocab_size, batch_tokens=batch_tokens).values()))
 
 
+def _outside(resources: Resources) -> bool:
+    """Whether tables take no memory of the device: of a CPU it is the host's."""
+    return resources.memory_tables == "host" and resources.gpus != 0
+
+
 def _precision(train: Any) -> str:
     """Return what memory is estimated for: `auto` may be fp32, which takes more."""
     return "bf16" if train.precision == "bf16" else "fp32"
@@ -204,6 +216,7 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
         "seed": 0,
         "micro": spec.resources.micro_batch_tokens,
         "ranks": [spec.resources.ranks, spec.resources.memory_ranks],
+        "tables_on_host": _outside(spec.resources),
     }
     key = canonical_json(identity)
     if key not in prices:

@@ -63,6 +63,8 @@ class Resources:
     """Neighbouring ranks that hold one copy of the memory tables together; divides `ranks`. 1: every rank holds all."""
     memory_layout: Literal["columns", "rows"] = "columns"
     """What each of them holds: some columns of all rows, or some rows."""
+    memory_tables: Literal["device", "host"] = "device"
+    """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
     time_limit_s: float | None = None
     """Wall-clock limit of one attempt."""
 
@@ -90,6 +92,12 @@ class Resources:
             )
         if self.memory_layout not in ("columns", "rows"):
             raise ValueError(f"memory_layout must be columns or rows, got {self.memory_layout!r}")
+        if self.memory_tables not in ("device", "host"):
+            raise ValueError(f"memory_tables must be device or host, got {self.memory_tables!r}")
+        if self.memory_tables == "host" and self.memory_ranks > 1:
+            raise ValueError(
+                f"memory_tables: host holds whole tables, got memory_ranks {self.memory_ranks}; set memory_ranks to 1"
+            )
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
 

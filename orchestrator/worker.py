@@ -76,6 +76,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         world_size=request.ranks,
         memory_ranks=spec.resources.memory_ranks,
         memory_layout=spec.resources.memory_layout,
+        memory_tables=spec.resources.memory_tables,
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
     )
     metrics: dict[str, float] = trainer.run(job, reporter)

@@ -200,6 +200,11 @@ class Trainable(Protocol):
     ) -> float:
         """Return what a forward pass keeps for the backward pass."""
 
+    def bytes_per_token(
+        self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
+    ) -> dict[str, float]:
+        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once."""
+
 
 def peak_memory_bytes(
     config: Trainable,
@@ -209,17 +214,22 @@ def peak_memory_bytes(
     precision: Precision = "fp32",
     *,
     memory_ranks: int = 1,
+    tables_on_host: bool = False,
 ) -> float:
     """Estimate the most bytes that training holds at once on one rank, beside what the process and libraries take.
 
     Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter; of memory values that `memory_ranks` ranks
-    share out, a rank's part); with bf16 a copy of the weights outside the embedding and the values; the activations of
-    one micro batch, and `TEMPORARIES` of them for what single operations need for a moment. All at once: gradients of
-    the last layers exist while activations of the first still do.
+    share out, a rank's part; of those in the host's memory, the rows that one micro batch reads, if evenly); with bf16 a
+    copy of the weights outside the embedding and the values; the activations of one micro batch, and `TEMPORARIES` of
+    them for what single operations need for a moment. All at once: gradients of the last layers exist while activations
+    of the first still do.
     """
     count = config.param_count(vocab_size)
-    held_elsewhere = count.memory_values * (1 - 1 / memory_ranks)
+    held_elsewhere = count.memory_values * (1.0 if tables_on_host else 1 - 1 / memory_ranks)
     state = 16 * (count.total - held_elsewhere)
+    if tables_on_host and micro_batch_tokens:
+        read = config.bytes_per_token(vocab_size, batch_tokens=micro_batch_tokens, element_bytes=4)
+        state += read["memory_values"] * micro_batch_tokens
     copies = 2 * (count.total - count.embedding - count.memory_values) if precision == "bf16" else 0
     activations = config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
     return state + copies + (1.0 + TEMPORARIES) * activations * micro_batch_tokens

@@ -6,6 +6,7 @@ Memory values may have an optimizer of their own instead (`table_optim.py`).
 import torch
 from torch import Tensor, nn
 
+from workloads.layers.memory_table import MemoryTable
 from workloads.layers.param_groups import param_groups
 from workloads.ranks import World
 from workloads.sharding.mesh import Mesh, sum_over
@@ -39,9 +40,17 @@ class Optimizer:
 
         Raises:
             ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`, or of one that
-                ranks share out.
+                ranks share out; if it is adamw and a table lies in host memory.
         """
         groups = group_parameters(model)
+        if config.table_optimizer == "adamw" and any(
+            isinstance(module, MemoryTable) and module.on_host and module.weight.requires_grad
+            for module in model.modules()
+        ):
+            raise ValueError(
+                "table_optimizer: adamw needs a gradient as large as the table beside it, which memory_tables: host is "
+                "there to avoid; use lazy_adamw, rowwise or sgd, or memory_tables: device"
+            )
         self.tables: TableOptimizer | None = None
         if config.table_optimizer != "adamw" and groups[VALUES]:
             self.tables = TableOptimizer(model, config, seed=seed)

@@ -50,11 +50,14 @@ class TableOptimizer:
                     "use adamw, or resources.memory_ranks: 1"
                 )
             if config.table_precision == "bf16":
-                table.to(torch.bfloat16)
+                table.store_as(torch.bfloat16)
             table.defer()
         kind = RULE_OF[config.table_optimizer]
         self._config, self._kind, self._seed = config, kind, seed
-        self._states = {name: new_state(kind, t.weight) for name, t in self._tables.items()}
+        self._states = {
+            name: new_state(kind, table.weight, zeros_like=table.zeros_like)
+            for name, table in self._tables.items()
+        }
         self._steps = dict.fromkeys(self._tables, 0)
         self._previous_norm: Tensor | None = None
         self._hits: dict[str, Hits] | None = None

@@ -32,7 +32,7 @@ from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.sharding.mesh import mesh_of
 from workloads.sharding.saved import apart, together
 from workloads.sharding.shard import count_params, shards, sum_gradients
-from workloads.sharding.share_out import Layout, build
+from workloads.sharding.share_out import Layout, Place, build
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class Job:
     """Neighbouring ranks that hold one copy of the memory tables together; divides `world_size`."""
     memory_layout: Layout = "columns"
     """What each of them holds: some columns of all rows, or some rows."""
+    memory_tables: Place = "device"
+    """Where memory tables and their moments lie: with the rest of the model, or in the host's memory."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
 
@@ -126,6 +128,7 @@ def run(
             mesh,
             layout=job.memory_layout,
             here=here,
+            place=job.memory_tables,
         )
         initialise(model, job.seed)
         model.train()

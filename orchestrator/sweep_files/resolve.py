@@ -333,6 +333,15 @@ def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
         )
         fix = "set memory_ranks to 1, or train.table_optimizer to adamw"
         findings.append(shared.finding(message, fix, kind="combination"))
+    on_host = draft.settings.get("resources.memory_tables")
+    if (
+        on_host is not None
+        and resources.memory_tables == "host"
+        and train.table_optimizer == "adamw"
+    ):
+        message = "tables in the host's memory have no gradient as large as themselves, which table_optimizer: adamw needs"
+        fix = "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device"
+        findings.append(on_host.finding(message, fix, kind="combination"))
     ranks = draft.settings.get("resources.ranks")
     if ranks is not None and resources.ranks > train.sequences_per_step:
         message = (

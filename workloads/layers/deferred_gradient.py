@@ -1,5 +1,6 @@
 """A table's gradient kept as the reads that make it, until the optimizer turns them into one update."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +36,15 @@ class DeferredGradient:
     `model.zero_grad()`, which does not know of them (`clear` does); `torch.compile` breaks the graph at such a read.
     """
 
-    def __init__(self) -> None:
-        """Begin with nothing."""
+    def __init__(
+        self, fetch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    ) -> None:
+        """Begin with nothing; `fetch` says how rows are had that lie elsewhere (`host_memory.fetch_rows`).
+
+        What was fetched is kept for the backward pass.
+        """
         self._hits: list[Hits] = []
+        self.fetch = fetch or _in_place
 
     def weighted_bag(
         self,
@@ -59,9 +66,9 @@ class DeferredGradient:
         result: Tensor = _RowDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
         return result
 
-    def add(self, table: Tensor, ids: Tensor, weights: Tensor, x: Tensor) -> None:
-        """Keep the reads of one backward pass."""
-        narrow = torch.int32 if len(table) < 2**31 else torch.int64
+    def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
+        """Keep the reads of one backward pass, of a table of `n_rows`."""
+        narrow = torch.int32 if n_rows < 2**31 else torch.int64
         self._hits.append(Hits(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
 
     def clear(self) -> None:
@@ -91,23 +98,28 @@ class DeferredGradient:
         )
 
 
+def _in_place(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    return table, ids
+
+
 class _WeightedBag(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, table: Tensor, ids: Tensor, weights: Tensor, gradient: DeferredGradient
     ) -> Tensor:
-        ctx.save_for_backward(table, ids, weights)
-        ctx.gradient = gradient
-        return weighted_bag(table, ids, weights)
+        rows, places = gradient.fetch(table, ids)
+        ctx.save_for_backward(rows, places, ids, weights)
+        ctx.gradient, ctx.n_rows = gradient, len(table)
+        return weighted_bag(rows, places, weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
-        table, ids, weights = ctx.saved_tensors
+        rows, places, ids, weights = ctx.saved_tensors
         needs_table, _, needs_weights, _ = ctx.needs_input_grad
         if needs_table:
-            ctx.gradient.add(table, ids, weights, grad)
-        return None, None, row_dot(table, ids, grad) if needs_weights else None, None
+            ctx.gradient.add(ctx.n_rows, ids, weights, grad)
+        return None, None, row_dot(rows, places, grad) if needs_weights else None, None
 
 
 class _RowDot(torch.autograd.Function):
@@ -115,15 +127,16 @@ class _RowDot(torch.autograd.Function):
     def forward(
         ctx: Any, table: Tensor, ids: Tensor, x: Tensor, gradient: DeferredGradient
     ) -> Tensor:
-        ctx.save_for_backward(table, ids, x)
-        ctx.gradient = gradient
-        return row_dot(table, ids, x)
+        rows, places = gradient.fetch(table, ids)
+        ctx.save_for_backward(rows, places, ids, x)
+        ctx.gradient, ctx.n_rows = gradient, len(table)
+        return row_dot(rows, places, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
-        table, ids, x = ctx.saved_tensors
+        rows, places, ids, x = ctx.saved_tensors
         needs_table, _, needs_x, _ = ctx.needs_input_grad
         if needs_table:
-            ctx.gradient.add(table, ids, grad, x)
-        return None, None, weighted_bag(table, ids, grad) if needs_x else None, None
+            ctx.gradient.add(ctx.n_rows, ids, grad, x)
+        return None, None, weighted_bag(rows, places, grad) if needs_x else None, None

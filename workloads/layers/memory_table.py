@@ -14,6 +14,7 @@ from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.deferred_gradient import DeferredGradient
+from workloads.layers.host_memory import empty_on_host, fetch_rows, zeros_on_host
 from workloads.layers.initialise import write_normal_part
 from workloads.sharding.shard import Shard
 
@@ -32,10 +33,41 @@ class MemoryTable(nn.Module):
         """Which part of the table `weight` is, where ranks share it out (`sharding/share_out.py`); None is all of it."""
         self.deferred: DeferredGradient | None = None
         """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
+        self.on_host = False
+        """Whether the values lie in host memory (`host_memory.py`), whatever device computes with them."""
 
     def defer(self) -> None:
         """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
-        self.deferred = DeferredGradient()
+        self.deferred = DeferredGradient(fetch_rows if self.on_host else None)
+
+    def to_host(self, device: torch.device) -> None:
+        """Keep the values, or open ones of a table on the meta device, in host memory; `device` computes with them.
+
+        Raises:
+            ValueError: If ranks share the table out.
+        """
+        if self.shard is not None:
+            raise ValueError(
+                "memory_tables: host holds whole tables, this one is shared out over ranks; set memory_ranks to 1"
+            )
+        weight = self.weight
+        values = empty_on_host(*weight.shape, dtype=weight.dtype, device=device)
+        if not weight.is_meta:
+            values.copy_(weight.detach())
+        self.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
+        self.on_host = True
+
+    def store_as(self, dtype: torch.dtype) -> None:
+        """Change the type of the values, which stay the same parameter where they are."""
+        if self.on_host:
+            values = empty_on_host(*self.weight.shape, dtype=dtype, device=self.weight.device)
+            self.weight.data = values.copy_(self.weight.detach())
+        else:
+            self.to(dtype)
+
+    def zeros_like(self, tensor: Tensor) -> Tensor:
+        """Return zeros like `tensor` that lie where the values do."""
+        return zeros_on_host(tensor) if self.on_host else torch.zeros_like(tensor)
 
     def forward(
         self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
@@ -46,7 +78,7 @@ class MemoryTable(nn.Module):
             bag = self.deferred.weighted_bag
         elif self.shard is not None:
             bag = self.shard.bag
-        return bag(self.weight, ids, weights.to(self.weight.dtype))
+        return bag(*self._rows(ids), weights.to(self.weight.dtype))
 
     def hashed(
         self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
@@ -54,7 +86,7 @@ class MemoryTable(nn.Module):
         Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
     ]:
         """Return the sum of the rows that the signs of `z` name, in the table's type; their ids and weights."""
-        if self.deferred is None and self.shard is None:
+        if self.deferred is None and self.shard is None and not self.on_host:
             return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
@@ -68,7 +100,13 @@ class MemoryTable(nn.Module):
             products = self.deferred.row_dot
         elif self.shard is not None:
             products = self.shard.products
-        return products(self.weight, ids, x.to(self.weight.dtype))
+        return products(*self._rows(ids), x.to(self.weight.dtype))
+
+    def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a tensor that holds the rows read, and where in it they are. A deferred gradient fetches them itself."""
+        if self.on_host and self.deferred is None:
+            return fetch_rows(self.weight, ids)
+        return self.weight, ids
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write a normal: of a part what the whole would have there."""

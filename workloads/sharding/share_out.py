@@ -1,4 +1,4 @@
-"""Share out a model's memory tables over the ranks, before anything of them exists."""
+"""Put a model's memory tables where they shall lie, before anything of them exists: on a GPU, many GPUs, or the host."""
 
 import logging
 from collections.abc import Callable
@@ -16,19 +16,36 @@ from workloads.sharding.rows import Rows
 
 LOG = logging.getLogger(__name__)
 Layout = Literal["columns", "rows"]
+Place = Literal["device", "host"]
 LAYOUTS: dict[str, type[Columns] | type[Rows]] = {"columns": Columns, "rows": Rows}
 
 
 def build(
-    make: Callable[[], nn.Module], mesh: Mesh, *, layout: Layout, here: torch.device
+    make: Callable[[], nn.Module],
+    mesh: Mesh,
+    *,
+    layout: Layout,
+    here: torch.device,
+    place: Place = "device",
 ) -> nn.Module:
     """Return the model that `make` makes, on `here`, its tables shared out over the memory group, values open.
 
-    No rank ever holds a whole table: the model is made without storage first.
+    No rank ever holds a whole table: the model is made without storage first. So it is where `place` is host, whose
+    tables are then whole and lie in the host's memory (`layers/host_memory.py`).
 
     Raises:
-        ValueError: If ranks on one GPU are to share a table: they talk through gloo, which cannot send what it takes.
+        ValueError: If ranks on one GPU are to share a table: they talk through gloo, which cannot send what it takes;
+            if they are to share one that lies on the host; if there is no such place.
     """
+    if place not in ("device", "host"):
+        raise ValueError(f"memory_tables must be device or host, got {place!r}")
+    if place == "host":
+        if mesh.memory.size > 1:
+            raise ValueError(
+                f"memory_tables: host holds whole tables, got memory_ranks {mesh.memory.size}; "
+                "set memory_ranks to 1, or memory_tables to device"
+            )
+        return _with_tables_on_host(make, here)
     if mesh.memory.size == 1:
         with here:
             return make()
@@ -41,6 +58,20 @@ def build(
         model = make()
     share_out(model, mesh, layout=layout)
     return model.to_empty(device=here)
+
+
+def _with_tables_on_host(make: Callable[[], nn.Module], here: torch.device) -> nn.Module:
+    with torch.device("meta"):
+        model = make()
+    tables = [module for module in model.modules() if isinstance(module, MemoryTable)]
+    if not tables:
+        LOG.info("memory_tables host: this model has no table")
+    for table in tables:
+        table.to_host(here)
+    for module in model.modules():
+        if not isinstance(module, MemoryTable):
+            module.to_empty(device=here, recurse=False)
+    return model
 
 
 def share_out(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:

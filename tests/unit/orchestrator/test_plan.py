@@ -60,6 +60,21 @@ def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
     assert {t.status for t in plan.trials} == {"new"}
 
 
+@pytest.mark.parametrize(("gpus", "spared"), [(1, True), (0, False)])
+def test_tables_on_the_host_take_no_memory_of_a_gpu(tmp_path, gpus, spared):
+    peaks = []
+    for place in ("device", "host"):
+        file = tmp_path / f"{place}.yaml"
+        text = SWEEP.replace("lr:", "table_optimizer: sgd, lr:")
+        file.write_text(f"{text}resources: {{gpus: {gpus}, memory_tables: {place}}}\n", "utf-8")
+        plan = make_plan(load_sweep(file), SweepDir(tmp_path / place), MEASURED)
+        peaks.append([t.spec.accounting["peak_memory_bytes"] for t in plan.trials])
+
+    (dense, memory), (dense_on_host, memory_on_host) = (sorted(set(p)) for p in peaks)
+    assert dense == dense_on_host
+    assert (memory_on_host < memory) is spared
+
+
 def test_every_number_is_explained(sweep, disk):
     page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     _, _, accounting = page.partition("## Accounting")

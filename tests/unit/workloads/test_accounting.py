@@ -146,6 +146,22 @@ def test_peak_memory_is_state_and_activations():
     assert half - none == 2 * (count.total - count.embedding)
 
 
+def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads():
+    config = memory_plus.Config(**memory_plus.PRESETS["134m"])
+    values = config.param_count(100).memory_values
+
+    whole, outside = (
+        peak_memory_bytes(config, 100, 64, 64, tables_on_host=host) for host in (False, True)
+    )
+
+    rows = 64 * config.bytes_per_token(100, batch_tokens=64, element_bytes=4)["memory_values"]
+    assert 0 < rows < values
+    assert whole - outside == pytest.approx(16 * values - rows)
+    assert peak_memory_bytes(config, 100, 64, 0, tables_on_host=True) == 16 * (
+        config.param_count(100).total - values
+    )
+
+
 def test_bf16_keeps_less_than_fp32():
     config = memory_plus.Config(**memory_plus.PRESETS["134m"])
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from workloads import checkpoint
 from workloads.architectures import memory_plus
+from workloads.layers import host_memory
 from workloads.layers.initialise import initialise
 from workloads.layers.linear import Linear
 from workloads.layers.memory_table import MemoryTable
@@ -274,6 +276,27 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, cli
     assert max(first.rows) == 3
     assert first.rows | second.rows == undisturbed.rows
     assert sorted(undisturbed.rows) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), [("host", "device"), ("device", "host")])
+def test_a_trial_whose_tables_move_to_or_from_the_host_keeps_its_bits(
+    tmp_path, monkeypatch, begins, goes_on
+):
+    monkeypatch.setattr(host_memory, "DIRECT_READS", 0)
+    job = job_in(tmp_path / "device", tmp_path / "cache", table_optimizer="lazy_adamw")
+    moved = replace(job, checkpoints=tmp_path / "moved")
+    undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
+    run(job, undisturbed)
+
+    with pytest.raises(Interrupted):
+        run(replace(moved, memory_tables=begins), first)
+    run(replace(moved, memory_tables=goes_on), second)
+
+    assert first.rows | second.rows == undisturbed.rows
+    expected, found = (
+        checkpoint.load(each.checkpoints / "final")["weights"] for each in (job, moved)
+    )
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
 RANK = """

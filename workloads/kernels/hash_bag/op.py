@@ -2,14 +2,13 @@
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.hash_bag import reference
 from workloads.kernels.sign_hash.op import in_triton, sign_hash
+from workloads.kernels.table_read import register_read
 from workloads.kernels.weighted_bag.op import weighted_bag
 
 
@@ -44,68 +43,17 @@ def _implementation(table: Tensor) -> ModuleType:
     return import_module("workloads.kernels.hash_bag.triton") if in_triton(table) else reference
 
 
-@torch.library.custom_op("memscale::hash_bag", mutates_args=())
-def _forward(table: Tensor, rows: Tensor, scores: Tensor) -> Tensor:
-    result: Tensor = _implementation(table).forward(table, rows, scores)
-    return result
-
-
-@_forward.register_fake
-def _(table: Tensor, rows: Tensor, scores: Tensor) -> Tensor:
-    return table.new_empty(rows.shape[0], table.shape[1])
-
-
-@torch.library.custom_op("memscale::hash_bag_backward", mutates_args=())
-def _backward(
-    table: Tensor,
-    rows: Tensor,
-    scores: Tensor,
-    grad: Tensor,
-    needs_table: bool,
-    needs_scores: bool,
-) -> tuple[Tensor, Tensor]:
-    table_grad, scores_grad = _implementation(table).backward(
-        table, rows, scores, grad, needs_table=needs_table, needs_scores=needs_scores
-    )
-    # An operation returns tensors: an empty one says none.
-    return (
-        table.new_empty(0) if table_grad is None else table_grad,
-        table.new_empty(0) if scores_grad is None else scores_grad,
-    )
-
-
-@_backward.register_fake
-def _(
-    table: Tensor,
-    rows: Tensor,
-    scores: Tensor,
-    grad: Tensor,
-    needs_table: bool,
-    needs_scores: bool,
-) -> tuple[Tensor, Tensor]:
+def _new_scores_gradient(table: Tensor, scores: Tensor) -> Tensor:
     tokens, chunks = scores.shape
-    if not needs_scores:
-        scores_grad = table.new_empty(0)
-    elif in_triton(table):
-        scores_grad = scores.new_empty(chunks, tokens).T
-    else:
-        scores_grad = scores.new_empty(tokens, chunks)
-    return (
-        torch.empty_like(table, memory_format=torch.contiguous_format)
-        if needs_table
-        else table.new_empty(0),
-        scores_grad,
-    )
+    if in_triton(table):
+        return scores.new_empty(chunks, tokens).T
+    return scores.new_empty(tokens, chunks)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    needs_table, _, needs_scores = ctx.needs_input_grad
-    table_grad, scores_grad = _backward(*ctx.saved_tensors, grad, needs_table, needs_scores)
-    return table_grad if needs_table else None, None, scores_grad if needs_scores else None
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward = register_read(
+    "hash_bag",
+    _implementation,
+    third="scores",
+    new_output=lambda table, rows, scores: table.new_empty(rows.shape[0], table.shape[1]),
+    new_third_gradient=_new_scores_gradient,
+)

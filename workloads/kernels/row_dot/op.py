@@ -2,13 +2,13 @@
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.row_dot import reference
+from workloads.kernels.table_read import register_read
 
 
 def row_dot(
@@ -25,8 +25,7 @@ def row_dot(
     if not table.is_cuda:
         # A custom operation costs half a millisecond more, which small models feel, and says nothing new.
         return reference.row_dot(table, ids, x)
-    result: Tensor = _forward(table, ids, x)
-    return result
+    return _forward(table, ids, x)
 
 
 def _implementation(table: Tensor) -> ModuleType:
@@ -35,61 +34,9 @@ def _implementation(table: Tensor) -> ModuleType:
     return import_module("workloads.kernels.row_dot.triton") if on_gpu else reference
 
 
-@torch.library.custom_op("memscale::row_dot", mutates_args=())
-def _forward(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
-    result: Tensor = _implementation(table).forward(table, ids, x)
-    return result
-
-
-@_forward.register_fake
-def _(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
-    return table.new_empty(ids.shape)
-
-
-@torch.library.custom_op("memscale::row_dot_backward", mutates_args=())
-def _backward(
-    table: Tensor,
-    ids: Tensor,
-    x: Tensor,
-    grad: Tensor,
-    needs_table: bool,
-    needs_x: bool,
-) -> tuple[Tensor, Tensor]:
-    table_grad, x_grad = _implementation(table).backward(
-        table, ids, x, grad, needs_table=needs_table, needs_x=needs_x
-    )
-    # An operation returns tensors: an empty one says none.
-    return (
-        table.new_empty(0) if table_grad is None else table_grad,
-        table.new_empty(0) if x_grad is None else x_grad,
-    )
-
-
-@_backward.register_fake
-def _(
-    table: Tensor,
-    ids: Tensor,
-    x: Tensor,
-    grad: Tensor,
-    needs_table: bool,
-    needs_x: bool,
-) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty_like(table, memory_format=torch.contiguous_format)
-        if needs_table
-        else table.new_empty(0),
-        x.new_empty(x.shape) if needs_x else table.new_empty(0),
-    )
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    needs_table, _, needs_x = ctx.needs_input_grad
-    table_grad, x_grad = _backward(*ctx.saved_tensors, grad, needs_table, needs_x)
-    return table_grad if needs_table else None, None, x_grad if needs_x else None
-
-
-_forward.register_autograd(_gradients, setup_context=_keep)
+_forward = register_read(
+    "row_dot",
+    _implementation,
+    third="x",
+    new_output=lambda table, ids, x: table.new_empty(ids.shape),
+)

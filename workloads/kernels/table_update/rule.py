@@ -1,5 +1,6 @@
 """The rules a table is updated by, and what each keeps per row."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,10 +51,18 @@ class Rule:
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
-def new_state(kind: Kind, table: Float[Tensor, "rows width"]) -> dict[str, Tensor]:
-    """Return what a rule keeps between the steps of a table, as it begins: zeros."""
+def new_state(
+    kind: Kind,
+    table: Float[Tensor, "rows width"],
+    *,
+    zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+) -> dict[str, Tensor]:
+    """Return what a rule keeps between the steps of a table, as it begins: zeros.
+
+    `zeros_like` makes what is as large as the table.
+    """
     if kind in ("adamw", "lazy_adamw"):
-        return {name: torch.zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
+        return {name: zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
     if kind == "rowwise":
         wide = torch.promote_types(table.dtype, torch.float32)
         return {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}

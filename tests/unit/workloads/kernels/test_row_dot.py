@@ -6,7 +6,6 @@ from torch import Tensor
 
 from workloads.kernels.row_dot import op
 from workloads.kernels.weighted_bag import op as weighted_bag
-from workloads.kernels.weighted_bag import reference as weighted_bag_reference
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
@@ -65,19 +64,6 @@ def test_no_bags():
     assert not table.grad.any()
     assert x.grad is not None
     assert x.grad.shape == (0, 2)
-
-
-def test_neither_pass_depends_on_how_many_bags_are_gathered_at_once(make_gather, monkeypatch):
-    table, ids, grad, x = make_gather((64, 24, 37, 16), torch.float32)
-
-    def both_passes() -> tuple[Tensor, ...]:
-        result = op.row_dot(table, ids, x)
-        return result, *torch.autograd.grad(result, (table, x), grad)
-
-    whole = both_passes()
-    monkeypatch.setattr(weighted_bag_reference, "_GATHERED_ON_CPU", 5 * 16 * 24)
-
-    assert all(torch.equal(a, b) for a, b in zip(whole, both_passes(), strict=True))
 
 
 def test_gradient_and_input_that_are_not_contiguous(make_gather):

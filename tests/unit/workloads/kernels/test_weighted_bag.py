@@ -49,14 +49,16 @@ def test_rows_that_nobody_reads_get_a_zero_gradient():
     assert table.grad.sum(dim=1).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 2.0]
 
 
-def test_gradients_do_not_depend_on_how_many_bags_are_gathered_at_once(make_gather, monkeypatch):
-    table, ids, weights, grad = make_gather((64, 24, 37, 16), torch.float32)
-    whole = torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
-    monkeypatch.setattr(reference, "_GATHERED_ON_CPU", 5 * 16 * 24)
+@pytest.mark.parametrize("shape", [(64, 24, 37, 16), (7, 5, 3, 2), (4, 3, 0, 2), (4, 3, 2, 0)])
+def test_products_are_the_same_gathered_or_not_and_in_pieces_or_at_once(make_gather, shape):
+    table, ids, _, x = make_gather(shape, torch.float64)
+    table = table.detach()
 
-    pieces = torch.autograd.grad(op.weighted_bag(table, ids, weights), (table, weights), grad)
+    whole = reference.gathered_products(table, ids, x)
+    pieces = reference.gathered_products(table, ids, x, at_once=5 * 16 * 24)
 
-    assert all(torch.equal(a, b) for a, b in zip(whole, pieces, strict=True))
+    assert torch.equal(whole, pieces)
+    torch.testing.assert_close(whole, reference.row_products(table, ids.int(), x))
 
 
 def test_gradient_that_is_not_contiguous(make_gather):
