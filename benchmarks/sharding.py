@@ -1,18 +1,20 @@
 """A memory layer whose table is shared out over 1, 2 and 4 GPUs: throughput per GPU, and where the time goes.
 
-    python benchmarks/sharding.py                                   # 1, 2, 4 GPUs, columns
-    python benchmarks/sharding.py --layout rows --gpus 1,4
+    python benchmarks/sharding.py                                   # 1, 2, 4 GPUs as far as there are, columns
+    python benchmarks/sharding.py --layout rows --gpus 1,4 --markdown
     python benchmarks/sharding.py --device cpu --gpus 1,2 --tokens 64 --n-keys 16 --width 32 --d-model 32 --repeats 3
 
 The script starts its own ranks. Every GPU has the same tokens and the same bytes of the table whatever their number,
 so P GPUs hold a table P times as large: with P times the rows (`rows`), or rows P times as wide (`width`). A layer is
 query, selection, bag, gate and output projection, forward and backward, in bf16 autocast with a bf16 table, without
-the optimizer. With wider rows a token costs P times as much; so what is compared is useful bytes, tokens x rows read
-x bytes of a row, per second and GPU. With more rows that is the same as tokens.
+the optimizer. `over one GPU` compares tokens per second and GPU with one GPU that holds a table of that width alone:
+with more rows the one whose bytes each GPU holds, with wider rows the same table.
 
-Beside it, on the same shapes and timed by themselves: `bag` is the local kernel, forward and backward, on the bags of
-all ranks; `messages` are those of a forward and a backward pass. Where they overlap with other work, the parts add up
-to more than the step. `error` compares the layer's bags with rows summed in fp32.
+`pieces` is into how many a read is cut, to send one while another is summed (columns only). Beside it, on the same
+shapes and timed by themselves, the same whatever the pieces: `bag` is the local kernel, forward and backward, on the
+bags of all ranks; `messages` are those of a forward and a backward pass, one after another, nothing else going on;
+`rest` is what of the step they leave, all else less what they overlap with it. `error` compares the layer's bags with
+rows summed in fp32. All seconds are medians, of the slowest rank.
 """
 
 import argparse
@@ -37,6 +39,7 @@ from workloads.layers.memory_table import MemoryTable
 from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
 from workloads.layers.product_keys import LookupShape
 from workloads.sharding.mesh import Mesh, mesh_of
+from workloads.sharding.shard import Shard
 from workloads.sharding.share_out import build
 
 
@@ -46,6 +49,7 @@ class Row:
 
     gpus: int
     grown: str
+    pieces: int
     n_rows: int
     width: int
     step_s: float
@@ -66,19 +70,19 @@ def main() -> None:
         if size > there:
             print(f"{size} GPUs: there are {there}", flush=True)
             continue
-        for grown in ("rows", "width") if size > 1 else ("-",):
-            rows.append(_together(size, grown, arguments))
-            _print(rows[-1], rows[0])
+        for row in _together(size, arguments):
+            rows.append(row)
+            _print(row, rows, markdown=arguments.markdown)
     if arguments.json:
         arguments.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows]))
 
 
-def _together(size: int, grown: str, arguments: argparse.Namespace) -> Row:
+def _together(size: int, arguments: argparse.Namespace) -> list[Row]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         processes = [
-            context.Process(target=_rank, args=(rank, size, grown, folder, arguments))
+            context.Process(target=_rank, args=(rank, size, folder, arguments))
             for rank in range(size)
         ]
         for process in processes:
@@ -86,11 +90,11 @@ def _together(size: int, grown: str, arguments: argparse.Namespace) -> Row:
         for process in processes:
             process.join()
         if any(process.exitcode for process in processes):
-            raise SystemExit(f"{size} GPUs, {grown}: a rank failed")
-        return Row(**json.loads((folder / "row.json").read_text()))
+            raise SystemExit(f"{size} GPUs: a rank failed")
+        return [Row(**row) for row in json.loads((folder / "rows.json").read_text())]
 
 
-def _rank(rank: int, size: int, grown: str, folder: Path, arguments: argparse.Namespace) -> None:
+def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> None:
     here = devices.pick(arguments.device, rank=rank)
     meeting = folder / "meet"
     with (
@@ -98,19 +102,33 @@ def _rank(rank: int, size: int, grown: str, folder: Path, arguments: argparse.Na
         ranks.join(rank=rank, size=size, device=here, rendezvous=meeting) as world,
     ):
         mesh = mesh_of(world, memory=size)
+        found = []
         with mesh.even():
-            found = _measured(mesh, here, grown, arguments)
+            if size > 1:
+                cases = [("rows", size), ("width", size)]
+            else:
+                # Beside what each GPU holds, the wide tables that several hold together, as far as they fit.
+                cases = [
+                    ("-", 1),
+                    *(("width", int(n)) for n in arguments.gpus.split(",") if n != "1"),
+                ]
+            for grown, times in cases:
+                found += _measured(mesh, here, grown, times, arguments)
         if world.leads:
-            (folder / "row.json").write_text(json.dumps(dataclasses.asdict(found)))
+            (folder / "rows.json").write_text(
+                json.dumps([dataclasses.asdict(row) for row in found])
+            )
 
 
-def _measured(mesh: Mesh, here: torch.device, grown: str, arguments: argparse.Namespace) -> Row:
+def _measured(
+    mesh: Mesh, here: torch.device, grown: str, times: int, arguments: argparse.Namespace
+) -> list[Row]:
     size, tokens = mesh.memory.size, arguments.tokens
     n_keys, width = arguments.n_keys, arguments.width
     if grown == "rows":
-        n_keys = round(n_keys * size**0.5)
+        n_keys = round(n_keys * times**0.5)
     elif grown == "width":
-        width *= size
+        width *= times
     lookup = LookupShape(
         d_model=arguments.d_model,
         n_keys=n_keys,
@@ -132,25 +150,36 @@ def _measured(mesh: Mesh, here: torch.device, grown: str, arguments: argparse.Na
         for parameter in (x, table.weight, *layer.parameters()):
             parameter.grad = None
 
-    step_s = _timed(step, mesh, here, arguments)
     with torch.no_grad(), devices.autocast(bf16=True, device=here):
         ids, weights = layer.select(x[0])
     weights = weights.to(table.weight.dtype)
-    bag_s, messages_s, sent = _parts(table, ids, weights, mesh, here, arguments)
-    useful = tokens * lookup.rows_read * width * table.weight.element_size() / step_s
-    return Row(
-        gpus=size,
-        grown=grown,
-        n_rows=n_keys**2,
-        width=width,
-        step_s=step_s,
-        bag_s=bag_s,
-        messages_s=messages_s,
-        sent_bytes=sent,
-        error=max(mesh.world.all(_error(table, ids, weights))),
-        tokens_per_s=tokens / step_s,
-        useful_bytes_per_s=useful,
-    )
+    bag_s, messages_s = _parts(table, ids, weights, mesh, here, arguments)
+    rows = []
+    in_pieces = size > 1 and arguments.layout == "columns"
+    for pieces in [int(n) for n in arguments.pieces.split(",")] if in_pieces else [1]:
+        mesh.pieces = pieces
+        step_s = _timed(step, mesh, here, arguments)
+        rows.append(
+            Row(
+                gpus=size,
+                grown=grown,
+                pieces=pieces,
+                n_rows=n_keys**2,
+                width=width,
+                step_s=step_s,
+                bag_s=bag_s,
+                messages_s=messages_s,
+                sent_bytes=max(mesh.world.all(_sent_bytes(table, ids))),
+                error=max(mesh.world.all(_error(table, ids, weights))),
+                tokens_per_s=tokens / step_s,
+                useful_bytes_per_s=tokens
+                * lookup.rows_read
+                * width
+                * table.weight.element_size()
+                / step_s,
+            )
+        )
+    return rows
 
 
 def _layer(
@@ -179,50 +208,51 @@ def _parts(
     mesh: Mesh,
     here: torch.device,
     arguments: argparse.Namespace,
-) -> tuple[float, float, float]:
-    """Return seconds of the local bag, seconds of all messages, and the bytes that a rank sends in them."""
+) -> tuple[float, float]:
+    """Return seconds of the local bag, and of all messages of a read forward and backward."""
     part = table.weight.detach().requires_grad_()
     shard = table.shard
-    if shard is None:
-        messages, all_ids, all_weights = None, ids, weights
-    else:
-        messages = shard.messages(len(ids))
-        all_ids, all_weights = messages.ids(ids, n_rows=shard.n_rows), messages.gather(weights)
-    if arguments.layout == "rows" and shard is not None:
-        from workloads.sharding.rows import held_here
-
-        held = held_here(all_ids, shard.rows)
-        found = all_weights.flatten().gather(0, held.places.flatten()).view(held.places.shape)
-        all_ids, all_weights = held.ids, found.masked_fill(~held.real, 0.0)
-    all_weights = all_weights.detach().requires_grad_()
-    slices_grad = torch.randn(len(all_ids), part.shape[1], device=here).to(part.dtype)
+    held_ids, held_weights = ids, weights
+    mesh.pieces = 1
+    if shard is not None:
+        held_ids, held_weights = shard.route(ids, dtype=part.dtype).with_numbers(weights)()
+    held_weights = held_weights.detach().requires_grad_()
+    sums = torch.randn(len(held_ids), part.shape[1], device=here).to(part.dtype)
 
     def bag() -> None:
-        slices = weighted_bag(part, all_ids, all_weights)
-        torch.autograd.grad(slices, (part, all_weights), slices_grad)
+        found = weighted_bag(part, held_ids, held_weights)
+        torch.autograd.grad(found, (part, held_weights), sums)
 
     bag_s = _timed(bag, mesh, here, arguments)
-    if messages is None or shard is None:
-        return bag_s, 0.0, 0.0
+    if shard is None:
+        return bag_s, 0.0
 
-    own = weights.detach().requires_grad_()
-    n_bags = sum(messages.bags)
-    columns = shard.width if arguments.layout == "rows" else part.shape[1]
-    slices = torch.randn(n_bags, columns, device=here).to(part.dtype).requires_grad_()
-    output_grad = torch.randn(len(ids), shard.width, device=here).to(part.dtype)
+    def messages() -> None:
+        route = shard.route(ids, dtype=part.dtype)
+        _, numbers = route.with_numbers(weights)()
+        output = route.vectors_back(sums)()
+        route.vectors_there(output)()
+        route.numbers_back(numbers)()
 
-    def messages_of_a_step() -> None:
-        messages.ids(ids, n_rows=shard.n_rows)
-        gathered = messages.gather(own)
-        back = messages.add_up if arguments.layout == "rows" else messages.to_bags
-        output = back(slices)
-        torch.autograd.grad((gathered, output), (own, slices), (gathered.detach(), output_grad))
+    return bag_s, _timed(messages, mesh, here, arguments)
 
-    others = mesh.memory.size - 1
-    # ids; weights there and their gradients back; slices of outputs there and of their gradients back.
-    sent = others * ids.numel() * (4 + 2 * own.element_size())
-    sent += 2 * others * len(ids) * columns * part.element_size()
-    return bag_s, _timed(messages_of_a_step, mesh, here, arguments), float(sent)
+
+def _sent_bytes(table: MemoryTable, ids: Tensor) -> float:
+    """Return what this rank sends in a forward and a backward pass: ids, weights and their gradients, sums and theirs."""
+    shard, element = table.shard, table.weight.element_size()
+    if shard is None:
+        return 0.0
+    size = shard.mesh.memory.size
+    if len(shard.rows) == shard.n_rows:
+        numbers = (size - 1) * ids.numel()
+        vectors = (size - 1) * len(ids) * len(shard.columns)
+    else:
+        holder = ((ids.long() + 1) * size - 1) // shard.n_rows
+        others = [rank for rank in range(size) if rank != shard.mesh.memory.rank]
+        reads = torch.stack([(holder == rank).sum(1) for rank in others])
+        numbers = int(reads.sum())
+        vectors = int((reads > 0).sum()) * shard.width
+    return float(numbers * (4 + 2 * element) + 2 * vectors * element)
 
 
 @torch.no_grad()
@@ -230,20 +260,22 @@ def _error(table: MemoryTable, ids: Tensor, weights: Tensor) -> float:
     """Return the largest error of a few bags over the largest number in them."""
     few, scale = ids[:32], weights[:32]
     found = table(few, scale)
-    shard = table.shard
-    if shard is None:
-        rows = table.weight[few].float()
-        expected = torch.einsum("bgv,bg->bv", rows, scale.float())
-    else:
-        messages = shard.messages(len(few))
-        all_ids = messages.ids(few, n_rows=shard.n_rows).long()
-        all_weights = messages.gather(scale).float()
-        here = (all_ids >= shard.rows.start) & (all_ids < shard.rows.stop)
-        rows = table.weight[(all_ids - shard.rows.start).clamp(0, len(shard.rows) - 1)].float()
-        sums = torch.einsum("bgv,bg->bv", rows, all_weights * here)
-        by_rows = len(shard.columns) == shard.width
-        expected = messages.add_up(sums) if by_rows else messages.to_bags(sums)
+    expected = (
+        _summed(table.weight, few, scale)
+        if table.shard is None
+        else _in_fp32(table.shard, table.weight, few, scale)
+    )
     return float((found.float() - expected).abs().max() / expected.abs().max())
+
+
+def _in_fp32(shard: Shard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    route = shard.route(ids, dtype=part.dtype)
+    held_ids, held_weights = route.with_numbers(weights)()
+    return route.vectors_back(_summed(part, held_ids, held_weights))()
+
+
+def _summed(rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    return torch.einsum("bgv,bg->bv", rows[ids.long()].float(), weights.float())
 
 
 def _timed(
@@ -270,20 +302,37 @@ def _wait(here: torch.device) -> None:
         torch.cuda.synchronize(here)
 
 
-def _print(row: Row, one: Row) -> None:
-    if row is one:
+COLUMNS = (
+    "GPUs", "grown", "pieces", "table (all)", "step ms", "of it bag", "messages", "rest", "sent MB", "tokens/s",
+    "useful GB/s", "over one GPU", "error",
+)  # fmt: skip
+
+
+def _print(row: Row, rows: list[Row], *, markdown: bool) -> None:
+    one = next((r for r in rows if r.gpus == rows[0].gpus and r.width == row.width), rows[0])
+    line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
+    if not markdown:
+        line = "{:>4}  {:5}  {:>6}  {:>16}" + "  {:>9}" * 4 + "  {:>7}" + "  {:>12}" * 3 + "  {:>7}"
+    if row is rows[0]:
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        print(f"{name}, torch {torch.__version__}; per GPU, slowest rank")
-        print(
-            "gpus  grown        table  step ms   bag ms  messages ms  sent MB  other ms     tokens/s  useful GB/s  "
-            "over one GPU  error"
-        )
-    other = row.step_s - row.bag_s - row.messages_s
-    ratio = row.useful_bytes_per_s / one.useful_bytes_per_s
+        print(f"{name}, torch {torch.__version__}; per GPU, slowest rank\n")
+        print(line.format(*COLUMNS))
+        if markdown:
+            print(line.format(*["---"] * len(COLUMNS)))
+    rest = row.step_s - row.bag_s - row.messages_s
     print(
-        f"{row.gpus:4d}  {row.grown:5s} {row.n_rows:8d}x{row.width:<5d} {1e3 * row.step_s:6.2f} {1e3 * row.bag_s:8.2f} "
-        f"{1e3 * row.messages_s:12.3f} {row.sent_bytes / 1e6:8.1f} {1e3 * other:9.2f} {row.tokens_per_s:12,.0f} "
-        f"{row.useful_bytes_per_s / 1e9:12,.1f} {ratio:13.3f}  {row.error:.1e}",
+        line.format(
+            row.gpus,
+            row.grown,
+            row.pieces,
+            f"{row.n_rows:,} x {row.width}",
+            *(f"{1e3 * s:.2f}" for s in (row.step_s, row.bag_s, row.messages_s, rest)),
+            f"{row.sent_bytes / 1e6:.1f}",
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.useful_bytes_per_s / 1e9:,.1f}",
+            f"{row.tokens_per_s / one.tokens_per_s:.3f}",
+            f"{row.error:.1e}",
+        ),
         flush=True,
     )
 
@@ -298,6 +347,11 @@ def _arguments() -> argparse.Namespace:
         help="numbers of ranks; the first is what others are compared with",
     )
     parser.add_argument("--layout", choices=("columns", "rows"), default="columns")
+    parser.add_argument(
+        "--pieces",
+        default="1,2",
+        help="of a read, each measured; only by columns and over more GPUs than one",
+    )
     parser.add_argument("--tokens", type=int, default=16_384, help="per GPU")
     parser.add_argument("--d-model", type=int, default=1024)
     parser.add_argument(
@@ -312,6 +366,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--at-once", type=int, default=3, help="steps timed together")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="print a table in Markdown")
     return parser.parse_args()
 
 

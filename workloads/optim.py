@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from workloads.layers.memory_table import MemoryTable
 from workloads.layers.param_groups import param_groups
-from workloads.ranks import World
 from workloads.sharding.mesh import Mesh, sum_over
 from workloads.sharding.shard import shards
 from workloads.table_optim import TableOptimizer
@@ -39,8 +38,8 @@ class Optimizer:
         rounding of tables stored in bf16.
 
         Raises:
-            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`, or of one that
-                ranks share out; if it is adamw and a table lies in host memory.
+            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`; if it is
+                adamw and a table lies in host memory.
         """
         groups = group_parameters(model)
         if config.table_optimizer == "adamw" and any(
@@ -53,7 +52,7 @@ class Optimizer:
             )
         self.tables: TableOptimizer | None = None
         if config.table_optimizer != "adamw" and groups[VALUES]:
-            self.tables = TableOptimizer(model, config, seed=seed)
+            self.tables = TableOptimizer(model, config, mesh, seed=seed)
             if {*groups[VALUES]} != self.tables.parameters:
                 raise ValueError(
                     f"table_optimizer: {config.table_optimizer} updates the rows of memory tables only, and this model "
@@ -102,10 +101,10 @@ class Optimizer:
             norms["value_grad_norm"] = self.tables.clip()
         return norms
 
-    def gather(self, world: World) -> None:
+    def gather(self) -> None:
         """Exchange with the other ranks what of the gradients is no gradient yet: the reads of tables."""
         if self.tables is not None:
-            self.tables.gather(world)
+            self.tables.gather()
 
     def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
         norm = _norm([p for p in parameters if p not in self._parts])

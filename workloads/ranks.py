@@ -84,8 +84,8 @@ class World:
             return list(tensors)
         with named_failure("gather"):
             lengths: list[int] = [0] * self.size
-            dist.all_gather_object(lengths, len(tensors[0]))
-            return [_gather(tensor.contiguous(), lengths) for tensor in tensors]
+            dist.all_gather_object(lengths, len(tensors[0]), group=self.group)
+            return [_gather(tensor.contiguous(), lengths, self.group) for tensor in tensors]
 
     def agree(self, value: str | None) -> str | None:
         """Return what rank 0 passed, on every rank."""
@@ -112,13 +112,13 @@ class World:
                 dist.barrier(group=self.group)
 
 
-def _gather(tensor: Tensor, lengths: list[int]) -> Tensor:
+def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None) -> Tensor:
     # As bytes, since gloo does not know every type; padded, since it wants equal lengths.
     rows = tensor.new_zeros(max(lengths), *tensor.shape[1:])
     rows[: len(tensor)] = tensor
     flat = rows.flatten().view(torch.uint8)
     found = flat.new_empty(len(lengths), len(flat))
-    dist.all_gather(list(found.unbind()), flat)
+    dist.all_gather(list(found.unbind()), flat, group=group)
     parts = found.view(tensor.dtype).view(len(lengths), *rows.shape)
     return torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)])
 

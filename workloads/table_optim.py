@@ -10,7 +10,8 @@ from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.rule import Kind, Rule, new_state
 from workloads.layers.deferred_gradient import Hits
 from workloads.layers.memory_table import MemoryTable
-from workloads.ranks import World
+from workloads.sharding.columns import Columns
+from workloads.sharding.mesh import Mesh, sum_over
 from workloads.train_config import TrainConfig
 
 RULE_OF: Mapping[str, Kind] = {
@@ -30,25 +31,27 @@ class TableOptimizer:
     otherwise differs by the order of sums. `previous` clips by the norm of the step before, which is known for free
     (the first step's is exact), so it is another algorithm wherever clipping acts. bf16 tables are rounded
     stochastically: they follow the fp32 ones on average.
+
+    Of a table that the ranks of `mesh` share out, each updates its part as the whole would be updated there: norms, and
+    for the rowwise rule under columns the squares of each row, are summed over the ranks that hold it together.
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, *, seed: int = 0) -> None:
-        """Defer the gradients of all tables that are trained, whose values become `table_precision`.
-
-        Raises:
-            ValueError: If ranks share the tables out: a rank would update its part by its own reads alone.
-        """
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        mesh: Mesh | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Defer the gradients of all tables that are trained, whose values become `table_precision`."""
+        self._mesh = mesh or Mesh()
         self._tables = {
             name: module
             for name, module in model.named_modules()
             if isinstance(module, MemoryTable) and module.weight.requires_grad
         }
         for table in self._tables.values():
-            if table.shard is not None:
-                raise ValueError(
-                    f"table_optimizer: {config.table_optimizer} does not work on tables that ranks share out; "
-                    "use adamw, or resources.memory_ranks: 1"
-                )
             if config.table_precision == "bf16":
                 table.store_as(torch.bfloat16)
             table.defer()
@@ -69,8 +72,10 @@ class TableOptimizer:
         """The tables' values."""
         return {table.weight for table in self._tables.values()}
 
-    def gather(self, world: World) -> None:
-        """Take the tables' reads, of all ranks in their order: each rank then makes the same update.
+    def gather(self) -> None:
+        """Take the tables' reads, of all ranks in their order: ranks that hold the same then make the same update.
+
+        A part of a table that is shared out has the reads of all ranks that hold it together already.
 
         Reads are exchanged rather than sums: they are as large as the batch, and a sum over ranks would need a dense
         gradient. With v numbers of 2 bytes a row and G rows a token, a rank receives (P - 1) (2 v + 6 G) bytes for each
@@ -87,13 +92,18 @@ class TableOptimizer:
                     "use table_optimizer: adamw"
                 )
             if hits is not None:
+                world = self._mesh.world
+                if table.shard is not None:
+                    world = self._mesh.data
+                    # How many of a bag's reads are held here differs from rank to rank.
+                    hits = hits.widened(max(world.all(hits.ids.shape[1])))
                 ids, weights, x = world.concatenate([hits.ids, hits.weights, hits.x])
                 self._hits[name] = Hits(ids=ids, weights=weights, x=x)
 
     def clip(self) -> Tensor:
         """Find by how much the gradients are scaled; return the norm that says so, before clipping, 0-d."""
         if self._hits is None:
-            self.gather(World())
+            self.gather()
         assert self._hits is not None
         self._sums = {
             name: row_sums(self._tables[name].weight.detach(), hits.ids, hits.weights, hits.x)
@@ -102,7 +112,7 @@ class TableOptimizer:
         self._hits = None
         norm = self._previous_norm
         if norm is None or self._config.table_clip == "exact":
-            norm = _together([sums.norm() for sums in self._sums.values()])
+            norm = self._norm({name: sums.norm() for name, sums in self._sums.items()})
         if self._config.grad_clip is not None:
             # As `nn.utils.clip_grads_with_norm_` has it.
             self._coefficient = (self._config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -110,7 +120,7 @@ class TableOptimizer:
 
     def step(self, lr: float) -> None:
         """Update all tables that were read since the last step, and drop their reads."""
-        norms = []
+        norms = {}
         for number, (name, table) in enumerate(self._tables.items()):
             if name not in self._sums:
                 continue
@@ -125,14 +135,35 @@ class TableOptimizer:
                 step=self._steps[name],
                 seed=self._seed,
                 table=number,
+                origin=_origin(table),
             )
             # Popped, so that one table's sorted reads are gone before the next one's update.
             sums = self._sums.pop(name)
-            norms.append(sums.update_(self._states[name], rule, self._coefficient))
+            norms[name] = sums.update_(
+                self._states[name],
+                rule,
+                self._coefficient,
+                mean_squares=self._mean_squares(table, sums),
+            )
             torch.autograd.graph.increment_version(table.weight)
         if norms and self._config.table_clip == "previous":
-            self._previous_norm = _together(norms)
+            self._previous_norm = self._norm(norms)
         self._coefficient = None
+
+    def _norm(self, norms: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm of all tables together, whole ones and shared ones, given those of what is held here."""
+        parts = [norm for name, norm in norms.items() if self._tables[name].shard is not None]
+        whole = [norm for name, norm in norms.items() if self._tables[name].shard is None]
+        if not parts:
+            return _together(whole)
+        squares = sum_over(self._mesh.memory, _together(parts).square())
+        return _together([*whole, squares.sqrt()])
+
+    def _mean_squares(self, table: MemoryTable, sums: RowSums) -> Tensor | None:
+        """Return what the rowwise rule must be told about rows of which a rank has some columns only."""
+        if self._kind != "rowwise" or not isinstance(table.shard, Columns):
+            return None
+        return sum_over(self._mesh.memory, sums.row_squares()) / table.shard.width
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step depends on; tensors are not copied."""
@@ -162,6 +193,11 @@ class TableOptimizer:
         if previous is not None and self._tables:
             previous = previous.to(next(iter(self._tables.values())).weight.device)
         self._previous_norm = previous
+
+
+def _origin(table: MemoryTable) -> tuple[int, int]:
+    shard = table.shard
+    return (0, 0) if shard is None else (shard.rows.start, shard.columns.start)
 
 
 def _together(norms: list[Tensor]) -> Tensor:

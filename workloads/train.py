@@ -173,7 +173,7 @@ def run(
                     )
                 asked = losses["loss"].new_full((), float(stop))
                 sum_gradients(model, mesh, also=[*losses.values(), asked])
-                optimizer.gather(world)
+                optimizer.gather()
                 norms = optimizer.clip()
                 optimizer.step(
                     learning_rate(step, config), value_lr_ratio=value_lr_ratio(step, config)

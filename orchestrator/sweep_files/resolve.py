@@ -323,16 +323,8 @@ def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) 
 
 
 def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
-    """Return what the trainer would refuse: parts that the batch, or the tables' optimizer, cannot be cut into."""
+    """Return what the trainer would refuse: parts that the batch cannot be cut into."""
     findings = []
-    shared = draft.settings.get("resources.memory_ranks")
-    if shared is not None and resources.memory_ranks > 1 and train.table_optimizer != "adamw":
-        message = (
-            f"tables that ranks share out are updated by table_optimizer: adamw alone, "
-            f"got {train.table_optimizer} with memory_ranks {resources.memory_ranks}"
-        )
-        fix = "set memory_ranks to 1, or train.table_optimizer to adamw"
-        findings.append(shared.finding(message, fix, kind="combination"))
     on_host = draft.settings.get("resources.memory_tables")
     if (
         on_host is not None

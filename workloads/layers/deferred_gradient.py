@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
@@ -20,6 +21,22 @@ class Hits:
     ids: Int[Tensor, "bags bag_size"]
     weights: Float[Tensor, "bags bag_size"]
     x: Float[Tensor, "bags width"]
+
+    def widened(self, bag_size: int) -> "Hits":
+        """Return bags of `bag_size` reads, filled up with reads of a row that the bag names anyway, of weight 0."""
+        size = self.ids.shape[1]
+        if size == bag_size:
+            return self
+        if not size:  # It names no row that it could be filled up with, and adds nothing.
+            none = torch.empty(0, bag_size, device=self.x.device)
+            return Hits(
+                ids=none.to(self.ids.dtype), weights=none.to(self.weights.dtype), x=self.x[:0]
+            )
+        return Hits(
+            ids=torch.cat([self.ids, self.ids[:, :1].expand(-1, bag_size - size)], dim=1),
+            weights=functional.pad(self.weights, (0, bag_size - size)),
+            x=self.x,
+        )
 
 
 class DeferredGradient:
@@ -78,19 +95,13 @@ class DeferredGradient:
     def take(self) -> Hits | None:
         """Return all reads, in the order of the backward passes, and forget them; None where there were none.
 
-        Raises:
-            ValueError: If bags of different sizes read the table.
+        Bags of different sizes become as large as the largest of them.
         """
-        hits = self._hits.copy()
+        largest = max((each.ids.shape[1] for each in self._hits), default=0)
+        hits = [each.widened(largest) for each in self._hits]
         self.clear()
         if len(hits) < 2:
             return hits[0] if hits else None
-        sizes = {each.ids.shape[1] for each in hits}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"one table is read in bags of {sorted(sizes)} rows, its gradient can only be deferred for one size; "
-                "use table_optimizer: adamw"
-            )
         return Hits(
             ids=torch.cat([each.ids for each in hits]),
             weights=torch.cat([each.weights for each in hits]),

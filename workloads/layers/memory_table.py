@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 import torch
@@ -74,10 +75,10 @@ class MemoryTable(nn.Module):
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sum of the rows of each bag, in the table's type."""
         bag: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_bag
-        if self.deferred is not None:
+        if self.shard is not None:
+            bag = partial(self.shard.bag, deferred=self.deferred)
+        elif self.deferred is not None:
             bag = self.deferred.weighted_bag
-        elif self.shard is not None:
-            bag = self.shard.bag
         return bag(*self._rows(ids), weights.to(self.weight.dtype))
 
     def hashed(
@@ -96,10 +97,10 @@ class MemoryTable(nn.Module):
     ) -> Float[Tensor, "bags bag_size"]:
         """Return the product of every row of each bag with the bag's `x`, in the table's type."""
         products: Callable[[Tensor, Tensor, Tensor], Tensor] = row_dot
-        if self.deferred is not None:
+        if self.shard is not None:
+            products = partial(self.shard.products, deferred=self.deferred)
+        elif self.deferred is not None:
             products = self.deferred.row_dot
-        elif self.shard is not None:
-            products = self.shard.products
         return products(*self._rows(ids), x.to(self.weight.dtype))
 
     def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:

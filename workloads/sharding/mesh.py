@@ -35,6 +35,9 @@ class Mesh:
         """The ranks that hold a copy of the tables together with this one."""
         self.data = data or World()
         """The ranks that hold the same part of them as this one."""
+        self.pieces = 1
+        """Into how many pieces a read by columns is cut, to send one while another is read. Between two H200 of one host
+        more than one gains nothing (docs/kernels.md); slower links may differ."""
         self._host = host or self.memory
         self._even = False
 

@@ -1,29 +1,27 @@
 """A table by rows: every rank holds some whole rows, and sums those it holds for the bags of all ranks.
 
-    bag        gather ids and weights, sum the rows held here, add up the partial sums
-    products   gather ids and x, multiply with the rows held here, add up: of each product all ranks but one have 0
+    weighted sums   each id and weight to the rank that holds the row, sum there, partial sums back and added up
+    products        each id to the rank that holds the row and with it the bag's x, multiply, products back
 
-Bags keep whole rows of any width together, at the price of sending each output once per rank, and of work as uneven
-as the reading is (`skew`). A GPU must be waited for once per read, to learn how many rows are held here.
+Bags keep whole rows of any width together, at the price of sending each output once per rank that it reads from, and of
+work as uneven as the reading is (`skew`). A GPU must be waited for once per read, to learn how many reads go where; so
+reads are not cut into pieces.
 
 Source of the scheme: "number-wise" in UltraMem (arXiv 2411.12364), with sums sent in the place of rows.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# `torch.compiler.disable` without its two seconds of import.
-from torch._compile import _disable_dynamo
-
-from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.ranks import World
 from workloads.sharding.mesh import Mesh
-from workloads.sharding.messages import Messages
-from workloads.sharding.shard import Shard, nothing
+from workloads.sharding.messages import Arrival, Content, exchange, gather, pack, unpack, words
+from workloads.sharding.route import Reads, Route
+from workloads.sharding.shard import Shard
 
 
 class Rows(Shard):
@@ -33,80 +31,178 @@ class Rows(Shard):
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.rows, self.columns = mesh.memory.share(n_rows), range(width)
 
-    def messages(self, n_bags: int) -> Messages:
-        """Return the messages of a read to which this rank brings `n_bags` bags."""
-        return Messages(self.mesh.memory, self.mesh.bags_of_each(n_bags), [])
-
-    @_disable_dynamo
-    def bag(
-        self,
-        part: Float[Tensor, "rows columns"],
-        ids: Int[Tensor, "bags bag_size"],
-        weights: Float[Tensor, "bags bag_size"],
-    ) -> Float[Tensor, "bags width"]:
-        """Return the weighted sums of rows of the whole table. Collective."""
-        messages = self.messages(len(ids))
-        all_weights = messages.gather(weights)
-        held = held_here(messages.ids(ids, n_rows=self.n_rows), self.rows)
-        if not len(held.bags):
-            return messages.add_up(nothing(len(all_weights), self.width, after=(part, all_weights)))
-        found = all_weights.flatten().gather(0, held.places.flatten()).view(held.places.shape)
-        sums = weighted_bag(part, held.ids, found.masked_fill(~held.real, 0.0))
-        whole = sums.new_zeros(len(all_weights), self.width)
-        return messages.add_up(whole.index_copy(0, held.bags, sums))
-
-    @_disable_dynamo
-    def products(
-        self,
-        part: Float[Tensor, "rows columns"],
-        ids: Int[Tensor, "bags bag_size"],
-        x: Float[Tensor, "bags width"],
-    ) -> Float[Tensor, "bags bag_size"]:
-        """Return the products of rows of the whole table with `x`. Collective."""
-        messages = self.messages(len(ids))
-        all_x = messages.gather(x)
-        all_ids = messages.ids(ids, n_rows=self.n_rows)
-        held = held_here(all_ids, self.rows)
-        if not len(held.bags):
-            return messages.add_up(nothing(*all_ids.shape, after=(part, all_x)))
-        found = row_dot(part, held.ids, all_x.index_select(0, held.bags))
-        # The places of all that is not real are places of rows held elsewhere, where 0 is right.
-        found = found.masked_fill(~held.real, 0.0).flatten()
-        whole = found.new_zeros(all_ids.numel()).scatter(0, held.places.flatten(), found)
-        return messages.add_up(whole.view(all_ids.shape))
+    def route(self, ids: Int[Tensor, "bags bag_size"], *, dtype: torch.dtype) -> "RowsRoute":
+        """Return the route of a read of these bags. Collective; waits for the GPU."""
+        return RowsRoute(self.mesh.memory, ids, n_rows=self.n_rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """What of some bags is held here: bags of one size, shorter ones filled up."""
+class RowsRoute(Route):
+    """Each number to the rank that holds its row; each vector to the ranks that hold some row of its bag.
 
-    bags: Int64[Tensor, " held"]
-    """Number of each bag that reads a row held here."""
-    ids: Int[Tensor, "held longest"]
-    """Rows that it reads, counted from the first one held here. Where filled up, one that it reads anyway: no row may
-    count as read that was not."""
-    places: Int64[Tensor, "held longest"]
-    """Where each stands in the flattened bags; no place twice."""
-    real: Bool[Tensor, "held longest"]
-    """False where filled up."""
+    What a rank is to read of one bag makes one bag there, in the order that it had. Bags held here are filled up to the
+    longest of them with a row that they read anyway, and weight 0: no row may count as read that was not.
+    """
+
+    def __init__(self, memory: World, ids: Int[Tensor, "bags bag_size"], *, n_rows: int) -> None:
+        """Find who holds what, and tell each other how much of it there is."""
+        self._memory, self._shape = memory, tuple(ids.shape)
+        self.bags = slice(0, len(ids))
+        size, n_bags = memory.size, len(ids)
+        ranks = torch.arange(size, device=ids.device)
+        # `World.share` begins at rank * n_rows // size; this is the last rank for which that is at most the id.
+        holder = ((ids.long() + 1) * size - 1) // n_rows
+        counts = (holder[:, :, None] == ranks).sum(1)  # [bags, ranks]
+        reads = counts > 0
+        # The reads by rank, each rank's in the order of the bags.
+        self._order = holder.flatten().to(torch.int16).sort(stable=True).indices
+        narrow = torch.int32 if n_rows < 2**31 else torch.int64
+        first = holder * n_rows // size
+        self._ids = (ids - first).flatten()[self._order].to(narrow)
+        self._counts = counts.T.to(torch.int32).contiguous()
+
+        longest = torch.cat([counts, counts.new_zeros(1, size)]).amax(0)
+        own = torch.cat([counts.sum(0), reads.sum(0), longest, counts.new_full((1,), n_bags)])
+        everybodys = gather(memory, own)().tolist()
+        of_each = [
+            (row[:size], row[size : 2 * size], row[2 * size : 3 * size]) for row in everybodys
+        ]
+        mine = memory.rank
+        self._sent, self._bags_sent, _ = of_each[mine]
+        self._received = [numbers[mine] for numbers, _, _ in of_each]
+        self._bags_received = [bags[mine] for _, bags, _ in of_each]
+        self._longest = max(longest[mine] for _, _, longest in of_each)
+        self._asked = [row[-1] for row in everybodys]
+
+        # Of each rank the bags that it reads some row of; and where its sum of a bag stands among all that come back.
+        # Where it reads none of a bag, another rank's sum of that bag is named, with weight 0.
+        flat = reads.T.flatten()
+        self._bag_of_each = _set(flat, sum(self._bags_sent)) % max(1, n_bags)
+        self._places = (flat.cumsum(0) - 1).view(size, n_bags).T
+        if n_bags:
+            some = reads.to(torch.uint8).argmax(1, keepdim=True)
+            self._places = torch.where(reads, self._places, self._places.gather(1, some))
+        self._there = reads
+
+    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> Reads:
+        """Send to each rank the ids and numbers of its rows, and how many of each bag."""
+        numbers = x.flatten()[self._order]
+        arriving = self._parcels(numbers, sent=self._sent, received=self._received)
+
+        def arrive() -> tuple[Tensor, Tensor]:
+            ids, numbers = arriving()
+            return ids, self._filled_up(numbers)
+
+        return arrive
+
+    def with_vectors(self, x: Float[Tensor, "bags width"]) -> Reads:
+        """Send to each rank the ids of its rows, how many of each bag, and the vectors of these bags."""
+        vectors = x[self._bag_of_each]
+        return self._parcels(vectors, sent=self._bags_sent, received=self._bags_received)
+
+    def numbers_there(self, x: Float[Tensor, "bags bag_size"]) -> Arrival:
+        """Send to each rank the numbers of its rows. After `with_numbers` or `with_vectors`."""
+        arriving = self._exchange(
+            x.flatten()[self._order], sent=self._sent, received=self._received
+        )
+        return lambda: self._filled_up(arriving())
+
+    def numbers_back(self, x: Float[Tensor, "held_bags held_size"]) -> Arrival:
+        """Return each number to the rank that sent its id."""
+        real = x.flatten()[self._held_places]
+        arriving = self._exchange(real, sent=self._received, received=self._sent)
+
+        def arrive() -> Tensor:
+            found = arriving()
+            return torch.empty_like(found).index_copy_(0, self._order, found).view(self._shape)
+
+        return arrive
+
+    def vectors_there(self, x: Float[Tensor, "bags width"]) -> Arrival:
+        """Send to each rank the vectors of the bags that read some row of it."""
+        width = x.shape[1]
+        arriving = self._exchange(
+            x[self._bag_of_each].flatten(),
+            sent=[n * width for n in self._bags_sent],
+            received=[n * width for n in self._bags_received],
+        )
+        return lambda: arriving().view(-1, width)
+
+    def vectors_back(self, x: Float[Tensor, "held_bags width"]) -> Arrival:
+        """Return the partial sums, and add them up: a weighted bag of what comes back, of one read per rank."""
+        width = x.shape[1]
+        arriving = self._exchange(
+            x.reshape(-1),
+            sent=[n * width for n in self._bags_received],
+            received=[n * width for n in self._bags_sent],
+        )
+
+        def arrive() -> Tensor:
+            parts = arriving().view(-1, width)
+            if not parts.numel():
+                return parts.new_zeros(len(self._there), width)
+            return weighted_bag(parts, self._places, self._there.to(parts.dtype))
+
+        return arrive
+
+    def _parcels(self, values: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Reads:
+        """Send each rank its ids, its counts of all bags and its share of `values`; note what comes."""
+        per_row = tuple(values.shape[1:])
+
+        def contents(n_ids: int, n_bags: int, n_values: int) -> list[Content]:
+            ids, counts = ((n_ids,), self._ids.dtype), ((n_bags,), torch.int32)
+            return [ids, counts, ((n_values, *per_row), values.dtype)]
+
+        n_bags = len(self._there)
+        there = [contents(n, n_bags, m) for n, m in zip(self._sent, sent, strict=True)]
+        here = [contents(*each) for each in zip(self._received, self._asked, received, strict=True)]
+        n_there, n_here = ([words(each) for each in side] for side in (there, here))
+        parcels = self._ids.new_empty(sum(n_there), dtype=torch.int64)
+        for each, parcel, ids, counts, own in zip(
+            there,
+            torch.split(parcels, n_there),
+            torch.split(self._ids, self._sent),
+            self._counts,
+            torch.split(values, list(sent)),
+            strict=True,
+        ):
+            pack([ids, counts, own], each, parcel)
+        arriving = self._exchange(parcels, sent=n_there, received=n_here)
+
+        def arrive() -> tuple[Tensor, Tensor]:
+            opened = zip(torch.split(arriving(), n_here), here, strict=True)
+            ids, counts, arrived = zip(*(unpack(*each) for each in opened), strict=True)
+            return self._hold(torch.cat(ids), torch.cat(counts)), torch.cat(arrived)
+
+        return arrive
+
+    def _hold(self, ids: Int[Tensor, " reads"], counts: Int[Tensor, " all_bags"]) -> Tensor:
+        """Note where in the bags held here each read goes; return their ids."""
+        n_held, longest = sum(self._bags_received), self._longest
+        asked = _set(counts > 0, n_held)
+        held = counts[asked].long()
+        first = held.cumsum(0) - held
+        bags = torch.arange(n_held, device=ids.device)
+        of_read = bags.repeat_interleave(held, output_size=len(ids))
+        within = torch.arange(len(ids), device=ids.device) - first[of_read]
+        self._held_places = of_read * longest + within
+        filled = ids[first][:, None].expand(n_held, longest).flatten()
+        return filled.index_copy(0, self._held_places, ids).view(n_held, longest)
+
+    def _filled_up(self, numbers: Float[Tensor, " reads"]) -> Float[Tensor, "held_bags held_size"]:
+        n_held, longest = sum(self._bags_received), self._longest
+        zeros = numbers.new_zeros(n_held * longest)
+        return zeros.index_copy_(0, self._held_places, numbers).view(n_held, longest)
+
+    def _exchange(self, x: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Arrival:
+        if not any(self._asked):
+            empty = x.new_empty(0)
+            return lambda: empty
+        return exchange(self._memory, x, sent=sent, received=received)
 
 
-@torch.no_grad()
-def held_here(ids: Int[Tensor, "bags bag_size"], rows: range) -> Held:
-    """Find what is held here; it keeps the order of each bag."""
-    mine = (ids >= rows.start) & (ids < rows.stop)
-    counts = mine.sum(1)
-    bags = counts.nonzero()[:, 0]
-    longest = int(counts.max()) if len(bags) else 0
-    first, order = mine[bags].to(torch.uint8).sort(dim=1, descending=True, stable=True)
-    real, order = first[:, :longest].bool(), order[:, :longest]
-    found = ids[bags].gather(1, order) - rows.start
-    return Held(
-        bags=bags,
-        ids=torch.where(real, found, found[:, :1]),
-        places=bags[:, None] * ids.shape[1] + order,
-        real=real,
-    )
+def _set(mask: Bool[Tensor, " n"], how_many: int) -> Int[Tensor, " set"]:
+    """Return where a mask is set; the host knows how often, so it need not wait as `nonzero` does."""
+    return (~mask).to(torch.uint8).sort(stable=True).indices[:how_many]
 
 
 def skew(reads: Int[Tensor, " rows"], n_ranks: int) -> float:

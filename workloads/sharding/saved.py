@@ -1,9 +1,9 @@
 """A trial's state in parts, as ranks save it, and put together again for whichever ranks read it.
 
 A part of a checkpoint holds, by parameter name, a piece of each table: where it lies in the whole (`rows`, `columns`,
-half-open), and the tensors that have its shape: the values, and what the optimizer keeps of each. Any pieces that
-cover a table make any others, so ranks may read what another number of ranks, or another layout, has saved; and a
-whole table is one piece.
+half-open), and the tensors that have its shape: the values, and what the optimizer keeps of each (`tables`: the one of
+tables, which may keep one number per row). Any pieces that cover a table make any others, so ranks may read what another
+number of ranks, or another layout, has saved; and a whole table is one piece.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,8 @@ def apart(
     """Split a state into what all ranks have alike and this rank's part of the tables.
 
     Args:
-        state: `weights` by name and, if there, `optimizer` as torch gives it; the rest is passed on.
+        state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as `TableOptimizer` does; the
+            rest is passed on.
         mesh: Of the ranks that save. Of those that hold the same part, the first one saves it; the others get None.
         shards: Which part of which parameter this rank has.
         names: Of the parameters, as the optimizer numbers them.
@@ -40,6 +41,7 @@ def apart(
             "rows": [shard.rows.start, shard.rows.stop],
             "columns": [shard.columns.start, shard.columns.stop],
             "tensors": {_VALUES: state["weights"][name]},
+            "tables": _of_table(state, name),
         }
     alike = {
         **state,
@@ -54,6 +56,11 @@ def apart(
                 pieces[name]["tensors"] |= own
                 kept[index] = {key: t for key, t in kept[index].items() if key not in own}
         alike["optimizer"] = {**state["optimizer"], "state": kept}
+    if state.get("tables"):
+        states = state["tables"]["states"]
+        shared = {_table(name) for name in shards}
+        others = {table: kept for table, kept in states.items() if table not in shared}
+        alike["tables"] = {**state["tables"], "states": others}
     memory = mesh.memory
     part = Part(index=memory.rank, count=memory.size, state=pieces)
     return alike, part if mesh.data.leads else None
@@ -75,6 +82,7 @@ def together(
     """
     saved = _pieces(state, parts, shards, names)
     weights, kept = dict(state["weights"]), dict(state.get("optimizer", {}).get("state", {}))
+    tables = dict((state.get("tables") or {}).get("states", {}))
     number = {name: index for index, name in enumerate(names)}
     for name, pieces in saved.items():
         whole = tuple(pieces[0]["whole"])
@@ -92,9 +100,17 @@ def together(
         weights[name] = tensors.pop(_VALUES)
         if tensors:
             kept[number[name]] = {**kept[number[name]], **tensors}
-    if "optimizer" not in state:
-        return {**state, "weights": weights}
-    return {**state, "weights": weights, "optimizer": {**state["optimizer"], "state": kept}}
+        if state.get("tables"):
+            tables[_table(name)] = {
+                key: _cut(name, key, pieces, rows=rows, columns=columns, among="tables")
+                for key in pieces[0]["tables"]
+            }
+    joined = {**state, "weights": weights}
+    if "optimizer" in state:
+        joined["optimizer"] = {**state["optimizer"], "state": kept}
+    if state.get("tables"):
+        joined["tables"] = {**state["tables"], "states": tables}
+    return joined
 
 
 def _pieces(
@@ -108,7 +124,8 @@ def _pieces(
     number = {name: index for index, name in enumerate(names)}
     for name in shards.keys() - pieces.keys():
         values = state["weights"][name]
-        kept = state.get("optimizer", {}).get("state", {}).get(number[name], {})
+        # A table that has an optimizer of its own has no number here.
+        kept = state.get("optimizer", {}).get("state", {}).get(number.get(name), {})
         n_rows, width = values.shape
         pieces[name] = [
             {
@@ -119,14 +136,27 @@ def _pieces(
                     _VALUES: values,
                     **{key: t for key, t in kept.items() if _has_shape(t, (n_rows, width))},
                 },
+                "tables": _of_table(state, name),
             }
         ]
     return pieces
 
 
-def _cut(name: str, key: str, pieces: Sequence[State], *, rows: range, columns: range) -> Tensor:
-    """Return a rectangle, copied from all pieces that it meets."""
-    result: Tensor = pieces[0]["tensors"][key].new_empty(len(rows), len(columns))
+def _cut(
+    name: str,
+    key: str,
+    pieces: Sequence[State],
+    *,
+    rows: range,
+    columns: range,
+    among: str = "tensors",
+) -> Tensor:
+    """Return a rectangle, copied from all pieces that it meets; of one number per row, those of the rows."""
+    of_rows = pieces[0][among][key].ndim == 1
+    if of_rows:
+        # Every piece of a row has the same number: that of the first column's is read.
+        columns = range(1)
+    result: Tensor = pieces[0][among][key].new_empty(len(rows), len(columns))
     covered = 0
     for piece in pieces:
         first, last = _overlap(rows, piece["rows"])
@@ -134,9 +164,10 @@ def _cut(name: str, key: str, pieces: Sequence[State], *, rows: range, columns: 
         if first >= last or left >= right:
             continue
         top, edge = piece["rows"][0], piece["columns"][0]
+        found = piece[among][key][:, None] if of_rows else piece[among][key]
         result[
             first - rows.start : last - rows.start, left - columns.start : right - columns.start
-        ] = piece["tensors"][key][first - top : last - top, left - edge : right - edge]
+        ] = found[first - top : last - top, left - edge : right - edge]
         covered += (last - first) * (right - left)
     if covered != result.numel():
         raise ValueError(
@@ -144,7 +175,18 @@ def _cut(name: str, key: str, pieces: Sequence[State], *, rows: range, columns: 
             f"{rows.start}..{rows.stop}, columns {columns.start}..{columns.stop}; "
             "delete this checkpoint to go on from the one before"
         )
-    return result
+    return result[:, 0] if of_rows else result
+
+
+def _table(name: str) -> str:
+    """Return the name of the table whose values are the parameter `name`."""
+    return name.removesuffix(".weight")
+
+
+def _of_table(state: State, name: str) -> dict[str, Tensor]:
+    """Return what the optimizer of tables keeps of a table."""
+    kept: dict[str, Tensor] = (state.get("tables") or {}).get("states", {}).get(_table(name), {})
+    return kept
 
 
 def _overlap(wanted: range, there: Sequence[int]) -> tuple[int, int]:

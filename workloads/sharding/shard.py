@@ -8,8 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+# `torch.compiler.disable` without its two seconds of import.
+from torch._compile import _disable_dynamo
+
+from workloads.layers.deferred_gradient import DeferredGradient
+from workloads.sharding import read
 from workloads.sharding.mesh import Mesh
-from workloads.sharding.messages import Messages
+from workloads.sharding.route import Route
 
 
 class Shard(ABC):
@@ -37,26 +42,38 @@ class Shard(ABC):
         return self.n_rows, self.width
 
     @abstractmethod
-    def messages(self, n_bags: int) -> Messages:
-        """Return the messages of a read to which this rank brings `n_bags` bags."""
+    def route(self, ids: Int[Tensor, "bags bag_size"], *, dtype: torch.dtype) -> Route:
+        """Return how a read finds the rows that `ids` name, in a table of type `dtype`. Collective."""
 
-    @abstractmethod
+    @_disable_dynamo
     def bag(
         self,
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         weights: Float[Tensor, "bags bag_size"],
+        deferred: DeferredGradient | None = None,
     ) -> Float[Tensor, "bags width"]:
-        """Return the weighted sums of rows of the whole table (`kernels/weighted_bag`). Collective."""
+        """Return the weighted sums of rows of the whole table (`kernels/weighted_bag`). Collective.
 
-    @abstractmethod
+        The gradient of `part` is left in `deferred` if there is one.
+        """
+        route = self.route(ids, dtype=part.dtype)
+        return read.weighted_sums(part, weights, route, deferred)
+
+    @_disable_dynamo
     def products(
         self,
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
+        deferred: DeferredGradient | None = None,
     ) -> Float[Tensor, "bags bag_size"]:
-        """Return the products of rows of the whole table with `x` (`kernels/row_dot`). Collective."""
+        """Return the products of rows of the whole table with `x` (`kernels/row_dot`). Collective.
+
+        The gradient of `part` is left in `deferred` if there is one.
+        """
+        route = self.route(ids, dtype=part.dtype)
+        return read.products(part, x, route, deferred)
 
 
 def shards(model: nn.Module) -> dict[str, Shard]:
@@ -87,13 +104,3 @@ def sum_gradients(model: nn.Module, mesh: Mesh, *, also: Sequence[Tensor] = ()) 
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     mesh.world.sum_([*also, *(g for name, g in gradients.items() if name not in parts)])
     mesh.data.sum_([g for name, g in gradients.items() if name in parts])
-
-
-def nothing(*shape: int, after: Sequence[Tensor]) -> Tensor:
-    """Return zeros as a function of `after`.
-
-    A rank that has nothing to read must still take part in the messages of the backward pass, and its table must get
-    a gradient, as it does on the ranks that it is summed with.
-    """
-    zero = torch.stack([tensor.flatten()[:0].sum() for tensor in after]).sum()
-    return zero.to(after[0].dtype).expand(*shape)

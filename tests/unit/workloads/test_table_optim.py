@@ -58,14 +58,6 @@ def windows(step: int) -> Tensor:
     return torch.randint(37, (4, 17), generator=torch.Generator().manual_seed(step))
 
 
-def test_tables_that_ranks_share_out_are_refused():
-    model = shared_by_three()
-    model.memory_table.shard = object()
-
-    with pytest.raises(ValueError, match="share out; use adamw, or resources.memory_ranks: 1"):
-        Optimizer(model, config(table_optimizer="rowwise"))
-
-
 def ten_steps(model: nn.Module, optimizer: Optimizer, *, rows: int = 3) -> list[float]:
     """Return the norms of the values' gradients of ten steps of two micro batches."""
     norms = []

@@ -17,10 +17,22 @@ class RowSums(Protocol):
     def norm(self) -> Float[Tensor, ""]:
         """Return the Euclidean norm of all sums: the norm of the gradient."""
 
+    def row_squares(self) -> Float[Tensor, " rows"]:
+        """Return the sum of squares of every row's sum; 0 for rows that are not named."""
+
     def update_(
-        self, state: dict[str, Tensor], rule: Rule, coefficient: Float[Tensor, ""] | None = None
+        self,
+        state: dict[str, Tensor],
+        rule: Rule,
+        coefficient: Float[Tensor, ""] | None = None,
+        *,
+        mean_squares: Float[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Update table and state by the sums times `coefficient`; return the norm of the sums without it."""
+        """Update table and state by the sums times `coefficient`; return the norm of the sums without it.
+
+        `mean_squares`, of every row's sum without the coefficient, is for the rowwise rule where the table holds some
+        columns of its rows only.
+        """
 
     def update_with_products_(
         self, state: dict[str, Tensor], rule: Rule, coefficient: Float[Tensor, ""] | None = None
@@ -49,8 +61,9 @@ def row_sums(
         raise ValueError(f"table must be fp32 or bf16, got {table.dtype}")
     if not table.is_contiguous():
         raise ValueError("table must be contiguous: it is updated in place")
-    # Triton is not there where torch has no CUDA, and its kernels have no float64.
-    if table.is_cuda and table.dtype != torch.float64:
+    # Triton is not there where torch has no CUDA, and its kernels have no float64, and no grid for a part without
+    # rows or columns.
+    if table.is_cuda and table.numel() and table.dtype != torch.float64:
         module = import_module("workloads.kernels.table_update.triton")
         result: RowSums = module.RowSums(table, ids, weights, x)
         return result

@@ -25,10 +25,14 @@ class RowSums:
         """Sum `weights * x` per row, reads in the order of the bags."""
         self._table, self._ids, self._x = table, ids, x
         wide = torch.promote_types(table.dtype, torch.float32)
+        if not ids.numel() or not table.numel():
+            self._rows: Tensor = ids.new_empty(0, dtype=torch.int64)
+            self._sums: Tensor = table.new_empty(0, table.shape[1], dtype=wide)
+            return
         sorted_ids, reads = ids.reshape(-1).sort(stable=True)
         rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
-        self._rows: Tensor = rows.long()
-        self._sums: Tensor = functional.embedding_bag(
+        self._rows = rows.long()
+        self._sums = functional.embedding_bag(
             reads // max(1, ids.shape[1]),
             x.to(wide),
             counts.cumsum(0) - counts,
@@ -41,11 +45,18 @@ class RowSums:
         result: Tensor = torch.linalg.vector_norm(self._sums)
         return result
 
+    def row_squares(self) -> Float[Tensor, " rows"]:
+        """Return the sum of squares of every row's sum; 0 for rows that are not named."""
+        squares = self._sums.new_zeros(len(self._table))
+        return squares.index_copy_(0, self._rows, self._sums.square().sum(1))
+
     def update_(
         self,
         state: dict[str, Tensor],
         rule: Rule,
         coefficient: Float[Tensor, ""] | None = None,
+        *,
+        mean_squares: Float[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
         """Update table and state by the sums times `coefficient`; return the norm of the sums without it."""
         table, rows = self._table, self._rows
@@ -61,15 +72,19 @@ class RowSums:
             s.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
             denominator = (s.sqrt() / math.sqrt(1 - rule.beta2**rule.step)).add_(rule.eps)
             w.addcdiv_(m, denominator, value=-rule.lr / (1 - rule.beta1**rule.step))
-            _write(state["exp_avg"], rows, m, key=rule.key(1))
-            _write(state["exp_avg_sq"], rows, s, key=rule.key(2))
+            _write(state["exp_avg"], rows, m, rule, stream=1)
+            _write(state["exp_avg_sq"], rows, s, rule, stream=2)
         elif rule.kind == "rowwise":
-            q = mean_square(state["mean_square"][rows], g.square().mean(1), rule)
+            now = g.square().mean(1)
+            if mean_squares is not None:
+                scale = 1.0 if coefficient is None else coefficient.to(g.dtype).square()
+                now = mean_squares[rows] * scale
+            q = mean_square(state["mean_square"][rows], now, rule)
             state["mean_square"][rows] = q
             w.addcdiv_(g, (q.sqrt() + rule.eps)[:, None], value=-rule.lr)
         else:
             w.add_(g, alpha=-rule.lr)
-        _write(table.detach(), rows, w, key=rule.key(0))
+        _write(table.detach(), rows, w, rule, stream=0)
         return self.norm()
 
     def update_with_products_(
@@ -90,7 +105,8 @@ def mean_square(
     return torch.where(before == 0, now, rule.beta2 * before + (1 - rule.beta2) * now)
 
 
-def _write(into: Tensor, rows: Tensor, values: Tensor, *, key: int) -> None:
+def _write(into: Tensor, rows: Tensor, values: Tensor, rule: Rule, *, stream: int) -> None:
     if into.dtype == torch.bfloat16:
-        values = round_to_bf16(values, rows, key=key)
+        row, column = rule.origin
+        values = round_to_bf16(values, rows + row, key=rule.key(stream), first_column=column)
     into.index_copy_(0, rows, values)

@@ -13,24 +13,28 @@ _LOW = 0xFFFFFFFF
 
 
 def round_to_bf16(
-    values: Float32[Tensor, "rows width"], rows: Int64[Tensor, " rows"], *, key: int
+    values: Float32[Tensor, "rows width"],
+    rows: Int64[Tensor, " rows"],
+    *,
+    key: int,
+    first_column: int = 0,
 ) -> BFloat16[Tensor, "rows width"]:
     """Return one of each value's two bf16 neighbours, the nearer one the more often: right on average.
 
     What bf16 holds exactly is kept; infinities and NaN stay what they are.
     """
     bits = values.view(torch.int32)
-    random = random_bits(rows, values.shape[1], key=key) >> 16
+    random = random_bits(rows, values.shape[1], key=key, first_column=first_column) >> 16
     rounded = (bits.long() + random) & 0xFFFF0000
     rounded = torch.where(rounded >= 2**31, rounded - 2**32, rounded).int().view(torch.float32)
     return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)
 
 
 def random_bits(
-    rows: Int64[Tensor, " rows"], width: int, *, key: int
+    rows: Int64[Tensor, " rows"], width: int, *, key: int, first_column: int = 0
 ) -> Int64[Tensor, "rows width"]:
-    """Return 32 random bits for every column of the rows."""
-    columns = torch.arange(width, device=rows.device)
+    """Return 32 random bits for every column of the rows, from `first_column` on."""
+    columns = torch.arange(first_column, first_column + width, device=rows.device)
     return _mix((_mix(rows & _LOW) ^ key)[:, None] + columns * COLUMN_STRIDE & _LOW)
 
 

@@ -44,6 +44,8 @@ class Rule:
     seed: int = 0
     table: int = 0
     """Number of the table in its model: seed, table and step name the random numbers of rounding."""
+    origin: tuple[int, int] = (0, 0)
+    """Row and column of the whole table at which the part that is updated begins: its random numbers are those there."""
 
     def key(self, stream: int) -> int:
         """Return 31 bits that name the random numbers of a step for one tensor: 0 the weights, 1 and 2 the moments."""

@@ -43,14 +43,22 @@ class RowSums:
             self._squares, _ = self._pass(Rule(kind="sgd", lr=0.0, step=1), only_squares=True)
         return self._squares.sum().sqrt()
 
+    def row_squares(self) -> Float[Tensor, " rows"]:
+        """Return every row's square, at the price of `norm`."""
+        self.norm()
+        assert self._squares is not None
+        return self._squares.sum(0)
+
     def update_(
         self,
         state: dict[str, Tensor],
         rule: Rule,
         coefficient: Float[Tensor, ""] | None = None,
+        *,
+        mean_squares: Float[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
         """Update table and state, return the norm."""
-        norm, _ = self._update(state, rule, coefficient, products=False)
+        norm, _ = self._update(state, rule, coefficient, products=False, mean_squares=mean_squares)
         return norm
 
     def update_with_products_(
@@ -71,27 +79,32 @@ class RowSums:
         coefficient: Tensor | None,
         *,
         products: bool,
+        mean_squares: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         whole_row = None
         if rule.kind == "rowwise":
             width = triton.next_power_of_2(self._table.shape[1])
-            if self._squares is None and width * self._x.element_size() <= _WHOLE_ROW_BYTES:
+            fits = self._squares is None and width * self._x.element_size() <= _WHOLE_ROW_BYTES
+            if mean_squares is None and fits:
                 whole_row = max(16, width)
             else:
-                self.norm()
-                self._update_mean_square(state["mean_square"], rule, coefficient)
+                if mean_squares is None:
+                    mean_squares = self.row_squares() / self._table.shape[1]
+                self._update_mean_square(state["mean_square"], rule, coefficient, mean_squares)
         squares, found = self._pass(
             rule, state=state, coefficient=coefficient, products=products, block_width=whole_row
         )
         return (squares if self._squares is None else self._squares).sum().sqrt(), found
 
     def _update_mean_square(
-        self, before: Float[Tensor, " rows"], rule: Rule, coefficient: Tensor | None
+        self,
+        before: Float[Tensor, " rows"],
+        rule: Rule,
+        coefficient: Tensor | None,
+        now: Float[Tensor, " rows"],
     ) -> None:
-        assert self._squares is not None
-        now = self._squares.sum(0) / self._table.shape[1]
         if coefficient is not None:
-            now *= coefficient.square()
+            now = now * coefficient.square()
         touched = self._reads.starts.diff() > 0
         before.copy_(torch.where(touched, mean_square(before, now, rule), before))
 
@@ -119,7 +132,7 @@ class RowSums:
             1 - rule.lr * rule.weight_decay,
             rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
             1 - rule.beta1, rule.beta2, 1 - rule.beta2, (1 - rule.beta2**rule.step) ** -0.5, rule.eps,
-            rule.key(0), rule.key(1), rule.key(2),
+            rule.key(0), rule.key(1), rule.key(2), *rule.origin,
             RULE="squares" if only_squares else rule.kind, WHOLE_ROW=block_width is not None,
             SQUARES=only_squares or self._squares is None, GROUP=_GROUP, **todo.tiling,
         )  # fmt: skip
@@ -127,12 +140,15 @@ class RowSums:
         return squares, found
 
 
-@triton.jit(do_not_specialize=["table_key", "first_key", "second_key"])
+@triton.jit(
+    do_not_specialize=["table_key", "first_key", "second_key", "origin_row", "origin_column"]
+)
 def _update_rows(
     first, second, squares, coefficient,
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
     decay, step_size, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
+    origin_row, origin_column,
     RULE: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
@@ -141,12 +157,14 @@ def _update_rows(
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
+    random_cols = cols + origin_column
     scale = tl.load(coefficient).to(tl.float32)
     for row in range(first_row, tl.minimum(first_row + GROUP, n_rows)):
         lo = tl.load(starts + row)
         end = tl.load(starts + row + 1)
         if (end > lo) | (RULE == "adamw"):
             place = tl.cast(row, tl.int64) * width + cols
+            random_row = row + origin_row
             w = tl.zeros([1, WIDTH], tl.float32)
             # Asked for before the reads are summed, so that it arrives meanwhile.
             if RULE != "squares":
@@ -167,8 +185,8 @@ def _update_rows(
                     m += (g - m) * rest1
                     s = s * beta2 + g * g * rest2
                     w -= step_size * m / (tl.sqrt(s) * correction2 + eps)
-                    _store(first, place, m, row, cols, inside, first_key)
-                    _store(second, place, s, row, cols, inside, second_key)
+                    _store(first, place, m, random_row, random_cols, inside, first_key)
+                    _store(second, place, s, random_row, random_cols, inside, second_key)
                 elif RULE == "rowwise":
                     q = tl.load(first + row)
                     if WHOLE_ROW:
@@ -178,7 +196,7 @@ def _update_rows(
                     w -= step_size * g / (tl.sqrt(q) + eps)
                 else:
                     w -= step_size * g
-                _store(table, place, w, row, cols, inside, table_key)
+                _store(table, place, w, random_row, random_cols, inside, table_key)
 
 
 @triton.jit

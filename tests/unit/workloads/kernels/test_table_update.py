@@ -1,6 +1,7 @@
 """The rules of table updates, against torch's optimizers and against loops over the reads."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,6 +104,50 @@ def test_every_rule_is_its_equation(kind, rows, width, bags, seed):
     for name, value in {"exp_avg": m, "exp_avg_sq": s, "mean_square": q}.items():
         if name in state:
             torch.testing.assert_close(state[name], value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("part", [(slice(3, 9), slice(0, 16)), (slice(0, 10), slice(5, 12))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype):
+    """Bit for bit, rounding included; the numbers are small and whole, so that no sum has an order."""
+    generator = torch.Generator().manual_seed(2)
+    table = torch.randn(10, 16, generator=generator).to(dtype)
+    ids, weights = (torch.randint(n, (14, 1), generator=generator) for n in (7, 3))
+    x = torch.randint(-4, 5, (14, 16), generator=generator).to(dtype)
+    weights = weights.to(dtype)
+    rows, columns = part
+    own, state, own_state = table[part].clone(), *(new_state(kind, t) for t in (table, table[part]))
+    here = ((ids >= rows.start) & (ids < rows.stop))[:, 0]
+    for step in (1, 2):
+        rule = Rule(kind=kind, step=step, **RULE)
+        sums = row_sums(table, ids, weights, x)
+        of_rows = sums.row_squares()[rows] / 16
+        torch.testing.assert_close(
+            sums.row_squares(), dense(ids, weights.float(), x.float(), 10).square().sum(1)
+        )
+        sums.update_(state, rule, torch.tensor(0.5))
+
+        origin = replace(rule, origin=(rows.start, columns.start))
+        row_sums(own, ids[here] - rows.start, weights[here], x[here][:, columns]).update_(
+            own_state, origin, torch.tensor(0.5), mean_squares=of_rows
+        )
+
+    assert torch.equal(own, table[part])
+    for name, value in own_state.items():
+        assert torch.equal(value, state[name][rows] if value.ndim == 1 else state[name][part])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(10, 0), (0, 7)])
+def test_a_part_without_rows_or_columns_is_updated_to_nothing(kind, shape):
+    table = torch.empty(shape)
+    sums = row_sums(
+        table, torch.zeros(2, 3, dtype=torch.int32), torch.ones(2, 3), torch.ones(2, shape[1])
+    )
+
+    assert sums.row_squares().tolist() == [0.0] * shape[0]
+    assert sums.update_(new_state(kind, table), Rule(kind=kind, step=1, **RULE)) == 0.0
 
 
 @pytest.mark.parametrize("kind", ["lazy_adamw", "rowwise", "sgd"])

@@ -16,7 +16,7 @@ POINTERS = {
 }
 NUMBERS = {
     **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
-    **dict.fromkeys(("table_key", "first_key", "second_key"), "i32"),
+    **dict.fromkeys(("table_key", "first_key", "second_key", "origin_row", "origin_column"), "i32"),
     **dict.fromkeys(
         ("decay", "step_size", "rest1", "beta2", "rest2", "correction2", "eps"), "fp32"
     ),

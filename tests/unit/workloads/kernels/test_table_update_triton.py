@@ -1,5 +1,7 @@
 """The Triton kernels of table updates, run by Triton's interpreter, equal the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -88,6 +90,26 @@ def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows
         torch.testing.assert_close(value, expected_state[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("clipped", [False, True])
+def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(clipped):
+    table, hits = case((17, 24, 7, 9), 0)
+    expected, coefficient = table.clone(), torch.tensor(0.5) if clipped else None
+    state, expected_state = new_state("rowwise", table), new_state("rowwise", table)
+    wanted = reference.RowSums(expected, *hits)
+    wanted.update_(
+        expected_state, rule("rowwise", 1), coefficient, mean_squares=wanted.row_squares() / 5
+    )
+
+    sums = kernel.RowSums(table, *hits)
+    found = sums.row_squares()
+    norm = sums.update_(state, rule("rowwise", 1), coefficient, mean_squares=found / 5)
+
+    torch.testing.assert_close(found, wanted.row_squares())
+    torch.testing.assert_close(norm, wanted.norm())
+    torch.testing.assert_close(table, expected)
+    torch.testing.assert_close(state["mean_square"], expected_state["mean_square"])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_with_the_rows_as_they_were(kind):
     table, hits = case((17, 24, 7, 9), 0)
@@ -102,18 +124,20 @@ def test_products_are_with_the_rows_as_they_were(kind):
     assert torch.equal(table, alone)
 
 
+@pytest.mark.parametrize("origin", [(0, 0), (2**31, 40)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bf16_has_the_references_random_numbers(kind):
+def test_bf16_has_the_references_random_numbers(kind, origin):
     """Every row is read once, so sums have no order, and what is stored may differ where fp32 does in its last bits."""
     generator = torch.Generator().manual_seed(3)
+    first = replace(rule(kind, 1), origin=origin)
     table = torch.randn(32, 33, generator=generator).bfloat16()
     # The interpreter's own rounding to bf16 is wrong; nothing here is rounded but by our own integers.
     x = torch.randn(8, 33, generator=generator)
     ids, weights = torch.randperm(32, generator=generator).view(8, 4), torch.ones(8, 4)
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
 
-    reference.RowSums(expected, ids, weights, x).update_(expected_state, rule(kind, 1))
-    kernel.RowSums(table, ids, weights, x).update_(state, rule(kind, 1))
+    reference.RowSums(expected, ids, weights, x).update_(expected_state, first)
+    kernel.RowSums(table, ids, weights, x).update_(state, first)
 
     pairs = [(table, expected), *((state[name], expected_state[name]) for name in state)]
     for found, wanted in pairs:

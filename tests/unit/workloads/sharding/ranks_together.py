@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -28,18 +28,22 @@ from workloads.architectures import engram, memory_plus, peer
 from workloads.device import pick
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.deferred_gradient import DeferredGradient, Hits
 from workloads.layers.initialise import initialise
 from workloads.optim import Optimizer
 from workloads.sharding.columns import Columns
 from workloads.sharding.mesh import Mesh, mesh_of
 from workloads.sharding.rows import Rows
-from workloads.sharding.shard import count_params, shards, sum_gradients
+from workloads.sharding.shard import Shard, count_params, shards, sum_gradients
 from workloads.sharding.share_out import build
+from workloads.table_optim import RULE_OF
 from workloads.train import _passes, accumulate_gradients, weights
 from workloads.train_config import TrainConfig
 
 Found = dict[str, float]
 LAYOUTS = {"columns": Columns, "rows": Rows}
+# In three pieces, of which some have no bag.
+READ_BY = {"columns": (Columns, 1), "columns_in_pieces": (Columns, 3), "rows": (Rows, 1)}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 # n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller than it; tables of
 # fewer rows than ranks; ranks without a bag, and all of them without one; bags of one row, most of which are elsewhere.
@@ -64,18 +68,25 @@ MODELS = {
     "peer": peer.Config(**BACKBONE, **READING),
     "engram": engram.Config(**engram.PRESETS["d8"]),
 }
+OTHER_RULES = {"rowwise_previous": ("rowwise", "previous"), "rowwise_float32": ("rowwise", "exact")}
 # Not engram in fp32: it magnifies the order of a sum a hundredfold in ten steps, and four ranks that share nothing out
 # (4 × 1) are as far from one process, 1.1e-4 in a norm, as four that do.
 TRAINED = {
-    "memory_plus": ("float64", "float32", "checkpointed", "compiled"),
-    "peer": ("float64", "float32"),
-    "engram": ("float64",),
+    "memory_plus": ("float64", "float32", "checkpointed", "compiled", *RULE_OF, *OTHER_RULES),
+    "peer": ("float64", "float32", "rowwise"),
+    "engram": ("float64", "rowwise"),
 }
 # How many ranks take part -> what is trained where time is short: each way of training, and each model, somewhere.
 SOME = {
     1: {"memory_plus": ("float64", "float32")},
-    2: {"memory_plus": ("float64", "float32", "checkpointed"), "peer": ("float64",)},
-    3: {"memory_plus": ("float64",), "engram": ("float64",)},
+    2: {
+        "memory_plus": ("float64", "float32", "checkpointed", *OTHER_RULES),
+        "peer": ("float64",),
+    },
+    3: {
+        "memory_plus": ("float64", "deferred_adamw", "lazy_adamw", "rowwise"),
+        "engram": ("float64",),
+    },
     4: {"memory_plus": ("float64",)},
 }
 # Adam turns the rounding of a gradient that should be zero into a step of full length unless eps says what is small.
@@ -122,30 +133,66 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                 else:
                     expected = to(output_grad)
                     wanted = (torch.zeros_like(whole), torch.zeros_like(other))
-                for layout, kind in LAYOUTS.items():
+                for layout, (kind, mesh.pieces) in READ_BY.items():
                     shard = kind(mesh, n_rows=n_rows, width=width)
                     inside = (
                         slice(shard.rows.start, shard.rows.stop),
                         slice(shard.columns.start, shard.columns.stop),
                     )
-                    part = to(table)[inside].clone().requires_grad_()
-                    own = to(second)[mine].clone().requires_grad_()
+                    part = to(table)[inside].detach().clone().requires_grad_()
+                    own = to(second)[mine].detach().clone().requires_grad_()
+                    own_ids = ids[mine].to(here)
+                    # Not contiguous, as gradients may be.
+                    strided = to(output_grad)[mine].T.contiguous().T
+                    read = shard.bag if operation == "bag" else shard.products
+                    deferred = DeferredGradient()
                     with mesh.even(len(set(bags)) == 1):
-                        read = shard.bag if operation == "bag" else shard.products
-                        found = read(part, ids[mine].to(here), own)
-                        # Not contiguous, as gradients may be.
-                        strided = to(output_grad)[mine].T.contiguous().T
+                        found = read(part, own_ids, own)
                         part_grad, own_grad = torch.autograd.grad(found, (part, own), strided)
+                        read(part, own_ids, own, deferred).backward(strided)
                     name = f"{dtype_name}/{layout}/{operation}/{case}"
                     yield f"{name}/output", apart(found, expected[mine], like=expected)
                     yield f"{name}/table", apart(part_grad, wanted[0][inside], like=wanted[0])
                     yield f"{name}/second", apart(own_grad, wanted[1][mine], like=wanted[1])
-                    repeated = read(part, ids[mine].to(here), own)
+                    hits = deferred.take()
+                    assert hits is not None
+                    later = left_in(hits, like=part)
+                    yield f"{name}/deferred_table", apart(later, wanted[0][inside], like=wanted[0])
+                    assert own.grad is not None
+                    yield (
+                        f"{name}/deferred_second",
+                        apart(own.grad, wanted[1][mine], like=wanted[1]),
+                    )
+                    yield f"{name}/dense_beside_deferred", float(part.grad is not None)
+                    yield f"{name}/reads_elsewhere", reads_elsewhere(hits, ids, shard)
+                    bits = (found.detach(), part_grad, own_grad, later, own.grad)
+                    if layout == "columns":
+                        in_one_piece = bits
+                    elif kind is Columns and here.type == "cpu":
+                        same = zip(bits, in_one_piece, strict=True)
+                        differ = not all(torch.equal(*both) for both in same)
+                        yield f"{name}/same_bits_in_one_piece", float(differ)
+                    repeated = read(part, own_ids, own)
                     yield f"{name}/repeats", float(not torch.equal(repeated, found))
-                    if operation == "bag" and layout == "columns":
+                    if operation == "bag" and kind is Columns:
                         exact = found.detach() == expected[mine].detach()
                         if here.type == "cpu":
                             yield f"{name}/same_bits", float((~exact).sum())
+    mesh.pieces = 1
+
+
+def reads_elsewhere(hits: Hits, ids: Tensor, shard: Shard) -> float:
+    """Return how many rows were read here that no bag names, or not read that one names."""
+    named = {int(i) - shard.rows.start for i in ids.flatten() if int(i) in shard.rows}
+    return float(len({int(i) for i in hits.ids.flatten()} ^ named))
+
+
+def left_in(hits: Hits, *, like: Tensor) -> Tensor:
+    """Return the dense gradient that deferred reads make."""
+    gradient = torch.zeros_like(like)
+    for i in range(hits.ids.shape[1]):
+        gradient.index_add_(0, hits.ids[:, i], hits.weights[:, i, None] * hits.x)
+    return gradient.detach()
 
 
 def models(
@@ -156,14 +203,15 @@ def models(
     for layout in LAYOUTS if mesh.memory.size > 1 else ("columns",):
         for model_name, ways in trained.items():
             for how in ways:
-                dtype = DTYPES.get(how, torch.float64)
+                dtype = torch.float32 if "float32" in how else torch.float64
                 model = started(MODELS[model_name], mesh, layout, here, dtype)
                 if how == "checkpointed":
                     checkpointed(model)
                 elif how == "compiled":
                     model.compile(dynamic=False)
-                expected = alone(model_name, dtype, here)
-                yield from ten_steps(f"{how}/{shape}/{layout}/{model_name}", model, expected, mesh)
+                expected = alone(model_name, dtype, here, trained_by(how))
+                name = f"{how}/{shape}/{layout}/{model_name}"
+                yield from ten_steps(name, model, expected, mesh, trained_by(how))
 
 
 @dataclass
@@ -178,20 +226,25 @@ class Alone:
     """Losses and norms of every step."""
 
 
+def trained_by(how: str) -> TrainConfig:
+    how, clip = OTHER_RULES.get(how, (how, "exact"))
+    return replace(TRAIN, table_optimizer=how, table_clip=clip) if how in RULE_OF else TRAIN
+
+
 @cache
-def alone(model_name: str, dtype: torch.dtype, here: torch.device) -> Alone:
+def alone(model_name: str, dtype: torch.dtype, here: torch.device, train: TrainConfig) -> Alone:
     model = started(MODELS[model_name], Mesh(), "columns", here, dtype)
     initial = copied(weights(model))
-    steps = list(steps_of(model, Mesh(), rows=SEQUENCES))
+    steps = list(steps_of(model, Mesh(), train, rows=SEQUENCES))
     first, seen = steps[0][1], [step for step, _ in steps]
     return Alone(count_params(model), initial, first, copied(weights(model)), seen)
 
 
 def steps_of(
-    model: nn.Module, mesh: Mesh, *, rows: int
+    model: nn.Module, mesh: Mesh, train: TrainConfig, *, rows: int
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Train ten steps; yield losses and norms, and the gradients, of every step."""
-    optimizer = Optimizer(model, TRAIN, mesh)
+    optimizer = Optimizer(model, train, mesh)
     draw = torch.Generator().manual_seed(1)
     share = mesh.world.share(SEQUENCES)
     for _ in range(10):
@@ -199,29 +252,35 @@ def steps_of(
         losses = accumulate_gradients(
             model,
             windows[share.start : share.stop].to(next(model.parameters()).device),
-            batch_tokens=TRAIN.batch_tokens,
+            batch_tokens=train.batch_tokens,
             rows=rows,
             passes=_passes(SEQUENCES, world=mesh.world, rows=rows),
             autocast=nullcontext,
         )
         sum_gradients(model, mesh, also=list(losses.values()))
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        optimizer.gather()
+        gradients = {
+            name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+        }
         norms = optimizer.clip()
-        optimizer.step(TRAIN.lr)
+        optimizer.step(train.lr)
         yield {**losses, **norms}, gradients
 
 
-def ten_steps(name: str, model: nn.Module, alone: Alone, mesh: Mesh) -> Iterator[tuple[str, float]]:
+def ten_steps(
+    name: str, model: nn.Module, alone: Alone, mesh: Mesh, train: TrainConfig
+) -> Iterator[tuple[str, float]]:
     """Train ten steps: of an uneven batch this rank's share, in two passes."""
     yield f"{name}/counted", float(count_params(model) - alone.n_params)
     yield f"{name}/initial", differing(model, alone.initial)
     rows = -(-SEQUENCES // (2 * mesh.world.size))
-    steps = list(steps_of(model, mesh, rows=rows))
+    steps = list(steps_of(model, mesh, train, rows=rows))
+    yield f"{name}/same_gradients", float(steps[0][1].keys() != alone.gradients.keys())
     yield f"{name}/gradients", furthest(model, steps[0][1], alone.gradients)
     # Of the first step: ten later, what rounding did to the weights is in the norms, magnified.
     for kind, value in alone.seen[0].items():
         yield f"{name}/{kind}", apart(steps[0][0][kind], value)
-    clipped = sum(float(wanted["value_grad_norm"]) > TRAIN.grad_clip for wanted in alone.seen)
+    clipped = sum(float(wanted["value_grad_norm"]) > train.grad_clip for wanted in alone.seen)
     yield f"{name}/never_clipped", float(not clipped)
     yield f"{name}/ten_steps", furthest(model, weights(model), alone.trained)
 
@@ -231,9 +290,12 @@ def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
     mesh = mesh_of(world, memory=world.size)
     if world.size > 1:  # alone, nothing is shared out
         yield from reads(mesh, here)
+    # Somewhere in pieces.
+    mesh.pieces = 2 if world.size == 3 else 1
     yield from models(mesh, here, SOME[world.size])
     if world.size == 4:
-        yield from models(mesh_of(world, memory=2), here, {"memory_plus": ("float64",)})
+        two_by_two = {"memory_plus": ("float64", "rowwise", "deferred_adamw")}
+        yield from models(mesh_of(world, memory=2), here, two_by_two)
 
 
 def training(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:

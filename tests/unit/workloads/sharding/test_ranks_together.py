@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from workloads.table_optim import RULE_OF
+
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("ranks_together.py")
 # The loss is computed, and what a compiler fuses may be, in fp32 whatever the model's type: then two orders of one sum
@@ -18,8 +20,20 @@ TOLERANCE = {
     "float32": 1e-5,
     "compiled": 1e-5,
     "bfloat16": 1e-2,
+    **dict.fromkeys((*RULE_OF, "rowwise_previous"), 1e-12),
+    "rowwise_float32": 1e-5,
 }
-EXACT = ("repeats", "same_bits", "counted", "initial", "never_clipped")
+EXACT = (
+    "repeats",
+    "same_bits_in_one_piece",
+    "same_bits",
+    "dense_beside_deferred",
+    "reads_elsewhere",
+    "same_gradients",
+    "counted",
+    "initial",
+    "never_clipped",
+)
 LOSS = 1e-6
 
 
@@ -67,7 +81,7 @@ def test_all_of_it_was_compared(found, size):
         for name in found[str(size)]
         if name.count("/") == 4 and "x" not in name.split("/")[1]
     }
-    assert len(reads) == 2 * 2 * (7 + 2 + 1)
+    assert len(reads) == 3 * 2 * (7 + 2 + 1)
     meshes = {name.split("/")[1] for name in found[str(size)] if name.endswith("/ten_steps")}
     assert meshes == {f"1x{size}"} | ({"2x2"} if size == 4 else set())
 
@@ -83,6 +97,9 @@ def test_every_model_trained_in_every_way_is_one_processs(tmp_path, size):
         "float32",
         "checkpointed",
         "compiled",
+        "rowwise_previous",
+        "rowwise_float32",
+        *RULE_OF,
     }
     assert not too_far(found)
 

@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workloads.architectures import dense, memory_plus
 from workloads.layers.initialise import initialise, write_normal_part
 from workloads.ranks import World
-from workloads.sharding.columns import ALIGNED, columns_of_each
+from workloads.sharding.columns import ALIGNED, Columns, ColumnsRoute, columns_of_each
 from workloads.sharding.mesh import Mesh, mesh_of
-from workloads.sharding.rows import Rows, held_here, skew
+from workloads.sharding.rows import Rows, skew
 from workloads.sharding.shard import count_params, shards
 from workloads.sharding.share_out import build
 
@@ -36,31 +36,48 @@ def test_columns_are_complete_and_even_and_rows_of_a_part_aligned_where_they_can
 
 
 @given(
-    ids=st.integers(0, 4).flatmap(
-        lambda bag_size: st.lists(
-            st.lists(st.integers(0, 9), min_size=bag_size, max_size=bag_size), max_size=5
-        )
-    ),
-    ends=st.tuples(st.integers(0, 10), st.integers(0, 10)),
+    bags=st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any),
+    n_pieces=st.integers(1, 5),
+    bag_size=st.integers(0, 3),
 )
-def test_what_is_held_here_is_found_in_order_and_nothing_else_is_read(ids, ends):
-    rows = range(min(ends), max(ends))
-    bags = torch.tensor(ids).view(len(ids), len(ids[0]) if ids else 0).long()
+def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
+    bags, n_pieces, bag_size
+):
+    route = ColumnsRoute(
+        World(rank=1, size=3),
+        torch.zeros(bags[1], bag_size, dtype=torch.int32),
+        bags=bags,
+        columns=columns_of_each(8, 3),
+        n_pieces=n_pieces,
+    )
 
-    held = held_here(bags, rows)
+    own = [bag for piece in route.pieces() for bag in range(bags[1])[piece.bags]]
+    assert own == list(range(bags[1]))
+    whole = torch.arange(sum(bags))[:, None]
+    cut = route.cut(whole)
+    assert len(cut) == len(route.pieces()) == n_pieces
+    assert torch.equal(route.join(cut), whole)
+    of_ranks = torch.split(whole, bags)
+    for number, piece in enumerate(cut):
+        shares = [World(rank=number, size=n_pieces).share(n) for n in bags]
+        expected = [
+            int(x)
+            for of, share in zip(of_ranks, shares, strict=True)
+            for x in of[share.start : share.stop]
+        ]
+        assert piece.flatten().tolist() == expected
 
-    expected = [[i for i in bag if i in rows] for bag in ids]
-    assert held.bags.tolist() == [bag for bag, found in enumerate(expected) if found]
-    flat = [i for bag in ids for i in bag]
-    for number, bag in enumerate(held.bags.tolist()):
-        real = held.real[number]
-        found = (held.ids[number][real] + rows.start).tolist()
-        assert found == expected[bag]
-        assert [flat[place] for place in held.places[number][real]] == found
-        assert set((held.ids[number] + rows.start).tolist()) == set(found), "a row never asked for"
-    places = held.places.flatten().tolist()
-    assert len(set(places)) == len(places)
-    assert all(flat[p] not in rows for p in held.places[~held.real].tolist())
+
+@pytest.mark.parametrize(("asked", "found"), [(1, 1), (3, 3), (9, 4)])
+def test_a_read_has_the_pieces_that_were_asked_for_but_no_more_than_bags(asked, found):
+    mesh = second_of_three()
+    mesh.pieces = asked
+    shard = Columns(mesh, n_rows=5, width=16)
+
+    with mesh.even():
+        route = shard.route(torch.zeros(4, 2, dtype=torch.int64), dtype=torch.float32)
+
+    assert len(route.pieces()) == found
 
 
 def test_skew_is_what_the_busiest_rank_reads_over_the_mean():

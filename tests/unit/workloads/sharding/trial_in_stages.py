@@ -2,9 +2,9 @@
 
     python trial_in_stages.py OUT.json FOLDER < stages.json
 
-A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `stop_after` (null: to the end) and
-`damage` (a file of the newest checkpoint to cut short first, or null). OUT.json gets the metrics of every stage that
-came to the end, null for others.
+A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `table_optimizer`, `stop_after`
+(null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or null). OUT.json gets the metrics
+of every stage that came to the end, null for others.
 """
 
 import json
@@ -73,7 +73,7 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
     job = Job(
         data=DATA,
         model=MODEL,
-        train=TRAIN,
+        train={**TRAIN, "table_optimizer": asked["table_optimizer"]},
         seed=5,
         checkpoints=folder / asked["trial"],
         cache=folder / "cache",
