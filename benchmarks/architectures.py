@@ -22,9 +22,9 @@ import torch
 
 from orchestrator import catalog
 from workloads import device as devices
-from workloads.accounting import peak_memory_bytes
 from workloads.step_time import Training, block_s
 from workloads.train_config import TrainConfig
+from workloads.training_memory import training_memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,13 @@ def _measured(
         tokens_per_s=tokens / seconds,
         tflops_per_s=flops * tokens / seconds / 1e12,
         peak_bytes=peak,
-        estimate_bytes=peak_memory_bytes(
-            config, vocab, seq, min(tokens, rows * seq), "bf16" if bf16 else "fp32"
-        ),
+        estimate_bytes=training_memory(
+            config,
+            vocab,
+            train,
+            precision="bf16" if bf16 else "fp32",
+            micro_batch_tokens=min(tokens, rows * seq),
+        ).peak,
         first_loss=first,
         last_loss=last,
     )

@@ -94,5 +94,10 @@ def build_config(cls: Any, fields: Any) -> Any:
 
 
 def accounting() -> ModuleType:
-    """Return workloads.accounting: training FLOPs and peak memory from a config's closed forms."""
+    """Return workloads.accounting: training FLOPs from a config's closed forms."""
     return importlib.import_module("workloads.accounting")
+
+
+def training_memory() -> ModuleType:
+    """Return workloads.training_memory: what training holds at once on one rank."""
+    return importlib.import_module("workloads.training_memory")

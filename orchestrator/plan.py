@@ -164,18 +164,17 @@ def account(spec: TrialSpec) -> dict[str, float]:
     tokens = train.steps * train.batch_tokens
     per_rank = -(-train.batch_tokens // spec.resources.ranks)
     micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
-    count = catalog.accounting()
-    precision = _precision(train)
-    peak = count.peak_memory_bytes(
+    memory = catalog.training_memory().training_memory(
         config,
         vocab_size,
-        train.seq_len,
-        micro,
-        precision,
+        train,
+        precision=_precision(train),
+        micro_batch_tokens=micro,
+        ranks=spec.resources.ranks,
         memory_ranks=spec.resources.memory_ranks,
+        memory_layout=spec.resources.memory_layout,
         tables_on_host=_outside(spec.resources),
     )
-    kept = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     return {
         **{f"params_{group}": float(n) for group, n in per_group.items()},
         "total_params": float(params.total),
@@ -183,13 +182,13 @@ def account(spec: TrialSpec) -> dict[str, float]:
         "memory_params": float(per_group["memory_keys"] + per_group["memory_values"]),
         "active_params": float(config.active_param_count(vocab_size)),
         "forward_flops_per_token": float(forward),
-        "training_flops": float(count.training_flops(forward, tokens)),
+        "training_flops": float(catalog.accounting().training_flops(forward, tokens)),
         "training_tokens": float(tokens),
         "steps": float(train.steps),
         "bytes_read_per_token": _bytes_read(config, vocab_size, batch_tokens=1),
         f"bytes_read_per_token_batch{BATCH}": _bytes_read(config, vocab_size, batch_tokens=BATCH),
-        "activation_bytes": float(kept * micro),
-        "peak_memory_bytes": float(peak),
+        "activation_bytes": float(memory.activations),
+        "peak_memory_bytes": float(memory.peak),
         "vocab_size": float(vocab_size),
     }
 
@@ -215,7 +214,11 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
         **spec.identity(),
         "seed": 0,
         "micro": spec.resources.micro_batch_tokens,
-        "ranks": [spec.resources.ranks, spec.resources.memory_ranks],
+        "ranks": [
+            spec.resources.ranks,
+            spec.resources.memory_ranks,
+            spec.resources.memory_layout,
+        ],
         "tables_on_host": _outside(spec.resources),
     }
     key = canonical_json(identity)

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,59 +186,3 @@ def paper_total(count: ParamCount) -> int:
     3.368 billion by this rule, 3.377 in print, which is the total of their one-layer Memory.
     """
     return count.total - count.norm
-
-
-@runtime_checkable
-class Trainable(Protocol):
-    """What `peak_memory_bytes` asks of an architecture's Config."""
-
-    def param_count(self, vocab_size: int) -> ParamCount:
-        """Count per group."""
-
-    def activation_bytes_per_token(
-        self, vocab_size: int, seq_len: int, *, precision: Precision
-    ) -> float:
-        """Return what a forward pass keeps for the backward pass."""
-
-    def bytes_per_token(
-        self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
-    ) -> dict[str, float]:
-        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once."""
-
-
-def peak_memory_bytes(
-    config: Trainable,
-    vocab_size: int,
-    seq_len: int,
-    micro_batch_tokens: int,
-    precision: Precision = "fp32",
-    *,
-    memory_ranks: int = 1,
-    tables_on_host: bool = False,
-) -> float:
-    """Estimate the most bytes that training holds at once on one rank, beside what the process and libraries take.
-
-    Weights, gradients and two AdamW moments in fp32 (16 bytes a parameter; of memory values that `memory_ranks` ranks
-    share out, a rank's part; of those in the host's memory, the rows that one micro batch reads, if evenly); with bf16 a
-    copy of the weights outside the embedding and the values; the activations of one micro batch, and `TEMPORARIES` of
-    them for what single operations need for a moment. All at once: gradients of the last layers exist while activations
-    of the first still do.
-    """
-    count = config.param_count(vocab_size)
-    held_elsewhere = count.memory_values * (1.0 if tables_on_host else 1 - 1 / memory_ranks)
-    state = 16 * (count.total - held_elsewhere)
-    if tables_on_host and micro_batch_tokens:
-        read = config.bytes_per_token(vocab_size, batch_tokens=micro_batch_tokens, element_bytes=4)
-        state += read["memory_values"] * micro_batch_tokens
-    copies = 2 * (count.total - count.embedding - count.memory_values) if precision == "bf16" else 0
-    activations = config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
-    return state + copies + (1.0 + TEMPORARIES) * activations * micro_batch_tokens
-
-
-TEMPORARIES = 0.2
-"""Share of the activations added for temporaries.
-
-Measured over a few training steps. Growth of the resident set on one CPU core, fp32, dense and memory_plus at d64, 1m
-and 10m with 2,048 to 8,192 tokens: the estimate is 0.96 to 1.04 of the peak (0.82 to 0.90 without this share). Peak
-of the allocator on an H200, both at 10m and 134m with 16,384 tokens: 1.23 to 1.28 of the peak in fp32 and 1.25 to 1.54
-in bf16, because fused norms there keep less; too much rather than too little."""

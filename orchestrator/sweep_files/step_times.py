@@ -101,6 +101,14 @@ class Question:
             return f"{self.match.target_number:.3g} seconds per step"
         return f"the step time of {self.match.architecture}"
 
+    @property
+    def shares_tables(self) -> bool:
+        """Whether a step reads tables that ranks share out: what one rank alone takes says little of it."""
+        models = [model for model in (self.model, self.other) if model is not None]
+        return self.resources.memory_ranks > 1 and any(
+            model.param_count(self.frame.vocab_size).memory_values for model in models
+        )
+
     def request(self, model: Any) -> dict[str, Any]:
         """Return what a timer is asked: this model, and the counterpart if there is one."""
         models = [_section(self.architecture, model)]
@@ -215,6 +223,14 @@ class StepTimes:
         with_value: Callable[[int], Any],
         written: int | None,
     ) -> tuple[Answer | None, list[Finding]]:
+        if question.shares_tables:
+            message = (
+                f"a step that reads tables which ranks share out cannot be timed by one rank, "
+                f"got memory_ranks {question.resources.memory_ranks}"
+            )
+            fix = "plan it once with memory_ranks: 1, whose times are kept and hold for any resources, or match training_flops"
+            finding = question.match.where.finding_at_key(message, fix, kind="combination")
+            return None, [finding.of(question.architecture)]
         if question.key not in self._failed:
             refused = self._unwritable()
             if refused:

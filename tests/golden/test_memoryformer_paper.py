@@ -157,4 +157,4 @@ def test_lookup_ffn_against_the_dense_block_it_replaces():
     (n_tables,) = {*config.tables_per_layer}
     table = config.memory(n_tables).tables()[1]
     assert isinstance(table, TablePart)
-    assert (table.n_rows, table.bag_size, n_tables) == (256, 1, 128)
+    assert (table.n_rows, table.bag_size, n_tables) == (128 * 256, 128, 128)

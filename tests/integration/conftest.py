@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ import pytest
 from orchestrator.processes import ProcessId, with_environment
 from orchestrator.rank import registered
 from orchestrator.records import Logging, Resources, TrialSpec
+from orchestrator.tracking.places import default_tracking_uri
+from orchestrator.tracking.store import Store
 from orchestrator.trial_dir import AttemptDir, SweepDir
 
 STEPS = 70
@@ -168,6 +171,19 @@ def wait_until(look: Callable[[], Any], timeout_s: float = 120.0) -> Any:
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
     return found
+
+
+@pytest.fixture(scope="session")
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """Give a runs folder the empty SQLite store that the first submission makes: its tables take seconds, once."""
+    first = tmp_path_factory.mktemp("tables")
+    Store(default_tracking_uri(first)).open()
+
+    def make(runs: Path) -> None:
+        runs.mkdir(parents=True, exist_ok=True)
+        shutil.copy(first / "mlflow.db", runs)
+
+    return make
 
 
 @pytest.fixture

@@ -29,72 +29,65 @@ def folders_of_ray(controller):
     return list(Path(tempfile.gettempdir()).glob(f"ms-{controller.pid}-*"))
 
 
-def test_killed_rank_and_killed_template_cost_an_attempt_each(tiny, undisturbed):
-    controller = tiny.submit(1, "ray")
+def another(tiny, *, than):
+    """Wait for the middle of an attempt that is none of these."""
     attempt, rank = tiny.middle()
-    os.kill(rank.pid, signal.SIGKILL)
-    first = attempt.path
-
-    attempt, rank = tiny.middle()
-    while attempt.path == first:
+    while attempt.path in {other.path for other in than}:
         attempt, rank = tiny.middle()
+    return attempt, rank
+
+
+def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undisturbed):
+    controller = tiny.submit(1, "ray")
+    first, rank = tiny.middle()
+    os.kill(rank.pid, signal.SIGKILL)
+
+    second, rank = another(tiny, than=[first])
     template = parent_of(rank.pid)
     assert "orchestrator.launchers.template" in name_of(template)
     os.kill(template, signal.SIGKILL)
 
-    assert controller.wait(timeout=200) == 0, tiny.log(1)
-    ended = [outcome for trial in tiny.disk.trials() for outcome in outcomes(trial)]
-    assert ended.count("killed") >= 2
-    assert set(ended) == {"killed", "done"}
-    tiny.assert_finished_like(undisturbed)
-    tiny.assert_nothing_left()
-
-
-def test_killed_supervisor_is_replaced_and_its_ranks_are_gone(tiny, undisturbed):
-    controller = tiny.submit(1, "ray")
-    attempt, rank = tiny.middle()
+    third, rank = another(tiny, than=[first, second])
     supervisor = parent_of(parent_of(rank.pid))
     assert "ray::NodeSupervisor" in name_of(supervisor)
     os.kill(supervisor, signal.SIGKILL)
 
     assert controller.wait(timeout=200) == 0, tiny.log(1)
-    assert attempt.end()["outcome"] == "node_lost"
-    assert "the supervisor of" in attempt.end()["reason"]
+    assert first.end()["outcome"] == second.end()["outcome"] == "killed"
+    assert third.end()["outcome"] == "node_lost"
+    assert "the supervisor of" in third.end()["reason"]
+    ended = [outcome for trial in tiny.disk.trials() for outcome in outcomes(trial)]
+    assert set(ended) == {"killed", "node_lost", "done"}
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left(rank)
 
 
-def test_killed_controller_takes_everything_along_and_the_next_one_resumes(tiny, undisturbed):
+def test_a_killed_controller_takes_everything_along_and_a_stopped_one_checkpoints(
+    tiny, undisturbed
+):
     controller = tiny.submit(1, "ray")
-    attempt, rank = tiny.middle()
+    lost, rank = tiny.middle()
     assert len(tiny.processes()) > 3
     assert len(folders_of_ray(controller)) == 1
     controller.kill()
     controller.wait()
 
     tiny.assert_nothing_left(rank)
-    assert attempt.end() is None
+    assert lost.end() is None
     assert folders_of_ray(controller) == []
 
     controller = tiny.submit(2, "ray")
-    assert controller.wait(timeout=200) == 0, tiny.log(2)
-    assert attempt.end()["outcome"] == "node_lost"
-    tiny.assert_finished_like(undisturbed)
-    tiny.assert_nothing_left()
-
-
-def test_ctrl_c_checkpoints_and_the_next_submission_resumes(tiny, undisturbed):
-    controller = tiny.submit(1, "ray")
-    attempt, _ = tiny.middle()
+    stopped, _ = another(tiny, than=[lost])
     # A terminal sends it to the whole foreground group: Ray, supervisor, template and ranks get it too.
     os.killpg(controller.pid, signal.SIGINT)
 
-    assert controller.wait(timeout=60) == 1, tiny.log(1)
-    assert attempt.end()["outcome"] == "interrupted"
-    assert attempt.end()["reason"].startswith("stopped on request; it checkpointed first")
+    assert controller.wait(timeout=60) == 1, tiny.log(2)
+    assert lost.end()["outcome"] == "node_lost"
+    assert stopped.end()["outcome"] == "interrupted"
+    assert stopped.end()["reason"].startswith("stopped on request; it checkpointed first")
     tiny.assert_nothing_left()
 
-    controller = tiny.submit(2, "process")
-    assert controller.wait(timeout=200) == 0, tiny.log(2)
+    controller = tiny.submit(3, "process")
+    assert controller.wait(timeout=200) == 0, tiny.log(3)
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left()

@@ -57,7 +57,8 @@ def test_there_is_a_smoke_sweep_for_every_architecture():
         assert {spec.architecture for spec in sweep.trials} == {name}
 
 
-def test_all_architectures_one_command_one_experiment_one_figure(tmp_path):
+def test_all_architectures_one_command_one_experiment_one_figure(tmp_path, make_store):
+    make_store(tmp_path / "runs")
     _memscale("submit", "smoke", "--runs", "runs", folder=tmp_path)
 
     trials = SweepDir(tmp_path / "runs" / "smoke").trials()

@@ -236,6 +236,10 @@ class NgramTablePart(TablePart):
         """Return nothing: reading is no product."""
         return FlopCount()
 
+    def deferred_bytes_per_token(self, *, element_bytes: int) -> int:
+        """Return what a deferred gradient keeps until the update: each row read is a bag of its own."""
+        return self.reads * (4 + element_bytes + self.width * element_bytes)
+
 
 class Engram(nn.Module):
     """What the n-grams that end at a position say, as far as the residual stream there agrees with it."""

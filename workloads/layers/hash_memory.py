@@ -42,10 +42,12 @@ class HashShape(Part):
         """Rows of all tables."""
         return self.n_chunks << self.bits
 
-    def tables(self, n_layers: int = 1) -> tuple[int, Part]:
-        """Return how many tables `n_layers` such layers have, and one of them: a token reads one row of each."""
-        table = TablePart(n_rows=1 << self.bits, width=self.width, bag_size=1, distinct=1)
-        return n_layers * self.n_chunks, table
+    def tables(self, n_layers: int = 1) -> tuple[int, TablePart]:
+        """Return the table of each of `n_layers` such layers: of all its chunks, of each of which a token reads one row."""
+        table = TablePart(
+            n_rows=self.n_rows, width=self.width, bag_size=self.n_chunks, distinct=self.n_chunks
+        )
+        return n_layers, table
 
     def param_count(self) -> ParamCount:
         """Count the bias; the tables count by themselves."""

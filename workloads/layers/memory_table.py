@@ -173,3 +173,12 @@ class TablePart(Part):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return nothing: ids and weights are kept by whoever made them."""
         return 0.0
+
+    @property
+    def reads(self) -> int:
+        """Rows that one token reads in all layers, each as often as it is read."""
+        return self.n_readers * self.bag_size
+
+    def deferred_bytes_per_token(self, *, element_bytes: int) -> int:
+        """Return what a deferred gradient keeps until the update (`Hits`): ids (int32), weights, and a row per bag."""
+        return self.reads * (4 + element_bytes) + self.n_readers * self.width * element_bytes

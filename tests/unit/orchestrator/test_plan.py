@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.plan import check_data, make_plan, why_new
+from orchestrator.plan import account, check_data, make_plan, why_new
+from orchestrator.records import Resources, TrialSpec
 from orchestrator.sweep import load_sweep
 from orchestrator.throughput import Measurement
 from orchestrator.trial_dir import SweepDir, write_json
@@ -65,7 +66,7 @@ def test_tables_on_the_host_take_no_memory_of_a_gpu(tmp_path, gpus, spared):
     peaks = []
     for place in ("device", "host"):
         file = tmp_path / f"{place}.yaml"
-        text = SWEEP.replace("lr:", "table_optimizer: sgd, lr:")
+        text = SWEEP.replace("lr:", "table_optimizer: lazy_adamw, lr:")
         file.write_text(f"{text}resources: {{gpus: {gpus}, memory_tables: {place}}}\n", "utf-8")
         plan = make_plan(load_sweep(file), SweepDir(tmp_path / place), MEASURED)
         peaks.append([t.spec.accounting["peak_memory_bytes"] for t in plan.trials])
@@ -73,6 +74,24 @@ def test_tables_on_the_host_take_no_memory_of_a_gpu(tmp_path, gpus, spared):
     (dense, memory), (dense_on_host, memory_on_host) = (sorted(set(p)) for p in peaks)
     assert dense == dense_on_host
     assert (memory_on_host < memory) is spared
+
+
+def test_the_peak_knows_how_tables_are_updated_and_shared_out(sweep):
+    spec = next(t for t in sweep.trials if t.architecture == "memory_plus")
+    spec = dataclasses.replace(spec, model={**spec.model, "n_keys": 64})
+    two = dataclasses.replace(spec, resources=Resources(ranks=2))
+    halves = dataclasses.replace(spec, resources=Resources(ranks=2, memory_ranks=2))
+    fields = {"table_optimizer": "sgd", "table_precision": "bf16"}
+    sgd = dataclasses.replace(two, train={**spec.train, **fields})
+
+    def held(priced: TrialSpec) -> float:
+        numbers = account(priced)
+        return numbers["peak_memory_bytes"] - 1.2 * numbers["activation_bytes"]
+
+    values = account(spec)["params_memory_values"]
+    assert held(two) - held(halves) == pytest.approx(16 * values / 2)
+    # What waits for the update is a batch of reads.
+    assert held(two) - 14 * values < held(sgd) < held(two) - 12 * values
 
 
 def test_every_number_is_explained(sweep, disk):

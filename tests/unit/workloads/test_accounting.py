@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.accounting import ParamCount, paper_total, peak_memory_bytes, training_flops
+from workloads.accounting import ParamCount, paper_total, training_flops
 from workloads.architectures import dense, memory_plus
 from workloads.layers.initialise import initialise
 from workloads.layers.param_groups import param_groups
@@ -130,36 +130,6 @@ def test_activations_are_those_that_autograd_keeps(config, precision, bytes_kept
 
     # Left out: token ids, rotation tables, copies of weights. A percent at this size, less in larger batches.
     assert kept / tokens == pytest.approx(expected, rel=0.01)
-
-
-def test_peak_memory_is_state_and_activations():
-    config = dense.Config(d_model=32, n_layers=2, n_heads=2, d_ff=64)
-    count = config.param_count(100)
-
-    none = peak_memory_bytes(config, 100, 64, 0)
-    some = peak_memory_bytes(config, 100, 64, 1000)
-    half = peak_memory_bytes(config, 100, 64, 0, "bf16")
-
-    assert none == 16 * count.total
-    activations = 1000 * config.activation_bytes_per_token(100, 64, precision="fp32")
-    assert some - none == pytest.approx(1.2 * activations)
-    assert half - none == 2 * (count.total - count.embedding)
-
-
-def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads():
-    config = memory_plus.Config(**memory_plus.PRESETS["134m"])
-    values = config.param_count(100).memory_values
-
-    whole, outside = (
-        peak_memory_bytes(config, 100, 64, 64, tables_on_host=host) for host in (False, True)
-    )
-
-    rows = 64 * config.bytes_per_token(100, batch_tokens=64, element_bytes=4)["memory_values"]
-    assert 0 < rows < values
-    assert whole - outside == pytest.approx(16 * values - rows)
-    assert peak_memory_bytes(config, 100, 64, 0, tables_on_host=True) == 16 * (
-        config.param_count(100).total - values
-    )
 
 
 def test_bf16_keeps_less_than_fp32():

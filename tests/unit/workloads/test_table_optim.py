@@ -305,31 +305,39 @@ class Silent:
     def progress(self, step, steps, phase, values): pass
     def should_stop(self): return False
 
-fields = json.loads(sys.argv[1])
-for key in ("checkpoints", "cache", "rendezvous"):
-    fields[key] = Path(fields[key])
-print(json.dumps(run(Job(**fields), Silent())))
+for fields in json.loads(sys.argv[1]):
+    for key in ("checkpoints", "cache", "rendezvous"):
+        fields[key] = Path(fields[key])
+    print(json.dumps(run(Job(**fields), Silent())))
 """
 
 
-@pytest.mark.parametrize("name", ["deferred_adamw", "rowwise"])
-def test_uneven_ranks_train_what_one_does(tmp_path, name):
-    job = job_in(tmp_path, tmp_path / "cache", table_optimizer=name, grad_clip=0.1)
-    job = replace(job, train={**job.train, "batch_tokens": 80, "tokens": 4 * 80})
-    alone = run(replace(job, checkpoints=tmp_path / "alone"), Recorder())
+def test_uneven_ranks_train_what_one_does(tmp_path):
+    names = ("deferred_adamw", "rowwise")
+    jobs = []
+    for name in names:
+        job = job_in(tmp_path / name, tmp_path / "cache", table_optimizer=name, grad_clip=0.1)
+        jobs.append(replace(job, train={**job.train, "batch_tokens": 80, "tokens": 4 * 80}))
+    alone = [
+        run(replace(job, checkpoints=tmp_path / "alone" / job.train["table_optimizer"]), Recorder())
+        for job in jobs
+    ]
 
     processes = []
     for rank in range(2):
-        fields = {
-            **{key: getattr(job, key) for key in ("data", "model", "train", "seed", "device")},
-            **{key: str(getattr(job, key)) for key in ("checkpoints", "cache")},
-            "rendezvous": str(tmp_path / "meet"),
-            "rank": rank,
-            "world_size": 2,
-            "log_every_steps": 1,
-            "evaluations": 1,
-            "checkpoint_every_s": 0.0,
-        }
+        fields = [
+            {
+                **{key: getattr(job, key) for key in ("data", "model", "train", "seed", "device")},
+                **{key: str(getattr(job, key)) for key in ("checkpoints", "cache")},
+                "rendezvous": str(tmp_path / f"meet-{name}"),
+                "rank": rank,
+                "world_size": 2,
+                "log_every_steps": 1,
+                "evaluations": 1,
+                "checkpoint_every_s": 0.0,
+            }
+            for name, job in zip(names, jobs, strict=True)
+        ]
         command = [sys.executable, "-c", RANK, json.dumps(fields)]
         processes.append(
             subprocess.Popen(
@@ -343,6 +351,7 @@ def test_uneven_ranks_train_what_one_does(tmp_path, name):
             process.kill()
     assert [process.returncode for process in processes] == [0, 0]
 
-    together = json.loads(outputs[0].splitlines()[-1])
-    for metric in ("train/loss", "train/grad_norm", "train/value_grad_norm"):
-        assert together[metric] == pytest.approx(alone[metric], rel=1e-4)
+    found = [json.loads(line) for line in outputs[0].splitlines()[-len(names) :]]
+    for name, together, expected in zip(names, found, alone, strict=True):
+        for metric in ("train/loss", "train/grad_norm", "train/value_grad_norm"):
+            assert together[metric] == pytest.approx(expected[metric], rel=1e-4), name

@@ -4,7 +4,7 @@ import math
 import random
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
@@ -20,6 +20,7 @@ from workloads.train_config import TrainConfig
 class Count:
     non_embedding: int
     total: int = 0
+    memory_values: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class PlainConfig:
 @dataclass(frozen=True, kw_only=True)
 class TableConfig(PlainConfig):
     n_keys: int = 16
+
+    def param_count(self, vocab_size: int) -> Count:
+        return replace(super().param_count(vocab_size), memory_values=self.n_keys)
 
     def flops_per_token(self, vocab_size: int, seq_len: int) -> Flops:
         return Flops(

@@ -176,6 +176,39 @@ def test_trials_that_need_a_measurement_may_stand_beside_duplicates(
     assert "trials[1] is the same trial as trials[0]" in told
 
 
+SHARED = "resources: {ranks: 2, memory_ranks: 2}\n"
+
+
+@pytest.mark.parametrize(
+    "trials",
+    [TABLE, TABLE.replace("plain", "both").replace("table", "plain").replace("both", "table")],
+)
+def test_tables_that_ranks_share_out_are_not_timed(
+    problems: Problems, make_timer: MakeTimer, trials: str
+) -> None:
+    timer = make_timer()
+    (told,) = problems(trials + SHARED, timer=timer)
+
+    assert "cannot be timed by one rank, got memory_ranks 2; plan it once with" in told
+    assert not timer.requests
+
+
+def test_but_what_was_timed_where_they_are_whole_holds(load: Load, make_timer: MakeTimer) -> None:
+    (measured,) = load(TABLE, timer=make_timer()).trials
+    (shared,) = load(TABLE + SHARED, timer=make_timer(refuses="again")).trials
+
+    assert shared.trial_id == measured.trial_id
+
+
+def test_models_without_tables_are_timed_whatever_ranks_share(
+    load: Load, make_timer: MakeTimer
+) -> None:
+    timer = make_timer()
+    load(TABLE.replace("table", "mixer") + SHARED, timer=timer)
+
+    assert timer.requests
+
+
 def test_how_a_trial_would_run_is_what_is_timed(load: Load, make_timer: MakeTimer) -> None:
     timer = make_timer()
     load(TABLE + "resources: {cpus: 2, gpus: 0, ranks: 2, micro_batch_tokens: 32}\n", timer=timer)

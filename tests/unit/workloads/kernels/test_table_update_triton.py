@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def rule(kind: str, step: int) -> Rule:
 
 # The test interprets the kernels once, for all its examples.
 @settings(
-    max_examples=24, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=14, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     shape=SHAPES,
@@ -65,25 +65,31 @@ def rule(kind: str, step: int) -> Rule:
     chunk=st.sampled_from([2, 5, 512]),
     exact=st.booleans(),
     whole_rows=st.booleans(),
+    step=st.sampled_from([1, 2]),
 )
-def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows):
+# Drawn too rarely: a row's own second moment, known to one program or made by the first of two passes.
+@example((17, 16, 7, 3), 0, "rowwise", 2, False, True, 2)
+@example((17, 33, 7, 3), 0, "rowwise", 2, True, False, 2)
+def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows, step):
     table, hits = case(shape, seed)
-    expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
-    coefficient = torch.tensor(0.7) if exact else None
+    state, coefficient = new_state(kind, table), torch.tensor(0.7) if exact else None
+    if step == 2:
+        ids, weights, x = hits
+        reference.RowSums(table, ids, 2 * weights, x).update_(state, rule(kind, 1), coefficient)
+    expected, expected_state = table.clone(), {name: kept.clone() for name, kept in state.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reduction, "CHUNK", chunk)
         patch.setattr(row_reduction, "_block_width", lambda *_: 16)
         if not whole_rows:
             patch.setattr(kernel, "_WHOLE_ROW_BYTES", 0)
-        for step in (1, 2):
-            reads = reference.RowSums(expected, *hits)
-            norm = reads.update_(expected_state, rule(kind, step), coefficient)
-            sums = kernel.RowSums(table, *hits)
-            before = sums.norm() if exact else None
-            found = sums.update_(state, rule(kind, step), coefficient)
+        reads = reference.RowSums(expected, *hits)
+        norm = reads.update_(expected_state, rule(kind, step), coefficient)
+        sums = kernel.RowSums(table, *hits)
+        before = sums.norm() if exact else None
+        found = sums.update_(state, rule(kind, step), coefficient)
 
-            torch.testing.assert_close(found, norm)
-            assert before is None or torch.equal(before, found)
+    torch.testing.assert_close(found, norm)
+    assert before is None or torch.equal(before, found)
     # Adam's first step is the sign of a sum, which two orders of summing may not share near zero: eps is large.
     torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
     for name, value in state.items():
