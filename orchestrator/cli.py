@@ -96,7 +96,8 @@ def _print_recipes(asked: bool) -> None:
 
 @app.command(
     epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  memscale plan my_sweeps/  ·  "
-    "memscale plan --show quickstart > my_sweep.yaml"
+    "memscale plan --show quickstart > my_sweep.yaml  ·  memscale plan quickstart --simulate gpus=1024  ·  "
+    "memscale plan quickstart --simulate nodes=8,gpus_per_node=8,gpu_memory=80GB --picture gantt.png"
 )
 @reports_errors
 def plan(
@@ -123,6 +124,22 @@ def plan(
             is_eager=True,
         ),
     ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the sweep in simulated time on a cluster: gpus=1024, or nodes=8,gpus_per_node=8,gpu_memory=80GB. "
+            "Also cpus_per_node=96 and gpu_flops=4e14 (FLOP/s that training reaches on a GPU); unlike nodes by +.",
+            metavar="CLUSTER",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
     from orchestrator import display
@@ -136,6 +153,13 @@ def plan(
             raise ConfigError(problems)
         typer.echo(find.joined(sources), nl=False)
         return
+    if simulate is not None:
+        _simulate(sweep_files, runs, simulate, picture, json=json)
+        return
+    if picture is not None:
+        raise typer.BadParameter(
+            "needs --simulate, as in --simulate gpus=64", param_hint="--picture"
+        )
     priced = _plan(sweep_files, runs)
     if json:
         import json as json_module
@@ -394,7 +418,7 @@ def main() -> None:
         sys.exit(141)
 
 
-def _plan(sweep_files: list[Path], runs: Path) -> Any:
+def _plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
     from orchestrator import plan as planning
     from orchestrator import throughput
     from orchestrator.sweep import load_sweep
@@ -402,9 +426,59 @@ def _plan(sweep_files: list[Path], runs: Path) -> Any:
 
     with _told_on_stderr("orchestrator.sweep_files.step_times"):
         sweep = load_sweep(sweep_files)
-    priced = planning.make_plan(sweep, sweep_dir(runs, sweep.name), throughput.measurements(runs))
+    priced = planning.make_plan(
+        sweep,
+        sweep_dir(runs, sweep.name),
+        throughput.measurements(runs),
+        gpus_there=gpus_there,
+    )
     notes = planning.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+def _simulate(
+    sweep_files: list[Path], runs: Path, cluster_text: str, picture: Path | None, *, json: bool
+) -> None:
+    """Run the plan in simulated time; print, and draw, what became of it."""
+    from orchestrator.errors import StoreError
+    from orchestrator.scheduling import cluster_spec, gantt, planned, shown
+    from orchestrator.scheduling.simulate import simulate
+
+    try:
+        cluster = cluster_spec.parse(cluster_text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--simulate") from None
+    if picture is not None and picture.suffix.lower() not in gantt.SUFFIXES:
+        raise typer.BadParameter(
+            f"{picture}: a picture ends in {', '.join(gantt.SUFFIXES)}", param_hint="--picture"
+        )
+    priced = _plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
+    trials, label = planned.waiting(priced, cluster)
+    result = simulate(cluster.nodes, trials)
+    name = priced.sweep.name
+    if json:
+        import json as json_module
+
+        typer.echo(json_module.dumps(shown.simulation_json(result, label), indent=1))
+    else:
+        rate = planned.rate_text(priced, cluster)
+        _console().print(shown.simulation_text(result, cluster, name=name, label=label, rate=rate))
+    if picture is not None and result.ran:
+        try:
+            from analysis.series_style import series_styles
+        except ModuleNotFoundError as error:
+            raise StoreError(
+                f"pictures need {error.name}, which is not installed; pip install 'memscale[analysis]'"
+            ) from error
+        styles = series_styles(label[run.trial.trial_id] for run in result.ran)
+        gantt.draw(
+            result,
+            picture,
+            title=f"{name} on {cluster}\n{shown.headline(result)}",
+            label=label,
+            colours={architecture: style.colour for architecture, style in styles.items()},
+        )
+        typer.echo(f"Drawn into {picture}.", err=json)
 
 
 @contextmanager

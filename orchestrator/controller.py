@@ -10,18 +10,27 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from orchestrator.ending import Ended, judge
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
-from orchestrator.pace import Pace, time_left_s
+from orchestrator.pace import Pace, pace_of, time_left_s
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN, registered
-from orchestrator.records import Outcome, Resources, TrialSpec, TrialState
+from orchestrator.records import (
+    GPU_PEAK,
+    Outcome,
+    Resources,
+    TrialSpec,
+    TrialState,
+    canonical_json,
+)
 from orchestrator.retry import Action, Past, decide, resources_for
 from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
+from orchestrator.scheduling.shares import Probes, cap, promotions, ranks_per_gpu
 from orchestrator.status import SweepStatus, TrialStatus, status_from_disk, steps_of, trial_status
 from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
 
@@ -64,6 +73,13 @@ class _Trial:
     why_next: str = "first attempt"
     wait: str = "its controller is starting"
 
+    @cached_property
+    def configuration(self) -> str:
+        """What its memory depends on: everything but the seed."""
+        asked = self.spec.resources
+        parts = (self.spec.identity() | {"seed": 0}, asked.micro_batch_tokens, asked.ranks)
+        return canonical_json(parts)
+
 
 class Controller:
     """Runs the trials of one submission."""
@@ -101,6 +117,7 @@ class Controller:
         self._launcher = launcher
         self._cache = cache
         self._pace = Pace(predicted_s or {})
+        self._probes = Probes()
         self._job = job
         self._clock = clock
         self._sleep = sleep
@@ -180,6 +197,7 @@ class Controller:
             trial = self._trials[trial_id] = _Trial(folder=folder, spec=folder.spec())
             if folder.result() is not None:
                 trial.finished = True
+                self._probe(trial)
                 continue
             for attempt in folder.attempts():
                 end = attempt.end()
@@ -238,6 +256,7 @@ class Controller:
         trial.attempt = None
         if trial.folder.result() is not None and ended.attempt == 1:
             self._pace.saw(trial.spec, self._clock() - attempt.started_at)
+        self._probe(trial)
         self._close(trial, attempt.folder, ended, asked=attempt.asked)
 
     def _close(
@@ -247,7 +266,12 @@ class Controller:
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
         self._remember(trial, attempt, ending.outcome)
-        decision = decide(trial.past, trial.spec.retries)
+        if ending.outcome is Outcome.GPU_OOM:
+            ooms = sum(past.outcome is Outcome.GPU_OOM for past in trial.past)
+            self._probes.ran_out(trial.configuration, times=ooms)
+        decision = decide(
+            trial.past, trial.spec.retries, free_ooms=promotions(trial.spec.resources.gpus)
+        )
         now = self._clock()
         reason = (
             ending.reason
@@ -352,16 +376,19 @@ class Controller:
                     demand=attempt.launch.demand,
                     gpus=attempt.gpu_ids,
                     predicted_end=self._predicted_end(trial, attempt, now),
+                    sweep=self._sweep.name,
                 )
             )
         waiting = [
             Waiting(
                 trial_id=trial.folder.trial_id,
-                demand=_demand(self._resources(trial, nodes)),
+                demand=self._demand(trial, self._resources(trial, nodes)),
                 predicted_s=self._predicted_left_s(trial),
                 not_before=trial.not_before,
                 why_not_before=trial.why_not_before,
                 order=self._order[trial.folder.trial_id],
+                sweep=self._sweep.name,
+                pace=pace_of(trial.spec),
             )
             for trial in self._waiting()
         ]
@@ -373,9 +400,14 @@ class Controller:
             most = max((len(node.gpus) for node in nodes), default=0)
             # One per rank where a node has that many: ranks that share a GPU cannot use NCCL.
             asked = replace(asked, gpus=float(min(asked.ranks, most)))
+        outcomes = [past.outcome for past in trial.past]
+        if shared := promotions(asked.gpus):
+            # What made another seed of it run out of memory on its share would do so here.
+            known = min(self._probes.grown(trial.configuration), shared)
+            outcomes += [Outcome.GPU_OOM] * (known - outcomes.count(Outcome.GPU_OOM))
         return resources_for(
             asked,
-            [past.outcome for past in trial.past],
+            outcomes,
             batch_tokens=int(trial.spec.train["batch_tokens"]),
             seq_len=int(trial.spec.train["seq_len"]),
         )
@@ -384,7 +416,9 @@ class Controller:
         resources = self._resources(trial, nodes)
         node = next(node for node in nodes if node.node_id == placement.node_id)
         now = self._clock()
-        demand = _demand(resources)
+        # A fraction may be more than was asked for: what trials like it were measured to need.
+        shared = 0 < float(resources.gpus) < 1
+        gpus = placement.share if shared else float(resources.gpus)
         folder = trial.folder.new_attempt(
             {
                 "started_at": now,
@@ -392,7 +426,7 @@ class Controller:
                 "submission": self._submission,
                 "ranks": resources.ranks,
                 "cpus": resources.cpus,
-                "gpus": demand.gpus,
+                "gpus": gpus,
                 "micro_batch_tokens": resources.micro_batch_tokens,
                 "node": node.host,
                 "why": trial.why_next,
@@ -405,10 +439,11 @@ class Controller:
             node_id=node.node_id,
             ranks=resources.ranks,
             cpus=resources.cpus,
-            gpus=demand.gpus,
+            gpus=gpus,
             gpu_ids=placement.gpus,
             cache=str(self._cache.absolute()),
             micro_batch_tokens=resources.micro_batch_tokens,
+            gpu_memory_share=cap(gpus, resources.ranks) if shared else None,
             job=self._job,
         )
         trial.attempt = _Attempt(
@@ -427,6 +462,22 @@ class Controller:
             trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
             return False
         return True
+
+    def _demand(self, trial: _Trial, resources: Resources) -> Demand:
+        """Return what the next attempt needs. It lies on one node: no launcher starts a trial on several yet."""
+        gpus = float(resources.gpus)
+        need = 0.0
+        if 0 < gpus < 1:
+            need = self._probes.need(
+                trial.configuration, ranks=ranks_per_gpu(resources.ranks, gpus)
+            )
+        return Demand(cpus=resources.cpus * resources.ranks, gpus=gpus, gpu_memory_bytes=need)
+
+    def _probe(self, trial: _Trial) -> None:
+        """Learn from a trial's result how much GPU memory others of its configuration need."""
+        peak = ((trial.folder.result() or {}).get("metrics") or {}).get(GPU_PEAK)
+        if peak is not None:
+            self._probes.saw(trial.configuration, float(peak))
 
     # -- predictions -------------------------------------------------------------------------------------------
 
@@ -500,11 +551,6 @@ class Controller:
             return False
         waiting = self._waiting()
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
-
-
-def _demand(resources: Resources) -> Demand:
-    assert not isinstance(resources.gpus, str), "auto was resolved"
-    return Demand(cpus=resources.cpus * resources.ranks, gpus=float(resources.gpus))
 
 
 def _submission_of(attempt: AttemptDir) -> int:

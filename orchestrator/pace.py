@@ -1,32 +1,40 @@
 """How long trials will take: predictions, corrected by how long those took that were seen to run."""
 
-import statistics
+import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.records import TrialSpec
-from orchestrator.scheduler import Demand, Node
+from orchestrator.scheduling.corrections import Corrections
+from orchestrator.scheduling.demand import Demand, Node
 
 GUESSED_FLOPS_PER_S = 1.0e10
 """For trials without a prediction: with one rate for all, only their order means something."""
 GUESSED_FLOPS_PER_TOKEN = 1.0e6
 
 
+def pace_of(spec: TrialSpec) -> str:
+    """Return whose measured times correct its prediction: trials of its architecture, and of its size within a factor of two."""
+    total = spec.accounting.get("total_params")
+    size = f"/2^{round(math.log2(total))}" if total else ""
+    return f"{spec.architecture}{size}"
+
+
 class Pace:
-    """Predicted seconds per trial, times the median of measured over predicted."""
+    """Predicted seconds per trial, times the median of measured over predicted of trials like it (`Corrections`)."""
 
     def __init__(self, predicted_s: Mapping[str, float]) -> None:
         """Take the predicted seconds of whole trials by id."""
         self._predicted_s = dict(predicted_s)
-        self._ratios: list[float] = []
+        self._corrections = Corrections()
 
     def seconds(self, spec: TrialSpec, *, done: float = 0.0) -> float:
         """Return the seconds that a trial still needs when the share `done` of its steps is behind it."""
-        correction = statistics.median(self._ratios) if self._ratios else 1.0
+        correction = self._corrections.ratio(pace_of(spec))
         return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
 
     def saw(self, spec: TrialSpec, seconds: float) -> None:
         """Take in how long a whole trial took."""
-        self._ratios.append(seconds / max(1e-3, self._whole_s(spec)))
+        self._corrections.saw(pace_of(spec), seconds / max(1e-3, self._whole_s(spec)))
 
     def _whole_s(self, spec: TrialSpec) -> float:
         predicted = self._predicted_s.get(spec.trial_id)

@@ -69,16 +69,23 @@ class Plan:
         return max(ends)
 
 
-def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> Plan:
+def make_plan(
+    sweep: Sweep,
+    disk: SweepDir,
+    measured: Sequence[Measurement],
+    *,
+    gpus_there: bool | None = None,
+) -> Plan:
     """Price every trial of `sweep` and say what submitting it would do.
 
     Args:
         sweep: As loaded; the trials' accounting is filled in here.
         disk: Folder of the sweep; need not exist.
         measured: What trials on this machine took (`throughput.measurements`).
+        gpus_there: Whether there are GPUs where the trials would run; None: as on this machine.
     """
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
-    gpus_here = bool(visible_gpus())
+    on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
     controller = disk.controller()
     alive = controller is not None and lease.is_alive(controller)
     existing = {trial.trial_id: trial for trial in disk.trials()}
@@ -97,7 +104,7 @@ def make_plan(sweep: Sweep, disk: SweepDir, measured: Sequence[Measurement]) -> 
                     spec,
                     measured,
                     flops_per_second=rate,
-                    on_gpu=gpus_here and spec.resources.gpus != 0,
+                    on_gpu=on_gpus and spec.resources.gpus != 0,
                 ),
                 remaining=remaining,
             )

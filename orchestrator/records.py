@@ -10,10 +10,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 """Part of every trial's identity. Raised when the meaning of a field changes, so old results are not mistaken for new."""
+
+
+GPU_PEAK = "system/gpu_peak_bytes"
+"""Metric of a result: the most memory that torch held on a rank's GPU. Later trials of the configuration are packed by it."""
 
 
 class TrialState(StrEnum):
@@ -226,7 +231,7 @@ class TrialSpec:
             "seed": self.seed,
         }
 
-    @property
+    @cached_property
     def trial_id(self) -> str:
         """`<architecture>-<12 hex digits>` of the canonical identity."""
         digest = hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()

@@ -5,7 +5,7 @@
 | done, cancelled                                | nothing                                             |
 | interrupted                                    | stays waiting; the next `submit` resumes it         |
 | user_error, diverged                           | nothing: the same attempt would end the same way    |
-| gpu_oom                                        | failure budget; first a whole GPU, then half the micro-batch |
+| gpu_oom                                        | a larger share of the GPU, then a whole one, both free; then the failure budget and half the micro-batch |
 | host_oom, hang, communication, time_limit      | failure budget, from the last checkpoint            |
 | preempted, killed, node_lost                   | preemption budget, from the last checkpoint         |
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.records import Outcome, Resources, Retries
+from orchestrator.scheduling.shares import promoted, promotions
 
 FAILURES = frozenset(
     {Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT}
@@ -58,8 +59,15 @@ class Decision:
     """How long to wait before the retry."""
 
 
-def decide(attempts: Sequence[Past], retries: Retries) -> Decision:
-    """Return what follows the last of `attempts` (all of the trial, oldest first)."""
+def decide(attempts: Sequence[Past], retries: Retries, *, free_ooms: int = 0) -> Decision:
+    """Return what follows the last of `attempts` (all of the trial, oldest first).
+
+    Args:
+        attempts: What became of them.
+        retries: The budgets.
+        free_ooms: How many times running out of GPU memory counts against none of them, because the trial has a fraction of a
+            GPU and gets more of it.
+    """
     last = attempts[-1]
     outcome = last.outcome
     if outcome is Outcome.DONE:
@@ -70,7 +78,14 @@ def decide(attempts: Sequence[Past], retries: Retries) -> Decision:
         return Decision(action=Action.WAIT, reason="stopped on request; submit again to resume")
     if outcome in HOPELESS:
         return Decision(action=Action.STOP, reason=f"{outcome.value} would end the same way again")
-    counted = [past for past in attempts if past.submission == last.submission]
+    free = [i for i, past in enumerate(attempts) if past.outcome is Outcome.GPU_OOM][:free_ooms]
+    if len(attempts) - 1 in free:
+        return Decision(action=Action.RETRY, reason="retry with more of the GPU")
+    counted = [
+        past
+        for i, past in enumerate(attempts)
+        if past.submission == last.submission and i not in free
+    ]
     stuck = _trailing_stuck(counted)
     if outcome in FAILURES:
         used, allowed, budget = (
@@ -119,8 +134,8 @@ def resources_for(
 ) -> Resources:
     """Return the resources of the next attempt: `asked`, widened once per earlier gpu_oom.
 
-    A fraction of a GPU becomes a whole one; from then on the micro-batch is halved, down to one sequence per
-    forward pass. The global batch stays what it was.
+    A fraction of a GPU is doubled, then becomes a whole one; from then on the micro-batch is halved, down to one sequence
+    per forward pass. The global batch stays what it was.
 
     Args:
         asked: Of the spec, `gpus` already a number.
@@ -129,11 +144,11 @@ def resources_for(
         seq_len: Tokens per sequence.
     """
     now = asked
-    for outcome in outcomes:
-        if outcome is not Outcome.GPU_OOM:
-            continue
-        if isinstance(now.gpus, float) and 0 < now.gpus < 1:
-            now = replace(now, gpus=1.0)
+    shared = promotions(asked.gpus)
+    for times in range(1, 1 + sum(outcome is Outcome.GPU_OOM for outcome in outcomes)):
+        if times <= shared:
+            assert not isinstance(asked.gpus, str), "auto is no fraction"
+            now = replace(now, gpus=promoted(float(asked.gpus), times=times))
             continue
         before = now.micro_batch_tokens or max(seq_len, batch_tokens // now.ranks)
         # Whole sequences, at least one.

@@ -20,7 +20,7 @@ from orchestrator import environment
 from orchestrator.ending import EXIT_CODES
 from orchestrator.lease import LeaseHeld, TrialLease
 from orchestrator.rank import RankRequest, register
-from orchestrator.records import Outcome, TrialSpec
+from orchestrator.records import GPU_PEAK, Outcome, TrialSpec
 from orchestrator.reporter import RankReporter, Stop, stops_on_signal
 from orchestrator.trial_dir import AttemptDir, write_json
 
@@ -58,6 +58,7 @@ def load_job(name: str) -> JobFunction:
 def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict[str, float]:
     """Train the trial with `workloads.train`."""
     trainer = importlib.import_module("workloads.train")
+    cap_gpu_memory(request)
     job = trainer.Job(
         data=spec.data,
         model=spec.model,
@@ -80,7 +81,22 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
     )
     metrics: dict[str, float] = trainer.run(job, reporter)
-    return metrics
+    return {**metrics, **gpu_memory_peak(request)}
+
+
+def cap_gpu_memory(request: RankRequest) -> None:
+    """Make a rank on a share of a GPU run out of memory itself, alone, rather than its neighbours."""
+    torch = sys.modules.get("torch")
+    if request.gpu_memory_share is not None and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(request.gpu_memory_share)
+
+
+def gpu_memory_peak(request: RankRequest) -> dict[str, float]:
+    """Return the most memory that torch held on this rank's GPU, as a metric; nothing on a CPU."""
+    torch = sys.modules.get("torch")
+    if not request.gpus or torch is None or not torch.cuda.is_available():
+        return {}
+    return {GPU_PEAK: float(torch.cuda.max_memory_reserved())}
 
 
 def main(request: RankRequest) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from orchestrator import worker
 from orchestrator.ending import EXIT_CODES, Ended
 from orchestrator.errors import ExperimentError
-from orchestrator.launchers.machine import usable_cores, visible_gpus
+from orchestrator.launchers.machine import gpu_memory_bytes, usable_cores, visible_gpus
 from orchestrator.launchers.protocol import Launch
 from orchestrator.launchers.supervisor import NodeSupervisor
 from orchestrator.processes import ProcessId, end_for_good
@@ -146,12 +146,14 @@ class DebugLauncher:
 def local_node(cpus: int | None, gpus: int | None) -> Node:
     """Return this machine, or the part of it that may be used."""
     visible = visible_gpus()
+    used = visible if gpus is None else visible[:gpus]
     host = os.uname().nodename
     return Node(
         node_id=host,
         host=host,
         cpus=usable_cores() if cpus is None else cpus,
-        gpus=visible if gpus is None else visible[:gpus],
+        gpus=used,
+        gpu_memory_bytes=gpu_memory_bytes(used),
     )
 
 

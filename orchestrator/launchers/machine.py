@@ -2,7 +2,9 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 def usable_cores() -> int:
@@ -42,3 +44,31 @@ def visible_gpus(
         )
     found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(i) for i in range(len(found)))
+
+
+def gpu_memory_bytes(gpus: Sequence[str], nvml: Any = None) -> float | None:
+    """Return the memory of the smallest of these GPUs, None where NVML does not tell.
+
+    NVML looks without initialising CUDA, so ranks can be forked afterwards.
+
+    Args:
+        gpus: Ids as CUDA_VISIBLE_DEVICES takes them.
+        nvml: A module with pynvml's functions; default pynvml itself, where it is installed.
+    """
+    if nvml is None:
+        try:
+            import pynvml
+        except ImportError:
+            return None
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(int(gpu))
+            if gpu.isdigit()
+            else nvml.nvmlDeviceGetHandleByUUID(gpu)
+            for gpu in gpus
+        ]
+        return min((float(nvml.nvmlDeviceGetMemoryInfo(h).total) for h in handles), default=None)
+    except nvml.NVMLError:
+        return None

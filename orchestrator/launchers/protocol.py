@@ -33,6 +33,8 @@ class Launch:
     """Which ones, as the scheduler suggests."""
     cache: str
     micro_batch_tokens: int | None = None
+    gpu_memory_share: float | None = None
+    """Part of a GPU's memory that each rank may take; None: all of it."""
     job: str = TRAIN
 
     @property
@@ -63,6 +65,7 @@ class Launch:
                 gpus=tuple(gpu_ids[rank * n // self.ranks : -(-(rank + 1) * n // self.ranks)]),
                 cache=self.cache,
                 micro_batch_tokens=self.micro_batch_tokens,
+                gpu_memory_share=self.gpu_memory_share,
                 job=self.job,
             )
             for rank in range(self.ranks)

@@ -330,6 +330,7 @@ class RayLauncher:
             try:
                 ray.get(actor.wait_until_ready.remote(), timeout=START_TIMEOUT_S)
                 process, visible = ray.get(actor.describe.remote(), timeout=CALL_TIMEOUT_S)
+                memory = ray.get(actor.gpu_memory_bytes.remote(), timeout=CALL_TIMEOUT_S)
             except GetTimeoutError as error:
                 raise ExperimentError(
                     f"node {node.host}: its supervisor did not start in {START_TIMEOUT_S:.0f} s"
@@ -343,6 +344,7 @@ class RayLauncher:
             if len(visible) >= len(node.gpus):
                 # Ray names GPUs as CUDA_VISIBLE_DEVICES of its own start does, which need not be 0, 1, 2 …
                 node = replace(node, gpus=tuple(visible[: len(node.gpus)]))
+            node = replace(node, gpu_memory_bytes=memory if node.gpus else None)
             self._supervised[node.node_id] = _Supervised(
                 actor=actor, node=node, process=ProcessId.from_json(process)
             )

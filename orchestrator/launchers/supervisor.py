@@ -20,7 +20,7 @@ import orchestrator
 from orchestrator import catalog
 from orchestrator.ending import Ended
 from orchestrator.errors import ExperimentError
-from orchestrator.launchers.machine import visible_gpus
+from orchestrator.launchers.machine import gpu_memory_bytes, visible_gpus
 from orchestrator.launchers.protocol import Launch
 from orchestrator.processes import ProcessId, end_for_good
 from orchestrator.rank import TRAIN
@@ -123,6 +123,10 @@ class NodeSupervisor:
     def describe(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the ProcessId of the process this runs in, as JSON, and the ids of the GPUs it sees."""
         return ProcessId.own().to_json(), visible_gpus()
+
+    def gpu_memory_bytes(self) -> float | None:
+        """Return the memory of the smallest GPU it sees, None where there is none or nobody tells."""
+        return gpu_memory_bytes(visible_gpus())
 
     def launch(self, launch: Launch, gpu_ids: Sequence[str]) -> None:
         """Fork the ranks of an attempt. A template that has died meanwhile is replaced first."""

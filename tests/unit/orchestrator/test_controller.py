@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from orchestrator.errors import BusyError, ExperimentError
 from orchestrator.launchers.protocol import NotPlaced
 from orchestrator.lease import ControllerLease
 from orchestrator.processes import ProcessId
-from orchestrator.records import Outcome, Resources, Retries, TrialSpec, TrialState
+from orchestrator.records import GPU_PEAK, Outcome, Resources, Retries, TrialSpec, TrialState
 from orchestrator.reporter import RankReporter
 from orchestrator.scheduler import Node
 from orchestrator.status import NO_CONTROLLER, status_from_disk
@@ -31,6 +32,7 @@ class PretendLauncher:
         self.running = {}
         self.ended = []
         self.refuse = 0
+        self.peaks = {}
         self.deaf = False
         self.started = self.closed = False
 
@@ -74,7 +76,8 @@ class PretendLauncher:
             reporter.metrics(step, {"train/loss": 1.0})
         reporter.close()
         if not any(codes.values()) and not more.get("node_lost"):
-            write_result(request, request.trial.spec(), reporter, {"train/loss": 1.0})
+            peak = {GPU_PEAK: self.peaks[trial_id]} if trial_id in self.peaks else {}
+            write_result(request, request.trial.spec(), reporter, {"train/loss": 1.0, **peak})
         if error is not None:
             write_error(request, error, ValueError("it broke"), step=1)
         self.ended.append(
@@ -313,6 +316,54 @@ def test_gpu_oom_is_retried_with_a_smaller_micro_batch(world):
 
     assert [launch.micro_batch_tokens for launch in world.launcher.launches] == [None, 512]
     assert world.sweep.trial(trial).attempt(2).launch()["micro_batch_tokens"] == 512
+
+
+def test_seeds_of_what_ran_out_of_memory_on_its_share_start_with_a_larger_one(world):
+    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    asked = {"resources": Resources(gpus=0.25), "retries": Retries(failure=0)}
+    first, second = world.trial(0, **asked), world.trial(1, **asked)
+
+    def script():
+        world.launcher.end(first, {0: EXIT_CODES[Outcome.GPU_OOM]}, error=Outcome.GPU_OOM)
+        yield
+        yield from finish(world, first, second)
+
+    status = world.run(first, second, script=script())
+
+    assert status.complete
+    launched = [(launch.trial_id, launch.gpus) for launch in world.launcher.launches]
+    assert launched == [(first, 0.25), (first, 0.5), (second, 0.5)]
+    assert [launch.gpu_memory_share for launch in world.launcher.launches] == [0.25, 0.5, 0.5]
+    assert world.sweep.trial(first).attempt(2).launch()["gpus"] == 0.5
+
+
+def test_share_follows_what_the_first_trial_of_a_configuration_was_measured_to_hold(world):
+    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    world.launcher.node = replace(world.launcher.node, gpu_memory_bytes=80e9)
+    ids = [world.trial(seed, resources=Resources(gpus=0.1)) for seed in range(2)]
+
+    def script():
+        launch = world.launcher.running[ids[0]]
+        world.launcher.peaks[ids[0]] = 30e9
+        world.launcher.end(launch.trial_id, DONE, steps=100)
+        yield
+        yield from finish(world, ids[1])
+
+    world.run(*ids, script=script())
+    first, second = world.launcher.launches
+
+    assert (first.gpus, first.gpu_memory_share) == (0.1, 0.1)
+    assert second.gpus == second.gpu_memory_share
+    assert 30e9 * 1.15 < second.gpus * 80e9 < 30e9 * 1.15 + 2e9
+
+
+def test_whole_gpus_are_not_capped(world):
+    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    trial = world.trial(0, resources=Resources())
+
+    world.run(trial, script=finish(world, trial))
+
+    assert world.launcher.launches[0].gpu_memory_share is None
 
 
 def test_auto_is_one_gpu_per_rank_where_there_are_any(world):

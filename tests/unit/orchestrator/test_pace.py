@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.pace import Pace, time_left_s
@@ -39,10 +41,7 @@ def test_correction_does_not_build_on_itself():
 
 
 def test_without_a_prediction_more_flops_take_longer():
-    few, many = (
-        TrialSpec(**{**vars(SPEC), "accounting": {"training_flops": flops}})
-        for flops in (1e9, 1e12)
-    )
+    few, many = (replace(SPEC, accounting={"training_flops": flops}) for flops in (1e9, 1e12))
 
     assert 0 < Pace({}).seconds(few) < Pace({}).seconds(many)
     assert Pace({}).seconds(SPEC) > 0

@@ -2,6 +2,7 @@ import pytest
 
 from orchestrator.records import Outcome, Resources, Retries
 from orchestrator.retry import STUCK_ATTEMPTS, Action, Past, decide, resources_for
+from orchestrator.scheduling.shares import promotions
 
 
 def past(*outcomes, submission=1, progressed=True):
@@ -94,12 +95,29 @@ def widened(*outcomes, **asked):
     return resources_for(Resources(**asked), outcomes, batch_tokens=4096, seq_len=128)
 
 
-def test_gpu_oom_first_takes_a_whole_gpu_then_halves_the_micro_batch():
+def test_gpu_oom_first_doubles_the_share_then_takes_a_whole_gpu_then_halves_the_micro_batch():
     oom = Outcome.GPU_OOM
 
-    assert widened(oom, gpus=0.25) == Resources(gpus=1.0)
-    assert widened(oom, oom, gpus=0.25) == Resources(gpus=1.0, micro_batch_tokens=2048)
+    assert widened(oom, gpus=0.25) == Resources(gpus=0.5)
+    assert widened(oom, oom, gpus=0.25) == Resources(gpus=1.0)
+    assert widened(oom, oom, oom, gpus=0.25) == Resources(gpus=1.0, micro_batch_tokens=2048)
+    assert widened(oom, gpus=0.5) == Resources(gpus=1.0)
+    assert widened(oom, oom, gpus=0.5) == Resources(gpus=1.0, micro_batch_tokens=2048)
     assert widened(oom, oom, gpus=1.0, micro_batch_tokens=1024).micro_batch_tokens == 256
+
+
+def test_getting_more_of_the_gpu_costs_no_retry_and_what_follows_does():
+    oom, hang = Outcome.GPU_OOM, Outcome.HANG
+    retries = Retries(failure=1)
+
+    def action(*outcomes):
+        return decide(past(*outcomes), retries, free_ooms=promotions(0.25)).action
+
+    assert action(oom) is action(oom, oom) is action(oom, oom, oom) is Action.RETRY
+    assert action(oom, oom, oom, oom) is Action.STOP
+    assert action(oom, hang, oom) is Action.RETRY
+    assert action(hang, oom, hang) is Action.STOP
+    assert decide(past(oom, oom), retries).action is Action.STOP
 
 
 def test_micro_batch_stays_whole_sequences_and_at_least_one():

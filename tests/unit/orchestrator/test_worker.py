@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -300,3 +301,42 @@ def test_the_trainer_takes_every_field_that_it_is_given(make, monkeypatch):
     worker.train(request, request.trial.spec(), RankReporter(request))
 
     assert asked[0].usage_every_steps is None
+
+
+def pretend_torch(monkeypatch, *, available=True):
+    """Stand in for torch; return the caps that were set."""
+    caps = []
+    cuda = SimpleNamespace(
+        is_available=lambda: available,
+        set_per_process_memory_fraction=caps.append,
+        max_memory_reserved=lambda: 12_000,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return caps
+
+
+def test_rank_on_a_share_of_a_gpu_is_capped_there_and_no_other_is(make, monkeypatch):
+    caps = pretend_torch(monkeypatch)
+
+    worker.cap_gpu_memory(make())
+    worker.cap_gpu_memory(replace(make(), gpus=("0",), gpu_memory_share=0.25))
+
+    assert caps == [0.25]
+
+
+def test_peak_of_gpu_memory_is_measured_where_there_is_a_gpu(make, monkeypatch):
+    on_gpu = replace(make(), gpus=("0",))
+    pretend_torch(monkeypatch)
+
+    assert worker.gpu_memory_peak(on_gpu) == {"system/gpu_peak_bytes": 12_000.0}
+    assert worker.gpu_memory_peak(make()) == {}
+
+
+def test_gpus_that_are_only_pretended_are_left_alone(make, monkeypatch):
+    on_gpu = replace(make(), gpus=("0",), gpu_memory_share=0.5)
+    caps = pretend_torch(monkeypatch, available=False)
+
+    worker.cap_gpu_memory(on_gpu)
+
+    assert caps == []
+    assert worker.gpu_memory_peak(on_gpu) == {}

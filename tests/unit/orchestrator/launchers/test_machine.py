@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from orchestrator.launchers import machine
@@ -42,3 +44,31 @@ def test_gpus_are_counted_by_their_device_files(tmp_path):
         (tmp_path / name).touch()
 
     assert machine.visible_gpus({}, tmp_path) == ("0", "1")
+
+
+class Nvml:
+    """Two GPUs of different memory; the third one's driver does not answer."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index > 1:
+            raise self.NVMLError
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return 1
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=(80, 40)[handle], used=3)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory"), [((), None), (("0",), 80), (("0", "GPU-1a2b"), 40), (("0", "2"), None)]
+)
+def test_gpu_memory_is_that_of_the_smallest(gpus, memory):
+    assert machine.gpu_memory_bytes(gpus, Nvml()) == memory
