@@ -155,6 +155,25 @@ def percentile_interval(draws: Array, *, level: float = 0.95) -> tuple[float, fl
     return float(low), float(high)
 
 
+def expanded_level(level: float, *, n: int, n_free: int) -> float:
+    """Return the level at which percentiles of resamples hold the truth about as often as `level` says.
+
+    Resampled fits vary too little, by (n - p)/n in variance, and their percentiles are those of a normal where a t
+    belongs: sqrt(n / (n - p)) t(n - p) replaces the normal's quantile (Hesterberg 2015, section 3.5, with p for one).
+
+    Args:
+        level: Wanted.
+        n: What was resampled: configurations.
+        n_free: Fitted parameters p.
+    """
+    from scipy.special import ndtr
+
+    if n <= n_free:
+        return level
+    wide = math.sqrt(n / (n - n_free)) * _t_quantile(level, n - n_free)
+    return float(2 * ndtr(wide) - 1)
+
+
 def _finite(values: Sequence[float] | Array) -> Array:
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:

@@ -1,6 +1,6 @@
-"""Fit a law to runs: several starts, exact gradients, resampled intervals, a hold-out, and a status.
+"""Fit a curve of one size to runs: several starts, exact gradients, resampled intervals, a hold-out, and a status.
 
-The procedure is the same for every law (`analysis/curve.py: Law`); the laws are in files of their own.
+The procedure is the same for every fit (`analysis/engine.py`); the curves are in files of their own.
 Scaling: x is divided by its geometric mean and y by its spread before anything is fitted, because raw amplitudes
 and exponents correlate near one.
 """
@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.bootstrap import percentile_interval, resample_clusters
-from analysis.curve import CurveFit, FitStatus, HoldOut, Law, ScaledProblem
-from analysis.least_squares import Minimum, minimise
+from analysis.bootstrap import percentile_interval
+from analysis.curve import CurveFit, HoldOut, Law
+from analysis.engine import find_optimum, refit, resample
+from analysis.result import FitStatus
 
 Array = NDArray[np.float64]
-
-NEGLIGIBLE = 1e-7
-"""Share of the constant's objective below which differences mean nothing: residuals of 0.03 % of the spread."""
 
 HOLD_OUT_SHARE = 0.25
 """Share of the distinct sizes held out, the largest; at least one."""
@@ -39,6 +37,7 @@ def fit_curve(
     seed: int = 0,
     level: float = 0.95,
     hold_out: bool = True,
+    resamples: ArrayLike | None = None,
 ) -> CurveFit:
     """Fit `law` to runs (x, y).
 
@@ -53,6 +52,7 @@ def fit_curve(
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether to predict the largest sizes from the smaller ones, too.
+        resamples: (n_draws, n) how often each run occurs in each resample, in place of drawing them.
 
     Raises:
         ValueError: If x and y differ in length, are not finite, or an x is not positive.
@@ -72,6 +72,7 @@ def fit_curve(
         "clusters": tuple(labels[np.argsort(order)].tolist()),
         "n_configurations": len(np.unique(labels)),
         "n_distinct_x": n_distinct,
+        "degrees_of_freedom": n_distinct - law.n_free,
     }
     nothing: dict[str, Any] = {
         "parameters": MappingProxyType({}),
@@ -80,6 +81,8 @@ def fit_curve(
         "residuals": np.empty(0),
         "objective": float("nan"),
         "gradient_norm": float("nan"),
+        "moved": float("nan"),
+        "condition_number": float("nan"),
         "n_starts": 0,
         "n_agreeing": 0,
         "n_optima": 0,
@@ -106,43 +109,34 @@ def fit_curve(
         )
 
     problem = law.scaled(xs, ys)
-    scaled_huber = None if huber is None else huber / problem.y_unit
-    found = _minimise(problem, np.ones((1, len(xs))), problem.starts(), scaled_huber)
-    nothing["n_starts"] = len(found.objective)
-    constant = _constant_objective(problem.y, scaled_huber)
-    best = _best_at_rest(found, constant)
-    if best is None:
-        return CurveFit(
-            status=FitStatus.NOT_CONVERGED,
-            sentence=f"the best of {len(found.objective)} starts did not come to rest (gradient {found.gradient[found.objective.argmin()]:.1e}); look at the points for outliers",
-            **facts,
-            **nothing,
-        )
-    theta = found.parameters[best]
-    if found.objective[best] >= constant * (1 - 1e-6):
-        return CurveFit(
-            status=FitStatus.FLAT,
-            sentence=f"no curve of this form is better than the constant {ys.mean():.6g}: the runs do not improve with size",
-            **facts,
-            **nothing,
-        )
-
-    floor = NEGLIGIBLE * constant
-    agreeing = found.objective <= found.objective[best] * (1 + 1e-6) + floor
-    met = problem.bounds_met(theta)
-    n_optima = _count_optima(problem, found, floor)
-    best_parameters = problem.unscale(theta[None, :])[0]
-    draws, refused, unsettled = _resample(
-        law, problem, xs, labels, theta, scaled_huber, n_draws, seed
+    found = find_optimum(
+        problem, huber=None if huber is None else huber / problem.y_unit, singular=False
     )
+    nothing["n_starts"] = found.n_starts
+    if found.theta is None:
+        return CurveFit(status=found.status, sentence=found.sentence, **facts, **nothing)
+    best_parameters = problem.unscale(found.theta[None, :])[0]
+    if resamples is not None:
+        drawn = refit(problem, found, np.asarray(resamples, dtype=np.float64)[:, order])
+    else:
+        drawn = resample(
+            problem,
+            found,
+            labels=labels,
+            places=np.unique(xs, return_inverse=True)[1],
+            n_free=law.n_free,
+            n_draws=n_draws,
+            seed=seed,
+        )
+    draws = problem.unscale(drawn.theta)
     residuals = (ys - law.evaluate(xs, best_parameters))[np.argsort(order)]
     held, note = (
         _hold_out(law, xs, ys, labels, huber, seed, level) if hold_out else (None, "not asked for")
     )
     names = law.parameter_names
     return CurveFit(
-        status=FitStatus.HIT_BOUND if met else FitStatus.CONVERGED,
-        sentence=_sentence(met, int(agreeing.sum()), len(found.objective), n_optima),
+        status=found.status,
+        sentence=found.sentence,
         parameters=MappingProxyType(dict(zip(names, best_parameters.tolist(), strict=True))),
         intervals=MappingProxyType(
             {name: percentile_interval(draws[:, i], level=level) for i, name in enumerate(names)}
@@ -151,13 +145,15 @@ def fit_curve(
         ),
         draws=draws,
         residuals=residuals,
-        objective=float(found.objective[best]) * problem.y_unit**2,
-        gradient_norm=float(found.gradient[best]),
-        n_starts=len(found.objective),
-        n_agreeing=int(agreeing.sum()),
-        n_optima=n_optima,
-        share_refused=refused,
-        share_unsettled=unsettled,
+        objective=found.objective * problem.y_unit**2,
+        gradient_norm=found.gradient,
+        moved=found.moved,
+        condition_number=found.condition_number,
+        n_starts=found.n_starts,
+        n_agreeing=found.n_agreeing,
+        n_optima=found.n_optima,
+        share_refused=drawn.share_refused,
+        share_unsettled=drawn.share_unsettled,
         hold_out=held,
         hold_out_note=note,
         **facts,
@@ -188,97 +184,6 @@ def _checked(
             f"clusters: must name one configuration per run ({len(xs)}), got {len(labels)}"
         )
     return xs, ys, labels
-
-
-def _minimise(
-    problem: ScaledProblem, weights: Array, starts: Array, huber: float | None
-) -> Minimum:
-    return minimise(
-        problem.values,
-        problem.jacobian,
-        problem.y,
-        np.broadcast_to(weights, (len(starts), len(problem.y))),
-        starts,
-        lower=problem.lower,
-        upper=problem.upper,
-        huber=huber,
-    )
-
-
-def _constant_objective(y: Array, huber: float | None) -> float:
-    """Return the objective of the best constant (for Huber: of the better of mean and median, which bounds it)."""
-    levels = np.asarray([y.mean(), np.median(y)])
-    size = np.abs(y[None, :] - levels[:, None])
-    loss = (
-        0.5 * size**2
-        if huber is None
-        else np.where(size <= huber, 0.5 * size**2, huber * (size - 0.5 * huber))
-    )
-    return float(loss.sum(axis=1).min())
-
-
-def _best_at_rest(found: Minimum, constant: float) -> int | None:
-    """Return the start with the lowest objective, None if it still moves: a worse one at rest is no substitute.
-
-    A curve through all points counts as resting: there the gradient is rounding.
-    """
-    floor = NEGLIGIBLE * constant
-    resting = found.converged | (found.objective <= floor)
-    lowest = float(found.objective.min())
-    good = np.flatnonzero(resting & (found.objective <= lowest * (1 + 1e-6) + floor))
-    return int(good[np.argmin(found.objective[good])]) if len(good) else None
-
-
-def _count_optima(problem: ScaledProblem, found: Minimum, floor: float) -> int:
-    """Count the minima that differ in their curve at the points, not merely in how a flat direction is cut."""
-    resting = np.flatnonzero(found.converged | (found.objective <= floor))
-    curves = problem.values(found.parameters[resting])
-    distinct: list[int] = []
-    for i in np.argsort(found.objective[resting]):
-        same = [
-            j
-            for j in distinct
-            if np.max(np.abs(curves[i] - curves[j])) < 1e-3
-            and abs(found.objective[resting][i] - found.objective[resting][j])
-            <= 1e-3 * found.objective[resting][j] + floor
-        ]
-        if not same:
-            distinct.append(int(i))
-    return len(distinct)
-
-
-def _resample(
-    law: Law,
-    problem: ScaledProblem,
-    x: Array,
-    labels: NDArray[Any],
-    theta: Array,
-    huber: float | None,
-    n_draws: int,
-    seed: int,
-) -> tuple[Array, float, float]:
-    """Return the refitted parameters of every resample (n_draws, p), the share refused and the share not at rest.
-
-    Each resample is fitted in full, from the best point of its own profile grid and from the fit of all runs; the better one counts.
-    """
-    if n_draws == 0:
-        return np.empty((0, len(law.parameter_names))), 0.0, 0.0
-    sizes = (x[None, :] == np.unique(x)[:, None]).astype(np.float64)
-
-    def has_enough_sizes(weights: Array) -> NDArray[np.bool_]:
-        enough: NDArray[np.bool_] = ((weights @ sizes.T) > 0).sum(axis=1) >= law.n_free
-        return enough
-
-    drawn = resample_clusters(labels, n_draws=n_draws, seed=seed, accept=has_enough_sizes)
-    starts = np.concatenate([problem.best_on_grid(drawn.weights), np.tile(theta, (n_draws, 1))])
-    found = _minimise(problem, np.concatenate([drawn.weights, drawn.weights]), starts, huber)
-    second = found.objective[n_draws:] < found.objective[:n_draws]
-    chosen = np.where(second[:, None], found.parameters[n_draws:], found.parameters[:n_draws])
-    settled = np.where(second, found.converged[n_draws:], found.converged[:n_draws])
-    settled |= np.minimum(
-        found.objective[n_draws:], found.objective[:n_draws]
-    ) <= NEGLIGIBLE * _constant_objective(problem.y, huber)
-    return problem.unscale(chosen), drawn.share_refused, float(1 - settled.mean())
 
 
 def _hold_out(
@@ -321,12 +226,3 @@ def _hold_out(
         n_fitted_x=len(sizes) - n_held,
     )
     return result, f"largest {n_held} of {len(sizes)} sizes predicted from the rest"
-
-
-def _sentence(met: list[str], n_agreeing: int, n_starts: int, n_optima: int) -> str:
-    agree = f"{n_agreeing} of {n_starts} starts agree"
-    if n_optima > 1:
-        agree += (
-            f", the others rest in {n_optima - 1} worse {'minimum' if n_optima == 2 else 'minima'}"
-        )
-    return f"{'; '.join(met)}; {agree}" if met else f"minimum inside the bounds; {agree}"

@@ -5,8 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.curve import FitStatus
+from analysis.law_fit import fit_law
+from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
+from analysis.objective import SQUARES, Objective
 from analysis.power_law import fit_power_law
 from analysis.saturating import fit_saturating
+from analysis.synthetic import make_inputs
 
 FEW = settings(max_examples=10, deadline=None)
 SIZES = np.geomspace(1e5, 1e8, 6)
@@ -110,3 +114,25 @@ def test_any_outcome_at_all_gives_a_status_and_never_a_bad_number(y, fitter):
         assert np.isfinite(fit.predict(SIZES).y).all()
         constant = 0.5 * np.sum((np.asarray(y) - np.mean(y)) ** 2)
         assert fit.objective <= constant
+
+
+@FEW
+@given(
+    logs=st.lists(st.floats(-3, 3, width=32), min_size=9, max_size=9),
+    objective=st.sampled_from([Objective(), SQUARES, Objective(residual="value", huber=None)]),
+)
+def test_any_losses_at_all_give_a_status_and_never_a_bad_number(logs, objective):
+    inputs = make_inputs(CHINCHILLA, 9)
+    runs = inputs | {"loss": np.exp(np.asarray(logs))}
+
+    fit = fit_law(CHINCHILLA, runs, objective=objective, n_draws=10, hold_out=False)
+    tied = fit_law(CHINCHILLA_TIED, runs, objective=objective, n_draws=0, hold_out=False)
+
+    assert fit.sentence
+    assert fit.usable == (fit.status in {FitStatus.CONVERGED, FitStatus.HIT_BOUND})
+    if fit.usable:
+        assert np.isfinite(list(fit.parameters.values())).all()
+        assert np.isfinite(fit.predict(inputs).y).all()
+        assert np.isfinite(fit.draws).all()
+    if fit.usable and tied.usable:
+        assert fit.objective <= tied.objective * (1 + 1e-6)

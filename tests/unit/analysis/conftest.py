@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from orchestrator.records import TrialSpec
@@ -266,3 +267,17 @@ def tracker(tmp_path_factory):
     uri = f"sqlite:///{folder}/mlflow.db"
     write_tracker(uri, order, artifacts=folder, states=["failed"])
     return uri, trials
+
+
+@pytest.fixture(scope="session")
+def published_runs():
+    """Read a table of published runs by its file name: of MEMSCALE_SCALING_DATA, or of ../shared/data/scaling beside the checkout."""
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data" / "scaling"
+    folder = Path(os.environ.get("MEMSCALE_SCALING_DATA", beside))
+
+    def read(name):
+        if not (folder / name).is_file():
+            pytest.skip(f"published data: no {name} in {folder.name}; set MEMSCALE_SCALING_DATA")
+        return pd.read_csv(folder / name)
+
+    return read

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.optimize
 
 from analysis.least_squares import minimise
 
@@ -89,3 +90,29 @@ def test_problems_do_not_disturb_each_other():
     for i in range(20):
         alone = solve(y, weights=weights[i : i + 1])
         np.testing.assert_allclose(alone.parameters[0], together.parameters[i], rtol=1e-9)
+
+
+def test_a_vanishing_threshold_is_the_absolute_error_of_a_linear_programme():
+    y = 1 + 0.5 * X + np.sin(9 * X)
+    n = len(X)
+
+    found = solve(y, huber=1e-7, starts=[solve(y, huber=10.0**-k).parameters[0] for k in (1, 3, 5)])
+
+    ones = np.eye(n)
+    programme = scipy.optimize.linprog(
+        np.concatenate([[0, 0], np.ones(n)]),
+        A_ub=np.block([[np.ones((n, 1)), X[:, None], -ones], [-np.ones((n, 1)), -X[:, None], -ones]]),
+        b_ub=np.concatenate([y, -y]),
+        bounds=[(None, None)] * 2 + [(0, None)] * n,
+    )  # fmt: skip
+    assert found.objective.min() / 1e-7 == pytest.approx(programme.fun, rel=1e-5)
+
+
+def test_many_problems_are_shared_out_over_threads_without_a_trace():
+    y = np.cos(3 * X)
+    starts = np.random.default_rng(0).normal(size=(9000, 2))
+
+    together = solve(y, starts=starts)
+
+    np.testing.assert_allclose(together.parameters, np.broadcast_to(together.parameters[0], (9000, 2)), rtol=1e-7)  # fmt: skip
+    np.testing.assert_array_equal(together.parameters[-5:], solve(y, starts=starts[-5:]).parameters)

@@ -1,0 +1,454 @@
+"""Fit a law of several sizes to runs, and what comes of it.
+
+    from analysis.law_fit import fit_law
+    from analysis.laws.chinchilla import CHINCHILLA
+    fit = fit_law(CHINCHILLA, table, outcome="loss", columns={"params": "total_params"})
+    fit.parameters, fit.intervals, fit.predict({"params": 7e10, "tokens": 1.4e12})
+
+The unit of resampling is the configuration (`clusters`): its seeds and its checkpoints share more than the law, so
+they are drawn together, never apart.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.bootstrap import expanded_level, percentile_interval
+from analysis.engine import Draws, Optimum, find_optimum, refit, resample
+from analysis.law import Law, LogProblem
+from analysis.objective import Objective
+from analysis.result import FitResult, FitStatus, confidence_band, prediction_band
+
+Array = NDArray[np.float64]
+Runs = Mapping[str, Any]
+"""Columns of numbers, one row per run: a DataFrame, or a dict of lists."""
+
+HOLD_OUT_SHARE = 0.25
+"""Share of the configurations held out, the largest."""
+
+HOLD_OUT_DRAWS = 300
+"""Resamples behind the band of a held-out prediction."""
+
+FEWEST_SPARE = 2
+"""Degrees of freedom below which resampling says nothing about the error, so no interval is given."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Forecast:
+    """A law at given inputs."""
+
+    inputs: Mapping[str, Array]
+    y: Array
+    low: Array
+    high: Array
+    """Confidence: where the law lies, at `level`."""
+    new_low: Array
+    new_high: Array
+    """Prediction: where one new run would lie."""
+    level: float
+    extrapolated: NDArray[np.bool_]
+    """Where any input lies outside the fitted runs."""
+    distance: Array
+    """Largest factor by which an input lies outside the fitted runs; 1 inside."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LargestRuns:
+    """The largest runs, predicted by the law fitted to the smaller ones only."""
+
+    rows: NDArray[np.int64]
+    """Row numbers, in the order given."""
+    observed: Array
+    predicted: Array
+    new_low: Array
+    new_high: Array
+    """Prediction interval of each run."""
+    n_fitted: int
+    """Runs left to fit."""
+
+    @property
+    def log_errors(self) -> Array:
+        """ln(predicted) - ln(observed) per run."""
+        return np.asarray(np.log(self.predicted) - np.log(self.observed))
+
+    @property
+    def mean_absolute_log_error(self) -> float:
+        """0.01 is one per cent."""
+        return float(np.abs(self.log_errors).mean())
+
+    @property
+    def rms_log_error(self) -> float:
+        """Root mean square of the log errors."""
+        return float(np.sqrt(np.mean(self.log_errors**2)))
+
+    @property
+    def bias(self) -> float:
+        """Mean log error: above 0 the law promises too high a loss."""
+        return float(self.log_errors.mean())
+
+    @property
+    def relative_errors(self) -> Array:
+        """|predicted - observed| / observed per run."""
+        return np.asarray(np.abs(self.predicted - self.observed) / self.observed)
+
+    @property
+    def covered(self) -> float:
+        """Share of runs inside their prediction interval."""
+        return float(np.mean((self.observed >= self.new_low) & (self.observed <= self.new_high)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LawFit(FitResult):
+    """A law fitted to runs."""
+
+    law: Law
+    inputs: Mapping[str, Array]
+    """In the order given, under the law's names."""
+    objective_of: Objective
+    huber: float | None
+    """Threshold in use, in the units of the residuals; None is least squares."""
+    drawn_level: float
+    """Percentiles of the draws that intervals of `level` are made of (`analysis.bootstrap.expanded_level`)."""
+    draw_objectives: Array
+    """(n_draws,): objective of every resample's refit."""
+    hold_out: LargestRuns | None
+    hold_out_note: str
+
+    @property
+    def n_free(self) -> int:
+        """Fitted parameters."""
+        return self.law.n_free
+
+    def predict(self, inputs: Mapping[str, ArrayLike]) -> Forecast:
+        """Return the law at `inputs` (n,) with its confidence band and the wider one of a new run.
+
+        Raises:
+            ValueError: If the fit has no numbers, or an input is missing or not positive.
+        """
+        best = self._vector()
+        at = _inputs_of(self.law, inputs)
+        y = self.law.evaluate(at, best)
+        curves = self.law.evaluate(at, self.draws) if len(self.draws) else np.empty((0, len(y)))
+        low, high = confidence_band(curves, self.drawn_level)
+        new_low, new_high = prediction_band(
+            curves,
+            self.residuals,
+            n_free=self.n_free,
+            level=self.drawn_level,
+            relative=self.objective_of.residual == "log",
+        )
+        distance = np.ones(len(y))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for name in self.law.inputs:
+                seen = self.inputs[name]
+                beyond = np.maximum(at[name] / seen.max(), seen.min() / at[name])
+                distance = np.fmax(distance, np.where(at[name] == 0, 1.0, beyond))
+        return Forecast(
+            inputs=at,
+            y=y,
+            low=low,
+            high=high,
+            new_low=new_low,
+            new_high=new_high,
+            level=self.level,
+            extrapolated=distance > 1 + 1e-9,
+            distance=distance,
+        )
+
+    def problem(self) -> LogProblem:
+        """Return the optimiser's view of the runs, for a profile likelihood (`analysis/profile.py`)."""
+        return LogProblem(self.law, self.inputs, self.y, self.objective_of)
+
+
+def fit_law(
+    law: Law,
+    runs: Runs,
+    *,
+    outcome: str = "loss",
+    columns: Mapping[str, str] | None = None,
+    clusters: Sequence[Any] | NDArray[Any] | str | None = None,
+    objective: Objective | None = None,
+    n_draws: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+    expand: bool = True,
+    hold_out: bool = True,
+    held: ArrayLike | None = None,
+    starts: ArrayLike | None = None,
+    resamples: ArrayLike | None = None,
+) -> LawFit:
+    """Fit `law` to runs.
+
+    Args:
+        law: Of `analysis/laws`.
+        runs: Columns, one row per run.
+        outcome: Column to explain; positive.
+        columns: The law's input names to the columns that hold them, where they differ.
+        clusters: Configuration (or run, for checkpoints) per row, or the column that holds it; rows of one are
+            resampled together. None makes rows of equal inputs one configuration.
+        objective: What is minimised; Huber(1e-3) of log errors if None, as Hoffmann et al. 2022.
+        n_draws: Resamples behind the intervals; 0 for none.
+        seed: Of the resampling.
+        level: Of the intervals.
+        expand: Whether percentiles are taken a little further out, for few configurations; False gives the plain ones.
+        hold_out: Whether to predict the largest runs from the smaller ones, too.
+        held: Mask (n,) of the runs to hold out; None takes the largest quarter of the configurations.
+        starts: (S, p) in the units of the data; None lets the law spread its own.
+        resamples: (n_draws, n) how often each row occurs in each resample, in place of drawing them.
+
+    Raises:
+        ValueError: If a column is missing, or a value cannot be: the message names the row.
+    """
+    objective = objective or Objective()
+    names = columns or {}
+    given = {name: _column(runs, names.get(name, name)) for name in law.inputs}
+    inputs = _inputs_of(law, given)
+    y = _outcome_of(runs, outcome)
+    n = len(y)
+    for name, values in inputs.items():
+        if len(values) != n:
+            raise ValueError(f"{name}: {len(values)} values for {n} runs; give one per run")
+    matrix = np.stack([inputs[name] for name in law.inputs], axis=1)
+    places = np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
+    labels = _labels_of(runs, clusters, places)
+    # One order for every caller: results do not depend on the order of the rows.
+    order = np.lexsort((labels, y, *matrix.T[::-1]))
+    back = np.argsort(order)
+    facts: dict[str, Any] = {
+        "law": law,
+        "inputs": MappingProxyType(inputs),
+        "objective_of": objective,
+        "level": level,
+        "y": y,
+        "clusters": tuple(labels.tolist()),
+        "n_configurations": len(np.unique(labels)),
+        "degrees_of_freedom": int(places.max()) + 1 - law.n_free,
+    }
+    n_distinct = int(places.max()) + 1
+    needed = law.n_free + 1
+    if n_distinct < needed:
+        return _without_numbers(
+            Optimum(
+                status=FitStatus.UNDERDETERMINED,
+                sentence=f"{n_distinct} distinct {'run' if n_distinct == 1 else 'runs'} for {law.n_free} parameters; a fit needs at least {needed}, so add {needed - n_distinct}",
+            ),
+            facts,
+        )
+    if float(np.ptp(y)) <= 1e-12 * float(np.max(y)):
+        return _without_numbers(
+            Optimum(
+                status=FitStatus.FLAT,
+                sentence=f"every run has the value {y[0]:.6g}; there is no curve to fit",
+            ),
+            facts,
+        )
+    problem = LogProblem(law, {k: v[order] for k, v in inputs.items()}, y[order], objective)
+    if problem.constant_inputs():
+        return _without_numbers(
+            Optimum(
+                status=FitStatus.UNDERDETERMINED,
+                sentence=f"{_constant_names(inputs)} the same in all runs; vary it, or fit a law without it",
+            ),
+            facts,
+        )
+    found = find_optimum(
+        problem,
+        huber=None if objective.huber is None else objective.huber / problem.y_unit,
+        huber_scales=objective.huber_scales,
+        starts=None if starts is None else problem.scale(np.asarray(starts, dtype=np.float64)),
+    )
+    if found.theta is None:
+        return _without_numbers(found, facts)
+    best = problem.unscale(found.theta[None, :])[0]
+    sentence = found.sentence
+    if facts["degrees_of_freedom"] < FEWEST_SPARE:
+        drawn = Draws(theta=np.empty((0, len(best))), objective=np.empty(0))
+        sentence += f"; {n_distinct} distinct runs for {law.n_free} parameters are too few for an interval"  # fmt: skip
+    elif resamples is not None:
+        drawn = refit(problem, found, np.asarray(resamples, dtype=np.float64)[:, order])
+    else:
+        drawn = resample(
+            problem,
+            found,
+            labels=labels[order],
+            places=places[order],
+            n_free=law.n_free,
+            n_draws=n_draws,
+            seed=seed,
+        )
+    draws = problem.unscale(drawn.theta)
+    fitted = problem.values(found.theta[None, :])[0]
+    residuals = ((fitted - problem.y) * problem.y_unit)[back]
+    unit = problem.y_unit
+    largest, note = (None, "not asked for")
+    if hold_out:
+        largest, note = _largest_runs(
+            law, inputs, y, labels, held,
+            objective=objective, seed=seed, level=level, n_draws=min(n_draws, HOLD_OUT_DRAWS),
+        )  # fmt: skip
+    drawn_level = expanded_level(level, n=facts["n_configurations"], n_free=law.n_free) if expand else level  # fmt: skip
+    absolute = objective.huber == 0 and objective.huber_scales is None
+    return LawFit(
+        status=found.status,
+        sentence=sentence,
+        parameters=MappingProxyType(dict(zip(law.parameter_names, best.tolist(), strict=True))),
+        intervals=MappingProxyType(
+            {
+                name: percentile_interval(draws[:, i], level=drawn_level)
+                for i, name in enumerate(law.parameter_names)
+            }
+            if len(draws)
+            else {}
+        ),
+        draws=draws,
+        draw_objectives=drawn.objective * unit**2,
+        residuals=residuals,
+        objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
+        huber=None if found.huber is None else found.huber * unit,
+        gradient_norm=found.gradient,
+        moved=found.moved,
+        condition_number=found.condition_number,
+        n_starts=found.n_starts,
+        n_agreeing=found.n_agreeing,
+        n_optima=found.n_optima,
+        share_refused=drawn.share_refused,
+        share_unsettled=drawn.share_unsettled,
+        drawn_level=drawn_level,
+        hold_out=largest,
+        hold_out_note=note,
+        **facts,
+    )
+
+
+def _without_numbers(found: Optimum, facts: Mapping[str, Any]) -> LawFit:
+    nan = float("nan")
+    return LawFit(
+        status=found.status,
+        sentence=found.sentence,
+        parameters=MappingProxyType({}),
+        intervals=MappingProxyType({}),
+        draws=np.empty((0, len(facts["law"].parameters))),
+        draw_objectives=np.empty(0),
+        residuals=np.empty(0),
+        objective=nan,
+        huber=None,
+        gradient_norm=nan,
+        moved=nan,
+        condition_number=nan,
+        n_starts=found.n_starts,
+        n_agreeing=0,
+        n_optima=0,
+        share_refused=0.0,
+        share_unsettled=0.0,
+        drawn_level=facts["level"],
+        hold_out=None,
+        hold_out_note="no fit, so nothing was held out",
+        **facts,
+    )
+
+
+def _largest_runs(
+    law: Law,
+    inputs: Mapping[str, Array],
+    y: Array,
+    labels: NDArray[Any],
+    held: ArrayLike | None,
+    *,
+    objective: Objective,
+    seed: int,
+    level: float,
+    n_draws: int,
+) -> tuple[LargestRuns | None, str]:
+    if held is None:
+        # Rounded, so that equal budgets reached by different sizes stay together.
+        sizes = np.asarray(law.size(inputs)).round(9)
+        names, member = np.unique(labels, return_inverse=True)
+        largest_of = np.asarray([sizes[member == i].max() for i in range(len(names))])
+        spare = len(names) - law.n_free - 1
+        n_held = min(max(1, round(HOLD_OUT_SHARE * len(names))), spare)
+        if n_held < 1:
+            return None, f"not possible: {len(names)} configurations, {law.n_free + 2} are needed to hold one out"  # fmt: skip
+        last = np.argsort(largest_of, kind="stable")[-n_held:]
+        mask = np.isin(member, last)
+    else:
+        mask = np.asarray(held, dtype=bool)
+        if mask.shape != y.shape or not mask.any() or mask.all():
+            raise ValueError(f"held: must mark some of the {len(y)} runs, and not all; got {int(mask.sum())} of {len(mask)}")  # fmt: skip
+    fit = fit_law(
+        law, {**{k: v[~mask] for k, v in inputs.items()}, "outcome": y[~mask]},
+        outcome="outcome", clusters=labels[~mask], objective=objective,
+        n_draws=n_draws, seed=seed, level=level, hold_out=False,
+    )  # fmt: skip
+    if not fit.usable:
+        return None, f"not possible: the smaller runs alone are {fit.status} ({fit.sentence})"
+    forecast = fit.predict({k: v[mask] for k, v in inputs.items()})
+    result = LargestRuns(
+        rows=np.flatnonzero(mask),
+        observed=y[mask],
+        predicted=forecast.y,
+        new_low=forecast.new_low,
+        new_high=forecast.new_high,
+        n_fitted=int((~mask).sum()),
+    )
+    return result, f"{int(mask.sum())} of {len(y)} runs, the largest, predicted from the rest"
+
+
+def _column(runs: Runs, name: str) -> Any:
+    if name not in runs:
+        raise ValueError(
+            f"{name}: no such column; there are {', '.join(map(str, runs))}; rename it, or say which one it is with columns="
+        )
+    return runs[name]
+
+
+def _inputs_of(law: Law, given: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the law's inputs as positive numbers (n,)."""
+    inputs = {}
+    for name in law.inputs:
+        values = np.atleast_1d(np.asarray(_column(given, name), dtype=np.float64))
+        bad = ~np.isfinite(values) | (values < 0 if name in law.may_be_zero else values <= 0)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            must = "must not be negative" if name in law.may_be_zero else "must be positive"
+            raise ValueError(
+                f"{name}, row {row}: {must} and finite, got {values[row]}; correct the row or take it out"
+            )
+        inputs[name] = values
+    n = max(len(v) for v in inputs.values())
+    return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}
+
+
+def _outcome_of(runs: Runs, name: str) -> Array:
+    y = np.asarray(_column(runs, name), dtype=np.float64)
+    if y.ndim != 1 or not len(y):
+        raise ValueError(f"{name}: must be one number per run, got shape {y.shape}")
+    bad = ~np.isfinite(y) | (y <= 0)
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"{name}, row {row}: must be positive and finite, got {y[row]}; a diverged run is taken out by its row, not fitted"
+        )
+    return y
+
+
+def _labels_of(
+    runs: Runs, clusters: Sequence[Any] | NDArray[Any] | str | None, places: NDArray[np.int64]
+) -> NDArray[Any]:
+    if clusters is None:
+        return np.asarray([f"{place:09d}" for place in places])
+    values = _column(runs, clusters) if isinstance(clusters, str) else clusters
+    labels = np.asarray([str(label) for label in values])
+    if labels.shape != places.shape:
+        raise ValueError(
+            f"clusters: must name one configuration per run ({len(places)}), got {len(labels)}"
+        )
+    return labels
+
+
+def _constant_names(inputs: Mapping[str, Array]) -> str:
+    names = [name for name, values in inputs.items() if np.ptp(values) <= 1e-12 * values.max()]
+    return f"{' and '.join(names)} is" if names else "what one exponent acts on is"

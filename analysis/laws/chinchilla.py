@@ -1,0 +1,68 @@
+"""Loss against parameters and tokens, L = E + A/N^alpha + B/D^beta.
+
+Source: Hoffmann et al. 2022, equation 2 and section 3.3; refitted by Besiroglu et al. 2024.
+`tied` has one exponent for both (alpha = beta).
+"""
+
+from analysis.law import Parameter
+from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log
+
+_ZERO = {
+    "E": "these runs show no floor, do not extrapolate to one",
+    "A": "the loss does not fall with parameters",
+    "B": "the loss does not fall with tokens",
+}
+
+CHINCHILLA = SumOfPowers(
+    name="chinchilla",
+    equation="L = E + A/N^alpha + B/D^beta",
+    source="Hoffmann et al. 2022, equation 2",
+    inputs=("params", "tokens"),
+    terms=(
+        Term("A", {"alpha": minus_log("params")}),
+        Term("B", {"beta": minus_log("tokens")}),
+        Term("E"),
+    ),
+    exponents=(
+        Parameter("alpha", at_lower="the loss does not fall with parameters"),
+        Parameter("beta", at_lower="the loss does not fall with tokens"),
+    ),
+    order=("A", "B", "E", "alpha", "beta"),
+    example={"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658},
+    at_zero=_ZERO,
+)
+
+CHINCHILLA_TIED = SumOfPowers(
+    name="chinchilla_tied",
+    equation="L = E + A/N^alpha + B/D^alpha",
+    source="Hoffmann et al. 2022, equation 2, with beta = alpha",
+    inputs=("params", "tokens"),
+    terms=(
+        Term("A", {"alpha": minus_log("params")}),
+        Term("B", {"alpha": minus_log("tokens")}),
+        Term("E"),
+    ),
+    exponents=(Parameter("alpha", at_lower="the loss falls with neither size"),),
+    order=("A", "B", "E", "alpha"),
+    example={"A": 561.56, "B": 1752.09, "E": 1.818048, "alpha": 0.357058},
+    at_zero=_ZERO,
+)
+
+
+def compute_optimum(
+    parameters: dict[str, float], compute: float, *, flops_per_param_token: float = 6.0
+) -> tuple[float, float]:
+    """Return the parameters and tokens of lowest loss at a training budget C = k N D.
+
+    N = G (C/k)^(beta/(alpha+beta)) with G = (alpha A / (beta B))^(1/(alpha+beta)). Hoffmann et al. 2022, equation 4.
+
+    Args:
+        parameters: A, B, alpha, beta of the law.
+        compute: FLOPs.
+        flops_per_param_token: k.
+    """
+    A, B, alpha, beta = (parameters[name] for name in ("A", "B", "alpha", "beta"))
+    product = compute / flops_per_param_token
+    G = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
+    params = G * product ** (beta / (alpha + beta))
+    return params, product / params

@@ -1,0 +1,233 @@
+"""Loss of models with memory (or experts), L(N_active, N_memory, D): three candidate forms, each dense at no memory.
+
+No law for memory tables has been published; these carry over what is known of experts. At N_memory = 0 each is
+L = E + A/N^alpha + B/D^beta, so dense runs belong into the same fit and share E, B, beta and alpha. Which form fits is a
+matter of prediction, not of the fit: `analysis/choose.py` compares them by hold-out.
+
+    effective    memory adds effective parameters:     A / (N + kappa M^rho)^alpha
+    effective_growing   the same, more with more data: kappa (D / 10^9)^tau
+    interaction  sparsity rescales the parameter term: A N^-(alpha + gamma ln S) S^-delta      (Clark et al. 2022, equation 1)
+    joint        ... and the data term as well:        B D^-(beta + zeta ln S) S^-omega        (Ludziejewski et al. 2025, equation 4)
+
+with S = 1 + M/N, and "sparse_joint_shared" the joint form with one rate for both interactions.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.law import Law, LogProblem, Parameter
+from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log, non_negative_squares
+
+Array = NDArray[np.float64]
+INPUTS = ("n_active", "n_memory", "tokens")
+
+TOKENS_REFERENCE = 1e9
+"""Tokens at which kappa of the growing form is stated."""
+
+
+def _log_sparsity(inputs: Mapping[str, Array]) -> Array:
+    return np.asarray(np.log1p(inputs["n_memory"] / inputs["n_active"]))
+
+
+def _minus_log_sparsity(inputs: Mapping[str, Array]) -> Array:
+    return -_log_sparsity(inputs)
+
+
+def _params_and_sparsity(inputs: Mapping[str, Array]) -> Array:
+    return np.asarray(-np.log(inputs["n_active"]) * _log_sparsity(inputs))
+
+
+def _tokens_and_sparsity(inputs: Mapping[str, Array]) -> Array:
+    return np.asarray(-np.log(inputs["tokens"]) * _log_sparsity(inputs))
+
+
+_DENSE = {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658}
+"""Besiroglu et al. 2024; what memory adds in the examples below is made up."""
+
+_ALPHA = Parameter("alpha", at_lower="the loss does not fall with active parameters")
+_BETA = Parameter("beta", at_lower="the loss does not fall with tokens")
+
+
+def _free(name: str, size: float = 3.0) -> Parameter:
+    """A correction that may have either sign."""
+    return Parameter(name, lower=-size, upper=size, start=(-0.1 * size, 0.1 * size))
+
+
+INTERACTION = SumOfPowers(
+    name="sparse_interaction",
+    equation="L = E + A·N^-(alpha + gamma·ln S)·S^-delta + B/D^beta, S = 1 + M/N",
+    source="Clark et al. 2022, equation 1, above a floor and with tokens",
+    inputs=INPUTS,
+    may_be_zero=("n_memory",),
+    terms=(
+        Term(
+            "A",
+            {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity},
+        ),
+        Term("B", {"beta": minus_log("tokens")}),
+        Term("E"),
+    ),
+    exponents=(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5)),
+    order=("A", "B", "E", "alpha", "beta", "delta", "gamma"),
+    example=_DENSE | {"delta": 0.4, "gamma": -0.012},
+)  # fmt: skip
+
+JOINT = SumOfPowers(
+    name="sparse_joint",
+    equation="L = E + A·N^-(alpha + gamma·ln S)·S^-delta + B·D^-(beta + zeta·ln S)·S^-omega, S = 1 + M/N",
+    source="Ludziejewski et al. 2025, equation 4",
+    inputs=INPUTS,
+    may_be_zero=("n_memory",),
+    terms=(
+        Term(
+            "A",
+            {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity},
+        ),
+        Term(
+            "B",
+            {"beta": minus_log("tokens"), "omega": _minus_log_sparsity, "zeta": _tokens_and_sparsity},
+        ),
+        Term("E"),
+    ),
+    exponents=(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5), _free("omega", 6.0), _free("zeta", 0.5)),
+    order=("A", "B", "E", "alpha", "beta", "delta", "gamma", "omega", "zeta"),
+    example=_DENSE | {"delta": 0.4, "gamma": -0.012, "omega": -0.3, "zeta": 0.012},
+)  # fmt: skip
+
+JOINT_SHARED = SumOfPowers(
+    name="sparse_joint_shared",
+    equation="L = E + A·N^-alpha·S^-delta + B·D^-beta·S^-omega, S = 1 + M/N",
+    source="Ludziejewski et al. 2025, equation 4, with exponents shared by dense and sparse (gamma = zeta = 0)",
+    inputs=INPUTS,
+    may_be_zero=("n_memory",),
+    terms=(
+        Term("A", {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity}),
+        Term("B", {"beta": minus_log("tokens"), "omega": _minus_log_sparsity}),
+        Term("E"),
+    ),
+    exponents=(_ALPHA, _BETA, _free("delta", 2.0), _free("omega", 2.0)),
+    order=("A", "B", "E", "alpha", "beta", "delta", "omega"),
+    example=_DENSE | {"delta": 0.15, "omega": 0.03},
+)
+
+
+class Effective(Law):
+    """A / (N + kappa M^rho)^alpha: memory as effective parameters.
+
+    Internal parameters: ln A, ln B (at the centre), ln E, alpha, beta, ln of kappa M^rho / N at the centre, rho
+    (, tau). The feature rows are -ln N, -ln D, ln M (0 without memory) and whether there is memory.
+    """
+
+    inputs = INPUTS
+    may_be_zero = ("n_memory",)
+
+    def __init__(self, *, growing: bool) -> None:
+        self._growing = growing
+        self.name = "sparse_effective_growing" if growing else "sparse_effective"
+        factor = "·(D/1e9)^tau" if growing else ""
+        self.equation = f"L = E + A/(N + kappa{factor}·M^rho)^alpha + B/D^beta"
+        self.source = "memory as effective parameters, after the dense-equivalent size of Clark et al. 2022, section 5"
+        self.may_be_constant = (3,)
+        self.example = _DENSE | {"kappa": 40.0, "rho": 0.75} | ({"tau": 0.3} if growing else {})
+        none = "memory is worth no parameters in these runs"
+        self.parameters = (
+            Parameter("A", amplitude=True, at_lower="the loss does not fall with parameters"),
+            Parameter("B", amplitude=True, at_lower="the loss does not fall with tokens"),
+            Parameter("E", amplitude=True, at_lower="these runs show no floor"),
+            _ALPHA,
+            _BETA,
+            Parameter("kappa", lower=-12.0, upper=9.0, log=True, start=(-4.0, 2.0), at_lower=none),
+            Parameter("rho", upper=3.0, start=(0.1, 1.2), at_lower="more memory is worth no more than less"),
+        ) + ((Parameter("tau", lower=-2.0, upper=2.0, start=(-0.3, 0.5)),) if growing else ())  # fmt: skip
+
+    def features(self, inputs: Mapping[str, Array]) -> Array:
+        """Return -ln N, -ln D, ln M, and 1 where M > 0."""
+        has = inputs["n_memory"] > 0
+        memory = np.log(np.where(has, inputs["n_memory"], 1.0))
+        return np.stack([-np.log(inputs["n_active"]), -np.log(inputs["tokens"]), memory, has])
+
+    def centre(self, features: Array) -> Array:
+        """Return means, that of ln M over the runs that have memory; the flag stays."""
+        has = features[3] > 0
+        memory = float(features[2][has].mean()) if has.any() else 0.0
+        return np.asarray([features[0].mean(), features[1].mean(), memory, 0.0])
+
+    def log_values(self, features: Array, theta: Array) -> Array:
+        """Return the log-sum-exp of three terms."""
+        terms, _ = self._terms(features, theta)
+        return np.asarray(np.logaddexp(np.logaddexp(terms[0], terms[1]), terms[2]))
+
+    def log_jacobian(self, features: Array, theta: Array) -> Array:
+        """Return derivatives by all parameters."""
+        terms, (gain, share, minus_d, memory) = self._terms(features, theta)
+        total = np.logaddexp(np.logaddexp(terms[0], terms[1]), terms[2])
+        a, b, e = (np.exp(term - total) for term in terms)
+        alpha = theta[:, 3, None]
+        minus_n_effective = features[0] - gain
+        by_kappa = -a * alpha * share
+        columns = [a, b, e, a * minus_n_effective, b * minus_d, by_kappa, by_kappa * memory]
+        if self._growing:
+            columns.append(-by_kappa * minus_d)
+        return np.stack(columns, axis=1)
+
+    def uncentre(self, theta: Array, centre: Array) -> Array:
+        """Move everything to feature zero; the ratio kappa M^rho / N becomes kappa."""
+        moved = theta.copy()
+        moved[:, 0] -= theta[:, 3] * centre[0]
+        moved[:, 1] -= theta[:, 4] * centre[1]
+        moved[:, 5] -= theta[:, 6] * centre[2] + centre[0]
+        if self._growing:
+            moved[:, 5] += theta[:, 7] * centre[1]
+        return moved
+
+    def internal(self, parameters: Array) -> Array:
+        """As the base; kappa is stated at TOKENS_REFERENCE."""
+        theta = super().internal(parameters)
+        if self._growing:
+            theta[..., 5] -= theta[..., 7] * np.log(TOKENS_REFERENCE)
+        return theta
+
+    def external(self, theta: Array) -> Array:
+        """The reverse of `internal`."""
+        if not self._growing:
+            return super().external(theta)
+        moved = theta.copy()
+        moved[..., 5] += theta[..., 7] * np.log(TOKENS_REFERENCE)
+        return super().external(moved)
+
+    def starts(self, problem: LogProblem) -> Array:
+        """Return points spread over exponents and kappa, each with its best A, B and E."""
+        generator = np.random.default_rng(0)
+        spread = self.parameters[3:]
+        n = 96
+        place = np.stack(
+            [(generator.permutation(n) + generator.random(n)) / n for _ in spread], axis=1
+        )
+        low, high = np.asarray([p.start for p in spread]).T
+        theta = np.column_stack([np.zeros((n, 3)), low + (high - low) * place])
+        terms, _ = self._terms(problem.features, theta)
+        columns = np.exp(np.stack([np.broadcast_to(t, terms[0].shape) for t in terms], axis=1))
+        columns /= np.exp(problem.log_y)
+        amplitudes = non_negative_squares(columns)
+        theta[:, :3] = np.log(np.maximum(amplitudes, 1e-3 / columns.mean(axis=2)))
+        return theta
+
+    def _terms(
+        self, features: Array, theta: Array
+    ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array, Array]]:
+        """Return the logs of the three terms, and ln(1 + memory/N), memory's share, -ln D and ln M."""
+        minus_n, minus_d, memory, has = features
+        log_a, log_b, log_e, alpha, beta, log_kappa, rho = (theta[:, i, None] for i in range(7))
+        ratio = log_kappa + rho * memory + minus_n
+        if self._growing:
+            ratio = ratio - theta[:, 7, None] * minus_d
+        gain = np.where(has > 0, np.logaddexp(0.0, ratio), 0.0)
+        share = np.where(has > 0, np.exp(ratio - np.logaddexp(0.0, ratio)), 0.0)
+        logs = (log_a + alpha * (minus_n - gain), log_b + beta * minus_d, log_e + 0.0 * minus_d)
+        return logs, (gain, share, minus_d, memory)
+
+
+EFFECTIVE = Effective(growing=False)
+EFFECTIVE_GROWING = Effective(growing=True)

@@ -1,0 +1,175 @@
+"""How often intervals hold the truth: known coefficients, made-up runs, every law.
+
+    python benchmarks/recovery.py --replicates 500
+
+Each replicate is a new set of runs (the same sizes, new noise), fitted and resampled in full. "coverage" is the share of
+replicates whose 95 % interval holds the true value: for each coefficient (lowest and highest of them), for the law at a
+point inside the runs and at one three times as large as the largest of each input, and for a new run at the point
+inside (its prediction interval). 500 replicates of a true 95 % scatter by 1 % (one standard error).
+"""
+
+import argparse
+import os
+import platform
+import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import scipy
+
+from analysis.chain import fit_chain
+from analysis.isoflop import fit_isoflop
+from analysis.law import Law
+from analysis.law_book import all_laws
+from analysis.law_fit import fit_law
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.loss_link import Sigmoid
+from analysis.objective import SQUARES, Objective
+from analysis.synthetic import make_inputs, make_runs
+
+NOISE = {"sparsity": 0.0005, "broken": 0.005, "fine_grained": 0.001}
+
+
+def targets(law: Law, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a point inside the runs and one beyond them."""
+    middle, beyond = [], []
+    for name in law.inputs:
+        some = inputs[name][inputs[name] > 0]
+        middle.append(float(np.exp(np.log(some).mean())))
+        beyond.append(float(some.max() if name == "sparsity" else 3 * some.max()))
+    return {n: np.asarray([a, b]) for n, a, b in zip(law.inputs, middle, beyond, strict=True)}
+
+
+def recover(law: Law, *, replicates: int, draws: int, n_runs: int, noise: float, objective: Objective) -> dict[str, float]:  # fmt: skip
+    inputs = make_inputs(law, n_runs)
+    at = targets(law, inputs)
+    truth = np.asarray([law.example[name] for name in law.parameter_names])
+    curve = law.evaluate(at, truth)
+    held = np.zeros(len(truth))
+    held_curve, held_new, usable = np.zeros(2), 0, 0
+    widths = []
+    started = time.perf_counter()
+    for replicate in range(replicates):
+        runs = make_runs(law, n_runs, noise=noise, seed=replicate + 1)
+        # From the truth: whether a fit finds its minimum from afar is what the tests and benchmarks/fits.py show.
+        fit = fit_law(
+            law, runs, objective=objective, starts=truth[None, :], n_draws=draws, seed=replicate, hold_out=False,
+        )  # fmt: skip
+        if not fit.usable:
+            continue
+        usable += 1
+        ends = np.asarray(list(fit.intervals.values()))
+        held += (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+        forecast = fit.predict(at)
+        held_curve += (forecast.low <= curve) & (curve <= forecast.high)
+        new = curve[0] * np.exp(noise * np.random.default_rng(10**6 + replicate).standard_normal())
+        held_new += bool(forecast.new_low[0] <= new <= forecast.new_high[0])
+        widths.append(np.log(forecast.high[1] / forecast.low[1]) / 2)
+    return {
+        "usable": usable,
+        "lowest": float((held / usable).min()),
+        "highest": float((held / usable).max()),
+        "mean": float((held / usable).mean()),
+        "inside": float(held_curve[0] / usable),
+        "beyond": float(held_curve[1] / usable),
+        "new run": float(held_new / usable),
+        "half width beyond": float(np.median(widths)),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> dict[str, float]:
+    """Chinchilla and a sigmoid to accuracy: the outcome at a point inside the runs and one beyond, through both steps."""
+    link, parameters = Sigmoid(chance=0.25), np.asarray([0.9, 2.9, 4.0])
+    inputs = make_inputs(CHINCHILLA, n_runs)
+    at = targets(CHINCHILLA, inputs)
+    truth = np.asarray([CHINCHILLA.example[name] for name in CHINCHILLA.parameter_names])
+    curve = link.evaluate(CHINCHILLA.evaluate(at, truth), parameters)
+    held, held_link, usable = np.zeros(2), np.zeros(3), 0
+    started = time.perf_counter()
+    for replicate in range(replicates):
+        runs = make_runs(CHINCHILLA, n_runs, noise=noise, seed=replicate + 1)
+        scatter = noise * np.random.default_rng(10**6 + replicate).standard_normal(n_runs)
+        accuracy = np.clip(link.evaluate(runs["loss"], parameters) + scatter, 0, 1)
+        fit = fit_chain(
+            CHINCHILLA, link, runs | {"accuracy": accuracy}, objective=SQUARES, n_draws=draws, seed=replicate,
+            hold_out=False,
+        )  # fmt: skip
+        if not fit.usable:
+            continue
+        usable += 1
+        forecast = fit.predict(at)
+        held += (forecast.low <= curve) & (curve <= forecast.high)
+        ends = np.asarray(list(fit.to_outcome.intervals.values()))
+        held_link += (ends[:, 0] <= parameters) & (parameters <= ends[:, 1])
+    return {
+        "link lowest": float((held_link / usable).min()),
+        "inside": float(held[0] / usable),
+        "beyond": float(held[1] / usable),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def recover_isoflop(*, replicates: int, draws: int, noise: float) -> dict[str, float]:
+    """Five budgets of nine sizes around the optimum of a law with alpha = beta, where parabolas are unbiased."""
+    law = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
+    point = np.asarray([law[name] for name in CHINCHILLA.parameter_names])
+    budgets = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
+    sizes = np.sqrt(budgets / 6) * np.tile(np.geomspace(1 / 8, 8, 9), 5)
+    clean = {"params": sizes, "tokens": budgets / 6 / sizes, "flops": budgets}
+    loss = CHINCHILLA.evaluate(clean, point)
+    held, held_parametric, usable = 0, 0, 0
+    started = time.perf_counter()
+    for replicate in range(replicates):
+        errors = noise * np.random.default_rng(replicate).standard_normal(len(loss))
+        runs = clean | {"loss": loss * np.exp(errors)}
+        fit = fit_isoflop(runs, objective=SQUARES, n_draws=draws, seed=replicate)
+        line = fit.lines["params"]
+        if line.interval is None:
+            continue
+        usable += 1
+        held += line.interval[0] <= 0.5 <= line.interval[1]
+        low, high = fit.exponents["params"][1]
+        held_parametric += low <= 0.5 <= high
+    return {
+        "usable": usable,
+        "line": held / usable,
+        "parametric": held_parametric / usable,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicates", type=int, default=500)
+    parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--noise", type=float, default=0.005)
+    parser.add_argument(
+        "--laws", default="", help="comma-separated, chain and isoflop among them; all by default"
+    )
+    options = parser.parse_args()
+    laws = all_laws()
+    names = options.laws.split(",") if options.laws else [*sorted(laws), "chain", "isoflop"]
+    chosen = [laws[name] for name in names if name in laws]
+    print(f"numpy {np.__version__}, scipy {scipy.__version__}, python {platform.python_version()}, {os.cpu_count()} cores; "
+          f"{options.replicates} replicates, {options.draws} resamples, {options.runs} runs, least squares of ln(loss)")  # fmt: skip
+    columns = ("noise", "coefficients", "lowest", "mean", "highest", "inside", "beyond", "new run", "half width beyond", "s")  # fmt: skip
+    print("| law | " + " | ".join(columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for law in chosen:
+        noise = NOISE.get(law.name, options.noise)
+        r = recover(law, replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=noise, objective=SQUARES)  # fmt: skip
+        shares = " | ".join(f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run"))  # fmt: skip
+        print(f"| {law.name} | {noise:g} | {law.n_free} | {shares} | {r['half width beyond']:.2%} | {r['seconds']:.0f} |", flush=True)  # fmt: skip
+    if "chain" in names:
+        r = recover_chain(replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=options.noise)  # fmt: skip
+        print(f"chain (chinchilla, sigmoid): link's coefficients at least {r['link lowest']:.1%}; accuracy inside {r['inside']:.1%}, beyond {r['beyond']:.1%}; {r['seconds']:.0f} s", flush=True)  # fmt: skip
+    if "isoflop" in names:
+        r = recover_isoflop(replicates=options.replicates, draws=options.draws, noise=options.noise / 5)  # fmt: skip
+        print(f"isoflop (noise {options.noise / 5:g}): exponent of the line {r['line']:.1%}, of the parametric law {r['parametric']:.1%}; {r['usable']} with a line; {r['seconds']:.0f} s")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

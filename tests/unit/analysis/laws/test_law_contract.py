@@ -1,0 +1,117 @@
+"""What every law owes: exact derivatives, coefficients that come back, and answers that do not depend on units or row order."""
+
+import numpy as np
+import pytest
+
+from analysis.law import LogProblem
+from analysis.law_book import all_laws, law_named
+from analysis.law_fit import fit_law
+from analysis.objective import SQUARES, Objective
+from analysis.result import FitStatus
+from analysis.synthetic import make_inputs, make_runs
+
+LAWS = sorted(all_laws().items())
+every_law = pytest.mark.parametrize("law", [law for _, law in LAWS], ids=[n for n, _ in LAWS])
+
+
+def truth(law):
+    return np.asarray([[law.example[name] for name in law.parameter_names]])
+
+
+def problem_of(law, objective=SQUARES, n=40):
+    runs = make_runs(law, n, noise=0.01)
+    return LogProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], objective)
+
+
+def near_truth(law, problem, size=0.05):
+    moved = problem.scale(truth(law)) + size * np.random.default_rng(1).standard_normal(
+        (3, len(law.parameters))
+    )
+    return np.clip(moved, problem.lower + 1e-3, problem.upper - 1e-3)
+
+
+@every_law
+def test_it_says_what_it_is(law):
+    assert law.equation
+    assert any(character.isdigit() for character in law.source), "a source has a year"
+    assert set(law.example) == set(law.parameter_names)
+    assert law_named(law.name) is law
+
+
+@every_law
+@pytest.mark.parametrize("residual", ["log", "value"])
+def test_derivatives_are_those_of_finite_differences(law, residual):
+    problem = problem_of(law, Objective(residual=residual, huber=None))
+    theta = near_truth(law, problem)
+
+    exact = problem.jacobian(theta)
+
+    for i in range(theta.shape[1]):
+        step = np.zeros(theta.shape[1])
+        step[i] = 1e-5
+        numeric = (problem.values(theta + step) - problem.values(theta - step)) / 2e-5
+        np.testing.assert_allclose(exact[:, :, i], numeric, rtol=1e-5, atol=1e-7)
+
+
+@every_law
+def test_centred_parameters_are_those_of_the_equation(law):
+    problem = problem_of(law)
+    theta = near_truth(law, problem)
+
+    raw = problem.unscale(theta)
+
+    inputs = make_inputs(law, 40)
+    np.testing.assert_allclose(law.evaluate(inputs, raw), np.exp(problem.values(theta)), rtol=1e-9)
+    np.testing.assert_allclose(problem.scale(raw), theta, rtol=1e-7, atol=1e-9)
+
+
+@every_law
+def test_known_coefficients_come_back_without_noise(law):
+    fit = fit_law(law, make_runs(law, 60, noise=0), objective=SQUARES, n_draws=0, hold_out=False)
+
+    assert fit.status is FitStatus.CONVERGED, fit.sentence
+    np.testing.assert_allclose(list(fit.parameters.values()), truth(law)[0], rtol=1e-6)
+    assert fit.moved > 0
+    assert fit.condition_number < 1e6
+
+
+@every_law
+def test_no_random_point_nearby_is_better(law):
+    runs = make_runs(law, 40, noise=0.02)
+    fit = fit_law(law, runs, n_draws=0, hold_out=False)
+    problem = fit.problem()
+    best = problem.scale(np.asarray([list(fit.parameters.values())]))
+    scale = 10.0 ** np.random.default_rng(0).uniform(-6, -1, (500, 1))
+    moved = best + scale * np.random.default_rng(1).standard_normal((500, best.shape[1]))
+    r = np.abs(problem.values(np.clip(moved, problem.lower, problem.upper)) - problem.y)
+
+    others = np.where(r <= 1e-3, r**2 / 2, 1e-3 * (r - 5e-4)).sum(axis=1)
+
+    assert fit.usable
+    assert others.min() >= fit.objective * (1 - 1e-9)
+
+
+@every_law
+def test_the_order_of_the_rows_changes_nothing(law):
+    runs = make_runs(law, 40, noise=0.01)
+    shuffled = np.random.default_rng(3).permutation(40)
+
+    fit = fit_law(law, runs, n_draws=5, hold_out=False)
+    other = fit_law(law, {k: v[shuffled] for k, v in runs.items()}, n_draws=5, hold_out=False)
+
+    assert dict(fit.parameters) == dict(other.parameters)
+    np.testing.assert_array_equal(fit.draws, other.draws)
+    np.testing.assert_array_equal(fit.residuals[shuffled], other.residuals)
+
+
+@every_law
+def test_the_unit_of_the_outcome_only_scales_it(law):
+    runs = make_runs(law, 40, noise=0.01)
+    same_unit = {"loss", "data_bits"}
+    bits = {k: v / np.log(2) if k in same_unit else v for k, v in runs.items()}
+
+    fit = fit_law(law, runs, objective=SQUARES, n_draws=0, hold_out=False)
+    other = fit_law(law, bits, objective=SQUARES, n_draws=0, hold_out=False)
+
+    np.testing.assert_allclose(other.predict(bits).y * np.log(2), fit.predict(runs).y, rtol=1e-5)
+    np.testing.assert_allclose(other.objective, fit.objective, rtol=1e-6)
