@@ -271,9 +271,9 @@ def tracker(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def published_runs():
-    """Read a table of published runs by its file name: of MEMSCALE_SCALING_DATA, or of ../shared/data/scaling beside the checkout."""
-    beside = Path(__file__).resolve().parents[4] / "shared" / "data" / "scaling"
-    folder = Path(os.environ.get("MEMSCALE_SCALING_DATA", beside))
+    """Read a table of published runs by its file name: of MEMSCALE_SCALING_DATA, or of a folder data/scaling near the checkout."""
+    near = Path(__file__).resolve().parents[4].glob("*/data/scaling")
+    folder = Path(os.environ.get("MEMSCALE_SCALING_DATA") or next(near, "data/scaling"))
 
     def read(name):
         if not (folder / name).is_file():
