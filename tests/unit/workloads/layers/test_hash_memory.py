@@ -64,11 +64,12 @@ def test_training_and_evaluation_are_the_same():
 def test_tables_count_by_themselves():
     n_tables, table = SHAPE.tables(n_layers=2)
 
-    assert n_tables == 6
-    assert table.param_count().memory_values == 4 * 5
-    assert table.active_params() == 5
+    # One a layer, of three chunks with four rows each; a token reads a row of each chunk.
+    assert n_tables == 2
+    assert table.param_count().memory_values == 3 * 4 * 5
+    assert table.active_params() == 3 * 5
     read = table.bytes_per_token(batch_tokens=7, element_bytes=2)["memory_values"]
-    assert read == pytest.approx(2 * 5 * distinct_rows(4, draws=7) / 7)
+    assert read == pytest.approx(3 * 2 * 5 * distinct_rows(4, draws=7) / 7)
 
 
 def test_begins_with_the_deviations_asked_for():
