@@ -22,9 +22,11 @@ SMALL = (16, 16, 16, 4, 1)
 
 
 @pytest.fixture(autouse=True)
-def _interpreted(interpreted) -> Iterator[None]:
+def _interpreted(interpreted, monkeypatch) -> Iterator[None]:
     for module in (ranking, fp16_parts, gradient_kernels, kernels):
         interpreted(module)
+    # Each takes the interpreter as long as one that has something to do.
+    monkeypatch.setattr(kernels, "_CROWDED_PROGRAMS", 3)
     # Fresh buffers hold NaN and the largest integers, so an element nobody wrote shows.
     torch.use_deterministic_algorithms(True)
     yield

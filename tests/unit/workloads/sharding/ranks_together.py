@@ -78,9 +78,9 @@ TRAINED = {
 }
 # How many ranks take part -> what is trained where time is short: each way of training, and each model, somewhere.
 SOME = {
-    1: {"memory_plus": ("float64", "float32")},
+    1: {"memory_plus": ("float32",)},
     2: {
-        "memory_plus": ("float64", "float32", "checkpointed", *OTHER_RULES),
+        "memory_plus": ("float64", "float32", "checkpointed", "rowwise_previous"),
         "peer": ("float64",),
     },
     3: {
@@ -294,7 +294,7 @@ def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
     mesh.pieces = 2 if world.size == 3 else 1
     yield from models(mesh, here, SOME[world.size])
     if world.size == 4:
-        two_by_two = {"memory_plus": ("float64", "rowwise", "deferred_adamw")}
+        two_by_two = {"memory_plus": ("float64", "rowwise")}
         yield from models(mesh_of(world, memory=2), here, two_by_two)
 
 
