@@ -33,7 +33,7 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
-test: $(STAMP)  ## Unit, property, golden and the integration tests that fit twelve minutes
+test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about sixteen minutes)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 	$(BIN)/python -m pytest -m "integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 
