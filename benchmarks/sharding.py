@@ -215,7 +215,7 @@ def _parts(
     held_ids, held_weights = ids, weights
     mesh.pieces = 1
     if shard is not None:
-        held_ids, held_weights = shard.route(ids, dtype=part.dtype).with_numbers(weights)()
+        held_ids, held_weights = shard.route(ids).with_numbers(weights)()
     held_weights = held_weights.detach().requires_grad_()
     sums = torch.randn(len(held_ids), part.shape[1], device=here).to(part.dtype)
 
@@ -228,7 +228,7 @@ def _parts(
         return bag_s, 0.0
 
     def messages() -> None:
-        route = shard.route(ids, dtype=part.dtype)
+        route = shard.route(ids)
         _, numbers = route.with_numbers(weights)()
         output = route.vectors_back(sums)()
         route.vectors_there(output)()
@@ -269,7 +269,7 @@ def _error(table: MemoryTable, ids: Tensor, weights: Tensor) -> float:
 
 
 def _in_fp32(shard: Shard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    route = shard.route(ids, dtype=part.dtype)
+    route = shard.route(ids)
     held_ids, held_weights = route.with_numbers(weights)()
     return route.vectors_back(_summed(part, held_ids, held_weights))()
 

@@ -31,7 +31,7 @@ class Columns(Shard):
         self.of_each = columns_of_each(width, mesh.memory.size)
         self.rows, self.columns = range(n_rows), self.of_each[mesh.memory.rank]
 
-    def route(self, ids: Int[Tensor, "bags bag_size"], *, dtype: torch.dtype) -> "ColumnsRoute":
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnsRoute":
         """Return the route of a read of these bags. Collective."""
         bags = self.mesh.bags_of_each(len(ids))
         return ColumnsRoute(

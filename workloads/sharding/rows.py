@@ -31,7 +31,7 @@ class Rows(Shard):
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.rows, self.columns = mesh.memory.share(n_rows), range(width)
 
-    def route(self, ids: Int[Tensor, "bags bag_size"], *, dtype: torch.dtype) -> "RowsRoute":
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "RowsRoute":
         """Return the route of a read of these bags. Collective; waits for the GPU."""
         return RowsRoute(self.mesh.memory, ids, n_rows=self.n_rows)
 

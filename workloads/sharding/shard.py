@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -42,8 +41,8 @@ class Shard(ABC):
         return self.n_rows, self.width
 
     @abstractmethod
-    def route(self, ids: Int[Tensor, "bags bag_size"], *, dtype: torch.dtype) -> Route:
-        """Return how a read finds the rows that `ids` name, in a table of type `dtype`. Collective."""
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> Route:
+        """Return how a read finds the rows that `ids` name. Collective."""
 
     @_disable_dynamo
     def bag(
@@ -57,7 +56,7 @@ class Shard(ABC):
 
         The gradient of `part` is left in `deferred` if there is one.
         """
-        route = self.route(ids, dtype=part.dtype)
+        route = self.route(ids)
         return read.weighted_sums(part, weights, route, deferred)
 
     @_disable_dynamo
@@ -72,7 +71,7 @@ class Shard(ABC):
 
         The gradient of `part` is left in `deferred` if there is one.
         """
-        route = self.route(ids, dtype=part.dtype)
+        route = self.route(ids)
         return read.products(part, x, route, deferred)
 
 

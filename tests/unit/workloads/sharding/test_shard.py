@@ -75,7 +75,7 @@ def test_a_read_has_the_pieces_that_were_asked_for_but_no_more_than_bags(asked, 
     shard = Columns(mesh, n_rows=5, width=16)
 
     with mesh.even():
-        route = shard.route(torch.zeros(4, 2, dtype=torch.int64), dtype=torch.float32)
+        route = shard.route(torch.zeros(4, 2, dtype=torch.int64))
 
     assert len(route.pieces()) == found
 
