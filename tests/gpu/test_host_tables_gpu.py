@@ -145,7 +145,7 @@ def test_a_step_takes_memory_for_the_rows_it_reads_only():
     assert torch.cuda.max_memory_allocated() - held < 200 * 2**20
 
 
-def test_decoding_is_that_of_a_model_on_the_device_and_waits_for_nothing():
+def test_decoding_is_that_of_a_model_on_the_device_and_waits_for_nothing(never_waiting):
     config = memory_plus.Config(**memory_plus.PRESETS["d32"])
 
     def model_with(place: Place) -> nn.Module:
@@ -166,11 +166,8 @@ def test_decoding_is_that_of_a_model_on_the_device_and_waits_for_nothing():
         ids = torch.randint(config.n_keys**2, (8, 128), device="cuda")
         weights = torch.rand(8, 128, device="cuda")
         on_host.memory_table(ids, weights)  # compiles
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with never_waiting():
             on_host.memory_table(ids, weights)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -137,7 +137,7 @@ def test_compiles_to_one_graph():
         torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2 * y.abs().max().item())
 
 
-def test_nothing_waits_for_the_device():
+def test_nothing_waits_for_the_device(never_waiting):
     query, sub_keys = _normal((130, 2, 64, 32, 8), torch.bfloat16)
     leaves = query.requires_grad_(), sub_keys.requires_grad_()
 
@@ -145,11 +145,8 @@ def test_nothing_waits_for_the_device():
         torch.autograd.grad(op.product_key_topk(*leaves, 8)[0].sum(), leaves)
 
     run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with never_waiting():
         run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_what_the_kernels_leave_out_is_the_references():

@@ -25,15 +25,11 @@ SETTINGS = settings(
 
 
 @pytest.fixture(autouse=True)
-def _interpreted_and_poisoned(interpreted, monkeypatch):
-    """Fill fresh buffers with NaN or the largest integer, so that an unwritten element shows."""
+def _interpreted(interpreted, poisoned, monkeypatch):
     interpreted(kernel)
     # The interpreter takes the product of bits number by number.
     monkeypatch.setattr(kernel, "_TOKENS", 4)
     monkeypatch.setattr(kernel, "_CHUNKS", 2)
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def _numbers(shape: tuple[int, int, int], seed: int = 0) -> Tensor:
