@@ -87,6 +87,11 @@ class Optimizer:
             fused=True,
         )
 
+    @property
+    def deferred(self) -> set[nn.Parameter]:
+        """Parameters that never get a gradient: their reads are kept instead."""
+        return set() if self.tables is None else self.tables.parameters
+
     def clip(self) -> dict[str, Tensor]:
         """Scale gradients whose norm exceeds `grad_clip` down to it, values and the rest apart.
 

@@ -24,6 +24,7 @@ from workloads import checkpoint, device, ranks
 from workloads.data.corpus import Corpus
 from workloads.divergence import Watch
 from workloads.evaluate import evaluate
+from workloads.gradient_sums import GradientSums
 from workloads.layers.initialise import initialise
 from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
@@ -31,7 +32,7 @@ from workloads.ports import Interrupted, Reporter
 from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.sharding.mesh import mesh_of
 from workloads.sharding.saved import apart, together
-from workloads.sharding.shard import count_params, shards, sum_gradients
+from workloads.sharding.shard import count_params, shards
 from workloads.sharding.share_out import Layout, Place, build
 from workloads.train_config import TrainConfig
 
@@ -134,6 +135,7 @@ def run(
         model.train()
         total_params = count_params(model)
         optimizer = Optimizer(model, config, mesh, seed=job.seed)
+        sums = GradientSums(model, mesh, without=optimizer.deferred)
         watch = Watch()
         if saved:
             state = together(state, checkpoint.parts(Path(saved)), shards(model), optimizer.names)
@@ -170,9 +172,10 @@ def run(
                         rows=rows_at_once,
                         passes=_passes(config.sequences_per_step, world=world, rows=rows_at_once),
                         autocast=autocast,
+                        before_last=sums.start,
                     )
                 asked = losses["loss"].new_full((), float(stop))
-                sum_gradients(model, mesh, also=[*losses.values(), asked])
+                sums.finish(also=[*losses.values(), asked])
                 optimizer.gather()
                 norms = optimizer.clip()
                 optimizer.step(
@@ -395,10 +398,12 @@ def accumulate_gradients(
     rows: int,
     autocast: Callable[[], AbstractContextManager[object]],
     passes: int | None = None,
+    before_last: Callable[[], None] = lambda: None,
 ) -> dict[str, Tensor]:
     """Add the gradient of this rank's part of the loss, at most `rows` sequences at a time; return that part.
 
-    `passes` is how many times (`_passes`), as few as `rows` allows if None.
+    `passes` is how many times (`_passes`), as few as `rows` allows if None. `before_last` is called before the backward
+    pass after which no more is added.
 
     The loss is the mean over the global batch of `batch_tokens` targets, so the parts of all micro batches and
     ranks add up to it, whatever their sizes. `auxiliary_loss`, where a model has one, is what its layers add: a mean
@@ -406,7 +411,7 @@ def accumulate_gradients(
     """
     parts = windows.tensor_split(passes or -(-len(windows) // rows))
     totals = {"loss": torch.zeros((), device=windows.device)}
-    for part in parts:
+    for number, part in enumerate(parts, start=1):
         inputs, targets = part[:, :-1], part[:, 1:]
         with autocast():
             logits = model(inputs)
@@ -415,6 +420,8 @@ def accumulate_gradients(
         auxiliary = _auxiliary_loss(model)
         if auxiliary is not None:
             losses["auxiliary_loss"] = auxiliary * (targets.numel() / batch_tokens)
+        if number == len(parts):
+            before_last()
         torch.autograd.backward(tuple(losses.values()))
         for name, loss in losses.items():
             totals[name] = totals.get(name, torch.zeros_like(loss)) + loss.detach()

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -92,14 +91,3 @@ def count_params(model: nn.Module) -> int:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     )
-
-
-def sum_gradients(model: nn.Module, mesh: Mesh, *, also: Sequence[Tensor] = ()) -> None:
-    """Sum gradients in place over the ranks that hold the same parameter, and `also` over all ranks.
-
-    A part of a table has the gradient of all tokens of its memory group already.
-    """
-    parts = shards(model)
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mesh.world.sum_([*also, *(g for name, g in gradients.items() if name not in parts)])
-    mesh.data.sum_([g for name, g in gradients.items() if name in parts])

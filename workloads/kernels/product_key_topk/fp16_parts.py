@@ -28,9 +28,8 @@ def fp16_parts(
     half, head and row.
     """
     n_parts = 2 if x.dtype == torch.float32 else 1
-    small = triton.next_power_of_2(max(16, width))
-    padded_width = min(small, triton.cdiv(width, 64) * 64)
-    parts = x.new_empty((n_parts, 2 * n_heads, padded_rows, padded_width), dtype=torch.float16)
+    columns = padded_width(width)
+    parts = x.new_empty((n_parts, 2 * n_heads, padded_rows, columns), dtype=torch.float16)
     scales, norms = x.new_empty((2, 2 * n_heads, padded_rows), dtype=torch.float32)
     block = 16
     _split[(triton.cdiv(padded_rows, block), 2 * n_heads)](
@@ -43,13 +42,18 @@ def fp16_parts(
         padded_rows,
         n_heads,
         width,
-        padded_width,
+        columns,
         PARTS=n_parts,
         BLOCK_R=block,
-        BLOCK_D=triton.next_power_of_2(padded_width),
+        BLOCK_D=triton.next_power_of_2(columns),
         num_warps=4,
     )
     return parts, scales, norms
+
+
+def padded_width(width: int) -> int:
+    """Return the columns of a part: a power of two up to 64, from there on a multiple of 64."""
+    return min(triton.next_power_of_2(max(16, width)), triton.cdiv(width, 64) * 64)
 
 
 @triton.jit

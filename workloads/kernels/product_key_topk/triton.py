@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.product_key_topk import reference
-from workloads.kernels.product_key_topk.fp16_parts import fp16_parts
+from workloads.kernels.product_key_topk.fp16_parts import fp16_parts, padded_width
 from workloads.kernels.product_key_topk.gradients import gradients
 from workloads.kernels.product_key_topk.ranking import (
     LARGEST_ID,
@@ -125,7 +125,8 @@ def select(
     n_tokens, n_heads, _ = query.shape
     n_keys, width = sub_keys.shape[2:]
     query_parts = 2 if query.dtype == torch.float32 else 1
-    block_tokens, block_keys, block_width, warps, stages = tile or _tile(width, query_parts)
+    columns = padded_width(width)
+    block_tokens, block_keys, block_width, warps, stages = tile or _tile(columns, query_parts)
     books = 2 * n_heads
     log_best = max(4, (knn - 1).bit_length())
     best = 2**log_best
@@ -145,9 +146,8 @@ def select(
     keys, key_scales, key_norms = fp16_parts(
         sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
     )
-    padded_width = keys.shape[-1]
-    block_width = min(block_width, padded_width)
-    per_token = books * (query_parts * padded_width * 2 + tiles_n * groups * 4 + (slots + best) * 8)
+    block_width = min(block_width, columns)
+    per_token = books * (query_parts * columns * 2 + tiles_n * groups * 4 + (slots + best) * 8)
     chunk = _even_chunk(n_tokens, chunk_bytes // per_token, block_tokens)
     maxima = new(books, chunk, tiles_n * groups, dtype=torch.float32)
     found = new(books, slots, chunk, dtype=torch.int64)
@@ -177,7 +177,7 @@ def select(
             GROUPS=groups, ALL_GROUPS=triton.next_power_of_2(tiles_n * groups), SLOTS=slots,
             # The interpreter knows no assembly.
             EVEN=n_keys == padded_keys, ASSEMBLY=isinstance(_search, triton.JITFunction),
-            HELD=block_width == padded_width, WIDTH=padded_width,
+            HELD=block_width == columns, WIDTH=columns,
             BLOCK_T=block_tokens, BLOCK_N=block_keys, BLOCK_D=block_width,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -185,7 +185,7 @@ def select(
             queries, keys, key_scales, row_scores, found, counts,
             books, tokens, chunk, padded_keys, n_keys, knn,
             QUERY_PARTS=query_parts, KEY_PARTS=len(keys), SLOTS=slots,
-            WIDTH=padded_width, BLOCK_D=triton.next_power_of_2(padded_width),
+            WIDTH=columns, BLOCK_D=triton.next_power_of_2(columns),
             LANES=lanes, DEEP=deep, num_warps=row_warps,
         )  # fmt: skip
         _order[(triton.cdiv(tokens, order_rows), books)](
@@ -199,11 +199,14 @@ def select(
     return out_scores, out_ids
 
 
-def _tile(width: int, query_parts: int) -> tuple[int, int, int, int, int]:
-    """Return what was fastest on an H200: the query's tile stays in shared memory, where there is room for it."""
-    if width <= 128:
+def _tile(columns: int, query_parts: int) -> tuple[int, int, int, int, int]:
+    """Return what was fastest on an H200: the query's tile stays in shared memory, where there is room for it.
+
+    A tile has a power of two of columns, which `columns` is a multiple of.
+    """
+    if columns <= 128:
         return 64, 64, 128, 4, 2
-    if width <= 256:
+    if columns == 256:
         return (128, 64, 256, 8, 2) if query_parts == 1 else (64, 64, 256, 4, 2)
     return 128, 128, 64, 8, 3
 

@@ -26,6 +26,7 @@ from orchestrator import catalog
 from workloads import ranks
 from workloads.architectures import engram, memory_plus, peer
 from workloads.device import pick
+from workloads.gradient_sums import GradientSums
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.deferred_gradient import DeferredGradient, Hits
@@ -34,7 +35,7 @@ from workloads.optim import Optimizer
 from workloads.sharding.columns import Columns
 from workloads.sharding.mesh import Mesh, mesh_of
 from workloads.sharding.rows import Rows
-from workloads.sharding.shard import Shard, count_params, shards, sum_gradients
+from workloads.sharding.shard import Shard, count_params, shards
 from workloads.sharding.share_out import build
 from workloads.table_optim import RULE_OF
 from workloads.train import _passes, accumulate_gradients, weights
@@ -245,6 +246,8 @@ def steps_of(
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Train ten steps; yield losses and norms, and the gradients, of every step."""
     optimizer = Optimizer(model, train, mesh)
+    # Small, so that there are several, and some are complete before the pass ends.
+    sums = GradientSums(model, mesh, without=optimizer.deferred, bucket_bytes=4096)
     draw = torch.Generator().manual_seed(1)
     share = mesh.world.share(SEQUENCES)
     for _ in range(10):
@@ -256,8 +259,9 @@ def steps_of(
             rows=rows,
             passes=_passes(SEQUENCES, world=mesh.world, rows=rows),
             autocast=nullcontext,
+            before_last=sums.start,
         )
-        sum_gradients(model, mesh, also=list(losses.values()))
+        sums.finish(also=list(losses.values()))
         optimizer.gather()
         gradients = {
             name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None

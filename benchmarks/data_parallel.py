@@ -1,0 +1,220 @@
+"""Training passes on several ranks: gradients summed after the backward pass, during it, and by torch's DDP.
+
+    python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384 --markdown
+    python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
+
+The script starts its own ranks; each has `--tokens` tokens in every step, cut into `--passes` micro batches. A step is
+forward, loss and backward in bf16 autocast and the sum of all gradients, without clipping and optimizer. The four ways
+take turns on the same model and the same tokens: `alone` sums nothing, so it is what the others cannot beat; `after`
+starts every message when the backward pass has ended; `during` is what `memscale` trains with; `ddp` is
+`DistributedDataParallel` with its defaults but for gradients as views, and `no_sync` in all passes but the last.
+`hidden` is the share of the time that summing afterwards costs which summing during the pass does not. `apart` is the
+largest difference from `after`'s gradients over their norm, of the parameter where it is largest; `again` is that of a
+second pass of `after`, since not every kernel on a GPU repeats its bits. Medians, of the slowest rank.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from orchestrator import catalog
+from workloads import device as devices
+from workloads import ranks
+from workloads.gradient_sums import BUCKET_BYTES, GradientSums
+from workloads.sharding.mesh import Mesh
+from workloads.train import accumulate_gradients
+
+WAYS = ("alone", "after", "during", "ddp")
+
+
+def main() -> None:
+    arguments = _arguments()
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name:
+        processes = [
+            context.Process(target=_rank, args=(rank, Path(name), arguments))
+            for rank in range(arguments.gpus)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a rank failed")
+        rows = json.loads((Path(name) / "rows.json").read_text())
+    _print(rows, arguments)
+
+
+def _rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
+    here = devices.pick(arguments.device, rank=rank)
+    with (
+        devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
+        ranks.join(
+            rank=rank, size=arguments.gpus, device=here, rendezvous=folder / "meet"
+        ) as world,
+    ):
+        rows = [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
+        if world.leads:
+            (folder / "rows.json").write_text(json.dumps(rows))
+
+
+def _measured(
+    name: str, world: ranks.World, here: torch.device, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    module = catalog.architecture(name)
+    with here:
+        model = module.Config(**module.PRESETS[arguments.preset]).build(arguments.vocab_size)
+    draw = torch.Generator(here).manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.02, generator=draw)
+        for buffer in model.buffers():
+            buffer.zero_()
+    mesh = Mesh(world=world, data=world)
+    sums, alone = (
+        GradientSums(model, over, bucket_bytes=int(arguments.bucket_mib * 2**20))
+        for over in (mesh, Mesh())
+    )
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    draw = torch.Generator().manual_seed(world.rank)
+    n = arguments.tokens // arguments.seq_len
+    windows = torch.randint(arguments.vocab_size, (n, arguments.seq_len + 1), generator=draw)
+    accumulate = partial(
+        accumulate_gradients,
+        windows=windows.to(here),
+        batch_tokens=arguments.tokens * world.size,
+        rows=n,
+        passes=arguments.passes,
+        autocast=partial(devices.autocast, bf16=here.type == "cuda", device=here),
+    )
+
+    def ours(sums: GradientSums, during: bool) -> None:
+        accumulate(model, before_last=sums.start if during else _nothing)
+        sums.finish()
+
+    def theirs() -> None:
+        for i, part in enumerate(windows.to(here).tensor_split(arguments.passes)):
+            last = i == arguments.passes - 1
+            with nullcontext() if last else parallel.no_sync():
+                accumulate(parallel, windows=part, passes=1)
+
+    steps: dict[str, Callable[[], None]] = {
+        "alone": partial(ours, alone, False),
+        "after": partial(ours, sums, False),
+        "during": partial(ours, sums, True),
+        "ddp": theirs,
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    gradients: dict[str, dict[str, Tensor]] = {}
+    for repeat in range(arguments.warmup + arguments.repeats):
+        for way in WAYS:
+            for parameter in model.parameters():
+                parameter.grad = None
+            took = _timed(steps[way], world, here)
+            if repeat >= arguments.warmup:
+                seconds[way].append(took)
+            elif repeat < 2 and way != "alone":
+                gradients[way if repeat == 0 else f"{way} again"] = {
+                    key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None
+                }
+    # DDP takes the mean over ranks.
+    apart = {
+        way: max(
+            _apart(times * gradients[way][key], grad) for key, grad in gradients["after"].items()
+        )
+        for way, times in (("after again", 1), ("during", 1), ("ddp", world.size))
+    }
+    medians = {way: max(world.all(statistics.median(values))) for way, values in seconds.items()}
+    return {
+        "architecture": name,
+        "params": sum(p.numel() for p in model.parameters()),
+        "seconds": medians,
+        "apart": apart,
+    }
+
+
+def _nothing() -> None:
+    pass
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.norm().clamp(min=1e-30))
+
+
+def _timed(step: Callable[[], None], world: ranks.World, here: torch.device) -> float:
+    _wait(here)
+    world.wait()
+    _wait(here)
+    start = time.perf_counter()
+    step()
+    _wait(here)
+    return time.perf_counter() - start
+
+
+def _wait(here: torch.device) -> None:
+    if here.type == "cuda":
+        torch.cuda.synchronize(here)
+
+
+COLUMNS = (
+    "architecture", "params", "alone ms", "after ms", "during ms", "DDP ms", "hidden", "hidden by DDP", "again",
+    "apart", "DDP apart",
+)  # fmt: skip
+
+
+def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
+    if not arguments.markdown:
+        line = "{:14}  {:>9}" + "  {:>9}" * 4 + "  {:>7}  {:>13}" + "  {:>9}" * 3
+    on = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
+    print(f"{arguments.gpus} x {on}, torch {torch.__version__}, {arguments}\n")
+    print(line.format(*COLUMNS))
+    if arguments.markdown:
+        print(line.format(*["---"] * len(COLUMNS)))
+    for row in rows:
+        s = row["seconds"]
+        cost = s["after"] - s["alone"]
+        print(
+            line.format(
+                row["architecture"],
+                f"{row['params'] / 1e6:,.1f} M",
+                *(f"{1e3 * s[way]:.2f}" for way in WAYS),
+                *(f"{(s['after'] - s[way]) / cost:.0%}" for way in ("during", "ddp")),
+                *(f"{row['apart'][way]:.1e}" for way in ("after again", "during", "ddp")),
+            )
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, default=2, help="ranks")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", default="dense,memory_plus", help="architectures")
+    parser.add_argument("--preset", default="134m")
+    parser.add_argument("--tokens", type=int, default=16_384, help="per rank and step")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--bucket-mib", type=float, default=BUCKET_BYTES / 2**20)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--markdown", action="store_true", help="print a table in Markdown")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
