@@ -23,6 +23,7 @@ import torch
 from orchestrator import catalog
 from workloads import device as devices
 from workloads.step_time import Training, block_s
+from workloads.table_optim import RULE_OF
 from workloads.train_config import TrainConfig
 from workloads.training_memory import training_memory
 
@@ -76,7 +77,14 @@ def _measured(
 ) -> Row:
     vocab, seq, tokens = arguments.vocab_size, arguments.seq_len, arguments.tokens
     bf16 = here.type == "cuda" and not arguments.fp32
-    train = TrainConfig(tokens=tokens, batch_tokens=tokens, seq_len=seq, lr=1e-3)
+    train = TrainConfig(
+        tokens=tokens,
+        batch_tokens=tokens,
+        seq_len=seq,
+        lr=1e-3,
+        table_optimizer=arguments.table_optimizer,
+        table_precision=arguments.table_precision,
+    )
     training = Training(config, train, vocab_size=vocab, here=here)
     model = training.model
     sparse = bool(model.statistics() or _observes(model))
@@ -206,6 +214,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--table-optimizer", default="adamw", choices=["adamw", *RULE_OF], help="of memory tables"
+    )
+    parser.add_argument("--table-precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--json", action="store_true")
