@@ -350,6 +350,75 @@ def report(
     )
 
 
+@app.command(
+    name="next",
+    epilog="Examples: memscale next quickstart  ·  memscale next quickstart --candidates more.yaml --gpu-hours 2  ·  "
+    'memscale next quickstart --candidates more.yaml --target "memory_plus: x=1e6"  ·  '
+    'memscale next mine --target "memory_plus/dense: flops=1e18" --out next.yaml; memscale submit next.yaml',
+)
+@reports_errors
+def next_(
+    sweep: SweepName,
+    candidates: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not trained yet.",
+            metavar="SWEEP.yaml",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of the law), or a multiplier, "
+            "'memory_plus/dense: flops=1e18'. Default: the loss of the best architecture at ten times its largest run.",
+            show_default=False,
+        ),
+    ] = None,
+    outcome: Annotated[str, typer.Option(help="Column of the runs: loss or answer_nll.")] = "loss",
+    law: Annotated[
+        str | None,
+        typer.Option(
+            help="Law to fit. Default: chinchilla where tokens vary, else power (in x, the stored parameters).",
+            show_default=False,
+        ),
+    ] = None,
+    n_runs: Annotated[int, typer.Option(help="Most runs to choose.", min=1)] = 3,
+    gpu_hours: Annotated[
+        float | None, typer.Option(help="Most GPU-hours to spend. Default: no limit.", min=0.0)
+    ] = None,
+    far: Annotated[
+        float | None,
+        typer.Option(help="Choose nothing further outside the runs than this factor.", min=1.0),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Sweep file to write.")] = Path("next.yaml"),
+    runs: Runs = Path("runs"),
+    tracking_uri: ReadFrom = None,
+) -> None:
+    """Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep file to submit."""
+    import analysis
+    from analysis.next_sweep import propose, ranking, sweep_text
+    from orchestrator import display
+    from orchestrator.errors import StoreError
+
+    table = analysis.load(tracking_uri or runs, sweep=sweep).table
+    files = candidates or [_recorded(runs, sweep)]
+    if out.exists():
+        raise StoreError(f"{out}: is there already; name another file with --out, or remove it")
+    try:
+        found = propose(
+            table, _plan(files, runs).trials, target=target, outcome=outcome, law=law,
+            n_runs=n_runs, gpu_hours=gpu_hours, far=far,
+        )  # fmt: skip
+        _console().print(display.printed([ranking(found)]))
+        out.write_text(sweep_text(found, name=sweep, file=str(out)), encoding="utf-8")
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    _console().print(
+        f"Written: {out}\nLook:    {display.command()} plan {out}{_runs_option(runs)}\nTrain:   {display.command()} submit {out}{_runs_option(runs)}"
+    )
+
+
 @app.command(epilog="Example: memscale ui")
 @reports_errors
 def ui(
@@ -564,6 +633,18 @@ def _sweep(runs: Path, name: str) -> "SweepDir":
         )
         raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
     return disk
+
+
+def _recorded(runs: Path, name: str) -> Path:
+    """Return the sweep file that was submitted."""
+    from orchestrator.errors import StoreError
+
+    path = _sweep(runs, name).path / "sweep.yaml"
+    if not path.is_file():
+        raise StoreError(
+            f"{path}: not there, so what is missing is not known; name a sweep file with --candidates"
+        )
+    return path
 
 
 def _trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":

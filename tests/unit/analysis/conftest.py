@@ -281,3 +281,63 @@ def published_runs():
         return pd.read_csv(folder / name)
 
     return read
+
+
+LAWS = {
+    "dense": {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658},
+    "memory": {"A": 330.0, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658},
+}
+"""Two architectures that differ in what a parameter is worth; the first as Besiroglu et al. 2024."""
+
+
+def make_two_architectures(*, noise=0.0, seeds=1, seed=0, laws=LAWS):
+    """Return columns of runs: six sizes, three lengths; FLOPs are 6 N D, seconds 40 % more for memory, stored is 9 N."""
+    from analysis.laws.chinchilla import CHINCHILLA
+
+    generator = np.random.default_rng(seed)
+    params = np.repeat(np.geomspace(1e6, 1e8, 6), 3)
+    tokens = params * np.tile([5.0, 20.0, 80.0], 6)
+    frames = []
+    for name, law in laws.items():
+        clean = CHINCHILLA.evaluate(
+            {"params": params, "tokens": tokens}, np.asarray(list(law.values()))
+        )
+        memory = 0 * params if name == "dense" else 8 * params
+        for number in range(seeds):
+            flops = 6 * params * tokens
+            frames.append(
+                pd.DataFrame(
+                    {
+                        "architecture": name, "params": params, "tokens": tokens, "seed": number,
+                        "memory_params": memory, "total_params": params + memory,
+                        "active_params": params, "training_flops": flops,
+                        "train_seconds": flops / 1e14 * (1.0 if name == "dense" else 1.4),
+                        "bytes_read_per_token": 2 * params + 1e6,
+                        "loss": clean * np.exp(noise * generator.standard_normal(len(params))),
+                    }
+                )
+            )  # fmt: skip
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.fixture(scope="session")
+def two_architectures():
+    return make_two_architectures
+
+
+@pytest.fixture(scope="session")
+def exact_families():
+    """Two architectures fitted to runs without noise: their coefficients are those of LAWS, and there are no bands."""
+    from analysis.families import fit_families
+    from analysis.objective import SQUARES
+
+    return fit_families(make_two_architectures(), objective=SQUARES, n_draws=0, hold_out=False)
+
+
+@pytest.fixture(scope="session")
+def noisy_families():
+    from analysis.families import fit_families
+    from analysis.objective import SQUARES
+
+    runs = make_two_architectures(noise=0.004, seeds=2, seed=1)
+    return fit_families(runs, objective=SQUARES, n_draws=100, hold_out=False)

@@ -1,0 +1,89 @@
+"""What architectures are held equal in, and how much of it a model of a given size takes, as its runs show.
+
+A cost is a sum of non-negative powers of the sizes, fitted in relative error to the runs' own column: per token of
+training for FLOPs and seconds, per model for bytes and parameters. An output head goes with a constant and the square
+root of N, blocks with N, the keys of a memory with the square root of M. So an architecture is priced by what it did
+take, not by C = 6 N D, and outside its runs the price grows and never turns round.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A quantity that is held equal."""
+
+    name: str
+    column: str
+    """Of the table of runs."""
+    label: str
+    """For axes and sentences."""
+    with_tokens: bool
+    """Whether it grows with training tokens: a budget of training. Otherwise it is a property of the model."""
+
+
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        m.name: m
+        for m in (
+            Measure(name="flops", column="training_flops", label="training FLOPs", with_tokens=True),
+            Measure(name="seconds", column="train_seconds", label="measured training seconds", with_tokens=True),
+            Measure(name="bytes_moved", column="bytes_read_per_token", label="bytes read per decoded token", with_tokens=False),
+            Measure(name="stored_bytes", column="stored_bytes", label="stored bytes", with_tokens=False),
+            Measure(name="active_params", column="active_params", label="active parameters", with_tokens=False),
+            Measure(name="total_params", column="total_params", label="stored parameters", with_tokens=False),
+        )
+    }
+)  # fmt: skip
+
+BYTES_PER_PARAM = 2.0
+"""Of a stored weight (bf16), where a table has stored parameters and no stored bytes."""
+
+POWERS = ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.0, 0.5), (0.0, 1.0))
+"""Of N and M in the terms of a cost."""
+
+
+def measure_named(name: str) -> Measure:
+    """Return the measure of that name.
+
+    Raises:
+        ValueError: If there is none; the message lists them.
+    """
+    if name not in MEASURES:
+        raise ValueError(f"measure: no {name!r}; there are {', '.join(MEASURES)}")
+    return MEASURES[name]
+
+
+def cost_terms(params: Array, memory: Array) -> Array:
+    """Return the terms of a cost (5, ...) at sizes N and M of one shape."""
+    return np.stack([params**p * memory**q for p, q in POWERS])
+
+
+def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Array:
+    """Return the non-negative coefficients (k, 5) of the cost nearest in relative error, for each row of weights (k, n).
+
+    Args:
+        params: N of each run (n,).
+        memory: M of each run (n,), zero without one.
+        amount: What a run took (n,), per token if it grows with tokens.
+        weights: How often each run counts.
+    """
+    from scipy.optimize import nnls  # a fifth of a second to import
+
+    columns = cost_terms(params, memory) / amount
+    size = np.maximum(np.linalg.norm(columns, axis=1), 1e-300)
+    root = np.sqrt(weights)
+    rows = [nnls((columns / size[:, None] * r).T, r)[0] / size for r in root]
+    return np.asarray(rows)
+
+
+def cost_at(coefficients: Array, params: Array, memory: Array) -> Array:
+    """Return the cost of sizes N and M of one shape."""
+    return np.asarray(np.tensordot(coefficients, cost_terms(params, memory), axes=1))

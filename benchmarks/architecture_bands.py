@@ -1,0 +1,95 @@
+"""How often the bands of multipliers and of the frontier hold the truth, over simulated sweeps of two architectures.
+
+    python benchmarks/architecture_bands.py --replicates 200
+
+Each sweep has six sizes by three lengths by two seeds of two architectures whose laws differ in A and B; noise between
+configurations and between seeds is equal. What is counted: the FLOP multiplier at three budgets (the last ten times
+the largest run), the best size and the best loss of one architecture.
+"""
+
+import argparse
+import time
+
+import numpy as np
+
+from analysis.families import fit_families
+from analysis.frontier import allocate, fit_frontier
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.measures import MEASURES
+from analysis.multipliers import fit_multipliers
+from analysis.objective import SQUARES, Objective
+
+TRUTH = {
+    "dense": np.asarray([482.01, 2085.43, 1.8172, 0.3478, 0.3658]),
+    "memory": np.asarray([400.0, 1800.0, 1.8172, 0.3478, 0.3658]),
+}
+BUDGETS = np.asarray([3e15, 1e18, 2e19])
+OBJECTIVES = {
+    "squares": SQUARES,
+    "huber": Objective(),
+    "huber 1.345 scales": Objective(huber=None, huber_scales=1.345),
+}
+
+
+def make_sweep(seed: int, noise: float) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    sizes, ratios = np.geomspace(1e6, 1e8, 6), np.asarray([5.0, 20.0, 80.0])
+    params = np.repeat(sizes, 3)
+    columns: dict[str, list[np.ndarray]] = {
+        k: [] for k in ("architecture", "params", "tokens", "loss")
+    }
+    for name, truth in TRUTH.items():
+        tokens = params * np.tile(ratios, 6)
+        clean = CHINCHILLA.evaluate({"params": params, "tokens": tokens}, truth)
+        shared = noise / np.sqrt(2) * generator.standard_normal(len(params))
+        for _ in range(2):
+            own = noise / np.sqrt(2) * generator.standard_normal(len(params))
+            columns["architecture"].append(np.full(len(params), name))
+            columns["params"].append(params)
+            columns["tokens"].append(tokens)
+            columns["loss"].append(clean * np.exp(shared + own))
+    return {k: np.concatenate(v) for k, v in columns.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicates", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--noise", type=float, default=0.004)
+    parser.add_argument("--objective", choices=OBJECTIVES, default="squares")
+    options = parser.parse_args()
+    exact = fit_families(make_sweep(0, 0.0), objective=SQUARES, n_draws=0, hold_out=False)
+    truth = fit_multipliers(exact, "memory", amounts=BUDGETS).multiplier
+    best = allocate(exact.curves()["memory"], MEASURES["flops"], BUDGETS)
+    held = {"multiplier": np.zeros(3), "best size": np.zeros(3), "best loss": np.zeros(3)}
+    start = time.process_time()
+    for seed in range(options.replicates):
+        families = fit_families(
+            make_sweep(seed + 1, options.noise), objective=OBJECTIVES[options.objective],
+            n_draws=options.draws, hold_out=False,
+        )  # fmt: skip
+        found = fit_multipliers(families, "memory", amounts=BUDGETS)
+        choice = fit_frontier(families, budgets=BUDGETS).choices["memory"]
+        held["multiplier"] += (found.low <= truth) & (truth <= found.high)
+        held["best size"] += (choice.params_band[0] <= best.params[0]) & (
+            best.params[0] <= choice.params_band[1]
+        )
+        held["best loss"] += (choice.loss_band[0] <= best.loss[0]) & (
+            best.loss[0] <= choice.loss_band[1]
+        )
+    each = (time.process_time() - start) / options.replicates
+    print(
+        f"{options.objective}, {options.replicates} sweeps, {options.draws} draws, {each:.2f} CPU-s each"
+    )
+    for name, count in held.items():
+        print(
+            f"{name:12}",
+            *(
+                f"{b:.0e}: {c / options.replicates:.1%}"
+                for b, c in zip(BUDGETS, count, strict=True)
+            ),
+        )
+
+
+if __name__ == "__main__":
+    main()
