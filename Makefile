@@ -6,8 +6,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUNS   ?= runs
-# Test processes. Integration tests come after the others, one after another: each expects the machine for itself.
+# Test processes. Integration tests come after the others; each has folders, ports and processes of its own.
 WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+# Only files that hold some are read for them: reading all takes as long as a test.
+INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 # TEST_ARGS may name tests of one kind only; then pytest finds none (exit status 5) of the other.
 NONE_FITS := $(if $(TEST_ARGS),|| [ $$? -eq 5 ])
 STAMP  := $(VENV)/.installed
@@ -34,12 +37,12 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
 test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about sixteen minutes)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(BIN)/python -m pytest -m "integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) -m "not integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) -m "integration and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(BIN)/python -m pytest -m "integration and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) -m "integration and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)

@@ -72,7 +72,7 @@ class World:
             return
         with named_failure("union"):
             for tensor in tensors:
-                dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX)
+                dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX, group=self.group)
 
     def concatenate(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return every tensor with those of the other ranks, one after another along the first dimension.
@@ -115,6 +115,8 @@ class World:
 def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None) -> Tensor:
     # As bytes, since gloo does not know every type; padded, since it wants equal lengths.
     rows = tensor.new_zeros(max(lengths), *tensor.shape[1:])
+    if not rows.numel():  # on no rank is anything: a part without columns, or that nobody reads
+        return tensor.new_zeros(sum(lengths), *tensor.shape[1:])
     rows[: len(tensor)] = tensor
     flat = rows.flatten().view(torch.uint8)
     found = flat.new_empty(len(lengths), len(flat))

@@ -23,7 +23,21 @@ from orchestrator.tracking.store import Store
 from orchestrator.trial_dir import AttemptDir, SweepDir
 
 STEPS = 70
+TIMEOUT_S = 900
+ONE_AFTER_ANOTHER = ("test_kill", "test_tracking")
+"""Files whose tests share an undisturbed sweep, or a store."""
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of real processes time on a busy machine, and keep those together that share what is slow to make."""
+    for item in items:
+        if item.path.parent != Path(__file__).parent:
+            continue
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+        if item.path.stem in ONE_AFTER_ANOTHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -152,7 +166,7 @@ class TinySweep:
         """Wait a little for what is dying; nothing of this sweep may stay, nor these ranks."""
         # A process loses its environment before it is gone, so those known by name are looked up by name.
         wait_until(
-            lambda: not self.processes() and not any(rank.alive() for rank in ranks), timeout_s=20.0
+            lambda: not self.processes() and not any(rank.alive() for rank in ranks), timeout_s=60.0
         )
 
 
@@ -164,7 +178,7 @@ def stats() -> Iterator[tuple[int, list[str]]]:
                 yield int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()
 
 
-def wait_until(look: Callable[[], Any], timeout_s: float = 120.0) -> Any:
+def wait_until(look: Callable[[], Any], timeout_s: float = 280.0) -> Any:
     """Return the first true value of `look`."""
     deadline = time.monotonic() + timeout_s
     while not (found := look()):

@@ -61,7 +61,7 @@ class Place:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,
         )
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -88,7 +88,7 @@ class Place:
         return bool(beats) and all(beat and (beat.get("step") or 0) > step for beat in beats)
 
     def wait_until(self, condition, process=None):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 280
         while not condition():
             assert time.monotonic() < deadline, "it never happened"
             assert process is None or process.poll() is None, process.stdout.read()
@@ -145,7 +145,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
         process = place.start("submit", "tiny.yaml", "--launcher", "process")
         place.wait_until(lambda: place.all_beyond(furthest + 20), process)  # noqa: B023
         process.send_signal(number)
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=300)
 
         assert process.returncode == 130, output
         assert "Submit the same file again to go on" in output
@@ -177,7 +177,7 @@ def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place
     assert "runs it already" in place.run("submit", "tiny.yaml", "--launcher", "process", code=3)
     follower = place.start("logs", place.disk.trials()[0].trial_id, "-f")
     assert "2 unfinished trials" in place.run("cancel", "tiny")
-    output, _ = follower.communicate(timeout=100)
+    output, _ = follower.communicate(timeout=300)
     assert "cancelled" in output
     place.wait_until(lambda: {t.state() for t in place.disk.trials()} == {TrialState.CANCELLED})
     assert "2 cancelled" in place.run("plan", "tiny.yaml")

@@ -81,7 +81,7 @@ def test_a_killed_controller_takes_everything_along_and_a_stopped_one_checkpoint
     # A terminal sends it to the whole foreground group: Ray, supervisor, template and ranks get it too.
     os.killpg(controller.pid, signal.SIGINT)
 
-    assert controller.wait(timeout=60) == 1, tiny.log(2)
+    assert controller.wait(timeout=200) == 1, tiny.log(2)
     assert lost.end()["outcome"] == "node_lost"
     assert stopped.end()["outcome"] == "interrupted"
     assert stopped.end()["reason"].startswith("stopped on request; it checkpointed first")

@@ -13,7 +13,7 @@ from orchestrator import catalog
 from orchestrator.sweep import load_sweep
 from orchestrator.trial_dir import SweepDir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
 MEMSCALE = Path(sys.executable).with_name("memscale")
 SMOKE = Path(__file__).parents[2] / "sweeps" / "smoke"
@@ -40,7 +40,7 @@ def _memscale(*arguments: object, folder: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=540,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -1,8 +1,5 @@
-"""Training with deferred table gradients: parity with AdamW, clipping, restarts and ranks."""
+"""Training with deferred table gradients: parity with AdamW, clipping, restarts."""
 
-import json
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -289,69 +286,3 @@ def test_a_trial_whose_tables_move_to_or_from_the_host_keeps_its_bits(
         checkpoint.load(each.checkpoints / "final")["weights"] for each in (job, moved)
     )
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
-
-
-RANK = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-import torch
-from workloads import checkpoint
-from workloads.train import Job, run
-
-class Silent:
-    def metrics(self, step, values): pass
-    def checkpoint(self, step, path): pass
-    def progress(self, step, steps, phase, values): pass
-    def should_stop(self): return False
-
-for fields in json.loads(sys.argv[1]):
-    for key in ("checkpoints", "cache", "rendezvous"):
-        fields[key] = Path(fields[key])
-    print(json.dumps(run(Job(**fields), Silent())))
-"""
-
-
-def test_uneven_ranks_train_what_one_does(tmp_path):
-    names = ("deferred_adamw", "rowwise")
-    jobs = []
-    for name in names:
-        job = job_in(tmp_path / name, tmp_path / "cache", table_optimizer=name, grad_clip=0.1)
-        jobs.append(replace(job, train={**job.train, "batch_tokens": 80, "tokens": 4 * 80}))
-    alone = [
-        run(replace(job, checkpoints=tmp_path / "alone" / job.train["table_optimizer"]), Recorder())
-        for job in jobs
-    ]
-
-    processes = []
-    for rank in range(2):
-        fields = [
-            {
-                **{key: getattr(job, key) for key in ("data", "model", "train", "seed", "device")},
-                **{key: str(getattr(job, key)) for key in ("checkpoints", "cache")},
-                "rendezvous": str(tmp_path / f"meet-{name}"),
-                "rank": rank,
-                "world_size": 2,
-                "log_every_steps": 1,
-                "evaluations": 1,
-                "checkpoint_every_s": 0.0,
-            }
-            for name, job in zip(names, jobs, strict=True)
-        ]
-        command = [sys.executable, "-c", RANK, json.dumps(fields)]
-        processes.append(
-            subprocess.Popen(
-                command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True
-            )
-        )
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0]
-
-    found = [json.loads(line) for line in outputs[0].splitlines()[-len(names) :]]
-    for name, together, expected in zip(names, found, alone, strict=True):
-        for metric in ("train/loss", "train/grad_norm", "train/value_grad_norm"):
-            assert together[metric] == pytest.approx(expected[metric], rel=1e-4), name

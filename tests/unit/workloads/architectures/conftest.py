@@ -1,6 +1,6 @@
 """Checks that several architectures' tests use."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,15 +17,6 @@ def _model(config: Any) -> nn.Module:
     model: nn.Module = config.build(VOCAB_SIZE)
     initialise(model, 0)
     return model
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: in models as small as these a second one only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

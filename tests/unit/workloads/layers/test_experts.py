@@ -1,7 +1,6 @@
 """The mixture against plain loops in float64, its gradients, and what depends on the other tokens of a pass."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from workloads.layers.initialise import initialise
 
 SIZES: dict[str, Any] = {"d_model": 6, "n_experts": 5, "d_expert": 4, "top_k": 2}
 EXPERT_CHOICE = {"top_k": 1, "routing": "expert_choice"}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _layer(**fields: Any) -> MixtureOfExperts:

@@ -11,7 +11,7 @@ import math
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -68,6 +68,14 @@ MODELS = {
     ),
     "peer": peer.Config(**BACKBONE, **READING),
     "engram": engram.Config(**engram.PRESETS["d8"]),
+    # A table of one number: of the ranks that share it, all but one hold a part without columns, or without rows.
+    "one_number": memory_plus.Config(
+        **BACKBONE,
+        **{**READING, "n_keys": 1, "knn": 1},
+        memory_layers=(0, 1),
+        key_dim=6,
+        value_dim=1,
+    ),
 }
 OTHER_RULES = {"rowwise_previous": ("rowwise", "previous"), "rowwise_float32": ("rowwise", "exact")}
 # Not engram in fp32: it magnifies the order of a sum a hundredfold in ten steps, and four ranks that share nothing out
@@ -77,18 +85,27 @@ TRAINED = {
     "peer": ("float64", "float32", "rowwise"),
     "engram": ("float64", "rowwise"),
 }
-# How many ranks take part -> what is trained where time is short: each way of training, and each model, somewhere.
-SOME = {
-    1: {"memory_plus": ("float32",)},
+# How many ranks take part -> layout -> what is trained where time is short: each way of training, and each model,
+# somewhere, and what says most of all everywhere.
+Trained = Mapping[str, Mapping[str, tuple[str, ...]]]
+SOME: dict[int, Trained] = {
+    1: {"columns": {"memory_plus": ("float32",)}},
     2: {
-        "memory_plus": ("float64", "float32", "checkpointed", "rowwise_previous"),
-        "peer": ("float64",),
+        "columns": {
+            "memory_plus": ("float64", "float32", "rowwise_previous"),
+            "peer": ("float64",),
+        },
+        "rows": {"memory_plus": ("float64", "checkpointed"), "peer": ("float64",)},
     },
     3: {
-        "memory_plus": ("float64", "deferred_adamw", "lazy_adamw", "rowwise"),
-        "engram": ("float64",),
+        "columns": {"memory_plus": ("float64", "lazy_adamw"), "engram": ("float64",)},
+        "rows": {"memory_plus": ("float64", "deferred_adamw", "rowwise"), "engram": ("float64",)},
     },
-    4: {"memory_plus": ("float64",)},
+    4: {layout: {"memory_plus": ("float64",)} for layout in LAYOUTS},
+}
+TWO_BY_TWO: Trained = {
+    "columns": {"memory_plus": ("float64", "rowwise"), "one_number": ("rowwise",)},
+    "rows": {"memory_plus": ("float64",), "one_number": ("rowwise",)},
 }
 # Adam turns the rounding of a gradient that should be zero into a step of full length unless eps says what is small.
 TRAIN = TrainConfig(
@@ -196,23 +213,26 @@ def left_in(hits: Hits, *, like: Tensor) -> Tensor:
     return gradient.detach()
 
 
-def models(
-    mesh: Mesh, here: torch.device, trained: dict[str, tuple[str, ...]]
-) -> Iterator[tuple[str, float]]:
+def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[str, float]]:
     """Compare initial values, gradients and ten steps of whole models."""
     shape = f"{mesh.data.size}x{mesh.memory.size}"
-    for layout in LAYOUTS if mesh.memory.size > 1 else ("columns",):
-        for model_name, ways in trained.items():
+    for layout, model_name, how in each(trained):
+        model = started(MODELS[model_name], mesh, layout, here, dtype_of(how))
+        if how == "checkpointed":
+            checkpointed(model)
+        elif how == "compiled":
+            model.compile(dynamic=False)
+        expected = alone(model_name, dtype_of(how), here, trained_by(how))
+        name = f"{how}/{shape}/{layout}/{model_name}"
+        yield from ten_steps(name, model, expected, mesh, trained_by(how))
+
+
+def each(trained: Trained) -> Iterator[tuple[str, str, str]]:
+    """Yield layout, model and way of training."""
+    for layout, by_model in trained.items():
+        for model_name, ways in by_model.items():
             for how in ways:
-                dtype = torch.float32 if "float32" in how else torch.float64
-                model = started(MODELS[model_name], mesh, layout, here, dtype)
-                if how == "checkpointed":
-                    checkpointed(model)
-                elif how == "compiled":
-                    model.compile(dynamic=False)
-                expected = alone(model_name, dtype, here, trained_by(how))
-                name = f"{how}/{shape}/{layout}/{model_name}"
-                yield from ten_steps(name, model, expected, mesh, trained_by(how))
+                yield layout, model_name, how
 
 
 @dataclass
@@ -225,6 +245,10 @@ class Alone:
     trained: dict[str, Tensor]
     seen: list[dict[str, Tensor]]
     """Losses and norms of every step."""
+
+
+def dtype_of(how: str) -> torch.dtype:
+    return torch.float32 if "float32" in how else torch.float64
 
 
 def trained_by(how: str) -> TrainConfig:
@@ -298,15 +322,15 @@ def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
     mesh.pieces = 2 if world.size == 3 else 1
     yield from models(mesh, here, SOME[world.size])
     if world.size == 4:
-        two_by_two = {"memory_plus": ("float64", "rowwise")}
-        yield from models(mesh_of(world, memory=2), here, two_by_two)
+        yield from models(mesh_of(world, memory=2), here, TWO_BY_TWO)
 
 
 def training(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every model in every way of training, on every mesh."""
     for memory in range(2, world.size + 1):
         if world.size % memory == 0:
-            yield from models(mesh_of(world, memory=memory), here, TRAINED)
+            trained = dict.fromkeys(LAYOUTS, TRAINED)
+            yield from models(mesh_of(world, memory=memory), here, trained)
 
 
 def architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
@@ -317,7 +341,7 @@ def architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str,
         config = module.Config(**module.PRESETS["d8"])
         if config.param_count(VOCAB).memory_values:
             MODELS[name] = config
-            yield from models(mesh, here, {name: ("float64",)})
+            yield from models(mesh, here, {layout: {name: ("float64",)} for layout in LAYOUTS})
 
 
 CHECKS = {"some": some, "training": training, "architectures": architectures}
@@ -426,6 +450,11 @@ def worst(group: str, size: int, device: str) -> Found:
     """Return the worst that any of `size` ranks found."""
     # A forked process cannot use a GPU that its parent may have looked at.
     start = "fork" if device == "cpu" else "spawn"
+    if start == "fork" and group == "some":
+        # Found once here, and known to all that are forked.
+        torch.use_deterministic_algorithms(True)
+        for _, model_name, how in (*each(SOME[size]), *each(TWO_BY_TWO if size == 4 else {})):
+            alone(model_name, dtype_of(how), pick(device, rank=0), trained_by(how))
     of_each = forked(size, partial(alone_or_together, group, size, device), start=start)
     assert all(found.keys() == of_each[0].keys() for found in of_each)
     return {name: max(found[name] for found in of_each) for name in of_each[0]}

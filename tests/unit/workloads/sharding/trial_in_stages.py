@@ -35,7 +35,7 @@ MODEL = {
     "n_heads": 1,
     "d_ff": 16,
     "n_keys": 5,
-    "memory_layers": [1],
+    "memory_layers": [0, 1],
     "n_memory_heads": 2,
     "knn": 2,
     "key_dim": 6,
@@ -47,6 +47,7 @@ TRAIN = {
     "lr": 0.01,
     "value_lr_ratio": 4.0,
     "eps": 1.0e-4,
+    "grad_clip": 0.1,
 }
 
 
