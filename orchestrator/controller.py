@@ -14,7 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ending import Ended, judge
+from orchestrator import disk, exclusion, units
+from orchestrator.ending import Ended, Ending, judge
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
 from orchestrator.pace import Pace, pace_of, time_left_s
@@ -70,6 +71,8 @@ class _Trial:
     finished: bool = False
     not_before: float = 0.0
     why_not_before: str = ""
+    needs_bytes: float = 0.0
+    """Free space that it waits for, after a full disk ended an attempt."""
     why_next: str = "first attempt"
     wait: str = "its controller is starting"
 
@@ -126,6 +129,9 @@ class Controller:
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
         self._impossible: frozenset[str] = frozenset()
+        self._blame = exclusion.Blame()
+        self._unwritten: dict[Path, dict[str, Any]] = {}
+        """Ends of attempts that the disk did not take yet."""
         self._stops = 0
         self._told_at = 0.0
         self._looked_at = 0.0
@@ -150,6 +156,7 @@ class Controller:
         """
         self._lease.acquire()
         try:
+            exclusion.readmit_all(self._sweep)
             self._read()
             open_attempts = self._open_attempts()
             if open_attempts or self._waiting():
@@ -162,6 +169,9 @@ class Controller:
                 self._launcher.close()
             finally:
                 self._give_up_running()
+                self._write_ends()
+                for path in self._unwritten:
+                    LOG.error("%s: not written, since the disk is full", path)
                 status = self._status()
                 self._lease.beat(self._heartbeat(status))
                 self._lease.release()
@@ -257,15 +267,18 @@ class Controller:
         if trial.folder.result() is not None and ended.attempt == 1:
             self._pace.saw(trial.spec, self._clock() - attempt.started_at)
         self._probe(trial)
-        self._close(trial, attempt.folder, ended, asked=attempt.asked)
+        ending = self._close(trial, attempt.folder, ended, asked=attempt.asked)
+        self._hold_responsible(trial, attempt, ending)
 
     def _close(
         self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
-    ) -> None:
-        """Write end.json and decide what follows."""
+    ) -> Ending:
+        """Write end.json and decide what follows; return the verdict."""
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
         self._remember(trial, attempt, ending.outcome)
+        if ending.outcome is Outcome.DISK_FULL:
+            trial.needs_bytes = _checkpoint_bytes(trial)
         if ending.outcome is Outcome.GPU_OOM:
             ooms = sum(past.outcome is Outcome.GPU_OOM for past in trial.past)
             self._probes.ran_out(trial.configuration, times=ooms)
@@ -285,7 +298,8 @@ class Controller:
             "ended_at": now,
             "final": decision.action is Action.STOP,
         }
-        write_json(attempt.path / "end.json", end)
+        self._unwritten[attempt.path / "end.json"] = end
+        self._write_ends()
         trial.finished = decision.action is Action.STOP or self._cancelled(trial)
         trial.not_before = now + decision.delay_s
         trial.why_next = trial.why_not_before = _why(end, again=False)
@@ -297,6 +311,38 @@ class Controller:
             ending.outcome.value,
             reason,
         )
+        return ending
+
+    def _write_ends(self) -> None:
+        """Write the ends of attempts, those too that a full disk did not take before."""
+        for path, end in list(self._unwritten.items()):
+            try:
+                write_json(path, end)
+            except OSError as error:
+                if not disk.is_full(error):
+                    raise
+                return
+            del self._unwritten[path]
+
+    def _hold_responsible(self, trial: _Trial, attempt: _Attempt, ending: Ending) -> None:
+        """Leave a node out when too much fails there that has nothing else in common."""
+        node = exclusion.names(self._nodes).get(attempt.launch.node_id)
+        if node is None or attempt.asked is not None:
+            return
+        why = self._blame.took(
+            node,
+            kind=trial.configuration,
+            trial_id=trial.folder.trial_id,
+            outcome=ending.outcome,
+        )
+        left_out = exclusion.excluded(self._sweep)
+        others = exclusion.names(self._nodes).values() - left_out.keys() - {node}
+        if why is None or node in left_out or not others:
+            return
+        exclusion.exclude(
+            self._sweep, node, why=why, submission=self._submission, now=self._clock()
+        )
+        LOG.warning("%s", exclusion.excluded(self._sweep)[node])
 
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
@@ -352,8 +398,12 @@ class Controller:
             for trial in self._waiting():
                 trial.wait = "the sweep is being stopped; submit again to resume"
             return False
-        nodes = self._nodes = self._launcher.nodes()
-        decided = schedule(self._snapshot(nodes, now), now)
+        self._nodes = self._launcher.nodes()
+        if self._waits_for_disk():
+            self._impossible = frozenset()
+            return False
+        usable = exclusion.usable(self._nodes, list(exclusion.excluded(self._sweep)))
+        decided = schedule(self._snapshot(usable, now), now)
         self._impossible = decided.impossible
         for trial_id, sentence in decided.waits.items():
             self._trials[trial_id].wait = sentence
@@ -361,8 +411,27 @@ class Controller:
         for placement in decided.placements:
             if self._stops:
                 break
-            started |= self._start(self._trials[placement.trial_id], placement, nodes)
+            started |= self._start(self._trials[placement.trial_id], placement, usable)
         return started
+
+    def _waits_for_disk(self) -> bool:
+        """Whether nothing can start because the disk is full; if so, every waiting trial says what it waits for.
+
+        They share the disk, so one that could not write its checkpoint keeps the others from trying in vain.
+        """
+        self._write_ends()
+        needs = max((trial.needs_bytes for trial in self._waiting()), default=0.0)
+        place = self._sweep.path
+        if not self._unwritten and disk.free_bytes(place) >= needs:
+            for trial in self._waiting():
+                trial.needs_bytes = 0.0
+            return False
+        about = f", a checkpoint needs about {units.size(needs)}" if needs else ""
+        for trial in self._waiting():
+            trial.wait = (
+                f"the disk of {place} is full: {disk.room(place)}{about}; {disk.what_to_do(place)}"
+            )
+        return True
 
     def _snapshot(self, nodes: Sequence[Node], now: float) -> Snapshot:
         running = []
@@ -419,19 +488,26 @@ class Controller:
         # A fraction may be more than was asked for: what trials like it were measured to need.
         shared = 0 < float(resources.gpus) < 1
         gpus = placement.share if shared else float(resources.gpus)
-        folder = trial.folder.new_attempt(
-            {
-                "started_at": now,
-                "controller": ProcessId.own().to_json(),
-                "submission": self._submission,
-                "ranks": resources.ranks,
-                "cpus": resources.cpus,
-                "gpus": gpus,
-                "micro_batch_tokens": resources.micro_batch_tokens,
-                "node": node.host,
-                "why": trial.why_next,
-            }
-        )
+        try:
+            folder = trial.folder.new_attempt(
+                {
+                    "started_at": now,
+                    "controller": ProcessId.own().to_json(),
+                    "submission": self._submission,
+                    "ranks": resources.ranks,
+                    "cpus": resources.cpus,
+                    "gpus": gpus,
+                    "micro_batch_tokens": resources.micro_batch_tokens,
+                    "node": node.host,
+                    "why": trial.why_next,
+                }
+            )
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            trial.not_before = self._clock() + REPLACE_S
+            trial.why_not_before = disk.what_is_full(error, trial.folder.path)
+            return False
         launch = Launch(
             trial_id=trial.folder.trial_id,
             trial_path=str(trial.folder.path.absolute()),
@@ -444,6 +520,7 @@ class Controller:
             cache=str(self._cache.absolute()),
             micro_batch_tokens=resources.micro_batch_tokens,
             gpu_memory_share=cap(gpus, resources.ranks) if shared else None,
+            hang_after_s=resources.hang_after_s,
             job=self._job,
         )
         trial.attempt = _Attempt(
@@ -520,6 +597,7 @@ class Controller:
             stopping=self._stops > 0,
             time_left_s=self._time_left_s(now),
             updated_at=now,
+            excluded=tuple(exclusion.excluded(self._sweep).values()),
         )
 
     def _trial_status(self, trial: _Trial) -> TrialStatus:
@@ -534,6 +612,9 @@ class Controller:
             controlled=True,
             sweep_cancelled=self._sweep.cancel_requested(),
         )
+        if waiting and status.state is TrialState.RUNNING:
+            # It has ended, and the disk is too full to say so.
+            status = replace(status, state=TrialState.WAITING, wait=trial.wait)
         if trial.finished:
             self._frozen[trial_id] = status
         return status
@@ -555,6 +636,14 @@ class Controller:
 
 def _submission_of(attempt: AttemptDir) -> int:
     return int((attempt.launch() or {}).get("submission", 0))
+
+
+def _checkpoint_bytes(trial: _Trial) -> float:
+    """Return about what its next checkpoint takes: as much as its last one, or weights and two moments of 4 bytes each."""
+    folder = trial.folder.checkpoints
+    there = [disk.size_bytes(path) for path in folder.glob("step-*")] if folder.is_dir() else []
+    guess = 12.0 * trial.spec.accounting.get("total_params", 0.0)
+    return disk.MARGIN * max(guess, *there, disk.LEAST_BYTES)
 
 
 def _why(end: Mapping[str, Any], *, again: bool) -> str:

@@ -288,6 +288,7 @@ def status_table(status: SweepStatus, *, rows: int = 10_000) -> RenderableType:
     parts: list[RenderableType] = [table]
     if len(trials) > rows:
         parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))
+    parts += [Text(sentence, style="yellow") for sentence in status.excluded]
     parts.append(totals_text(status))
     return Group(*parts)
 

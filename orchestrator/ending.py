@@ -4,7 +4,7 @@ When one rank of several dies, the others fail too, mostly with network errors. 
 """
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,16 @@ EXIT_CODES = {
     Outcome.DIVERGED: 85,
     Outcome.COMMUNICATION: 86,
     Outcome.PREEMPTED: 87,
+    Outcome.DISK_FULL: 88,
+    Outcome.NODE_LOST: 89,
 }
 """What a rank's process exits with. Away from the small numbers that Python, shells and signals use."""
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items()}
 
 CAUSE_FIRST = (
     Outcome.KILLED,
+    Outcome.NODE_LOST,
+    Outcome.DISK_FULL,
     Outcome.USER_ERROR,
     Outcome.DIVERGED,
     Outcome.GPU_OOM,
@@ -49,6 +53,12 @@ class Ended:
     """Ranks that the launcher killed, because another rank had failed or because a stop took too long."""
     node_lost: str | None = None
     """What was lost, when the ranks went with their node or its supervisor."""
+    hang: str | None = None
+    """How long they made no progress, when the launcher ended them for that."""
+    stood: Mapping[int, str] = field(default_factory=dict)
+    """Per rank that the launcher killed: how far it was and where in its code."""
+    out_of_memory: frozenset[int] = frozenset()
+    """Ranks that the kernel killed when memory ran out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +77,7 @@ def judge(
 
     Args:
         ended: What the launcher saw.
-        asked: What the controller had asked for: INTERRUPTED, CANCELLED, TIME_LIMIT, HANG or None.
+        asked: What the controller had asked for: INTERRUPTED, CANCELLED, TIME_LIMIT or None.
         error: error.json, if a rank wrote one.
         has_result: Whether result.json exists. Then the trial is done, whatever happened to the processes.
     """
@@ -82,7 +92,11 @@ def judge(
         return Ending(outcome=asked, reason=_asked_reason(asked, ended))
     if ended.node_lost is not None:
         return Ending(outcome=Outcome.NODE_LOST, reason=ended.node_lost)
+    if ended.hang is not None:
+        return Ending(outcome=Outcome.HANG, reason=f"{ended.hang}{_stood(ended)}")
     cause = next((o for o in CAUSE_FIRST if o in own.values()), None)
+    if cause is Outcome.KILLED and ended.out_of_memory:
+        return Ending(outcome=Outcome.HOST_OOM, reason=_out_of_memory(sorted(ended.out_of_memory)))
     if cause is Outcome.KILLED:
         ranks = [rank for rank, outcome in own.items() if outcome is Outcome.KILLED]
         return Ending(outcome=Outcome.KILLED, reason=_signals(ranks, ended.exit_codes))
@@ -116,12 +130,34 @@ def _asked_reason(asked: Outcome, ended: Ended) -> str:
         Outcome.INTERRUPTED: "stopped on request",
         Outcome.CANCELLED: "cancelled on request",
         Outcome.TIME_LIMIT: "reached its time limit",
-        Outcome.HANG: "made no progress for too long",
     }[asked]
     codes = ended.exit_codes.values()
     if EXIT_CODES[Outcome.INTERRUPTED] in codes:
         return f"{what}; it checkpointed first"
-    return f"{what}; it was ended before it could checkpoint and goes back to the checkpoint before"
+    return (
+        f"{what}; it was ended before it could checkpoint and goes back to the checkpoint before"
+        f"{_stood(ended)}"
+    )
+
+
+def _stood(ended: Ended) -> str:
+    """Return where the ranks were, with those that agree together; the stacks are in the log."""
+    together: dict[str, list[int]] = {}
+    for rank, stood in sorted(ended.stood.items()):
+        together.setdefault(stood, []).append(rank)
+    told = [
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stood {stood}"
+        for stood, ranks in together.items()
+    ]
+    return "".join(f"; {one}" for one in told) + ("; all stacks are in its log" if told else "")
+
+
+def _out_of_memory(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return (
+        f"the kernel ran out of memory and killed rank{'s' * (len(ranks) > 1)} {names}; lower "
+        "resources.micro_batch_tokens, or run fewer trials at a time (--cpus)"
+    )
 
 
 def _signals(ranks: list[int], codes: Mapping[int, int]) -> str:
@@ -143,6 +179,8 @@ def signal_name(number: int) -> str:
 
 
 def _message(error: Mapping[str, Any] | None, outcome: Outcome) -> str:
+    if error is None and outcome is Outcome.DISK_FULL:
+        return "the disk took no more, not even the record of what did not fit"
     if error is None:
         return f"{outcome.value}: no error.json was written; see log.txt of the attempt"
     return str(error["message"])

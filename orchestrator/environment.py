@@ -44,7 +44,7 @@ VARIABLES = (
 MAX_DIFF_CHARACTERS = 100_000
 GIT_TIMEOUT_S = 10.0
 
-_SECRET_NAME = r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)[\w-]*)"
+_SECRET_NAME = r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential)[\w-]*)"
 _SECRETS = (
     # user:password@ in a URL
     (re.compile(r"(?<=://)[^/@\s'\"]+@"), "***@"),
@@ -56,9 +56,13 @@ _SECRETS = (
     (re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?\w+\s+)\S+"), r"\1***"),
     # keys that are known by their look
     (
-        re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|AKIA|dapi)[\w-]{12,}"),
+        re.compile(
+            r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|AKIA|AIza|dapi)[\w-]{12,}"
+        ),
         "***",
     ),
+    # JSON web tokens
+    (re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"), "***"),
     (
         re.compile(
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S

@@ -1,5 +1,6 @@
 """Writing journal.jsonl: whole lines, in order, nothing lost to a SIGKILL. Reading: `trial_dir.AttemptDir.lines`."""
 
+import errno
 import json
 import os
 import time
@@ -57,5 +58,6 @@ class Journal:
         if written != len(line):
             os.ftruncate(self._file, before)
             raise OSError(
-                f"{self._path}: the disk took {written} of {len(line)} bytes; free some space and submit again"
+                errno.ENOSPC,
+                f"{self._path}: the disk took {written} of {len(line)} bytes; free some space",
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator import disk
 from orchestrator.errors import BusyError
 from orchestrator.processes import ProcessId
 from orchestrator.trial_dir import SweepDir, TrialDir, write_json
@@ -72,9 +73,16 @@ class ControllerLease:
         self.beat({})
 
     def beat(self, fields: Mapping[str, Any]) -> None:
-        """Replace controller.json: still here, and this is what status readers need beyond the trial directories."""
+        """Replace controller.json: still here, and this is what status readers need beyond the trial directories.
+
+        It never decides anything, so a full disk is no reason to stop: the next beat tries again.
+        """
         self._record = {**self._record, **fields, "updated_at": self._clock()}
-        write_json(self._sweep.path / "controller.json", self._record)
+        try:
+            write_json(self._sweep.path / "controller.json", self._record)
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
 
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""

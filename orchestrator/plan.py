@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator import catalog, lease
 from orchestrator.errors import ConfigError, Problem
+from orchestrator.exclusion import excluded
 from orchestrator.launchers.machine import visible_gpus
 from orchestrator.records import (
     Resources,
@@ -58,7 +59,7 @@ class Plan:
     left_over: tuple[str, ...]
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
     notes: tuple[str, ...] = ()
-    """What a reader of results should know: architectures that are not causal, what data sources say of their files."""
+    """What a reader should know: architectures that are not causal, what data sources say of their files, nodes that are left out."""
 
     def predicted_s(self, *, slots: int = 1) -> float:
         """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
@@ -114,7 +115,7 @@ def make_plan(
         sweep=sweep,
         trials=tuple(planned),
         left_over=tuple(sorted(set(existing) - wanted)),
-        notes=_not_causal(sweep.trials),
+        notes=(*_not_causal(sweep.trials), *excluded(disk).values()),
     )
 
 

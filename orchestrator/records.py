@@ -47,8 +47,9 @@ class Outcome(StrEnum):
     KILLED = "killed"
     """A rank died of a signal that nobody here sent."""
     NODE_LOST = "node_lost"
-    """The node's supervisor or the controller is gone, and the ranks with it."""
+    """The node's supervisor or the controller is gone, and the ranks with it; or a device of the node broke."""
     TIME_LIMIT = "time_limit"
+    DISK_FULL = "disk_full"
     CANCELLED = "cancelled"
 
 
@@ -72,6 +73,9 @@ class Resources:
     """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
     time_limit_s: float | None = None
     """Wall-clock limit of one attempt."""
+    hang_after_s: float | None = None
+    """Seconds without progress after which an attempt counts as hung, if 20 steps are not longer. None: 300 between two steps,
+    1800 before the first, in evaluations and checkpoints (`orchestrator/hang.py`)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.gpus, str):
@@ -105,6 +109,8 @@ class Resources:
             )
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
+        if self.hang_after_s is not None and self.hang_after_s <= 0:
+            raise ValueError(f"hang_after_s must be positive, got {self.hang_after_s}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,20 @@
 import logging
 import os
 import signal
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator import disk
 from orchestrator.journal import Journal
 from orchestrator.processes import ProcessId
 from orchestrator.rank import RankRequest, registered
+from orchestrator.standing import Board, Standing
 from orchestrator.system_metrics import SystemSampler
 from orchestrator.trial_dir import write_json
 
@@ -24,6 +28,10 @@ LOG_S = 5.0
 """How often training is told in the log at most; evaluations always are."""
 HEARTBEAT_S = 1.0
 """How often heartbeat.json is replaced at most."""
+LAP_S = 1.0
+"""Steps are timed over laps that last at least this long: on a GPU single steps are only sent off, not awaited."""
+LAPS = 31
+"""Laps whose median is the time of a step."""
 
 
 class Stop:
@@ -51,6 +59,32 @@ def stops_on_signal(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class StepTime:
+    """Seconds per training step: the median over the last laps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Nothing is known yet."""
+        self._clock = clock
+        self._laps: deque[float] = deque(maxlen=LAPS)
+        self._start: tuple[float, int] | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """The median; None before the first lap."""
+        return statistics.median(self._laps) if self._laps else None
+
+    def saw(self, step: int, phase: str) -> None:
+        """Take in that `step` is done. Whatever is not training ends a lap unfinished."""
+        now = self._clock()
+        if phase != "train":
+            self._start = None
+        elif self._start is None:
+            self._start = now, step
+        elif now - self._start[0] >= LAP_S and step > self._start[1]:
+            self._laps.append((now - self._start[0]) / (step - self._start[1]))
+            self._start = now, step
+
+
 class RankReporter:
     """Sends what a rank measures to the trial directory. Ranks other than 0 only listen for a stop."""
 
@@ -59,6 +93,7 @@ class RankReporter:
         request: RankRequest,
         stop: Stop | None = None,
         *,
+        board: Board | None = None,
         shares_gpus: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -67,11 +102,15 @@ class RankReporter:
         Args:
             request: Whose rank.
             stop: Where a signal handler leaves a request to stop.
+            board: Where the supervisor looks for how far this rank is.
             shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
             clock: Seconds since 1970.
         """
         self._request = request
         self._stop = stop or Stop()
+        self._board = board
+        self._signs = 0
+        self._pace = StepTime(clock)
         self._clock = clock
         self._journal = (
             Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
@@ -102,9 +141,21 @@ class RankReporter:
             self._journal.sync()
 
     def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
-        """Replace heartbeat.json, about once a second and at every change of phase."""
+        """Say how far the rank is; replace heartbeat.json about once a second and at every change of phase."""
         self.step, self.steps = step, steps
         self._values.update(values)
+        self._signs += 1
+        self._pace.saw(step, phase)
+        if self._board is not None:
+            self._board.write(
+                Standing(
+                    signs=self._signs,
+                    step=step,
+                    steps=steps,
+                    phase=phase,
+                    step_s=self._pace.step_s,
+                )
+            )
         now = self._clock()
         if now - self._beat_at >= HEARTBEAT_S or phase != self._beat_phase:
             self._beat_at, self._beat_phase = now, phase
@@ -142,21 +193,23 @@ class RankReporter:
     def _beat(self, phase: str) -> None:
         if self._request.rank != 0:
             return
-        write_json(
-            self._request.trial.path / "heartbeat.json",
-            {
-                "attempt": self._request.attempt,
-                "pid": os.getpid(),
-                "host": ProcessId.own().host,
-                "step": self.step,
-                "steps": self.steps,
-                "phase": phase,
-                "loss": _number(self._values, "loss", "train/loss"),
-                "tokens_per_s": _number(self._values, "tokens_per_s", "train/tokens_per_s"),
-                "updated_at": self._clock(),
-            },
-            durable=False,
-        )
+        beat = {
+            "attempt": self._request.attempt,
+            "pid": os.getpid(),
+            "host": ProcessId.own().host,
+            "step": self.step,
+            "steps": self.steps,
+            "phase": phase,
+            "loss": _number(self._values, "loss", "train/loss"),
+            "tokens_per_s": _number(self._values, "tokens_per_s", "train/tokens_per_s"),
+            "updated_at": self._clock(),
+        }
+        try:
+            write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)
+        except OSError as error:
+            # It is for people to look at; training ends only when it cannot keep what it computes.
+            if not disk.is_full(error):
+                raise
 
 
 def _number(values: Mapping[str, float], *names: str) -> float | None:

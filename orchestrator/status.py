@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.exclusion import excluded
 from orchestrator.lease import is_alive
 from orchestrator.records import Outcome, TrialSpec, TrialState
 from orchestrator.trial_dir import SweepDir, TrialDir
@@ -61,6 +62,8 @@ class SweepStatus:
     """Predicted seconds until nothing is left to do; None when there is no telling."""
     updated_at: float
     """Seconds since 1970."""
+    excluded: tuple[str, ...] = ()
+    """Nodes that are left out, a sentence each."""
 
     def count(self, state: TrialState) -> int:
         """Return how many trials are in a state."""
@@ -117,6 +120,7 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
         stopping=alive and record is not None and bool(record.get("stopping")),
         time_left_s=record.get("time_left_s") if record is not None and alive else None,
         updated_at=now,
+        excluded=tuple(excluded(sweep).values()),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator import lease
 from orchestrator.controller import Controller
+from orchestrator.environment import redacted_argv
 from orchestrator.errors import BusyError, StoreError
 from orchestrator.launchers.protocol import Launcher
 from orchestrator.plan import Plan
@@ -97,7 +98,7 @@ class Submission:
             {
                 "submitted_at": time.time(),
                 "user": os.environ.get("USER", ""),
-                "argv": list(self.argv),
+                "argv": redacted_argv(self.argv),
                 "question": self.plan.sweep.question,
                 "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
                 "trial_ids": [t.spec.trial_id for t in self.plan.trials],

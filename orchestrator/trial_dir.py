@@ -7,6 +7,8 @@
       cancel.json                  present: somebody asked to cancel the sweep
       tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
       tracking.log                 what the shipper said; `tracking.lock` is flocked by it
+      nodes/<host>.log             what the process that starts ranks on a node printed
+      nodes/<node>.excluded.json   controller: a node that is left out, and why (orchestrator/exclusion.py)
       trials/<trial_id>/
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
@@ -18,7 +20,7 @@
           ranks.jsonl              every rank: its process (host, pid, start), so that a crash leaves no unknown orphan
           rendezvous.json          rank 0, for a moment: where the other ranks find it
           journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n, "metrics": {...}} or {"t":…, "event": …}
-          log.txt                  stdout and stderr of all ranks
+          log.txt                  stdout and stderr of all ranks; stacks of those that were ended for hanging
           error.json               the rank that failed: kind, message, traceback, step
           end.json                 controller: outcome, reason, exit codes
         checkpoints/step-00000120/ complete when it has this name; half-written ones are called .tmp-*
@@ -43,6 +45,8 @@ from orchestrator.records import Outcome, TrialSpec, TrialState
 
 SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Sweep names become folder names: no separators, no leading dot."""
+TRIAL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}")
+"""So do the ids of trials."""
 
 
 def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -> None:
@@ -227,12 +231,16 @@ class TrialDir:
         return AttemptDir(self.path / "attempts" / f"{number:04d}")
 
     def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
-        """Make the folder of the next attempt with its launch.json."""
+        """Make the folder of the next attempt with its launch.json; nothing stays if the disk does not take it."""
         attempts = self.attempts()
         number = attempts[-1].number + 1 if attempts else 1
         attempt = self.attempt(number)
         attempt.path.mkdir(parents=True, exist_ok=False)
-        write_json(attempt.path / "launch.json", launch)
+        try:
+            write_json(attempt.path / "launch.json", launch)
+        except OSError:
+            attempt.path.rmdir()
+            raise
         return attempt
 
     def result(self) -> dict[str, Any] | None:
@@ -298,7 +306,15 @@ class SweepDir:
         return self.path.name
 
     def trial(self, trial_id: str) -> TrialDir:
-        """Return the folder of a trial, which need not exist."""
+        """Return the folder of a trial, which need not exist.
+
+        Raises:
+            StoreError: If the id cannot be a folder of its own.
+        """
+        if not TRIAL_ID.fullmatch(trial_id):
+            raise StoreError(
+                f"trial {trial_id!r}: an id is <architecture>-<12 hex digits>; `memscale status {self.name}` lists them"
+            )
         return TrialDir(self.path / "trials" / trial_id)
 
     def trials(self) -> list[TrialDir]:

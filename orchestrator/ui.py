@@ -1,5 +1,7 @@
 """`memscale ui`: an MLflow server on this machine, and the links to the pages that matter."""
 
+import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -84,6 +86,8 @@ def serve(
         raise StoreError(
             f"{file}: no runs yet; submit a sweep first, or say where they are with --runs or --tracking-uri"
         )
+    if warning := opens(host, port):
+        say(warning)
     say("Starting the MLflow server (about 10 seconds)…")
     with server(uri, runs, host=host, port=port) as url:
         say(links(Page(url=url, experiment_id=experiment_id(url, wanted)), wanted))
@@ -92,6 +96,20 @@ def serve(
             signal.pause()
         except KeyboardInterrupt:
             say("")
+
+
+def opens(host: str, port: int) -> str | None:
+    """Return what listening on this address lets others do; None on the loopback interface."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    if host == "localhost":
+        return None
+    return (
+        f"warning: --host {host} opens port {port} or the next free one to every machine that reaches this address, without a "
+        "password: they can read, change and delete all runs, download and upload artifacts, and have trials cancelled by a "
+        f"tag. Safer from afar: leave --host out, and `ssh -L {port}:127.0.0.1:{port} <this machine>`"
+    )
 
 
 def links(page: Page, sweep: str | None) -> str:

@@ -6,6 +6,8 @@ contract of `workloads.train.run`: resume from the trial's checkpoints folder, p
 step, raise `workloads.ports.Interrupted` after checkpointing when asked to stop.
 """
 
+import contextlib
+import errno
 import importlib
 import importlib.util
 import logging
@@ -16,17 +18,27 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from orchestrator import environment
+from orchestrator import disk, environment
 from orchestrator.ending import EXIT_CODES
 from orchestrator.lease import LeaseHeld, TrialLease
 from orchestrator.rank import RankRequest, register
 from orchestrator.records import GPU_PEAK, Outcome, TrialSpec
 from orchestrator.reporter import RankReporter, Stop, stops_on_signal
+from orchestrator.standing import Board
 from orchestrator.trial_dir import AttemptDir, write_json
 
 LOG = logging.getLogger(__name__)
 LEASE_WAIT_S = 30.0
 """How long rank 0 waits for a dying predecessor to let go of the trial."""
+BROKEN_DEVICE = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "is/are busy or unavailable",
+    "hardware error",
+    "system not yet initialized",
+    "Unable to determine the device handle",
+)
+"""What CUDA says (CUDA Runtime API, cudaError_t; NVML) when the GPU is at fault and not the program."""
 
 
 JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
@@ -106,11 +118,13 @@ def main(request: RankRequest) -> int:
     )
     stop = Stop()
     reporter: RankReporter | None = None
-    with stops_on_signal(stop):
+    board = Board()
+    board.catch()
+    with contextlib.closing(board), stops_on_signal(stop):
         try:
             gpus = request.trial.spec().resources.gpus
             shares_gpus = not isinstance(gpus, str) and gpus / request.ranks < 1
-            reporter = RankReporter(request, stop, shares_gpus=shares_gpus)
+            reporter = RankReporter(request, stop, board=board, shares_gpus=shares_gpus)
             run(request, reporter)
         except (
             BaseException
@@ -119,8 +133,11 @@ def main(request: RankRequest) -> int:
             if outcome is Outcome.INTERRUPTED:
                 LOG.info("trial %s: %s", request.trial.trial_id, error)
             else:
-                traceback.print_exc()
-                write_error(request, outcome, error, step=reporter.step if reporter else None)
+                # The exit code tells the outcome, so that a disk that takes neither log nor record changes nothing.
+                with contextlib.suppress(OSError):
+                    traceback.print_exc()
+                with contextlib.suppress(OSError):
+                    write_error(request, outcome, error, step=reporter.step if reporter else None)
             return EXIT_CODES[outcome]
     return EXIT_CODES[Outcome.DONE]
 
@@ -203,11 +220,14 @@ def write_error(
         earlier["kind"] != Outcome.COMMUNICATION or outcome is Outcome.COMMUNICATION
     ):
         return
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if outcome is Outcome.DISK_FULL:
+        message = disk.what_is_full(error, request.trial.path, Path(request.cache))
     write_json(
         request.attempt_dir.path / "error.json",
         {
             "kind": outcome.value,
-            "message": f"{type(error).__name__}: {error}" if str(error) else type(error).__name__,
+            "message": message,
             "traceback": "".join(traceback.format_exception(error)),
             "step": step,
             "rank": request.rank,
@@ -224,10 +244,18 @@ def classify(error: BaseException) -> Outcome:
         return Outcome.DIVERGED
     if isinstance(error, LeaseHeld):
         return Outcome.PREEMPTED
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
+    if disk.is_full(error):
+        return Outcome.DISK_FULL
+    if (
+        isinstance(error, MemoryError)
+        or "DefaultCPUAllocator: can't allocate memory" in str(error)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    ):
         return Outcome.HOST_OOM
     if names & {"OutOfMemoryError"} or "CUDA out of memory" in str(error):
         return Outcome.GPU_OOM
+    if any(phrase in str(error) for phrase in BROKEN_DEVICE):
+        return Outcome.NODE_LOST
     if names & {
         "CommunicationError",
         "DistBackendError",

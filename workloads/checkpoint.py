@@ -18,6 +18,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -133,12 +134,9 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     """Return the saved state, tensors on the CPU; if `mapped`, read from the file as they are used.
 
     Raises:
-        ValueError: If another version of the format wrote it.
+        ValueError: If another version of the format wrote it, or if it holds anything but tensors and plain values.
     """
-    # weights_only: a checkpoint can hold tensors and plain values, never code.
-    state: dict[str, Any] = torch.load(
-        path / _STATE, map_location="cpu", weights_only=True, mmap=mapped
-    )
+    state: dict[str, Any] = _load(path / _STATE, mapped=mapped)
     if state["format"] != FORMAT:
         raise ValueError(
             f"{path}: written in checkpoint format {state['format']}, this version reads {FORMAT}; "
@@ -150,15 +148,37 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 def parts(path: Path) -> list[dict[str, Any]]:
     """Return what every rank saved as its part, read from the files as it is used. Empty where one rank saved all."""
     names = sorted(json.loads((path / _MANIFEST).read_text()).get("parts", {}))
-    return [
-        torch.load(path / name, map_location="cpu", weights_only=True, mmap=True) for name in names
-    ]
+    return [_load(path / name, mapped=True) for name in names]
+
+
+def _load(file: Path, *, mapped: bool) -> dict[str, Any]:
+    try:
+        # weights_only: a checkpoint can hold tensors and plain values, never code.
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{file}: holds more than tensors and plain values, so memscale did not write it, and nothing of it was run; "
+            "find out who did, and delete it to go on from the checkpoint before"
+        ) from error
+    return state
 
 
 def _write(
     folder: Path, name: str, state: dict[str, Any], *, part: Part | None, world: World
 ) -> Path:
-    aside, path = folder / f"{_ASIDE}{name}", folder / name
+    aside = folder / f"{_ASIDE}{name}"
+    try:
+        return _write_aside_and_rename(aside, folder / name, state, part=part, world=world)
+    except Exception:
+        # Most likely the disk is full, and what was written of this one would keep it full.
+        if world.leads:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _write_aside_and_rename(
+    aside: Path, path: Path, state: dict[str, Any], *, part: Part | None, world: World
+) -> Path:
     if world.leads:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -175,7 +195,7 @@ def _write(
         if path.exists():
             _discard(path)
         aside.rename(path)
-        _fsync_folder(folder)
+        _fsync_folder(path.parent)
     world.wait()
     return path
 

@@ -18,7 +18,7 @@ class Reporter(Protocol):
         """Say where the run stands (phase: data, train, evaluate, checkpoint). Called every step; may drop calls."""
 
     def should_stop(self) -> bool:
-        """Whether somebody asked the run to checkpoint and leave. Polled once per step, on rank 0 only."""
+        """Whether somebody asked the run to checkpoint and leave. Polled once per step on every rank; one is enough."""
 
 
 class Interrupted(Exception):

@@ -312,19 +312,17 @@ class Meter:
 
 
 class _Follower:
-    """The reporter of every rank but the first: it only says how far the rank is."""
+    """The reporter of every rank but the first: it only says how far the rank is, and hears a request to stop."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.progress = reporter.progress
+        self.should_stop = reporter.should_stop
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         pass
 
     def checkpoint(self, step: int, path: Path) -> None:
         pass
-
-    def should_stop(self) -> bool:
-        return False
 
 
 def section_config(package: str, key: str, section: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ Ray is configured through environment variables and changes some of this process
 """
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,8 @@ from orchestrator.launchers.watchdog import OWNER
 from orchestrator.processes import ProcessId
 
 SETTINGS = {
-    # A token file in the home folder would turn authentication on for every later Ray of this user.
-    "RAY_AUTH_MODE": "disabled",
+    # Ray listens on every interface; who has not the cluster's own token (RAY_AUTH_TOKEN, below) is sent away.
+    "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_process_group_cleanup_enabled": "1",
     # Ranks are no Ray workers. All that this monitor could kill is our supervisor.
@@ -70,7 +71,8 @@ class Surroundings:
         remove_leftovers(root)
         # Ray puts sockets below this folder, whose paths are limited to 107 bytes.
         folder = root / f"ms-{owner}"
-        self._set({**SETTINGS, **environment})
+        # In a variable, for a token file in the home folder would turn authentication on for every later Ray of this user.
+        self._set({**SETTINGS, "RAY_AUTH_TOKEN": secrets.token_hex(32), **environment})
         self._watchdog = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator.launchers.watchdog", owner, str(folder)],
             stdin=subprocess.PIPE,

@@ -35,6 +35,8 @@ class Launch:
     micro_batch_tokens: int | None = None
     gpu_memory_share: float | None = None
     """Part of a GPU's memory that each rank may take; None: all of it."""
+    hang_after_s: float | None = None
+    """Seconds without progress that count as a hang; None: what `orchestrator/hang.py` says."""
     job: str = TRAIN
 
     @property

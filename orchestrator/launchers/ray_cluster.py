@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
@@ -223,12 +224,15 @@ class RayLauncher:
         self._supervised.clear()
         self._held.clear()
         self._surroundings.close()
+        if self._address is None:
+            _read_settings()
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def _start_cluster(self) -> None:
         """Start Ray on this machine, apart from any other Ray there."""
         folder = self._surroundings.make(rank_environment(self._sweep))
+        _read_settings()
         try:
             ray.init(
                 address="local",
@@ -386,6 +390,13 @@ class RayLauncher:
                     node_lost=f"{what}, and its ranks with it",
                 )
             )
+
+
+def _read_settings() -> None:
+    """Have Ray take its settings and its token from the environment as it is now; it read them when it was imported."""
+    # In this order: a thread of Ray's that still runs must not look for a token that is gone.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _gpu_ids() -> list[str]:

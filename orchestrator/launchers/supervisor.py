@@ -1,10 +1,12 @@
 """Starts and watches the ranks of one node, through a warm template. Runs inside Ray's actor or the controller itself.
 
-Nothing here waits for a rank: `poll` looks, tells what ended, and puts an end to what should have ended by itself.
+Nothing here waits for a rank: `poll` looks, tells what ended, and puts an end to what should have ended by itself or
+makes no progress. Ranks that it ends first write their stacks, which go into the log of the attempt.
 """
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -20,11 +22,15 @@ import orchestrator
 from orchestrator import catalog
 from orchestrator.ending import Ended
 from orchestrator.errors import ExperimentError
+from orchestrator.hang import HangWatch
+from orchestrator.launchers.kernel_oom import KernelOom
 from orchestrator.launchers.machine import gpu_memory_bytes, visible_gpus
 from orchestrator.launchers.protocol import Launch
 from orchestrator.processes import ProcessId, end_for_good
 from orchestrator.rank import TRAIN
+from orchestrator.standing import DUMP, Look, place
 
+LOG = logging.getLogger(__name__)
 TRAINING_MODULES = (
     "numpy",
     "torch",
@@ -43,6 +49,10 @@ AFTER_DONE_S = 120.0
 """How long the other ranks may outlive one that finished."""
 STOP_TIMEOUT_S = 60.0
 """How long a checkpoint may take after SIGTERM."""
+STACKS_S = 5.0
+"""How long ranks may take to write their stacks before they are killed. It takes milliseconds."""
+LOOK_S = 1.0
+"""How often it is looked whether ranks make progress."""
 
 
 @dataclass(kw_only=True)
@@ -54,7 +64,18 @@ class _Attempt:
     codes: dict[int, int] = field(default_factory=dict)
     killed_by_us: set[int] = field(default_factory=set)
     deadline: float | None = None
-    """When those that are left are killed."""
+    """When those that are left are ended."""
+    watch: HangWatch = field(default_factory=HangWatch)
+    looks: dict[int, Look] = field(default_factory=dict)
+    looked_at: float = -LOOK_S
+    hang: str | None = None
+    out_of_memory: set[int] = field(default_factory=set)
+    ended_at: float | None = None
+    """When those that were left were asked for their stacks, after which they are killed."""
+    stacks: dict[int, str] = field(default_factory=dict)
+    """As far as they were written at the last look."""
+    stood: dict[int, str] = field(default_factory=dict)
+    """Where ranks were that were killed here."""
 
     @property
     def left(self) -> list[int]:
@@ -62,6 +83,17 @@ class _Attempt:
 
     def hurry(self, deadline: float) -> None:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
+
+    def hung(self, now: float) -> str | None:
+        """Return what to say of a hang, None while there is none. Looks now and then only."""
+        if now - self.looked_at < LOOK_S:
+            return None
+        self.looked_at = now
+        return self.watch.look(now, {rank: self.looks[rank].standing() for rank in self.left})
+
+    def close(self) -> None:
+        for look in self.looks.values():
+            look.close()
 
 
 class NodeSupervisor:
@@ -93,6 +125,7 @@ class NodeSupervisor:
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
         self._ended: list[Ended] = []
+        self._oom = KernelOom(clock)
         self._unread = b""
         self._ready = False
         self._template = self._start_template()
@@ -137,7 +170,9 @@ class NodeSupervisor:
             self._ready = False
         if not self._ready:
             self.wait_until_ready()
-        attempt = self._attempts[launch.key] = _Attempt(launch=launch)
+        attempt = self._attempts[launch.key] = _Attempt(
+            launch=launch, watch=HangWatch(launch.hang_after_s)
+        )
         for request in launch.rank_requests(gpu_ids):
             self._command(
                 {
@@ -157,24 +192,30 @@ class NodeSupervisor:
 
     def poll(self) -> list[Ended]:
         """Return the attempts that ended since the last call."""
+        self._oom.look()
         self._take_events(0.0)
         now = self._clock()
         for attempt in self._attempts.values():
-            if attempt.deadline is not None and now >= attempt.deadline:
-                self._kill(attempt)
+            if attempt.ended_at is not None:
+                self._kill_when_told(attempt, now)
+            elif attempt.deadline is not None:
+                if now >= attempt.deadline:
+                    self._end(attempt, now)
+            elif hang := attempt.hung(now):
+                attempt.hang = hang
+                self._end(attempt, now)
         ended, self._ended = self._ended, []
         return ended
 
     def stop(self, key: str, *, hard: bool) -> None:
-        """SIGTERM to the ranks of an attempt, SIGKILL if they take too long; or SIGKILL at once."""
+        """SIGTERM to the ranks of an attempt, SIGKILL if they take too long; or SIGKILL as soon as their stacks are written."""
         attempt = self._attempts.get(key)
         if attempt is None:
             return
         if hard:
-            self._kill(attempt)
+            self._end(attempt, self._clock())
             return
-        for rank in attempt.left:
-            self._command({"signal": f"{key}/{rank}", "number": int(signal.SIGTERM)})
+        self._signal(attempt, signal.SIGTERM)
         attempt.hurry(self._clock() + STOP_TIMEOUT_S)
 
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
@@ -194,6 +235,8 @@ class NodeSupervisor:
             self._template.wait()
         self._close_pipes()
         end_for_good(ranks)
+        for attempt in self._attempts.values():
+            attempt.close()
         self._attempts.clear()
 
     def _start_template(self) -> subprocess.Popen[bytes]:
@@ -274,28 +317,53 @@ class NodeSupervisor:
                 continue
             if "started" in event:
                 attempt.processes[rank] = ProcessId.from_json(event["process"])
+                attempt.looks[rank] = Look(attempt.processes[rank].pid)
             else:
                 self._rank_ended(attempt, rank, int(event["code"]))
 
     def _rank_ended(self, attempt: _Attempt, rank: int, code: int) -> None:
         attempt.codes[rank] = code
+        killed = code == -signal.SIGKILL and rank not in attempt.killed_by_us
+        if killed and self._oom.just_killed():
+            attempt.out_of_memory.add(rank)
         if not attempt.left:
             del self._attempts[attempt.launch.key]
+            attempt.close()
             self._ended.append(
                 Ended(
                     trial_id=attempt.launch.trial_id,
                     attempt=attempt.launch.attempt,
                     exit_codes=dict(sorted(attempt.codes.items())),
                     ended_by_us=frozenset(attempt.killed_by_us),
+                    hang=attempt.hang,
+                    stood=attempt.stood,
+                    out_of_memory=frozenset(attempt.out_of_memory),
                 )
             )
             return
         attempt.hurry(self._clock() + (AFTER_FAILURE_S if code else AFTER_DONE_S))
 
-    def _kill(self, attempt: _Attempt) -> None:
+    def _end(self, attempt: _Attempt, now: float) -> None:
+        """Ask the ranks that are left for their stacks; they are killed when these are written."""
+        if attempt.ended_at is None:
+            attempt.ended_at = now
+            attempt.killed_by_us.update(attempt.left)
+            self._signal(attempt, DUMP)
+
+    def _kill_when_told(self, attempt: _Attempt, now: float) -> None:
+        stacks = {rank: attempt.looks[rank].stacks() for rank in attempt.left}
+        # A dump has no end mark; one that has not grown since the last look is whole.
+        whole = stacks == attempt.stacks and all(stacks.values())
+        attempt.stacks = stacks
+        assert attempt.ended_at is not None, "it was asked for the stacks"
+        if not attempt.stood and (whole or now - attempt.ended_at >= STACKS_S):
+            attempt.stood = {rank: _stood(attempt, rank) for rank in attempt.left}
+            _write_stacks(attempt)
+            self._signal(attempt, signal.SIGKILL)
+
+    def _signal(self, attempt: _Attempt, number: signal.Signals) -> None:
         for rank in attempt.left:
-            attempt.killed_by_us.add(rank)
-            self._command({"signal": f"{attempt.launch.key}/{rank}", "number": int(signal.SIGKILL)})
+            self._command({"signal": f"{attempt.launch.key}/{rank}", "number": int(number)})
 
     def _template_died(self) -> None:
         """Account for the ranks that went with it. The kernel has killed them; make sure."""
@@ -305,6 +373,28 @@ class NodeSupervisor:
             )
             for rank in attempt.left:
                 self._rank_ended(attempt, rank, -int(signal.SIGKILL))
+
+
+def _stood(attempt: _Attempt, rank: int) -> str:
+    """Return how far a rank was and where in its code."""
+    look, stacks = attempt.looks[rank], attempt.stacks[rank]
+    standing = look.standing()
+    told = "before its first step" if standing is None else str(standing)
+    where = place(stacks) or look.mute() or "it did not say where"
+    return f"{told}: {where}"
+
+
+def _write_stacks(attempt: _Attempt) -> None:
+    """Append the stacks of all ranks to the log, one after another."""
+    parts = [f"── {attempt.hang}: its ranks are ended\n"] if attempt.hang else []
+    for rank, stood in attempt.stood.items():
+        pid = attempt.processes[rank].pid
+        parts.append(f"── rank {rank} (pid {pid}) was ended {stood}\n{attempt.stacks[rank]}")
+    try:
+        with attempt.launch.folder.log.open("a", encoding="utf-8") as log:
+            log.write("\n".join(parts) + "\n")
+    except OSError as error:  # a full disk; the reason of the attempt still tells where they stood
+        LOG.warning("%s: stacks could not be written (%s)", attempt.launch.folder.log, error)
 
 
 def with_this_package(environment: Mapping[str, str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ Forking is only sound while the template has a single thread, so it imports and 
 start ranks when a library has started threads.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -68,6 +69,9 @@ class Template:
         gc.freeze()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # A machine that is about to go away sends SIGTERM to all that runs there. The template stays for its ranks,
+        # which checkpoint first, and passes on what perhaps only it has heard.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         self._say({"ready": time.perf_counter() - start})
         try:
             while self._turn():
@@ -82,8 +86,11 @@ class Template:
         """Wait for something to do and do it; return False when stdin has ended."""
         readable, _, _ = select.select([self._commands, self._wake], [], [])
         if self._wake in readable:
-            os.read(self._wake, 4096)
+            signals = os.read(self._wake, 4096)
             self._reap(block=False)
+            if signal.SIGTERM in signals:
+                for pid in self._keys:
+                    os.kill(pid, signal.SIGTERM)
         if self._commands in readable:
             chunk = os.read(self._commands, 1 << 16)
             if not chunk:
@@ -111,10 +118,12 @@ class Template:
                 die_with_parent(parent)
                 code = self._become_rank(command)
             except BaseException:
-                traceback.print_exc()
+                with contextlib.suppress(OSError):  # a full disk takes no log
+                    traceback.print_exc()
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError):
+                        stream.flush()
                 # Neither the template's clean-up nor its exit handlers are the rank's business.
                 os._exit(code)
         self._keys[pid] = command["start"]

@@ -188,6 +188,12 @@ def wait_until(look: Callable[[], Any], timeout_s: float = 280.0) -> Any:
 
 
 @pytest.fixture(scope="session")
+def make_spec() -> Callable[..., TrialSpec]:
+    """Make the spec of a trial that trains a few seconds, from an architecture and a seed."""
+    return _spec
+
+
+@pytest.fixture(scope="session")
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
     """Give a runs folder the empty SQLite store that the first submission makes: its tables take seconds, once."""
     first = tmp_path_factory.mktemp("tables")

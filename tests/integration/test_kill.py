@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import logs
+from orchestrator.trial_dir import TrialDir
+
 pytestmark = pytest.mark.integration
 
 
@@ -56,6 +59,10 @@ def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undistur
     assert first.end()["outcome"] == second.end()["outcome"] == "killed"
     assert third.end()["outcome"] == "node_lost"
     assert "the supervisor of" in third.end()["reason"]
+    lost = TrialDir(third.path.parents[1])
+    told = "".join(logs.read(lost, attempt=third.number))
+    assert "people, " in told, "what its rank said"
+    assert "── node_lost: the supervisor of" in told
     ended = [outcome for trial in tiny.disk.trials() for outcome in outcomes(trial)]
     assert set(ended) == {"killed", "node_lost", "done"}
     tiny.assert_finished_like(undisturbed)

@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+import ray
 
 from orchestrator.controller import Controller
 from orchestrator.launchers.embedded import remove_leftovers
@@ -132,3 +135,44 @@ def test_folders_of_controllers_that_are_gone_are_removed(tmp_path):
     remove_leftovers(tmp_path)
 
     assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
+
+
+STRANGER = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_whoever_has_not_the_token_of_the_cluster_is_refused(tmp_path):
+    before = dict(os.environ)
+    launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
+    launcher.start()
+    try:
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-c", STRANGER, address]
+
+        def joins(**environment):
+            done = subprocess.run(
+                command, env={**before, **environment}, capture_output=True, text=True, check=False
+            )
+            return done.returncode == 0, done.stderr
+
+        for stranger in (
+            {"RAY_AUTH_MODE": "disabled"},
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64},
+        ):
+            joined, said = joins(**stranger)
+            assert not joined
+            assert "InvalidAuthToken" in said, said
+        token = os.environ["RAY_AUTH_TOKEN"]
+        assert joins(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token) == (True, "")
+        assert token not in "".join(
+            path.read_text(errors="replace")
+            for path in (tmp_path / "s").rglob("*")
+            if path.is_file()
+        )
+    finally:
+        launcher.close()
+    assert dict(os.environ) == before

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog
+from orchestrator import catalog, exclusion, hang, retry
+from orchestrator.launchers import supervisor
+from orchestrator.records import Logging, Outcome, Retries
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -61,3 +63,20 @@ def test_links_lead_somewhere(page):
 def test_no_sweep_carries_a_placeholder():
     for file in (DOCS / "sweeps").rglob("*.yaml"):
         assert "EXPECT" not in file.read_text(), file
+
+
+def test_every_outcome_has_its_row_and_the_numbers_are_those_of_the_code():
+    page = (DOCS / "docs" / "failures.md").read_text()
+    first_cells = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
+
+    assert {name for cell in first_cells for name in re.findall(r"`(\w+)`", cell)} == set(Outcome)
+    retries = Retries()
+    for said in (
+        f"`retries: {{failure: {retries.failure}, preemption: {retries.preemption}}}`",
+        f"for {hang.STEPS} median steps, and for at least {hang.FLOOR_S:.0f} s",
+        f"or {hang.OTHERWISE_S:.0f} s\nbefore the first step",
+        f"within {supervisor.STOP_TIMEOUT_S:.0f} s, or outlive a failed one by {supervisor.AFTER_FAILURE_S:.0f} s",
+        f"{Logging().checkpoint_every_s:.0f} s by default",
+    ):
+        assert said in page, said
+    assert (retry.STUCK_ATTEMPTS, exclusion.KINDS) == (5, 3)

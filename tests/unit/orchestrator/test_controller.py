@@ -1,5 +1,6 @@
 """The controller against a launcher that only pretends, in simulated time."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -7,6 +8,8 @@ from itertools import pairwise
 
 import pytest
 
+from orchestrator import controller as controller_module
+from orchestrator import exclusion
 from orchestrator.controller import Controller
 from orchestrator.ending import EXIT_CODES, Ended
 from orchestrator.errors import BusyError, ExperimentError
@@ -28,6 +31,7 @@ class PretendLauncher:
 
     def __init__(self, *, cpus=2, gpus=()):
         self.node = Node(node_id="n", host="host-n", cpus=cpus, gpus=gpus)
+        self.others = ()
         self.launches, self.stops, self.orphans = [], [], []
         self.running = {}
         self.ended = []
@@ -40,7 +44,7 @@ class PretendLauncher:
         self.started = True
 
     def nodes(self):
-        return (self.node,)
+        return (self.node, *self.others)
 
     def launch(self, launch):
         if self.refuse:
@@ -581,3 +585,98 @@ def test_predictions_are_corrected_by_what_was_seen(world):
 
     after_first = next(u for u in world.updates if u.count(TrialState.DONE) == 1)
     assert after_first.time_left_s > 70
+
+
+def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_when_asked(world):
+    kinds = [
+        world.trial(seed, train={"tokens": 1000 + 10 * seed, "batch_tokens": 10, "seq_len": 10})
+        for seed in range(5)
+    ]
+    world.launcher = PretendLauncher(cpus=1)
+    world.launcher.others = (Node(node_id="g", host="host-good", cpus=1, gpus=()),)
+    seen = {}
+
+    def script():
+        failed = 0
+        while failed < exclusion.KINDS:
+            for trial, launch in list(world.launcher.running.items()):
+                if launch.node_id == "n" and launch.attempt == 1:
+                    failed += 1
+                    world.launcher.end(trial, {0: -9})
+            yield
+            # What was retried here stays quiet, and the other node has work of its own.
+            for trial, launch in list(world.launcher.running.items()):
+                if launch.attempt > 1 or launch.node_id == "g":
+                    world.launcher.end(trial, {0: EXIT_CODES[Outcome.PREEMPTED]})
+            yield
+        seen["told"], seen["disk"] = world.updates[-1].excluded, status_from_disk(world.sweep)
+        before = len(world.launcher.launches)
+        for _ in range(4):
+            for trial in list(world.launcher.running):
+                world.launcher.end(trial, {0: EXIT_CODES[Outcome.PREEMPTED]})
+            yield
+        seen["on"] = {launch.node_id for launch in world.launcher.launches[before:]}
+        next((world.sweep.path / "nodes").glob("host-n.excluded.json")).unlink()
+        while {launch.node_id for launch in world.launcher.running.values()} != {"n", "g"}:
+            yield
+        while True:
+            for trial in list(world.launcher.running):
+                world.launcher.end(trial, DONE, steps=1)
+            yield
+
+    status = world.run(*kinds, script=script())
+
+    assert status.complete
+    assert seen["told"] == seen["disk"].excluded
+    (sentence,) = seen["told"]
+    assert sentence.startswith("node host-n is left out: 3 trials of different kinds failed there")
+    assert sentence.count("(killed)") == exclusion.KINDS
+    assert seen["on"] == {"g"}
+    assert status.excluded == ()
+
+
+def test_full_disk_pauses_and_goes_on_when_there_is_room(world, monkeypatch):
+    trial = world.trial(0, accounting={"total_params": 1.0e6}, retries=Retries(failure=0))
+    free = [1.0e6]
+    monkeypatch.setattr("orchestrator.disk.free_bytes", lambda place: free[0])
+
+    def script():
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.DISK_FULL]}, error=Outcome.DISK_FULL)
+        for _ in range(5):
+            yield
+            assert not world.launcher.running
+        free[0] = 14.0e6
+        yield from finish(world, trial)
+
+    status = world.run(trial, script=script())
+
+    assert status.complete
+    wait = next(u.trials[0].wait for u in world.updates if "is full" in u.trials[0].wait)
+    assert "a checkpoint needs about 12.6 MiB; free some there" in wait
+    assert len(world.launcher.launches) == 2
+
+
+def test_end_that_a_full_disk_does_not_take_is_written_later(world, monkeypatch):
+    trial = world.trial(0)
+    full = [False]
+    write = controller_module.write_json
+
+    def sometimes(path, record, **more):
+        if full[0] and path.name == "end.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, record, **more)
+
+    monkeypatch.setattr(controller_module, "write_json", sometimes)
+
+    def script():
+        full[0] = True
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.DISK_FULL]})
+        for _ in range(3):
+            yield
+        assert world.end(trial) is None
+        assert world.updates[-1].trials[0].state is TrialState.WAITING
+        full[0] = False
+        yield from finish(world, trial)
+
+    assert world.run(trial, script=script()).complete
+    assert world.end(trial)["outcome"] == "disk_full"

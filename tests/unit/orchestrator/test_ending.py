@@ -101,3 +101,48 @@ def test_ending_well_without_a_result_is_an_error():
 
     assert ending.outcome is Outcome.USER_ERROR
     assert "without result.json" in ending.reason
+
+
+def test_hang_tells_how_long_and_where_the_ranks_stood():
+    end = ended(
+        {0: -9, 1: -9, 2: -9},
+        ended_by_us=frozenset({0, 1, 2}),
+        hang="no progress for 301 s",
+        stood={
+            0: "after step 3: all_reduce",
+            1: "after step 2: read",
+            2: "after step 3: all_reduce",
+        },
+    )
+
+    ending = verdict(end)
+
+    assert ending.outcome is Outcome.HANG
+    assert ending.reason == (
+        "no progress for 301 s; ranks 0, 2 stood after step 3: all_reduce; "
+        "rank 1 stood after step 2: read; all stacks are in its log"
+    )
+
+
+def test_what_the_controller_had_asked_for_comes_before_a_hang():
+    end = ended({0: -9}, ended_by_us=frozenset({0}), hang="no progress for 301 s")
+
+    assert verdict(end, asked=Outcome.CANCELLED).outcome is Outcome.CANCELLED
+
+
+def test_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_other_kills():
+    end = ended({0: EXIT_CODES[Outcome.COMMUNICATION], 1: -9}, out_of_memory=frozenset({1}))
+
+    ending = verdict(end)
+
+    assert ending.outcome is Outcome.HOST_OOM
+    assert "killed rank 1; lower resources.micro_batch_tokens" in ending.reason
+
+
+def test_full_disk_is_the_outcome_even_when_the_disk_took_no_error_json():
+    ending = verdict(
+        ended({0: EXIT_CODES[Outcome.DISK_FULL], 1: EXIT_CODES[Outcome.COMMUNICATION]})
+    )
+
+    assert ending.outcome is Outcome.DISK_FULL
+    assert ending.reason.startswith("the disk took no more")

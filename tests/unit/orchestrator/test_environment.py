@@ -113,6 +113,8 @@ def test_a_machine_without_git(tmp_path, monkeypatch):
         ("+    password=correcthorse", "+    password=***"),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("use hf_abcdefghijklmnop here", "use *** here"),
+        ("cookie eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2ln;", "cookie ***;"),
+        ("passphrase: open-sesame", "passphrase: ***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----", "***"),
         ("n_tokens: int = 5", "n_tokens: int = 5"),
         ("lr = 3e-3", "lr = 3e-3"),

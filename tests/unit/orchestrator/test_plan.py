@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import exclusion
 from orchestrator.errors import ConfigError
 from orchestrator.plan import account, check_data, make_plan, why_new
 from orchestrator.records import Resources, TrialSpec
@@ -187,6 +188,10 @@ def test_an_architecture_that_looks_ahead_is_noted_once(sweep, disk):
     )
 
     assert make_plan(sweep, disk, MEASURED).notes == ()
+    exclusion.exclude(disk, "n1", why="3 trials failed there", submission=1, now=5.0)
+    (note,) = make_plan(sweep, disk, MEASURED).notes
+    assert note.startswith("node n1 is left out: 3 trials failed there; delete ")
+    exclusion.readmit_all(disk)
     assert make_plan(dataclasses.replace(sweep, trials=trials), disk, MEASURED).notes == (
         "dense: not causal in training: experts choose among all tokens of the batch",
     )

@@ -139,6 +139,7 @@ def test_differences_are_told_leaf_by_leaf() -> None:
             "memory_tables: host holds whole tables, got memory_ranks 2; set memory_ranks to 1",
         ),
         (Resources, {"time_limit_s": 0.0}, "time_limit_s must be positive"),
+        (Resources, {"hang_after_s": 0.0}, "hang_after_s must be positive"),
         (Retries, {"failure": -1}, "failure must be at least 0"),
         (Retries, {"preemption": -1}, "preemption must be at least 0"),
         (Logging, {"every_steps": 0}, "every_steps must be at least 1"),

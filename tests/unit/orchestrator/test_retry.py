@@ -33,7 +33,9 @@ def test_failures_use_up_the_failure_budget(outcome):
     )
 
 
-@pytest.mark.parametrize("outcome", [Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST])
+@pytest.mark.parametrize(
+    "outcome", [Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL]
+)
 def test_what_comes_from_outside_uses_up_the_preemption_budget(outcome):
     retries = Retries(failure=0, preemption=2)
 

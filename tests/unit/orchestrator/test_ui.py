@@ -21,6 +21,24 @@ def test_the_links_open_the_runs_table_and_the_charts():
     assert ui.links(page, "recall").splitlines()[0] == f"Runs of recall:  {page.runs}"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
+def test_loopback_opens_nothing(host):
+    assert ui.opens(host, 5000) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node7.example.org"])
+def test_any_other_address_says_what_it_opens_before_it_does(host, tmp_path, monkeypatch):
+    said = []
+    (tmp_path / "mlflow.db").touch()
+    monkeypatch.setattr(ui, "server", lambda *a, **k: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        ui.serve(tmp_path, host=host, port=5123, say=said.append)
+
+    assert said[0].startswith(f"warning: --host {host} opens port 5123")
+    assert "ssh -L 5123:127.0.0.1:5123" in said[0]
+
+
 def test_without_a_sweep_the_link_is_the_server():
     page = ui.Page(url="http://127.0.0.1:5000", experiment_id=None)
 

@@ -1,5 +1,6 @@
 """One rank, run in this process with the job that counts instead of training."""
 
+import errno
 import json
 import os
 import signal
@@ -248,6 +249,11 @@ def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
         ),
         (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
         (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
+        (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.HOST_OOM),
+        (OSError(errno.EIO, "Input/output error"), Outcome.USER_ERROR),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Outcome.NODE_LOST),
+        (RuntimeError("CUDA error: device-side assert triggered"), Outcome.USER_ERROR),
     ],
 )
 def test_kinds_of_failure(error, outcome):
@@ -340,3 +346,39 @@ def test_gpus_that_are_only_pretended_are_left_alone(make, monkeypatch):
 
     assert caps == []
     assert worker.gpu_memory_peak(on_gpu) == {}
+
+
+def test_a_disk_that_takes_no_record_either_still_ends_as_full(make, monkeypatch):
+    request = make()
+
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "write_json", full)
+    monkeypatch.setattr("orchestrator.journal.Journal.metrics", full)
+
+    assert main(request) == EXIT_CODES[Outcome.DISK_FULL]
+    assert request.attempt_dir.error() is None
+
+
+def test_heartbeat_that_finds_the_disk_full_ends_nothing(make, monkeypatch):
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(reporter, "write_json", full)
+
+    assert main(make()) == 0
+
+
+def test_step_time_is_the_median_over_laps_of_training_alone():
+    now = [0.0]
+    pace = reporter.StepTime(lambda: now[0])
+    for step, (at, phase) in enumerate(
+        [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
+         (99.0, "train"), (101.0, "train"), (104.0, "train")]
+    ):  # fmt: skip
+        now[0] = at
+        pace.saw(step, phase)
+
+    # Laps: 2 steps in 1 s, 1 in 2 s, 1 in 3 s.
+    assert pace.step_s == 2.0

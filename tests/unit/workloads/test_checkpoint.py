@@ -174,3 +174,41 @@ def test_another_format_is_refused(tmp_path, monkeypatch):
 
     with pytest.raises(ValueError, match="written in checkpoint format 99, this version reads 1"):
         checkpoint.load(path)
+
+
+class Malicious:
+    """Pickled, it is a call of a function of its choice."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self):
+        return Path.touch, (self.made,)
+
+
+def test_a_checkpoint_that_holds_code_is_refused_and_nothing_of_it_runs(tmp_path):
+    made = tmp_path / "made"
+    path = checkpoint.save(tmp_path / "c", 3, {"step": 3, "weights": Malicious(made)})
+
+    with pytest.raises(ValueError, match="more than tensors and plain values"):
+        checkpoint.load(checkpoint.latest(tmp_path / "c"))
+
+    assert not made.exists()
+    torch.load(path / "state.pt", weights_only=False)
+    assert made.exists(), "the file would have run code"
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_gets_its_space_back(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, 3, state(3))
+
+    def full(path, state):
+        path.write_bytes(bytes(1000))
+        with Path("/dev/full").open("wb", buffering=0) as file:
+            file.write(b"x")
+
+    monkeypatch.setattr(checkpoint, "_write_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, 6, state(6))
+
+    assert names(tmp_path) == ["step-00000003"]
+    assert checkpoint.load(checkpoint.latest(tmp_path))["step"] == 3

@@ -34,7 +34,7 @@ class Node:
             clock=lambda: time.monotonic() + self.skipped_s,
         )
 
-    def launch(self, *, ranks=1, gpus=0.0, gpu_ids=(), seed=0, **data):
+    def launch(self, *, ranks=1, gpus=0.0, gpu_ids=(), seed=0, hang_after_s=None, **data):
         spec = TrialSpec(
             sweep="s",
             data={"source": "x", **data},
@@ -55,6 +55,7 @@ class Node:
             gpus=gpus,
             gpu_ids=gpu_ids,
             cache="c",
+            hang_after_s=hang_after_s,
             job=JOB,
         )
         self.supervisor.launch(launch, gpu_ids)
@@ -198,6 +199,54 @@ def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_on
     assert ended.exit_codes == {0: -signal.SIGKILL}
     assert ended.ended_by_us == frozenset()
     assert not rank.alive()
+    again = node.launch(seed=1)
+    (ended,) = node.wait_for_end()
+    assert (ended.trial_id, ended.exit_codes) == (again.trial_id, {0: 0})
+
+
+def test_ranks_that_make_no_progress_are_ended_and_say_where_they_stood(node):
+    launch = node.launch(ranks=2, gate_at=4, gate_all=True, hang_after_s=30.0)
+    at_gate(launch)
+    wait_until((Path(launch.trial_path) / "at-gate-1").exists)
+
+    for _ in range(9):
+        node.skipped_s += 4.0
+        assert node.supervisor.poll() == []
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert ended.ended_by_us == {0, 1}
+    assert "(limit 30 s: resources.hang_after_s)" in ended.hang
+    for rank in range(2):
+        assert ended.stood[rank].startswith("after step 3 of 10 (train): ")
+        assert "_wait_at_gate" in ended.stood[rank]
+    log = launch.folder.log.read_text()
+    assert log.index("── no progress for") < log.index("── rank 0 (pid") < log.index("── rank 1 (p")
+    assert log.count("in _wait_at_gate") == 2
+
+
+def test_ranks_that_get_on_are_left_alone(node):
+    launch = node.launch(gate_at=4, hang_after_s=1000.0)
+    at_gate(launch)
+    for _ in range(50):
+        node.skipped_s += 4.0
+        assert node.supervisor.poll() == []
+    (Path(launch.trial_path) / "go").touch()
+
+    (ended,) = node.wait_for_end()
+    assert (ended.exit_codes, ended.hang) == ({0: 0}, None)
+
+
+def test_sigterm_to_the_template_is_passed_on_and_does_not_end_it(node):
+    launch = node.launch(gate_at=4)
+    rank = at_gate(launch)
+    template = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(template, signal.SIGTERM)
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: EXIT_CODES[Outcome.INTERRUPTED]}
+    assert (Path(launch.trial_path) / "checkpoints" / "step-00000003").exists()
     again = node.launch(seed=1)
     (ended,) = node.wait_for_end()
     assert (ended.trial_id, ended.exit_codes) == (again.trial_id, {0: 0})

@@ -1,0 +1,70 @@
+"""Full disks: real errors of the kernel (/dev/full) as libraries pass them on."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator import disk
+
+
+def full():
+    with Path("/dev/full").open("wb", buffering=0) as file:
+        file.write(b"x")
+
+
+def caught(action):
+    with pytest.raises(Exception) as info:  # noqa: PT011, whatever the library makes of it
+        action()
+    return info.value
+
+
+def save_with_torch():
+    with Path("/dev/full").open("wb", buffering=0) as file:
+        torch.save({"a": torch.zeros(1000)}, file)
+
+
+def fail_while_closing():
+    """What torch.save does when a part was written: its archive then has another length than it thinks."""
+    try:
+        full()
+    finally:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+
+def test_full_disk_is_recognised_whatever_a_library_makes_of_it():
+    assert disk.is_full(caught(full))
+    assert disk.is_full(caught(save_with_torch))
+    assert type(caught(fail_while_closing)) is RuntimeError
+    assert disk.is_full(caught(fail_while_closing))
+    assert disk.is_full(OSError(errno.EDQUOT, "Disk quota exceeded"))
+
+
+def test_other_errors_are_not_full_disks():
+    assert not disk.is_full(OSError(errno.EIO, "Input/output error"))
+    assert not disk.is_full(RuntimeError("No space left on device"))
+    assert not disk.is_full(ValueError("x"))
+
+
+def test_sentence_says_where_how_much_is_free_and_what_to_do(tmp_path):
+    told = disk.what_is_full(caught(full), tmp_path / "not" / "there")
+
+    assert told.startswith(f"no space left on the disk at {tmp_path}/not/there: ")
+    assert " free; free some there (`du -sh " in told
+    assert f"`du -sh {tmp_path}`" in told
+
+
+def test_named_file_and_used_up_quota_are_told(tmp_path):
+    error = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "x.pt"))
+
+    told = disk.what_is_full(error, Path("/"))
+    assert told.startswith(f"the disk quota is used up at {tmp_path}/x.pt: ")
+
+
+def test_size_of_a_folder(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_bytes(bytes(5000))
+    (tmp_path / "y").write_bytes(bytes(300))
+
+    assert 5300 <= disk.size_bytes(tmp_path) <= 5300 + 2 * 4096
