@@ -1,6 +1,6 @@
 """Bytes that training holds at once on one rank: closed forms, by what holds them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class TrainingMemory:
     fetched_rows: float
     """Of tables in the host's memory, the rows that one micro batch reads, if evenly."""
     own_reads: int
-    """Of deferred gradients, what waits for the update of this rank's share of a step, all micro batches."""
+    """Of deferred gradients, what waits for the update after this rank's share of a step, all micro batches."""
     all_reads: int
     """The same of the whole step: every rank makes the whole update of a table."""
     sorting: int
@@ -148,8 +148,13 @@ def training_memory(
             )
             fetched = read["memory_values"] * micro_batch_tokens
         reads = sum(n * table.reads for n, table in tables)
+        # Of a row that ranks share by columns, each keeps its columns.
+        held = [
+            (n, replace(table, width=_largest_part(table, memory_ranks, memory_layout)[1]))
+            for n, table in tables
+        ]
         reads_bytes = sum(
-            n * table.deferred_bytes_per_token(element_bytes=dtype.itemsize) for n, table in tables
+            n * table.deferred_bytes_per_token(element_bytes=dtype.itemsize) for n, table in held
         )
     if memory_ranks > 1:
         read_bytes = _kept_of_a_shared_read(memory_ranks, memory_layout)
@@ -161,7 +166,8 @@ def training_memory(
         weight_copies=2 * (rest - count.embedding) if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
-        own_reads=reads_bytes * -(-train.batch_tokens // ranks),
+        # A part of a table has the reads of all ranks that hold the table together; by rows at most, if all read there.
+        own_reads=reads_bytes * memory_ranks * -(-train.batch_tokens // ranks),
         all_reads=reads_bytes * train.batch_tokens,
         sorting=SORTED_READ_BYTES * reads * train.batch_tokens,
     )

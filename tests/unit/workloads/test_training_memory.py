@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from orchestrator import catalog
 from workloads.architectures import dense, memory_plus
+from workloads.layers.deferred_gradient import Hits
 from workloads.layers.initialise import initialise
 from workloads.layers.memory_table import MemoryTable
 from workloads.optim import Optimizer
@@ -277,3 +278,24 @@ def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads(opt
     assert whole.parameters - outside.parameters == 4 * values
     moments = 2 * 4 * values if optimizer == "lazy_adamw" else 0
     assert whole.optimizer_state - outside.optimizer_state == moments
+
+
+@pytest.mark.parametrize("memory_ranks", [1, 2, 4])
+def test_deferred_reads_of_a_part_are_those_of_the_ranks_that_share_the_table(memory_ranks):
+    train = _train(table_optimizer="sgd")
+    model = _initialised()
+    mesh = Mesh(memory=World(rank=0, size=memory_ranks))
+    share_out(model, mesh, layout="columns")
+    table = next(m for m in model.modules() if isinstance(m, MemoryTable))
+    # What `sharding/read.py` leaves of two layers' reads: ids and weights of all ranks, gradients of this one's columns.
+    n_bags, bag_size = memory_ranks * train.batch_tokens // 4, CONFIG.memory.lookup.rows_read
+    hits = Hits(
+        ids=torch.zeros(n_bags, bag_size, dtype=torch.int32),
+        weights=torch.zeros(n_bags, bag_size),
+        x=torch.zeros(n_bags, table.weight.shape[1]),
+    )
+
+    found = _estimate(CONFIG, train, ranks=4, memory_ranks=memory_ranks, micro_batch_tokens=8)
+
+    assert found.own_reads == 2 * sum(x.nbytes for x in (hits.ids, hits.weights, hits.x))
+    assert found.all_reads == found.own_reads * 4 // memory_ranks

@@ -77,7 +77,8 @@ def _split(
     book = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_D)
-    origin = (book // n_heads).to(tl.int64) * stride_half + (book % n_heads) * stride_head
+    origin = (book // n_heads).to(tl.int64) * stride_half
+    origin += (book % n_heads).to(tl.int64) * stride_head
     x = tl.load(
         x_ptr + origin + row[:, None].to(tl.int64) * stride_row + column[None, :],
         mask=(row < n_rows)[:, None] & (column < width)[None, :],
