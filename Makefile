@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 RUNS   ?= runs
+WHEELHOUSE ?= wheelhouse
+EXTRAS ?= all
+MACHINE ?=
 # Test processes. Integration tests come after the others; each has folders, ports and processes of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -20,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test test-all test-gpu check format figures wheel clean
+.PHONY: help setup quickstart test test-all test-gpu check format figures wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +66,9 @@ figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
+
+wheelhouse:  ## Collect all wheels for a machine without network: make wheelhouse PYTHON=3.12 [EXTRAS=all MACHINE=x86_64]
+	@bash .ci/wheelhouse.sh "$(PYTHON)" $(WHEELHOUSE) "$(EXTRAS)" "$(MACHINE)"
 
 clean:  ## Remove the virtual environment and caches (never runs/)
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

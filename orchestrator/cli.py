@@ -171,7 +171,8 @@ def plan(
 
 @app.command(
     epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit dense.yaml memory.yaml  ·  "
-    "memscale submit my_sweeps/ --launcher process"
+    "memscale submit my_sweeps/ --launcher process  ·  memscale submit my.yaml --address auto --priority 1  ·  "
+    "memscale submit my.yaml --address ray://head:10001 --runs /shared/runs"
 )
 @reports_errors
 def submit(
@@ -194,6 +195,26 @@ def submit(
     gpus: Annotated[
         int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on a Ray cluster that exists: ray://HOST:10001 from any machine, HOST:PORT or auto from a node of it. "
+            "RUNS must be a folder that all nodes see.",
+            show_default=False,
+        ),
+    ] = None,
+    priority: Annotated[
+        int,
+        typer.Option(
+            help="Among the sweeps of one cluster, higher ones go first.", min=-100, max=100
+        ),
+    ] = 0,
+    weight: Annotated[
+        float,
+        typer.Option(
+            help="Share of the cluster, relative to other sweeps of the same priority.", min=0.01
+        ),
+    ] = 1.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
@@ -204,36 +225,73 @@ def submit(
         raise typer.BadParameter(
             f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
         )
-    priced = _plan(sweep_files, runs)
+    # What is here says nothing about the GPUs of a cluster; a trial that asks for `auto` takes them where there are any.
+    priced = _plan(sweep_files, runs, gpus_there=None if address is None else True)
     console = _console()
     todo = [t for t in priced.trials if t.to_train]
-    # Taken out of the environment, so that ranks do not inherit it.
-    detached = os.environ.pop(submission.DETACHED, None) is not None
-    if detach and todo and not detached:
-        log = submission.detach(sys.argv, sweep_dir(runs, priced.sweep.name))
+    try:
+        request = submission.Submission(
+            plan=priced,
+            runs=runs,
+            tracking_uri=tracking_uri,
+            launcher=launcher,
+            cpus=cpus,
+            gpus=gpus,
+            address=address,
+            priority=priority,
+            weight=weight,
+            argv=tuple(sys.argv),
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    # Through the Ray client a sweep would end with this connection, so it is run on the cluster and watched from here.
+    hosted = address is not None and address.startswith("ray://")
+    if (detach or hosted) and todo:
+        log = request.detach()
         console.print(
             f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
         )
         console.print(
             f"Watch:  {display.command()} status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   {display.command()} cancel {priced.sweep.name}{_runs_option(runs)}"
         )
+        if not detach and not quiet:
+            _watch(sweep_dir(runs, priced.sweep.name), console)
         return
     console.print(
         f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, "
         f"{sum(t.status == 'done' for t in priced.trials)} already done."
     )
-    request = submission.Submission(
-        plan=priced,
-        runs=runs,
-        tracking_uri=tracking_uri,
-        launcher=launcher,
-        cpus=cpus,
-        gpus=gpus,
-        argv=tuple(sys.argv),
-    )
-    with display.LiveSweep(console, quiet=quiet or detached) as live:
+    with display.LiveSweep(console, quiet=quiet) as live:
         outcome = request.run(live.update)
     console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command(hidden=True, epilog="Example: memscale controller runs/quickstart 1")
+@reports_errors
+def controller(
+    sweep: Annotated[Path, typer.Argument(help="Folder of the sweep.")],
+    number: Annotated[int, typer.Argument(help="Of the submission, which is written down there.")],
+    tracking_uri: TrackingUri = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster, seen from here.")] = None,
+    dies_with: Annotated[int | None, typer.Option(help="Pid of the parent to die with.")] = None,
+) -> None:
+    """Run a submission that is written down already: what `submit --detach` starts, here or on a cluster."""
+    import signal
+
+    from orchestrator import display, processes, submission
+    from orchestrator.trial_dir import SweepDir
+
+    if dies_with is not None:
+        # Ray blocks signals in whatever it starts.
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        processes.die_with_parent(dies_with)
+    console = _console()
+    with display.LiveSweep(console, quiet=True) as live:
+        outcome = submission.run_recorded(
+            SweepDir(sweep), number, live.update, tracking_uri=tracking_uri, address=address
+        )
+    console.print(display.outcome_text(outcome, runs_option=_runs_option(sweep.parent)))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -247,26 +305,15 @@ def status(
     ] = False,
 ) -> None:
     """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
-    import time
-
     from orchestrator import display
     from orchestrator.status import status_from_disk
 
     disk = _sweep(runs, sweep)
     console = _console()
-    if not watch:
+    if watch:
+        _watch(disk, console)
+    else:
         console.print(display.status_table(status_from_disk(disk)))
-        return
-    with display.LiveSweep(console) as live:
-        try:
-            while True:
-                now = status_from_disk(disk)
-                live.update(now)
-                if not now.controller_alive:
-                    break
-                time.sleep(1.0)
-        except KeyboardInterrupt:
-            pass
 
 
 @app.command(
@@ -564,6 +611,25 @@ def _told_on_stderr(logger_name: str) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _watch(disk: "SweepDir", console: "Console") -> None:
+    """Refresh the table until no controller runs the sweep, or Ctrl-C."""
+    import time
+
+    from orchestrator import display
+    from orchestrator.status import status_from_disk
+
+    with display.LiveSweep(console) as live:
+        try:
+            while True:
+                now = status_from_disk(disk)
+                live.update(now)
+                if not now.controller_alive:
+                    break
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            pass
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator import disk, exclusion, units
 from orchestrator.ending import Ended, Ending, judge
-from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced
+from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced, Others, SharedLauncher
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
 from orchestrator.pace import Pace, pace_of, time_left_s
 from orchestrator.processes import ProcessId
@@ -32,6 +32,7 @@ from orchestrator.records import (
 from orchestrator.retry import Action, Past, decide, resources_for
 from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
 from orchestrator.scheduling.shares import Probes, cap, promotions, ranks_per_gpu
+from orchestrator.scheduling.sharing import Standing
 from orchestrator.status import SweepStatus, TrialStatus, status_from_disk, steps_of, trial_status
 from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
 
@@ -132,6 +133,11 @@ class Controller:
         self._blame = exclusion.Blame()
         self._unwritten: dict[Path, dict[str, Any]] = {}
         """Ends of attempts that the disk did not take yet."""
+        self._kept: tuple[str, ...] = ()
+        """Nodes on which room is kept for the next in line."""
+        self._growing = False
+        """Whether the cluster may get more nodes."""
+        self._n_started = 0
         self._stops = 0
         self._told_at = 0.0
         self._looked_at = 0.0
@@ -403,15 +409,29 @@ class Controller:
             self._impossible = frozenset()
             return False
         usable = exclusion.usable(self._nodes, list(exclusion.excluded(self._sweep)))
-        decided = schedule(self._snapshot(usable, now), now)
-        self._impossible = decided.impossible
+        snapshot = self._snapshot(usable, now)
+        standing = self._standing(snapshot)
+        others = Others()
+        if isinstance(self._launcher, SharedLauncher):
+            others = self._launcher.others(standing)
+        decided = schedule(replace(snapshot, running=[*snapshot.running, *others.taken]), now)
+        self._impossible, self._kept = decided.impossible, decided.kept
+        self._growing = others.growing
+        shared = f" ({others.grant.why})" if others.grant.why else ""
         for trial_id, sentence in decided.waits.items():
-            self._trials[trial_id].wait = sentence
+            self._trials[trial_id].wait = sentence + shared
+        demands = {waiting.trial_id: waiting.demand for waiting in snapshot.waiting}
         started = False
         for placement in decided.placements:
             if self._stops:
                 break
-            started |= self._start(self._trials[placement.trial_id], placement, usable)
+            trial, demand = self._trials[placement.trial_id], demands[placement.trial_id]
+            if not others.grant.allows(standing, gpus=demand.gpus):
+                trial.wait = f"fits, and leaves room to others: {others.grant.why}"
+                continue
+            if self._start(trial, placement, usable):
+                started = True
+                standing = _with(standing, demand)
         return started
 
     def _waits_for_disk(self) -> bool:
@@ -433,6 +453,24 @@ class Controller:
             )
         return True
 
+    def _standing(self, snapshot: Snapshot) -> Standing:
+        """Return what this sweep holds, and would hold if all that can run did."""
+        held = [running.demand for running in snapshot.running]
+        wanted = [
+            waiting.demand
+            for waiting in snapshot.waiting
+            if waiting.trial_id not in self._impossible
+        ]
+        standing = Standing(
+            wants_gpus=sum(demand.gpus for demand in wanted),
+            wants_cpus=sum(demand.cpus for demand in wanted),
+            keeps=self._kept if wanted else (),
+            started=self._n_started,
+        )
+        for demand in held:
+            standing = _with(standing, demand, wanted=True)
+        return standing
+
     def _snapshot(self, nodes: Sequence[Node], now: float) -> Snapshot:
         running = []
         for trial in self._running():
@@ -446,6 +484,7 @@ class Controller:
                     gpus=attempt.gpu_ids,
                     predicted_end=self._predicted_end(trial, attempt, now),
                     sweep=self._sweep.name,
+                    also=tuple(part.node_id for part in attempt.launch.also),
                 )
             )
         waiting = [
@@ -466,9 +505,7 @@ class Controller:
     def _resources(self, trial: _Trial, nodes: Sequence[Node]) -> Resources:
         asked = trial.spec.resources
         if asked.gpus == "auto":
-            most = max((len(node.gpus) for node in nodes), default=0)
-            # One per rank where a node has that many: ranks that share a GPU cannot use NCCL.
-            asked = replace(asked, gpus=float(min(asked.ranks, most)))
+            asked = replace(asked, gpus=float(_gpus_for(asked.ranks, nodes)))
         outcomes = [past.outcome for past in trial.past]
         if shared := promotions(asked.gpus):
             # What made another seed of it run out of memory on its share would do so here.
@@ -483,7 +520,8 @@ class Controller:
 
     def _start(self, trial: _Trial, placement: Placement, nodes: Sequence[Node]) -> bool:
         resources = self._resources(trial, nodes)
-        node = next(node for node in nodes if node.node_id == placement.node_id)
+        hosts = {node.node_id: node.host for node in nodes}
+        parts = (placement.node_id, *(part.node_id for part in placement.also))
         now = self._clock()
         # A fraction may be more than was asked for: what trials like it were measured to need.
         shared = 0 < float(resources.gpus) < 1
@@ -498,7 +536,7 @@ class Controller:
                     "cpus": resources.cpus,
                     "gpus": gpus,
                     "micro_batch_tokens": resources.micro_batch_tokens,
-                    "node": node.host,
+                    "node": ", ".join(hosts[node_id] for node_id in parts),
                     "why": trial.why_next,
                 }
             )
@@ -512,7 +550,8 @@ class Controller:
             trial_id=trial.folder.trial_id,
             trial_path=str(trial.folder.path.absolute()),
             attempt=folder.number,
-            node_id=node.node_id,
+            node_id=placement.node_id,
+            also=placement.also,
             ranks=resources.ranks,
             cpus=resources.cpus,
             gpus=gpus,
@@ -538,17 +577,23 @@ class Controller:
             shutil.rmtree(folder.path)
             trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
             return False
+        self._n_started += 1
         return True
 
     def _demand(self, trial: _Trial, resources: Resources) -> Demand:
-        """Return what the next attempt needs. It lies on one node: no launcher starts a trial on several yet."""
+        """Return what the next attempt needs. Its ranks may lie on several nodes if no single one could hold them."""
         gpus = float(resources.gpus)
         need = 0.0
         if 0 < gpus < 1:
             need = self._probes.need(
                 trial.configuration, ranks=ranks_per_gpu(resources.ranks, gpus)
             )
-        return Demand(cpus=resources.cpus * resources.ranks, gpus=gpus, gpu_memory_bytes=need)
+        return Demand(
+            cpus=resources.cpus * resources.ranks,
+            gpus=gpus,
+            gpu_memory_bytes=need,
+            pieces=1 if 0 < gpus < 1 else resources.ranks,
+        )
 
     def _probe(self, trial: _Trial) -> None:
         """Learn from a trial's result how much GPU memory others of its configuration need."""
@@ -631,6 +676,8 @@ class Controller:
         if self._running():
             return False
         waiting = self._waiting()
+        if waiting and self._growing and not self._stops:
+            return False
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
 
 
@@ -644,6 +691,27 @@ def _checkpoint_bytes(trial: _Trial) -> float:
     there = [disk.size_bytes(path) for path in folder.glob("step-*")] if folder.is_dir() else []
     guess = 12.0 * trial.spec.accounting.get("total_params", 0.0)
     return disk.MARGIN * max(guess, *there, disk.LEAST_BYTES)
+
+
+def _gpus_for(ranks: int, nodes: Sequence[Node]) -> int:
+    """Return the GPUs of a trial that asks for `auto`: one per rank where one node, or several alike, have so many.
+
+    Else all of a node: ranks that share a GPU talk through gloo.
+    """
+    counts = [len(node.gpus) for node in nodes]
+    most = max(counts, default=0)
+    return ranks if ranks <= most * counts.count(most) else most
+
+
+def _with(standing: Standing, demand: Demand, *, wanted: bool = False) -> Standing:
+    """Return the standing with a trial more that runs."""
+    return replace(
+        standing,
+        holds_gpus=standing.holds_gpus + demand.gpus,
+        holds_cpus=standing.holds_cpus + demand.cpus,
+        wants_gpus=standing.wants_gpus + demand.gpus * wanted,
+        wants_cpus=standing.wants_cpus + demand.cpus * wanted,
+    )
 
 
 def _why(end: Mapping[str, Any], *, again: bool) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -82,7 +83,7 @@ def record_environment(*, code: Path | None = None) -> dict[str, Any]:
         "recorded_at": time.time(),
         "argv": redacted_argv(sys.argv),
         "host": socket.gethostname(),
-        "git": git_state(code or Path(__file__).resolve().parent),
+        "git": code_state(code or Path(__file__).resolve().parent),
         "python": {
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
@@ -110,6 +111,15 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
         words.append("***" if hide else redacted(word))
         hide = word.startswith("-") and re.fullmatch(rf"(?i)-+{_SECRET_NAME}", word) is not None
     return words
+
+
+def code_state(folder: Path) -> dict[str, Any]:
+    """Return `git_state` of a package's folder; of a submission's copy (`code_snapshot.py`) that of what was copied."""
+    try:
+        record = json.loads((folder.parent / "snapshot.json").read_text(encoding="utf-8"))
+        return {**record["git"], "snapshot": folder.parent.name}
+    except (OSError, ValueError, KeyError, TypeError):
+        return git_state(folder)
 
 
 def git_state(folder: Path) -> dict[str, Any]:

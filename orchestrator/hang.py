@@ -22,9 +22,15 @@ LONGEST_LOOK_S = 5.0
 class HangWatch:
     """Follows one attempt."""
 
-    def __init__(self, floor_s: float | None = None) -> None:
-        """Start; `floor_s` replaces both floors."""
-        self._floor_s = floor_s
+    def __init__(self, floor_s: float | None = None, *, sees_all: bool = True) -> None:
+        """Start; `floor_s` replaces both floors.
+
+        Args:
+            floor_s: Seconds.
+            sees_all: Whether all ranks of the attempt are here. One on another node may be writing a checkpoint that these
+                wait for, so without it steps have no floor of their own.
+        """
+        self._floor_s, self._sees_all = floor_s, sees_all
         self._signs: Mapping[int, int] = {}
         self._looked_at: float | None = None
         self._quiet_s = 0.0
@@ -51,7 +57,7 @@ class HangWatch:
     def _limit(self, said: list[Standing], *, all_spoke: bool) -> tuple[float, str]:
         measured = [standing.step_s for standing in said if standing.step_s is not None]
         steps_s = STEPS * max(measured, default=0.0)
-        training = all_spoke and all(standing.phase == "train" for standing in said)
+        training = self._sees_all and all_spoke and all(s.phase == "train" for s in said)
         if self._floor_s is not None:
             floor_s, why = self._floor_s, "resources.hang_after_s"
         elif training:

@@ -32,6 +32,8 @@ class RankRequest:
     gpu_memory_share: float | None = None
     """Part of its GPU's memory that this rank may take; None: all of it."""
     job: str = TRAIN
+    address: str | None = None
+    """Of this rank's node as the trial's other nodes reach it; None where all ranks are on one."""
 
     @property
     def trial(self) -> TrialDir:

@@ -184,7 +184,7 @@ class RankReporter:
             self._sampler = SystemSampler(
                 gpus=self._request.gpus,
                 whole_gpus=not self._shares_gpus,
-                pids=[process.pid for process in registered(self._request.attempt_dir)]
+                pids=[p.pid for p in registered(self._request.attempt_dir) if p.here]
                 or [os.getpid()],
             )
             return {}

@@ -75,6 +75,8 @@ class Schedule:
     """Why each other waiting trial waits."""
     impossible: frozenset[str] = frozenset()
     """Those of them that the cluster could not hold even when empty."""
+    kept: tuple[str, ...] = ()
+    """Nodes on which room is kept for the one that is next in line."""
 
 
 def schedule(snapshot: Snapshot, now: float) -> Schedule:
@@ -105,6 +107,10 @@ def schedule(snapshot: Snapshot, now: float) -> Schedule:
         placements=tuple(_placement(room, s.trial_id, s.place) for s in decision.starts),
         waits=waits,
         impossible=frozenset(impossible),
+        kept=tuple(
+            room.nodes[row].node_id
+            for row in (decision.next_in_line.nodes if decision.next_in_line else ())
+        ),
     )
 
 

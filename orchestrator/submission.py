@@ -1,19 +1,22 @@
 """One submission from priced plan to finished sweep: records, launcher, controller, shipper, signals."""
 
+import importlib
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from orchestrator import lease
+from orchestrator import code_snapshot, lease
 from orchestrator.controller import Controller
 from orchestrator.environment import redacted_argv
 from orchestrator.errors import BusyError, StoreError
+from orchestrator.launchers.host import controller_command
 from orchestrator.launchers.protocol import Launcher
 from orchestrator.plan import Plan
 from orchestrator.records import TrialState
@@ -24,7 +27,13 @@ from orchestrator.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 
 DETACH_S = 60.0
 """How long a detached submission may take until it runs its sweep: imports and spec files."""
+HOSTED_S = 240.0
+"""The same on a cluster, which starts a process for its host first."""
 LAUNCHERS = ("ray", "process", "debug")
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d+")
+TRACKING = "MLFLOW_TRACKING_URI"
+PASSED_ON = ("MLFLOW_", "MEMSCALE_RUNS", "NCCL_", "HF_")
+"""Beginnings of the variables that a controller on a cluster gets from the machine that submits. Never on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +63,29 @@ class Submission:
     launcher: str = "ray"
     cpus: int | None = None
     gpus: int | None = None
+    address: str | None = None
+    """Of an existing Ray cluster: `ray://HOST:PORT`, `HOST:PORT` or `auto`. None: Ray of this machine, for this sweep alone."""
+    priority: int = 0
+    """Among the sweeps of one cluster; higher ones go first."""
+    weight: float = 1.0
+    """Share among sweeps of one priority."""
     argv: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.address is None:
+            return
+        if not _ADDRESS.fullmatch(self.address):
+            raise ValueError(
+                f"--address must be auto, HOST:PORT or ray://HOST:PORT (the client's port, 10001 by default), got {self.address!r}"
+            )
+        if self.launcher != "ray":
+            raise ValueError(
+                f"--address is of a Ray cluster and --launcher is {self.launcher}; leave one of them out"
+            )
+        if self.cpus is not None or self.gpus is not None:
+            raise ValueError(
+                "--cpus and --gpus are of this machine; a cluster has what its nodes offer to Ray, so leave them out"
+            )
 
     def run(self, on_update: Callable[[SweepStatus], None]) -> Ended:
         """Write the records, train what is missing, ship what was measured.
@@ -65,27 +96,43 @@ class Submission:
         """
         disk = sweep_dir(self.runs, self.plan.sweep.name)
         number = self._record(disk)
-        controller = Controller(
+        return run_recorded(disk, number, on_update, tracking_uri=self.tracking_uri)
+
+    def detach(self) -> Path:
+        """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
+
+        On a cluster that process lives there and outlives this machine (`launchers/host.py`); otherwise it is one of
+        this machine, in a session of its own.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            StoreError: If it ended before it ran the sweep.
+        """
+        disk = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(disk)
+        environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
+        if self.address is None:
+            return _detach_here(disk, number, environment)
+        cluster = _ray()
+        code = Path(disk.submission(number)["run"]["code"])
+        log: Path = cluster.host(
             disk,
-            submission=number,
-            trial_ids=[t.spec.trial_id for t in self.plan.trials],
-            launcher=self._launcher(disk),
-            cache=(self.runs / "cache").absolute(),
-            predicted_s={t.spec.trial_id: t.forecast.seconds for t in self.plan.trials},
+            number,
+            code=code,
+            address=self.address,
+            environment={
+                **{n: v for n, v in os.environ.items() if n.startswith(PASSED_ON)},
+                **environment,
+            },
+            started=lambda: _runs(disk, number),
+            timeout_s=HOSTED_S,
         )
-        with shipping(disk, self.tracking_uri) as shipper, _stops(controller) as stopped:
-
-            def tell(status: SweepStatus) -> None:
-                shipper.keep_alive()
-                on_update(status)
-
-            status = controller.run(tell)
-        assert shipper.drained is not None, "the end of `shipping` drains"
-        return Ended(status=status, interrupted=bool(stopped), drained=shipper.drained)
+        return log
 
     def _record(self, disk: SweepDir) -> int:
-        """Write specs, sweep.yaml and the submission; take back old requests to cancel."""
+        """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel."""
         refuse_if_busy(disk)
+        code = code_snapshot.take(disk)
         (disk.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:
             folder = disk.trial(trial.spec.trial_id)
@@ -103,53 +150,109 @@ class Submission:
                 "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
                 "trial_ids": [t.spec.trial_id for t in self.plan.trials],
                 "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
+                "run": {
+                    "code": str(code),
+                    "launcher": self.launcher,
+                    "address": self.address,
+                    "cpus": self.cpus,
+                    "gpus": self.gpus,
+                    "priority": self.priority,
+                    "weight": self.weight,
+                    "predicted_s": {t.spec.trial_id: t.forecast.seconds for t in self.plan.trials},
+                },
             }
         )
 
-    def _launcher(self, disk: SweepDir) -> Launcher:
-        from orchestrator.launchers import local
 
-        if self.launcher == "process":
-            return local.ProcessLauncher(disk, cpus=self.cpus, gpus=self.gpus)
-        if self.launcher == "debug":
-            return local.DebugLauncher(cpus=self.cpus, gpus=self.gpus)
-        try:
-            from orchestrator.launchers.ray_cluster import RayLauncher
-        except ModuleNotFoundError as error:
-            raise StoreError(
-                "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"
-            ) from error
-        return RayLauncher(disk, cpus=self.cpus, gpus=self.gpus)
+def run_recorded(
+    disk: SweepDir,
+    number: int,
+    on_update: Callable[[SweepStatus], None],
+    *,
+    tracking_uri: str | None = None,
+    address: str | None = None,
+) -> Ended:
+    """Run a submission that `Submission` wrote down: by the same process, or by another one on another machine.
 
-
-DETACHED = "MEMSCALE_DETACHED"
-"""Environment variable of a submission that was started by `detach`: it runs instead of detaching again."""
-
-
-def detach(argv: Sequence[str], disk: SweepDir) -> Path:
-    """Start the same command in a session of its own; return the file it prints into, once it runs the sweep.
+    Args:
+        disk: The sweep.
+        number: Of the submission.
+        on_update: Called about once a second and at every change.
+        tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
+        address: Of the Ray cluster as seen from here, if not as it was given.
 
     Raises:
         BusyError: If a live controller runs this sweep already.
-        StoreError: If the command ended before it ran the sweep.
+        ExperimentError: If the launcher cannot start.
     """
-    refuse_if_busy(disk)
-    disk.path.mkdir(parents=True, exist_ok=True)
+    record = disk.submission(number)
+    how = record["run"]
+    code = Path(how["code"])
+    controller = Controller(
+        disk,
+        submission=number,
+        trial_ids=record["trial_ids"],
+        launcher=_launcher(disk, {**how, "address": address or how["address"]}, code),
+        cache=(disk.path.parent / "cache").absolute(),
+        predicted_s=how["predicted_s"],
+    )
+    with shipping(disk, tracking_uri, code=code) as shipper, _stops(controller) as stopped:
+
+        def tell(status: SweepStatus) -> None:
+            shipper.keep_alive()
+            on_update(status)
+
+        status = controller.run(tell)
+    assert shipper.drained is not None, "the end of `shipping` drains"
+    return Ended(status=status, interrupted=bool(stopped), drained=shipper.drained)
+
+
+def _launcher(disk: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
+    from orchestrator.launchers import local
+
+    if how["launcher"] == "process":
+        return local.ProcessLauncher(disk, cpus=how["cpus"], gpus=how["gpus"], code=code)
+    if how["launcher"] == "debug":
+        return local.DebugLauncher(cpus=how["cpus"], gpus=how["gpus"])
+    launcher: Launcher = _ray().RayLauncher(
+        disk,
+        address=how["address"],
+        cpus=how["cpus"],
+        gpus=how["gpus"],
+        code=code,
+        priority=how["priority"],
+        weight=how["weight"],
+    )
+    return launcher
+
+
+def _ray() -> Any:
+    """Return the module that knows Ray."""
+    try:
+        return importlib.import_module("orchestrator.launchers.ray_cluster")
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"
+        ) from error
+
+
+def _detach_here(disk: SweepDir, number: int, environment: Mapping[str, str]) -> Path:
+    """Start the controller of a recorded submission in a session of its own, from the recorded code."""
     log = disk.path / "controller.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            # -P: what lies in the current folder must not shadow what the command imports.
-            [sys.executable, "-P", "-m", "orchestrator.cli", *argv[1:]],
+            controller_command(disk, number),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": _import_path(), DETACHED: "1"},
+            env=code_snapshot.with_code(
+                Path(disk.submission(number)["run"]["code"]), {**os.environ, **environment}
+            ),
         )
     deadline = time.monotonic() + DETACH_S
     while time.monotonic() < deadline:
-        controller = disk.controller()
-        if controller is not None and controller["pid"] == process.pid:
+        if _runs(disk, number):
             return log
         if process.poll() is not None:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -160,10 +263,9 @@ def detach(argv: Sequence[str], disk: SweepDir) -> Path:
     raise StoreError(f"{log}: the submission did not start in {DETACH_S:.0f} s; see there")
 
 
-def _import_path() -> str:
-    """Return a PYTHONPATH on which this very memscale is found from any folder."""
-    root = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+def _runs(disk: SweepDir, number: int) -> bool:
+    """Return whether a controller runs, or ran, this submission."""
+    return (disk.controller() or {}).get("submission") == number
 
 
 def refuse_if_busy(disk: SweepDir) -> None:

@@ -2,7 +2,8 @@
 
     runs/<sweep>/
       sweep.yaml                   the file as last submitted; of several files all of them
-      submissions/0001.json        when, by whom, which trials it asked for
+      submissions/0001.json        when, by whom, which trials it asked for, how to run them
+      code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
       cancel.json                  present: somebody asked to cancel the sweep
       tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
@@ -335,6 +336,18 @@ class SweepDir:
         number = len(self.submissions()) + 1
         write_json(self.path / "submissions" / f"{number:04d}.json", {"number": number, **record})
         return number
+
+    def submission(self, number: int) -> dict[str, Any]:
+        """Return a submission.
+
+        Raises:
+            StoreError: If there is none of that number.
+        """
+        path = self.path / "submissions" / f"{number:04d}.json"
+        record = read_json(path)
+        if record is None:
+            raise StoreError(f"{path}: not there; submit again")
+        return record
 
     def controller(self) -> dict[str, Any] | None:
         """Return controller.json; orchestrator/lease.py tells whether that controller is alive."""

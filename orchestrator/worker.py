@@ -91,6 +91,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         memory_layout=spec.resources.memory_layout,
         memory_tables=spec.resources.memory_tables,
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
+        address=request.address,
     )
     metrics: dict[str, float] = trainer.run(job, reporter)
     return {**metrics, **gpu_memory_peak(request)}

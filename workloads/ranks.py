@@ -137,12 +137,19 @@ def sum_over_ranks(tensor: Tensor) -> None:
 
 @contextmanager
 def join(
-    *, rank: int, size: int, device: torch.device, rendezvous: Path, timeout_s: float = 300.0
+    *,
+    rank: int,
+    size: int,
+    device: torch.device,
+    rendezvous: Path,
+    address: str | None = None,
+    timeout_s: float = 300.0,
 ) -> Iterator[World]:
     """Enter the group of a trial's ranks, leave it at the end.
 
     Rank 0 listens on a free port and writes its address to `rendezvous`, a path on storage that all ranks share;
     the others wait for that file. It is removed once everybody is there, so a later attempt may reuse the path.
+    `address` is what it writes for ranks on other machines, which need not know this one by its name.
 
     Raises:
         CommunicationError: If they have not met after `timeout_s` seconds.
@@ -154,9 +161,9 @@ def join(
         raise ValueError(f"rank must lie in 0..{size - 1}, got {rank}")
     deadline = time.monotonic() + timeout_s
     if rank == 0:
-        store = _listen(rendezvous, size=size, timeout_s=timeout_s)
+        store = _listen(rendezvous, size=size, address=address, timeout_s=timeout_s)
     else:
-        store = _find(rendezvous, rank=rank, size=size, deadline=deadline)
+        store = _find(rendezvous, rank=rank, size=size, own=address, deadline=deadline)
     with named_failure("start"):
         places = _exchange_places(store, rank=rank, size=size, device=device)
         if len({place["host"] for place in places}) == 1:
@@ -179,7 +186,7 @@ def join(
         dist.destroy_process_group()
 
 
-def _listen(rendezvous: Path, *, size: int, timeout_s: float) -> TCPStore:
+def _listen(rendezvous: Path, *, size: int, address: str | None, timeout_s: float) -> TCPStore:
     host = socket.gethostname()
     store = TCPStore(
         "localhost",
@@ -191,20 +198,24 @@ def _listen(rendezvous: Path, *, size: int, timeout_s: float) -> TCPStore:
     )
     aside = rendezvous.with_name(f".{rendezvous.name}-{os.getpid()}")
     rendezvous.parent.mkdir(parents=True, exist_ok=True)
-    aside.write_text(json.dumps({"host": host, "port": store.port}))
+    aside.write_text(json.dumps({"host": host, "address": address or host, "port": store.port}))
     aside.replace(rendezvous)
     return store
 
 
-def _find(rendezvous: Path, *, rank: int, size: int, deadline: float) -> TCPStore:
+def _find(
+    rendezvous: Path, *, rank: int, size: int, deadline: float, own: str | None = None
+) -> TCPStore:
     """Return a connection to rank 0's store. The file is read anew at each try: an old attempt may have left one."""
     problem = "the file never appeared"
     while time.monotonic() < deadline:
         try:
             address = json.loads(rendezvous.read_text())
-            here = address["host"] == socket.gethostname()
+            here = address["host"] == socket.gethostname() and (
+                own is None or own == address["address"]
+            )
             return TCPStore(
-                "localhost" if here else address["host"],
+                "localhost" if here else address["address"],
                 address["port"],
                 size,
                 is_master=False,

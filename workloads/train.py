@@ -85,6 +85,8 @@ class Job:
     """Where memory tables and their moments lie: with the rest of the model, or in the host's memory."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
+    address: str | None = None
+    """Under which ranks on other machines reach this one; None: the machine's name."""
 
 
 def run(
@@ -336,7 +338,11 @@ def _join(job: Job, here: torch.device) -> AbstractContextManager[ranks.World]:
     if job.world_size > 1 and job.rendezvous is None:
         raise ValueError(f"rendezvous: {job.world_size} ranks need a file to meet at, got None")
     return ranks.join(
-        rank=job.rank, size=job.world_size, device=here, rendezvous=job.rendezvous or Path()
+        rank=job.rank,
+        size=job.world_size,
+        device=here,
+        rendezvous=job.rendezvous or Path(),
+        address=job.address,
     )
 
 

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from orchestrator import worker
+from orchestrator.code_snapshot import with_code
 from orchestrator.ending import EXIT_CODES, Ended
 from orchestrator.errors import ExperimentError
 from orchestrator.launchers.machine import gpu_memory_bytes, usable_cores, visible_gpus
@@ -27,6 +29,7 @@ class ProcessLauncher:
         cpus: int | None = None,
         gpus: int | None = None,
         job: str = TRAIN,
+        code: Path | None = None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -34,18 +37,20 @@ class ProcessLauncher:
             sweep: Whose trials run; its folder takes the template's log.
             cpus: Cores to give to trials; None is all this process may use.
             gpus: How many of the visible GPUs to give to trials; None is all.
+            code: Folder that ranks import from; None: where this very program lies.
             job: The job function that will be launched; decides what the template imports.
         """
         self._sweep = sweep
         self._node = local_node(cpus, gpus)
         self._job = job
+        self._code = code
         self._supervisor: NodeSupervisor | None = None
 
     def start(self) -> None:
         """Start the template and wait until it has imported everything."""
         self._supervisor = NodeSupervisor(
             log=str(self._sweep.path / "nodes" / f"{self._node.host}.log"),
-            environment=rank_environment(self._sweep),
+            environment=rank_environment(self._sweep, self._code),
             job=self._job,
             own_group=True,
         )
@@ -157,10 +162,17 @@ def local_node(cpus: int | None, gpus: int | None) -> Node:
     )
 
 
-def rank_environment(sweep: SweepDir) -> dict[str, str]:
-    """Return the variables that mark every process of a sweep and share its compile caches."""
+def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str]:
+    """Return the variables that mark every process of a sweep, share its compile caches and pin its code.
+
+    Args:
+        sweep: Whose processes.
+        code: Folder to import from (`code_snapshot.take`); None: where this very program lies.
+    """
     compiled = sweep.path.absolute() / "compiled"
+    path = with_code(code, os.environ)
     return {
+        **({} if code is None else {"PYTHONPATH": path["PYTHONPATH"]}),
         "MEMSCALE_SWEEP_DIR": str(sweep.path.absolute()),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),

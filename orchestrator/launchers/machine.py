@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 
 def usable_cores() -> int:
     """Return the cores this process may use: its CPU affinity, and the cgroup's quota if that is less."""
@@ -44,6 +46,23 @@ def visible_gpus(
         )
     found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(i) for i in range(len(found)))
+
+
+def network_environment(address: str | None) -> dict[str, str]:
+    """Return the variables that make gloo and NCCL talk over the interface that has this address; what is set already stands.
+
+    Without them gloo advertises whatever address the host's own name has, often 127.0.0.1. Empty for None and where
+    no interface has the address.
+    """
+    if address is None:
+        return {}
+    found = [
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(a.address == address for a in addresses)
+    ]
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: found[0] for name in names if found and name not in os.environ}
 
 
 def gpu_memory_bytes(gpus: Sequence[str], nvml: Any = None) -> float | None:

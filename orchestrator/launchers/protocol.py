@@ -1,14 +1,15 @@
 """What the controller asks of whoever starts processes. Ray, plain processes and the debugger look alike to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestrator.ending import Ended
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN, RankRequest
-from orchestrator.scheduler import Demand, Node
+from orchestrator.scheduler import Demand, Node, Part, Running
+from orchestrator.scheduling.sharing import Grant, Standing
 from orchestrator.trial_dir import AttemptDir, TrialDir
 
 
@@ -18,13 +19,14 @@ class NotPlaced(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One attempt to start on one node."""
+    """One attempt to start: on one node, or as a gang on several whole ones. `on` gives each of these its part."""
 
     trial_id: str
     trial_path: str
     attempt: int
     node_id: str
     ranks: int
+    """On all nodes."""
     cpus: int
     """Cores per rank."""
     gpus: float
@@ -38,6 +40,12 @@ class Launch:
     hang_after_s: float | None = None
     """Seconds without progress that count as a hang; None: what `orchestrator/hang.py` says."""
     job: str = TRAIN
+    also: tuple[Part, ...] = ()
+    """The further nodes of a gang; ranks go to nodes in order, as evenly as can be, so rank 0 is on the first."""
+    part: int = 0
+    """Which of these nodes this is about: 0 is `node_id`."""
+    address: str | None = None
+    """Of this part's node, as the others reach it; None where all ranks are on one."""
 
     @property
     def key(self) -> str:
@@ -54,9 +62,29 @@ class Launch:
         """Over all ranks."""
         return Demand(cpus=self.ranks * self.cpus, gpus=self.gpus)
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All its nodes."""
+        return (Part(node_id=self.node_id, gpus=self.gpu_ids), *self.also)
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this part."""
+        n = len(self.parts)
+        return range(self.part * self.ranks // n, (self.part + 1) * self.ranks // n)
+
+    @property
+    def gpus_here(self) -> float:
+        """GPUs of this part: a gang's lie where its ranks do."""
+        return self.gpus * len(self.ranks_here) / self.ranks if self.also else self.gpus
+
+    def on(self, part: int, *, address: str | None = None) -> "Launch":
+        """Return the part of one node, which is reached by others at that address."""
+        return replace(self, part=part, address=address)
+
     def rank_requests(self, gpu_ids: Sequence[str]) -> list[RankRequest]:
-        """Return one request per rank; the GPUs are dealt out evenly, several ranks may share one."""
-        n = len(gpu_ids)
+        """Return one request per rank of this part; its GPUs are dealt out evenly, several ranks may share one."""
+        n, ranks = len(gpu_ids), len(self.ranks_here)
         return [
             RankRequest(
                 trial_path=self.trial_path,
@@ -64,13 +92,14 @@ class Launch:
                 rank=rank,
                 ranks=self.ranks,
                 cpus=self.cpus,
-                gpus=tuple(gpu_ids[rank * n // self.ranks : -(-(rank + 1) * n // self.ranks)]),
+                gpus=tuple(gpu_ids[i * n // ranks : -(-(i + 1) * n // ranks)]),
                 cache=self.cache,
                 micro_batch_tokens=self.micro_batch_tokens,
                 gpu_memory_share=self.gpu_memory_share,
                 job=self.job,
+                address=self.address,
             )
-            for rank in range(self.ranks)
+            for i, rank in enumerate(self.ranks_here)
         ]
 
 
@@ -105,3 +134,27 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End everything that was started. May be called twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """What other users of a cluster have, and leave."""
+
+    taken: Sequence[Running] = ()
+    """What is not free on nodes although this controller holds nothing of it, as trials with made-up names."""
+    grant: Grant = field(default_factory=Grant)
+    """What this sweep may start."""
+    growing: bool = False
+    """Whether more nodes may come soon: what fits nowhere now is waited for."""
+
+
+@runtime_checkable
+class SharedLauncher(Protocol):
+    """A launcher on a cluster that others may use too."""
+
+    def others(self, standing: Standing) -> Others:
+        """Tell the other sweeps how this one stands; return what they and strangers leave to it.
+
+        Args:
+            standing: What this sweep holds, wants and keeps; its name, priority and weight are the launcher's to fill in.
+        """

@@ -5,35 +5,48 @@ other users of a cluster are kept out), and carries calls to one supervisor acto
 resources. Ranks are children of that actor's template, not Ray workers. What runs when is the scheduler's
 decision; a group is asked for only when it fits, because Ray's pending groups are no queue.
 
-Without an address a cluster of this machine is started for this controller alone and ends with it.
+Without an address a cluster of this machine is started for this controller alone and ends with it. A cluster that was
+there before is shared: what is really free on its nodes is looked up, and the sweeps on it tell each other how they
+stand (`shared_record.py`). A gang that fills several nodes has one group with a bundle per node; each node's supervisor
+starts its share of the ranks, and the attempt ends as one.
 """
 
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.state import available_resources_per_node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
+from orchestrator.code_snapshot import disagreement, pinned
 from orchestrator.ending import Ended
-from orchestrator.errors import ExperimentError
+from orchestrator.errors import ExperimentError, StoreError
 from orchestrator.launchers.embedded import SET_BY_RAY, Surroundings
+from orchestrator.launchers.host import ControllerHost
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.machine import usable_cores
-from orchestrator.launchers.protocol import Launch, NotPlaced
+from orchestrator.launchers.protocol import Launch, NotPlaced, Others
+from orchestrator.launchers.shared_record import SharedRecord
+from orchestrator.launchers.strangers import Use, taken_by_others
 from orchestrator.launchers.supervisor import START_TIMEOUT_S, NodeSupervisor
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN, registered
 from orchestrator.scheduler import Demand, Node
+from orchestrator.scheduling.sharing import Standing, grant
 from orchestrator.trial_dir import SweepDir
 
 LOG = logging.getLogger(__name__)
@@ -42,10 +55,23 @@ PLACE_TIMEOUT_S = 10.0
 KEEP_RESERVATION_S = 2.0
 """How long resources stay reserved after a trial, for the next one like it: a group asked for right after another
 was removed waits up to a second for Ray to notice."""
+SHARED_PLACE_TIMEOUT_S = 3.0
+"""The same where somebody else may have been quicker."""
+SETTLE_S = 2.0
+"""How long Ray may still count as used what was given back: it tells its nodes' free resources about once a second."""
+TRIES_PER_NODE = 3
+"""Supervisors that may fail to come up before a node is left out: one may have been killed, or out of memory."""
+KNOCK_S = 15.0
+"""How long a cluster may take to accept a connection."""
+NODES_WAIT_S = 300.0
+"""How long after its nodes last changed an existing cluster is expected to change again: a lost node is often replaced."""
+REPLACE_TIMEOUT_S = 30.0
+"""How long the controller waits for the supervisor that replaces a dead one. A later one joins like a new node."""
 CALL_TIMEOUT_S = 60.0
 """How long a supervisor may take to answer a call that does no waiting of its own."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; we pass nothing through it."""
+NAMESPACE = "memscale"
 
 
 @dataclass(kw_only=True)
@@ -60,14 +86,28 @@ class _Supervised:
 
 
 @dataclass(kw_only=True)
+class _Joining:
+    """A node whose supervisor is starting."""
+
+    node: Node
+    actor: Any
+    introduced: tuple[Any, ...]
+    """What it says of itself once it is ready; the last to come makes it so."""
+
+
+@dataclass(kw_only=True)
 class _Reservation:
-    """Resources on a node that Ray keeps for us."""
+    """Resources that Ray keeps for us: of one node, or several whole ones."""
 
     group: PlacementGroup
-    node_id: str
+    uses: tuple[Use, ...]
+    """Per node, in the order of the parts."""
     demand: Demand
-    gpu_ids: tuple[str, ...]
     idle_since: float = 0.0
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        return tuple(use.node_id for use in self.uses)
 
 
 @dataclass(kw_only=True)
@@ -76,6 +116,14 @@ class _Held:
 
     launch: Launch
     reservation: _Reservation
+    open: set[str] = field(default_factory=set)
+    """Nodes where ranks of it still run."""
+    endings: list[Ended] = field(default_factory=list)
+    """Of the other nodes."""
+
+
+class _Unfit(ExperimentError):
+    """A node that will not do, however often it is tried."""
 
 
 class RayLauncher:
@@ -89,81 +137,146 @@ class RayLauncher:
         cpus: int | None = None,
         gpus: int | None = None,
         job: str = TRAIN,
+        code: Path | None = None,
+        priority: int = 0,
+        weight: float = 1.0,
+        grows: bool = False,
     ) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             sweep: Whose trials run; its folder takes the templates' logs.
-            address: Of an existing cluster, as `ray.init` takes it; None starts one on this machine.
+            address: Of an existing cluster: `HOST:PORT`, or `auto`; this machine is one of its nodes. None starts one on this machine.
             cpus: Cores of the embedded cluster; None is all this process may use.
             gpus: GPUs of the embedded cluster; None is what Ray finds. More than there are can be said for tests.
             job: The job function that will be launched; decides what the templates import.
+            code: Folder that supervisors and ranks import from; None: where this very program lies.
+            priority: Among the sweeps of an existing cluster.
+            weight: Share among those of one priority.
+            grows: More nodes may come at any time, so what fits nowhere is waited for. Without it, only for a while.
         """
+        self._grows = grows
+        self._changed_at = time.monotonic()
         self._sweep = sweep
         self._address = address
         self._cpus = cpus
         self._gpus = gpus
         self._job = job
+        self._code = code
+        self._priority = priority
+        self._weight = weight
         self._supervised: dict[str, _Supervised] = {}
+        self._joining: dict[str, _Joining] = {}
         self._held: dict[str, _Held] = {}
         self._idle: list[_Reservation] = []
+        self._given_back: list[tuple[float, Use]] = []
         self._ended: list[Ended] = []
         self._surroundings = Surroundings()
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
         self._asked_at = 0.0
+        self._failures: Counter[str] = Counter()
+        """Supervisors per node that did not come up."""
         self._unusable: set[str] = set()
-        """Nodes that joined later and could not run a supervisor."""
+        """Nodes that could not run a supervisor."""
+        self._addresses: dict[str, str] = {}
+        """Of each node, as the others reach it."""
+        self._record: SharedRecord | None = None
+        self._strangers_since: dict[str, float] = {}
 
     def start(self) -> None:
-        """Start or join the cluster and have a supervisor ready on every node."""
+        """Start or join the cluster and have a supervisor ready on every node that can have one."""
         try:
             self._surroundings.remember()
             if self._address is None:
                 self._start_cluster()
             else:
-                ray.init(
-                    address=self._address,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    namespace="memscale",
-                )
+                _join(self._address, self._code)
+                self._record = SharedRecord(_ClusterStore(), str(self._sweep.path.absolute()))
             self._surroundings.undo_what_ray_did()
-            self._supervise(self._ask_for_nodes())
+            self._look_for_nodes()
+            problems = self._wait_for_nodes(START_TIMEOUT_S)
+            # On an existing cluster a node that is only slow joins later.
+            if problems and not self._supervised and (self._record is None or not self._joining):
+                raise problems[0]
+            for problem in problems:
+                LOG.warning("%s; this node runs nothing for now", problem)
         except BaseException:
             self.close()
             raise
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes that have a supervisor. Looks for new ones once a second at most."""
+        """Return the nodes that have a supervisor. Looks for new ones once a second at most, and waits for none."""
         if time.monotonic() - self._asked_at > 1.0:
-            known = self._supervised.keys() | self._unusable
-            new = [node for node in self._ask_for_nodes() if node.node_id not in known]
-            try:
-                self._supervise(new)
-            except ExperimentError as error:
-                LOG.warning("%s; this node is left out", error)
-                self._unusable |= {node.node_id for node in new}
+            self._look_for_nodes()
+            for problem in self._wait_for_nodes(0.0):
+                LOG.warning("%s; this node runs nothing for now", problem)
         return tuple(supervised.node for supervised in self._supervised.values())
 
+    def others(self, standing: Standing) -> Others:
+        """Exchange standings with the other sweeps of the cluster, and look up what is really free."""
+        if self._record is None:
+            return Others(growing=bool(self._joining))
+        changed_s = time.monotonic() - self._changed_at
+        growing = self._grows or bool(self._joining) or changed_s < NODES_WAIT_S
+        nodes = [supervised.node for supervised in self._supervised.values()]
+        own, others = self._record.exchange(
+            replace(standing, priority=self._priority, weight=self._weight)
+        )
+        granted = grant(
+            own,
+            others,
+            gpus=sum(len(node.gpus) for node in nodes),
+            cpus=sum(node.cpus for node in nodes),
+        )
+        settled = time.monotonic() - SETTLE_S
+        self._given_back = [(at, use) for at, use in self._given_back if at > settled]
+        uses = [
+            use
+            for held in (*(h.reservation for h in self._held.values()), *self._idle)
+            for use in held.uses
+        ]
+        return Others(
+            taken=taken_by_others(
+                nodes,
+                available=available_resources_per_node(),  # type: ignore[no-untyped-call]
+                own=uses,
+                given_back=[use for _, use in self._given_back],
+                closed=granted.closed,
+                since=self._strangers_since,
+                now=time.time(),
+            ),
+            grant=granted,
+            growing=growing,
+        )
+
     def launch(self, launch: Launch) -> tuple[str, ...]:
-        """Reserve the resources, learn which GPUs they are, and have the node's supervisor fork the ranks."""
-        supervised = self._supervised.get(launch.node_id)
-        if supervised is None:
-            raise NotPlaced(f"node {launch.node_id} is gone")
-        reservation = self._reserve(launch, supervised.node)
-        self._held[launch.key] = _Held(launch=launch, reservation=reservation)
-        try:
-            call = supervised.actor.launch.remote(launch, reservation.gpu_ids)
-            ray.get(call, timeout=CALL_TIMEOUT_S + START_TIMEOUT_S)
-        except RayError as error:
-            # It may have started ranks before it died or hung. They end with it, and `poll` reports the attempt.
-            LOG.warning(
-                "node %s: its supervisor does not answer (%s)",
-                supervised.node.host,
-                _first_line(error),
-            )
-            ray.kill(supervised.actor)
-        return reservation.gpu_ids
+        """Reserve the resources, learn which GPUs they are, and have the nodes' supervisors fork the ranks."""
+        there = [self._supervised.get(part.node_id) for part in launch.parts]
+        supervised = [one for one in there if one is not None]
+        if len(supervised) < len(there):
+            raise NotPlaced(f"a node of {[part.node_id for part in launch.parts]} is gone")
+        reservation = self._reserve(launch, [one.node for one in supervised])
+        self._held[launch.key] = _Held(
+            launch=launch, reservation=reservation, open=set(reservation.node_ids)
+        )
+        gang = len(supervised) > 1
+        calls = []
+        for part, (one, use) in enumerate(zip(supervised, reservation.uses, strict=True)):
+            mine = launch.on(part, address=self._addresses[use.node_id] if gang else None)
+            gpu_ids = use.gpu_ids[: round(mine.gpus_here)] if gang else use.gpu_ids
+            calls.append((one, one.actor.launch.remote(mine, gpu_ids)))
+        for one, call in calls:
+            try:
+                ray.get(call, timeout=CALL_TIMEOUT_S + START_TIMEOUT_S)
+            except RayError as error:
+                # It may have started ranks before it died or hung. They end with it, and `poll` reports the attempt.
+                LOG.warning(
+                    "node %s: its supervisor does not answer (%s)",
+                    one.node.host,
+                    _first_line(error),
+                )
+                ray.kill(one.actor)
+        return reservation.uses[0].gpu_ids
 
     def poll(self) -> list[Ended]:
         """Return what ended; replaces supervisors that died. Answers that are not there yet are left for next time."""
@@ -177,25 +290,26 @@ class RayLauncher:
                 supervised = polls[poll]
                 supervised.polling = None
                 try:
-                    self._ended += ray.get(poll)
+                    for one in ray.get(poll):
+                        self._part_ended(supervised.node.node_id, one)
                 except RayError as error:
                     self._lost(supervised, _first_line(error))
         ended, self._ended = self._ended, []
-        for one in ended:
-            held = self._held.pop(f"{one.trial_id}/{one.attempt}", None)
-            if held is not None:
-                held.reservation.idle_since = time.monotonic()
-                self._idle.append(held.reservation)
         oldest = time.monotonic() - KEEP_RESERVATION_S
-        self._release(lambda idle: idle.idle_since < oldest or idle.node_id not in self._supervised)
+        self._release(
+            lambda idle: (
+                idle.idle_since < oldest
+                or any(node_id not in self._supervised for node_id in idle.node_ids)
+            )
+        )
         return ended
 
     def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
         """Signal the ranks."""
         held = self._held.get(f"{trial_id}/{attempt}")
-        supervised = None if held is None else self._supervised.get(held.launch.node_id)
-        if held is not None and supervised is not None:
-            supervised.actor.stop.remote(held.launch.key, hard=hard)
+        if held is not None:
+            for supervised in self._of(held.open):
+                supervised.actor.stop.remote(held.launch.key, hard=hard)
 
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
         """Have the supervisors kill ranks of an earlier controller on their nodes."""
@@ -215,13 +329,18 @@ class RayLauncher:
     def close(self) -> None:
         """End supervisors, ranks and, if it is ours, the cluster; nothing of it is left when this returns."""
         if ray.is_initialized():
+            for joining in self._joining.values():
+                ray.kill(joining.actor)
             calls = [supervised.actor.close.remote() for supervised in self._supervised.values()]
             if calls:
                 ray.wait(calls, num_returns=len(calls), timeout=CALL_TIMEOUT_S)
             self._idle += [held.reservation for held in self._held.values()]
             self._release(lambda idle: True)
+            if self._record is not None:
+                self._record.leave()
             ray.shutdown()
         self._supervised.clear()
+        self._joining.clear()
         self._held.clear()
         self._surroundings.close()
         if self._address is None:
@@ -231,7 +350,7 @@ class RayLauncher:
 
     def _start_cluster(self) -> None:
         """Start Ray on this machine, apart from any other Ray there."""
-        folder = self._surroundings.make(rank_environment(self._sweep))
+        folder = self._surroundings.make(rank_environment(self._sweep, self._code))
         _read_settings()
         try:
             ray.init(
@@ -242,7 +361,7 @@ class RayLauncher:
                 num_cpus=usable_cores() if self._cpus is None else self._cpus,
                 num_gpus=self._gpus,
                 object_store_memory=OBJECT_STORE_BYTES,
-                namespace="memscale",
+                namespace=NAMESPACE,
                 _temp_dir=str(folder),
             )
         except (RayError, RuntimeError, OSError, ValueError) as error:
@@ -252,9 +371,10 @@ class RayLauncher:
             ) from error
 
     def _ask_for_nodes(self) -> list[Node]:
-        """Return the living nodes; their GPUs are only counted, the supervisor there knows the ids."""
+        """Return the living nodes that have a core; their GPUs are only counted, the supervisor there knows the ids."""
         self._asked_at = time.monotonic()
         records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        self._addresses = {record["NodeID"]: record["NodeManagerAddress"] for record in records}
         return [
             Node(
                 node_id=record["NodeID"],
@@ -263,39 +383,52 @@ class RayLauncher:
                 gpus=tuple(str(i) for i in range(int(record["Resources"].get("GPU", 0)))),
             )
             for record in records
-            if record["Alive"]
+            # A head that offers nothing is left in peace: a supervisor there would only take its memory.
+            if record["Alive"] and record["Resources"].get("CPU", 0) >= 1
         ]
 
     # -- reservations ------------------------------------------------------------------------------------------
 
-    def _reserve(self, launch: Launch, node: Node) -> _Reservation:
+    def _reserve(self, launch: Launch, nodes: Sequence[Node]) -> _Reservation:
         """Return a reservation for the launch: one that is idle and just like it, else a new one."""
-        like = [r for r in self._idle if r.node_id == node.node_id and r.demand == launch.demand]
+        node_ids = tuple(node.node_id for node in nodes)
+        like = [r for r in self._idle if r.node_ids == node_ids and r.demand == launch.demand]
         if like:
             # The GPUs that the scheduler chose, if they are among them.
-            chosen = min(like, key=lambda r: r.gpu_ids != launch.gpu_ids)
+            chosen = min(like, key=lambda r: r.uses[0].gpu_ids != launch.gpu_ids)
             self._idle.remove(chosen)
             return chosen
-        self._release(lambda idle: idle.node_id == node.node_id)
-        bundle: dict[str, float] = {"CPU": launch.demand.cpus}
-        if launch.gpus:
-            bundle["GPU"] = launch.gpus
-        group = placement_group(
-            [bundle],
-            strategy="STRICT_PACK",
-            name=launch.key,
-            bundle_label_selector=[{"ray.io/node-id": node.node_id}],
+        self._release(lambda idle: bool({*idle.node_ids} & {*node_ids}))
+        # A gang has its nodes to itself.
+        wanted = (
+            [(float(node.cpus), float(len(node.gpus))) for node in nodes]
+            if len(nodes) > 1
+            else [(float(launch.demand.cpus), launch.gpus)]
         )
         try:
-            if not group.wait(PLACE_TIMEOUT_S):
+            group = placement_group(
+                [{"CPU": cpus, **({"GPU": gpus} if gpus else {})} for cpus, gpus in wanted],
+                strategy="STRICT_PACK" if len(nodes) == 1 else "STRICT_SPREAD",
+                # No name: Ray wants it to be the only one on the cluster, and two sweeps may hold the same trial.
+                bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
+            )
+        except RayError as error:
+            raise NotPlaced(f"Ray made no reservation: {_first_line(error)}") from error
+        try:
+            timeout_s = PLACE_TIMEOUT_S if self._record is None else SHARED_PLACE_TIMEOUT_S
+            if not group.wait(timeout_s):
+                hosts = " and ".join(node.host for node in nodes)
                 raise NotPlaced(
-                    f"needs {launch.demand}; Ray has less free on {node.host}: somebody else uses it"
+                    f"needs {launch.demand}; Ray has less free on {hosts}: somebody else uses it"
                 )
-            gpu_ids = self._gpus_of(group, launch.gpus)
-            if not set(gpu_ids) <= set(node.gpus):
-                raise ExperimentError(
-                    f"node {node.host}: Ray reserved GPU {gpu_ids}, expected some of {node.gpus}"
-                )
+            uses = []
+            for index, (node, (cpus, gpus)) in enumerate(zip(nodes, wanted, strict=True)):
+                gpu_ids = self._gpus_of(group, gpus, index)
+                if not set(gpu_ids) <= set(node.gpus):
+                    raise ExperimentError(
+                        f"node {node.host}: Ray reserved GPU {gpu_ids}, expected some of {node.gpus}"
+                    )
+                uses.append(Use(node_id=node.node_id, cpus=cpus, gpus=gpus, gpu_ids=gpu_ids))
         except RayError as error:
             remove_placement_group(group)
             raise NotPlaced(
@@ -304,54 +437,109 @@ class RayLauncher:
         except BaseException:
             remove_placement_group(group)
             raise
-        return _Reservation(
-            group=group, node_id=node.node_id, demand=launch.demand, gpu_ids=gpu_ids
-        )
+        return _Reservation(group=group, uses=tuple(uses), demand=launch.demand)
 
     def _release(self, chosen: Callable[[_Reservation], bool]) -> None:
         """Give idle reservations back."""
         for reservation in [r for r in self._idle if chosen(r)]:
             self._idle.remove(reservation)
             remove_placement_group(reservation.group)
+            self._given_back += [(time.monotonic(), use) for use in reservation.uses]
 
-    def _gpus_of(self, group: PlacementGroup, gpus: float) -> tuple[str, ...]:
-        """Return the GPUs that a group holds, by running a moment inside it."""
+    def _gpus_of(self, group: PlacementGroup, gpus: float, bundle: int) -> tuple[str, ...]:
+        """Return the GPUs that a bundle holds, by running a moment inside it."""
         if not gpus:
             return ()
         strategy = PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=0
+            placement_group=group, placement_group_bundle_index=bundle
         )
         call = self._gpu_ids.options(num_gpus=gpus, scheduling_strategy=strategy).remote()
         return tuple(str(gpu) for gpu in ray.get(call, timeout=CALL_TIMEOUT_S))
 
     # -- supervisors -------------------------------------------------------------------------------------------
 
-    def _supervise(self, nodes: Sequence[Node]) -> None:
-        """Start a supervisor on each of these nodes, all at once, and wait for them."""
-        actors = {node.node_id: self._new_actor(node) for node in nodes}
-        for node in nodes:
-            actor = actors[node.node_id]
+    def _look_for_nodes(self) -> None:
+        """Start a supervisor on each node that has none; returns at once."""
+        known = self._supervised.keys() | self._joining.keys() | self._unusable
+        for node in self._ask_for_nodes():
+            if node.node_id not in known:
+                self._begin(node)
+
+    def _begin(self, node: Node) -> None:
+        self._changed_at = time.monotonic()
+        actor = self._new_actor(node)
+        # Answered one after another.
+        calls = (
+            actor.wait_until_ready.remote(),
+            actor.describe.remote(),
+            actor.gpu_memory_bytes.remote(),
+            actor.installed.remote(),
+        )
+        self._joining[node.node_id] = _Joining(node=node, actor=actor, introduced=calls)
+
+    def _wait_for_nodes(
+        self, timeout_s: float, only: Iterable[str] | None = None
+    ) -> list[ExperimentError]:
+        """Take in supervisors that are ready, waiting so long for them; return what was wrong with the others."""
+        waited = [self._joining[n] for n in (self._joining if only is None else only)]
+        if not waited:
+            return []
+        last = {joining.introduced[-1]: joining for joining in waited}
+        ready, late = ray.wait(list(last), num_returns=len(last), timeout=timeout_s)
+        problems = []
+        for joining in [last[reference] for reference in ready]:
+            del self._joining[joining.node.node_id]
             try:
-                ray.get(actor.wait_until_ready.remote(), timeout=START_TIMEOUT_S)
-                process, visible = ray.get(actor.describe.remote(), timeout=CALL_TIMEOUT_S)
-                memory = ray.get(actor.gpu_memory_bytes.remote(), timeout=CALL_TIMEOUT_S)
-            except GetTimeoutError as error:
-                raise ExperimentError(
-                    f"node {node.host}: its supervisor did not start in {START_TIMEOUT_S:.0f} s"
-                ) from error
-            except RayTaskError as error:
-                raise ExperimentError(str(error.cause)) from error
-            except RayError as error:
-                raise ExperimentError(
-                    f"node {node.host}: its supervisor died at once ({_first_line(error)})"
-                ) from error
-            if len(visible) >= len(node.gpus):
-                # Ray names GPUs as CUDA_VISIBLE_DEVICES of its own start does, which need not be 0, 1, 2 …
-                node = replace(node, gpus=tuple(visible[: len(node.gpus)]))
-            node = replace(node, gpu_memory_bytes=memory if node.gpus else None)
-            self._supervised[node.node_id] = _Supervised(
-                actor=actor, node=node, process=ProcessId.from_json(process)
+                self._take_in(joining)
+            except ExperimentError as problem:
+                self._failures[joining.node.node_id] += 1
+                if (
+                    isinstance(problem, _Unfit)
+                    or self._failures[joining.node.node_id] >= TRIES_PER_NODE
+                ):
+                    self._unusable.add(joining.node.node_id)
+                problems.append(problem)
+        if timeout_s >= START_TIMEOUT_S:
+            for joining in [last[reference] for reference in late]:
+                problems.append(
+                    ExperimentError(
+                        f"node {joining.node.host}: its supervisor did not start in {timeout_s:.0f} s"
+                    )
+                )
+        return problems
+
+    def _take_in(self, joining: _Joining) -> None:
+        """Have a node's supervisor among those that work.
+
+        Raises:
+            ExperimentError: If the node cannot be used; says why.
+        """
+        node, host = joining.node, joining.node.host
+        try:
+            _, (process, visible), memory, versions = ray.get(list(joining.introduced))
+        except RayTaskError as error:
+            ray.kill(joining.actor)
+            raise ExperimentError(f"node {host}: {error.cause}") from error
+        except RayActorError as error:
+            raise ExperimentError(
+                f"node {host}: its supervisor died at once ({_reason(error)}); the node must see {self._sweep.path.absolute()} "
+                "and have memscale's dependencies installed"
+            ) from error
+        except RayError as error:
+            raise ExperimentError(f"node {host}: no supervisor ({_first_line(error)})") from error
+        if self._code is not None and (wrong := disagreement(pinned(self._code), versions)):
+            ray.kill(joining.actor)
+            raise _Unfit(
+                f"node {host}: has {wrong}, so its numbers would not compare; install the same versions there, "
+                "or submit from an environment like its own"
             )
+        if len(visible) >= len(node.gpus):
+            # Ray names GPUs as CUDA_VISIBLE_DEVICES of its own start does, which need not be 0, 1, 2 …
+            node = replace(node, gpus=tuple(visible[: len(node.gpus)]))
+        node = replace(node, gpu_memory_bytes=memory if node.gpus else None)
+        self._supervised[node.node_id] = _Supervised(
+            actor=joining.actor, node=node, process=ProcessId.from_json(process)
+        )
 
     def _new_actor(self, node: Node) -> Any:
         actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=0)(NodeSupervisor)
@@ -360,35 +548,64 @@ class RayLauncher:
         ).remote(
             log=str(self._sweep.path.absolute() / "nodes" / f"{node.host}.log"),
             environment={
-                **rank_environment(self._sweep),
+                **rank_environment(self._sweep, self._code),
                 **{name: os.environ.get(name, "") for name in SET_BY_RAY},
             },
             job=self._job,
         )
+
+    def _of(self, node_ids: Iterable[str]) -> list[_Supervised]:
+        return [self._supervised[n] for n in node_ids if n in self._supervised]
+
+    def _part_ended(self, node_id: str, ended: Ended) -> None:
+        """The ranks of an attempt on one node are gone. Those on others must follow; then the attempt has ended."""
+        key = f"{ended.trial_id}/{ended.attempt}"
+        held = self._held.get(key)
+        if held is None:
+            return
+        held.open.discard(node_id)
+        held.endings.append(ended)
+        if not held.open:
+            del self._held[key]
+            held.reservation.idle_since = time.monotonic()
+            self._idle.append(held.reservation)
+            self._ended.append(_as_one(held.endings))
+            return
+        for other in self._of(held.open):
+            if ended.node_lost is not None:
+                other.actor.stop.remote(key, hard=True)
+            else:
+                other.actor.end_with.remote(key, failed=any(ended.exit_codes.values()))
 
     def _lost(self, supervised: _Supervised, why: str) -> None:
         """A supervisor died. Its ranks died with it; make sure, say so, and put another one in its place."""
         node = supervised.node
         LOG.warning("node %s: its supervisor is gone (%s)", node.host, why)
         del self._supervised[node.node_id]
-        self._release(lambda idle: idle.node_id == node.node_id)
-        gone = [held for held in self._held.values() if held.launch.node_id == node.node_id]
+        self._changed_at = time.monotonic()
+        self._release(lambda idle: node.node_id in idle.node_ids)
+        gone = [held for held in self._held.values() if node.node_id in held.open]
         there = [other for other in self._ask_for_nodes() if other.node_id == node.node_id]
         if there:
-            self._supervise(there)
+            self._begin(there[0])
+            for problem in self._wait_for_nodes(REPLACE_TIMEOUT_S, only=[node.node_id]):
+                LOG.warning("%s; this node runs nothing for now", problem)
             ranks = [process for held in gone for process in registered(held.launch.folder)]
-            for process in self.end_orphans(ranks):
+            for process in self.end_orphans(
+                [p for p in ranks if p.host == supervised.process.host]
+            ):
                 LOG.warning("node %s: rank %d could not be ended", node.host, process.pid)
             what = f"the supervisor of {node.host} died"
         else:
             what = f"the node {node.host} died"
         for held in gone:
-            self._ended.append(
+            self._part_ended(
+                node.node_id,
                 Ended(
                     trial_id=held.launch.trial_id,
                     attempt=held.launch.attempt,
                     node_lost=f"{what}, and its ranks with it",
-                )
+                ),
             )
 
 
@@ -399,9 +616,169 @@ def _read_settings() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
+class _Host(ControllerHost):
+    """A `ControllerHost` as a detached actor."""
+
+    def __init__(self, sweep: str, number: int, environment: Mapping[str, str]) -> None:
+        context = ray.get_runtime_context()
+        own = context.current_actor
+        super().__init__(
+            sweep,
+            number,
+            address=context.gcs_address,
+            environment=environment,
+            on_end=lambda: ray.kill(own, no_restart=True),
+        )
+
+
+class _ClusterStore:
+    """Ray's own key-value store as a `shared_record.Store`."""
+
+    _PREFIX = b"memscale/sweeps/"
+
+    def put(self, name: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(self._key(name), value, overwrite=True, namespace=NAMESPACE)
+
+    def get_all(self) -> dict[str, bytes]:
+        keys = internal_kv._internal_kv_list(self._PREFIX, namespace=NAMESPACE)
+        found = {key: internal_kv._internal_kv_get(key, namespace=NAMESPACE) for key in keys}
+        # One may have left between the two questions.
+        return {
+            key.removeprefix(self._PREFIX).decode(): value
+            for key, value in found.items()
+            if value is not None
+        }
+
+    def delete(self, name: str) -> None:
+        internal_kv._internal_kv_del(self._key(name), namespace=NAMESPACE)
+
+    def _key(self, name: str) -> bytes:
+        return self._PREFIX + name.encode()
+
+
+def host(
+    sweep: SweepDir,
+    number: int,
+    *,
+    code: Path,
+    address: str,
+    environment: Mapping[str, str],
+    started: Callable[[], bool],
+    timeout_s: float,
+) -> Path:
+    """Have a cluster run the controller of a recorded submission, so that it outlives this process; return its log.
+
+    Args:
+        sweep: On storage that the cluster's nodes see under the same path.
+        number: Of the submission.
+        code: Folder to import from.
+        address: `ray://HOST:PORT` from any machine; `HOST:PORT` or `auto` from a node of the cluster.
+        environment: Variables for the controller. They travel through Ray's memory and are written nowhere by us.
+        started: Whether the controller runs the sweep, seen from here.
+        timeout_s: How long that may take.
+
+    Raises:
+        StoreError: If it ended at once, or did not start in time.
+        ExperimentError: If the cluster cannot be reached.
+    """
+    log = sweep.path.absolute() / "controller.log"
+    _join(address, code)
+    try:
+        name = f"controller of {sweep.path.absolute()}"
+        if name in ray.util.list_named_actors():
+            # Left from an earlier submission, which has no controller any more.
+            ray.kill(ray.get_actor(name))
+        actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=-1)(_Host)
+        actor = actor_class.options(name=name, lifetime="detached").remote(
+            str(sweep.path.absolute()), number, dict(environment)
+        )
+        deadline = time.monotonic() + timeout_s
+        while not started():
+            try:
+                code_of_end = ray.get(actor.exit_code.remote(), timeout=timeout_s)
+            except RayActorError as error:
+                if started():
+                    break
+                raise StoreError(
+                    f"{log}: the controller did not start ({_reason(error)})"
+                ) from error
+            except RayError as error:
+                raise StoreError(
+                    f"{log}: the controller did not start ({_first_line(error)})"
+                ) from error
+            if code_of_end is not None and not started():
+                raise StoreError(f"{log}: the controller ended at once; see there")
+            if time.monotonic() > deadline:
+                ray.kill(actor)
+                raise StoreError(
+                    f"{log}: the controller did not start in {timeout_s:.0f} s; see there"
+                )
+            time.sleep(0.2)
+    finally:
+        ray.shutdown()
+    return log
+
+
+def _join(address: str, code: Path | None) -> None:
+    """Connect to an existing cluster; whatever it runs for us imports from `code` first.
+
+    Raises:
+        ExperimentError: If that fails; says what to look at.
+    """
+    variables = {
+        # The supervisors choose GPUs for the ranks; Ray must not hide them from an actor that holds none.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray puts in what the variable is on the node: a cluster may need its own.
+        **({} if code is None else {"PYTHONPATH": f"{code}{os.pathsep}${{PYTHONPATH}}"}),
+    }
+    try:
+        _knock(address)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace=NAMESPACE,
+            runtime_env={"env_vars": variables},
+        )
+    except (RayError, RuntimeError, OSError, ValueError) as error:
+        raise ExperimentError(
+            f"--address {address}: no Ray cluster could be joined ({_first_line(error)}); is it running, and of this version of "
+            "Ray and Python? HOST:PORT and auto are for machines that are nodes of it, ray://HOST:10001 for any other. "
+            "A cluster with authentication wants its RAY_AUTH_TOKEN here too"
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at an address that names a host and a port: Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+
+
+def _as_one(endings: Sequence[Ended]) -> Ended:
+    """Return how an attempt ended whose ranks were on several nodes."""
+    return Ended(
+        trial_id=endings[0].trial_id,
+        attempt=endings[0].attempt,
+        exit_codes=dict(sorted((r, c) for ended in endings for r, c in ended.exit_codes.items())),
+        ended_by_us=frozenset().union(*(ended.ended_by_us for ended in endings)),
+        node_lost=next((e.node_lost for e in endings if e.node_lost is not None), None),
+        hang=next((e.hang for e in endings if e.hang is not None), None),
+        stood=dict(sorted((r, where) for ended in endings for r, where in ended.stood.items())),
+        out_of_memory=frozenset().union(*(ended.out_of_memory for ended in endings)),
+    )
+
+
 def _gpu_ids() -> list[str]:
     """Return the GPUs of the bundle that this runs in."""
     return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def _reason(error: RayActorError) -> str:
+    """Return what a dead actor died of: an exception of its own says that in its last line."""
+    cause = getattr(error, "cause", None)
+    text = str(cause or error).strip()
+    return text.splitlines()[-1] if text else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import orchestrator
-from orchestrator import catalog
+from orchestrator import catalog, code_snapshot
 from orchestrator.ending import Ended
 from orchestrator.errors import ExperimentError
 from orchestrator.hang import HangWatch
 from orchestrator.launchers.kernel_oom import KernelOom
-from orchestrator.launchers.machine import gpu_memory_bytes, visible_gpus
+from orchestrator.launchers.machine import gpu_memory_bytes, network_environment, visible_gpus
 from orchestrator.launchers.protocol import Launch
 from orchestrator.processes import ProcessId, end_for_good
 from orchestrator.rank import TRAIN
@@ -79,7 +79,7 @@ class _Attempt:
 
     @property
     def left(self) -> list[int]:
-        return [rank for rank in range(self.launch.ranks) if rank not in self.codes]
+        return [rank for rank in self.launch.ranks_here if rank not in self.codes]
 
     def hurry(self, deadline: float) -> None:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
@@ -157,6 +157,10 @@ class NodeSupervisor:
         """Return the ProcessId of the process this runs in, as JSON, and the ids of the GPUs it sees."""
         return ProcessId.own().to_json(), visible_gpus()
 
+    def installed(self) -> dict[str, str]:
+        """Return the versions of Python and of packages that can change a result."""
+        return code_snapshot.installed()
+
     def gpu_memory_bytes(self) -> float | None:
         """Return the memory of the smallest GPU it sees, None where there is none or nobody tells."""
         return gpu_memory_bytes(visible_gpus())
@@ -171,7 +175,8 @@ class NodeSupervisor:
         if not self._ready:
             self.wait_until_ready()
         attempt = self._attempts[launch.key] = _Attempt(
-            launch=launch, watch=HangWatch(launch.hang_after_s)
+            launch=launch,
+            watch=HangWatch(launch.hang_after_s, sees_all=len(launch.ranks_here) == launch.ranks),
         )
         for request in launch.rank_requests(gpu_ids):
             self._command(
@@ -182,12 +187,13 @@ class NodeSupervisor:
                         # Ours or nothing: a rank must not see GPUs that it does not hold.
                         "CUDA_VISIBLE_DEVICES": ",".join(request.gpus),
                         "OMP_NUM_THREADS": str(request.cpus),
+                        **network_environment(launch.address),
                     },
                     "log": str(request.attempt_dir.log),
                     "cwd": str(Path.cwd()),
                 }
             )
-        while len(attempt.processes.keys() | attempt.codes.keys()) < launch.ranks:
+        while len(attempt.processes.keys() | attempt.codes.keys()) < len(launch.ranks_here):
             self._take_events(1.0)
 
     def poll(self) -> list[Ended]:
@@ -217,6 +223,12 @@ class NodeSupervisor:
             return
         self._signal(attempt, signal.SIGTERM)
         attempt.hurry(self._clock() + STOP_TIMEOUT_S)
+
+    def end_with(self, key: str, *, failed: bool) -> None:
+        """Give the ranks of an attempt as long as they have when one of their own ends: those on another node have."""
+        attempt = self._attempts.get(key)
+        if attempt is not None:
+            attempt.hurry(self._clock() + (AFTER_FAILURE_S if failed else AFTER_DONE_S))
 
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
         """SIGKILL processes of this node, wait until they are gone, return those that are not."""

@@ -49,6 +49,8 @@ class NextInLine:
     demand: Demand
     at: float
     """Predicted start, seconds since 1970."""
+    nodes: tuple[int, ...] = ()
+    """Rows of the nodes where room is kept."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,9 @@ def decide(room: Room, queue: Queue, now: float) -> Decision:
             push(number, max(position + 1, kind.first_within(views.at - now)))
     return Decision(
         starts=tuple(starts),
-        next_in_line=NextInLine(first[2], line.demand, reservation.at) if reservation else None,
+        next_in_line=NextInLine(first[2], line.demand, reservation.at, tuple(reservation.spare))
+        if reservation
+        else None,
         free=views.now,
     )
 

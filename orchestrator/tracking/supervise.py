@@ -38,16 +38,20 @@ class Drained:
 class ShipperProcess:
     """A running shipper. Ends when this process does, however that happens."""
 
-    def __init__(self, sweep: SweepDir, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
+    ) -> None:
         """Start it; returns at once. What it says goes to RUNS/SWEEP/tracking.log.
 
         Args:
             sweep: Its folder exists.
             tracking_uri: Default: the SQLite store beside the sweeps.
+            code: Folder that it imports from; None: where this very program lies.
         """
+        self.code = code
         self.sweep = SweepDir(sweep.path.absolute())
         self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
-        root = str(Path(orchestrator.__file__).parent.parent)
+        root = str(code or Path(orchestrator.__file__).parent.parent)
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
         self.started_at = time.monotonic()
         with (self.sweep.path / "tracking.log").open("ab") as log:
@@ -121,7 +125,9 @@ class Shipping:
     def replace(self) -> None:
         """Start another shipper in the place of this one."""
         self.process.stop()
-        self.process = ShipperProcess(self.process.sweep, self.process.tracking_uri)
+        self.process = ShipperProcess(
+            self.process.sweep, self.process.tracking_uri, code=self.process.code
+        )
 
     @property
     def unshipped_points(self) -> int:
@@ -138,7 +144,11 @@ class Shipping:
 
 @contextmanager
 def shipping(
-    sweep: SweepDir, tracking_uri: str | None = None, *, drain_s: float = DRAIN_S
+    sweep: SweepDir,
+    tracking_uri: str | None = None,
+    *,
+    drain_s: float = DRAIN_S,
+    code: Path | None = None,
 ) -> Iterator[Shipping]:
     """Ship a sweep while the body runs, and what is left at its end. With an empty body: send what a tracker lacks.
 
@@ -146,8 +156,9 @@ def shipping(
         sweep: Its folder exists.
         tracking_uri: Default: the SQLite store beside the sweeps.
         drain_s: What the end may take. A body that raised is not kept waiting.
+        code: Folder that it imports from; None: where this very program lies.
     """
-    shipping = Shipping(process=ShipperProcess(sweep, tracking_uri))
+    shipping = Shipping(process=ShipperProcess(sweep, tracking_uri, code=code))
     try:
         yield shipping
     except BaseException:

@@ -1,4 +1,4 @@
-"""Run a sweep's controller as a process of its own, which tests may kill: python run_controller.py SWEEP SUBMISSION LAUNCHER.
+"""Run a sweep's controller as a process of its own, which tests may kill: python run_controller.py SWEEP SUBMISSION LAUNCHER [ADDRESS JOB].
 
 Ctrl-C and SIGTERM stop it gracefully, as `memscale submit` does. Exits with 0 when every trial is done.
 """
@@ -9,15 +9,17 @@ from pathlib import Path
 
 from orchestrator.controller import Controller
 from orchestrator.launchers.local import ProcessLauncher
+from orchestrator.rank import TRAIN
 from orchestrator.trial_dir import SweepDir
 
 
 def main() -> int:
     sweep, submission, kind = SweepDir(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
+    address, job = sys.argv[4:6] if len(sys.argv) == 6 else (None, TRAIN)
     if kind == "ray":
         from orchestrator.launchers.ray_cluster import RayLauncher
 
-        launcher = RayLauncher(sweep, cpus=2)
+        launcher = RayLauncher(sweep, cpus=2, address=address, job=job)
     else:
         launcher = ProcessLauncher(sweep, cpus=2)
     controller = Controller(
@@ -26,6 +28,7 @@ def main() -> int:
         trial_ids=[trial.trial_id for trial in sweep.trials()],
         launcher=launcher,
         cache=sweep.path / "cache",
+        job=job,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: controller.stop())

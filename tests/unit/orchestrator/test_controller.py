@@ -13,12 +13,13 @@ from orchestrator import exclusion
 from orchestrator.controller import Controller
 from orchestrator.ending import EXIT_CODES, Ended
 from orchestrator.errors import BusyError, ExperimentError
-from orchestrator.launchers.protocol import NotPlaced
+from orchestrator.launchers.protocol import NotPlaced, Others
 from orchestrator.lease import ControllerLease
 from orchestrator.processes import ProcessId
 from orchestrator.records import GPU_PEAK, Outcome, Resources, Retries, TrialSpec, TrialState
 from orchestrator.reporter import RankReporter
-from orchestrator.scheduler import Node
+from orchestrator.scheduler import Demand, Node, Running
+from orchestrator.scheduling.sharing import Grant
 from orchestrator.status import NO_CONTROLLER, status_from_disk
 from orchestrator.trial_dir import SweepDir, write_json
 from orchestrator.worker import write_error, write_result
@@ -379,6 +380,103 @@ def test_auto_is_one_gpu_per_rank_where_there_are_any(world):
     by_id = {launch.trial_id: launch for launch in world.launcher.launches}
     assert (by_id[one].gpus, by_id[two].gpus) == (1.0, 2.0)
     assert [r.gpus for r in by_id[two].rank_requests(by_id[two].gpu_ids)] == [("0",), ("1",)]
+
+
+class SharedPretendLauncher(PretendLauncher):
+    """Nodes that somebody else uses too; what they leave is for the test to say."""
+
+    def __init__(self, *, n_nodes=1, **more):
+        super().__init__(**more)
+        self.all = [replace(self.node, node_id=f"n{i}", host=f"host-{i}") for i in range(n_nodes)]
+        self.left, self.standings = Others(), []
+
+    def nodes(self):
+        return tuple(self.all)
+
+    def others(self, standing):
+        self.standings.append(standing)
+        return self.left
+
+
+def test_a_sweep_starts_no_more_than_its_share_and_tells_how_it_stands(world):
+    world.launcher = SharedPretendLauncher(cpus=4)
+    world.launcher.left = Others(grant=Grant(cpus=2.0, why="its share is 2 cores"))
+    ids = [world.trial(seed) for seed in range(3)]
+
+    def script():
+        while not any(status.trials[2].wait for status in world.updates[1:]):
+            yield
+        assert len(world.launcher.running) == 2
+        world.launcher.left = Others()
+        while len(world.launcher.running) < 3:
+            yield
+        for trial_id in ids:
+            world.launcher.end(trial_id, DONE, steps=100)
+        yield
+
+    status = world.run(*ids, script=script())
+
+    assert status.complete
+    waits = {t.wait for s in world.updates for t in s.trials if t.wait}
+    assert "fits, and leaves room to others: its share is 2 cores" in waits
+    first, full = world.launcher.standings[0], world.launcher.standings[-1]
+    assert (first.holds_cpus, first.wants_cpus, first.started) == (0, 3, 0)
+    assert (full.wants_cpus, full.started) == (0, 3)
+
+
+def test_what_others_hold_is_not_free(world):
+    world.launcher = SharedPretendLauncher(cpus=2)
+    stranger = Running(trial_id="others", node_id="n0", demand=Demand(cpus=2))
+    world.launcher.left = Others(taken=[stranger], grant=Grant(why="shares the cluster"))
+    trial = world.trial(0)
+
+    def script():
+        for _ in range(5):
+            yield
+        assert world.launcher.launches == []
+        world.launcher.left = Others()
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+
+    waits = {t.wait for s in world.updates for t in s.trials}
+    assert any("0 of 2 cores free" in w and "(shares the cluster)" in w for w in waits)
+
+
+def test_a_trial_of_more_ranks_than_a_node_holds_gets_whole_nodes(world):
+    world.launcher = SharedPretendLauncher(n_nodes=2, cpus=2, gpus=("0", "1"))
+    gang = world.trial(0, resources=Resources(ranks=4))
+    single = world.trial(1, resources=Resources(gpus=0))
+
+    def script():
+        yield from finish(world, gang)
+        yield from finish(world, single)
+
+    status = world.run(gang, single, script=script())
+
+    assert status.complete
+    first, second = world.launcher.launches
+    assert (first.trial_id, first.gpus) == (gang, 4.0)
+    assert [part.node_id for part in first.parts] == ["n0", "n1"]
+    assert world.sweep.trial(gang).attempt(1).launch()["node"] == "host-0, host-1"
+    # Its nodes are its own: the other trial had to wait for its end.
+    assert (second.trial_id, second.also) == (single, ())
+    waits = {t.wait for s in world.updates for t in s.trials if t.trial_id == single}
+    assert any("needs 1 core" in wait for wait in waits)
+
+
+def test_a_cluster_that_grows_is_waited_for(world):
+    world.launcher = SharedPretendLauncher(cpus=2)
+    world.launcher.left = Others(growing=True)
+    large = world.trial(0, resources=Resources(gpus=0, cpus=4))
+
+    def script():
+        for _ in range(5):
+            yield
+        world.launcher.all.append(Node(node_id="late", host="late", cpus=4))
+        yield from finish(world, large)
+
+    assert world.run(large, script=script()).complete
 
 
 def test_launcher_that_cannot_place_costs_no_attempt(world):

@@ -42,6 +42,12 @@ def test_more_time_before_the_first_step_and_outside_of_training():
         assert quiet_until_told(HangWatch(), ranks)[0] > OTHERWISE_S
 
 
+def test_more_time_where_some_ranks_are_on_another_node():
+    watch = HangWatch(sees_all=False)
+
+    assert quiet_until_told(watch, {1: standing(9), 2: standing(9)})[0] > OTHERWISE_S
+
+
 def test_own_floor_replaces_both_but_never_cuts_slow_steps_short():
     assert quiet_until_told(HangWatch(7.0), {0: standing(9, step_s=0.1)})[0] == 8
     assert quiet_until_told(HangWatch(7.0), {0: standing(1, phase="data", step_s=None)})[0] == 8

@@ -1,8 +1,14 @@
 """What a submission writes down before anything starts."""
 
+import json
+import re
 from pathlib import Path
 
-from orchestrator.plan import make_plan
+import pytest
+
+from orchestrator import submission
+from orchestrator.errors import StoreError
+from orchestrator.plan import Plan, make_plan
 from orchestrator.submission import Submission
 from orchestrator.sweep import load_sweep
 from orchestrator.throughput import Measurement
@@ -45,3 +51,76 @@ def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
     assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in sweep.trials]
     assert {t.status for t in again.trials} == {"resume"}
     assert again.sweep.question == record["question"]
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A plan of one trial."""
+    folder = tmp_path_factory.mktemp("priced")
+    file = folder / "one.yaml"
+    file.write_text(
+        SWEEP.format(what="width", architecture="dense", keys="").replace("several", "one"),
+        encoding="utf-8",
+    )
+    return make_plan(load_sweep(file), SweepDir(folder / "runs" / "one"), MEASURED)
+
+
+def test_what_is_recorded_is_enough_for_another_process_to_run_it(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SweepDir(tmp_path / "runs" / "one")
+    asked = Submission(
+        plan=priced,
+        runs=tmp_path / "runs",
+        address="auto",
+        priority=3,
+        weight=2.0,
+        tracking_uri="http://user:secret@host",
+        argv=("memscale", "submit", "--tracking-uri", "http://user:secret@host"),
+    )
+    number = asked._record(disk)
+
+    how = disk.submission(number)["run"]
+
+    assert (how["address"], how["priority"], how["weight"]) == ("auto", 3, 2.0)
+    code = Path(how["code"])
+    assert (code / "orchestrator" / "cli.py").exists()
+    assert set(how["predicted_s"]) == {trial.trial_id for trial in disk.trials()}
+    assert "secret" not in json.dumps(disk.submission(number))
+    seen = {}
+
+    def launcher(disk: SweepDir, how: dict, code: Path) -> None:
+        seen.update(how, code=code)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "_launcher", launcher)
+    with pytest.raises(KeyboardInterrupt):
+        submission.run_recorded(disk, number, print, address="10.0.0.1:6379")
+    assert seen["address"] == "10.0.0.1:6379"
+    assert seen["code"] == code
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "ray://10.0.0.1:10001", "[::1]:6379"])
+def test_addresses_that_ray_takes(tmp_path: Path, priced: Plan, address: str) -> None:
+    assert Submission(plan=priced, runs=tmp_path, address=address).address == address
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "head"}, "must be auto, HOST:PORT or ray://HOST:PORT"),
+        ({"address": "http://head:8265"}, "must be auto, HOST:PORT or ray://HOST:PORT"),
+        ({"address": "auto", "launcher": "process"}, "leave one of them out"),
+        ({"address": "auto", "cpus": 4}, "--cpus and --gpus are of this machine"),
+    ],
+)
+def test_options_that_contradict_an_address(
+    tmp_path: Path, priced: Plan, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Submission(plan=priced, runs=tmp_path, **options)
+
+
+def test_a_submission_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="submit again"):
+        SweepDir(tmp_path).submission(1)

@@ -72,3 +72,14 @@ class Nvml:
 )
 def test_gpu_memory_is_that_of_the_smallest(gpus, memory):
     assert machine.gpu_memory_bytes(gpus, Nvml()) == memory
+
+
+def test_gloo_and_nccl_are_told_the_interface_of_an_address(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+
+    loopback = machine.network_environment("127.0.0.1")
+
+    assert loopback == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert machine.network_environment("203.0.113.99") == {}
+    assert machine.network_environment(None) == {}

@@ -163,6 +163,20 @@ def test_rank_that_does_not_heed_a_stop_is_killed_after_a_while(node):
     assert (ended.exit_codes, ended.ended_by_us) == ({0: -signal.SIGKILL}, {0})
 
 
+def test_ranks_of_a_part_end_with_those_of_another_node(node):
+    launch = node.launch(gate_at=2, deaf=True)
+    wait_until((Path(launch.trial_path) / "at-gate").exists)
+
+    node.supervisor.end_with(launch.key, failed=True)
+    assert node.supervisor.poll() == []
+    node.skipped_s = AFTER_FAILURE_S
+
+    (ended,) = node.wait_for_end()
+    assert ended.exit_codes == {0: -signal.SIGKILL}
+    assert ended.ended_by_us == {0}
+    node.supervisor.end_with(launch.key, failed=True)  # too late, and harmless
+
+
 def test_hard_stop_kills_at_once(node):
     launch = node.launch(gate_at=4, deaf=True)
     at_gate(launch)

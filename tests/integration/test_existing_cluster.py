@@ -1,0 +1,252 @@
+"""A Ray cluster that was there before: gangs over its nodes, several sweeps at once, strangers, controllers that live on it.
+
+Two nodes of two cores and two pretended GPUs each, for the whole file.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.controller import Controller
+from orchestrator.launchers.ray_cluster import RayLauncher
+from orchestrator.rank import registered
+from orchestrator.records import Resources, TrialSpec
+from orchestrator.scheduling.sharing import Standing
+from orchestrator.status import status_from_disk
+from orchestrator.trial_dir import SweepDir
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
+JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
+
+RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
+
+
+def wait_until(look, timeout_s=200.0):
+    """Return the first true value of `look`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Start two nodes; nothing of this user's other Rays is touched."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = Path("/tmp") / f"rc-{os.getpid()}"  # sockets allow only short paths
+        (root / "ray").mkdir(parents=True)
+        patch.setenv("RAY_TMPDIR", str(root))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        from ray.cluster_utils import Cluster
+
+        found = Cluster()
+        try:
+            node = {"num_cpus": 2, "num_gpus": 2}
+            found.add_node(**node, include_dashboard=False)
+            found.add_node(**node)
+            yield found
+        finally:
+            found.shutdown()
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def add(sweep, seed, data=None, **resources):
+    spec = TrialSpec(
+        sweep=sweep.name,
+        data={"source": "x", **(data or {})},
+        model={"architecture": "dense"},
+        train={"tokens": 50, "batch_tokens": 10, "seq_len": 10},
+        seed=seed,
+        resources=Resources(**resources),
+    )
+    sweep.trial(spec.trial_id).create(spec)
+    return sweep.trial(spec.trial_id)
+
+
+def at_gate(trials):
+    return [trial for trial in trials if (trial.path / "at-gate").exists()]
+
+
+def test_a_gang_fills_whole_nodes_ends_as_one_and_leaves_strangers_alone(cluster, tmp_path):
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    sweep = SweepDir(tmp_path / "gang")
+    gang = add(sweep, 0, {"gate_at": 3, "gate_all": True}, ranks=4, gpus=4.0)
+    seen = {}
+
+    class BesideAStranger(RayLauncher):
+        def start(self):
+            super().start()
+            seen["stranger"] = placement_group([{"CPU": 1, "GPU": 1}])
+            assert seen["stranger"].wait(60)
+            wait_until(lambda: self.others(Standing()).taken)
+
+    controller = Controller(
+        sweep,
+        submission=1,
+        trial_ids=[gang.trial_id],
+        launcher=BesideAStranger(sweep, address=cluster.address, job=JOB),
+        cache=tmp_path / "cache",
+        job=JOB,
+    )
+
+    def disturb(status):
+        """The stranger goes once it was noticed; then one rank of the second node is killed."""
+        (trial,) = status.trials
+        if "wait" not in seen and "1 of 2 nodes empty" in trial.wait:
+            seen["wait"] = trial.wait
+            remove_placement_group(seen["stranger"])
+        gates = [gang.path / name for name in ("at-gate", "at-gate-1", "at-gate-2", "at-gate-3")]
+        if "killed" not in seen and all(gate.exists() for gate in gates):
+            record = json.loads((gang.attempt(1).path / "seen-3.json").read_text())
+            os.kill(record["pid"], signal.SIGKILL)
+            seen["killed"] = registered(gang.attempt(1))
+
+    status = controller.run(disturb)
+
+    assert status.complete
+    assert "needs 4 GPUs and 4 cores on 2 whole nodes" in seen["wait"]
+    first, second = (gang.attempt(number) for number in (1, 2))
+    assert first.end()["outcome"] == "killed"
+    assert first.end()["exit_codes"]["3"] == -signal.SIGKILL
+    assert len(first.end()["exit_codes"]) == 4
+    assert not any(rank.alive() for rank in seen["killed"])
+    assert second.end()["outcome"] == "done"
+    gpus = [
+        json.loads((second.path / f"seen-{rank}.json").read_text())["gpus"] for rank in range(4)
+    ]
+    assert gpus == ["0", "1", "0", "1"]
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow
+def test_two_sweeps_share_a_cluster_evenly_and_know_of_each_other(cluster, tmp_path):
+    sweeps = [SweepDir(tmp_path / name) for name in ("early", "late")]
+    early, late = (
+        [add(sweep, seed, {"gate_at": 3}, gpus=0) for seed in range(6)] for sweep in sweeps
+    )
+    controllers = []
+
+    def submit(sweep):
+        with (sweep.path / "controller.log").open("wb") as log:
+            command = [sys.executable, str(RUN_CONTROLLER), str(sweep.path), "1", "ray"]
+            controllers.append(
+                subprocess.Popen([*command, cluster.address, JOB], stdout=log, stderr=log)
+            )
+
+    try:
+        submit(sweeps[0])
+        wait_until(lambda: len(at_gate(early)) == 4)  # every core of the cluster
+        submit(sweeps[1])
+        wait_until(
+            lambda: any("1 other sweep" in t.wait for t in status_from_disk(sweeps[1]).trials)
+        )
+        for trial in at_gate(early)[:2]:
+            (trial.path / "go").touch()
+        # Two cores are free. Early holds its half and leaves them to late, although it asked first.
+        wait_until(lambda: len(at_gate(late)) == 2)
+        assert len(at_gate(early)) == 4
+        assert any("1 other sweep" in trial.wait for trial in status_from_disk(sweeps[0]).trials)
+        for trial in [*early, *late]:
+            (trial.path / "go").touch()
+        for controller, sweep in zip(controllers, sweeps, strict=True):
+            assert controller.wait(timeout=200) == 0, (sweep.path / "controller.log").read_text()
+    finally:
+        for controller in controllers:
+            controller.kill()
+            controller.wait()
+
+
+def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
+    """One launcher, and lines that other controllers might have written."""
+    sweep = SweepDir(tmp_path / "own")
+    launcher = RayLauncher(sweep, address=cluster.address, job=JOB)
+    launcher.start()
+    try:
+        from orchestrator.launchers.ray_cluster import _ClusterStore
+        from orchestrator.launchers.shared_record import SharedRecord
+
+        nodes = launcher.nodes()
+        wants = Standing(wants_cpus=4)
+        alone = launcher.others(wants)
+        assert (alone.taken, alone.grant.closed) == ([], frozenset())
+        assert alone.grant.allows(wants, gpus=0)
+
+        other = SharedRecord(_ClusterStore(), "/shared/runs/other")
+        other.exchange(Standing(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))
+        beside = launcher.others(wants)
+
+        assert beside.grant.cpus == pytest.approx(1)
+        assert {taken.node_id for taken in beside.taken} == {nodes[0].node_id}
+        other.leave()
+        assert launcher.others(wants).grant.closed == frozenset()
+    finally:
+        launcher.close()
+
+
+SWEEP = """
+# Question: does it outlive the terminal?
+name: outlives
+data: {source: biographies, style: compact, n_people: 60}
+train: {tokens: 25_600, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}
+model: {architecture: dense, preset: d12}
+seeds: [0, 1]
+resources: {gpus: 0}
+logging: {every_steps: 5, evaluations: 1, checkpoint_every_s: 0.1}
+"""
+
+
+@pytest.mark.slow
+def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(cluster, tmp_path):
+    (tmp_path / "outlives.yaml").write_text(SWEEP)
+    disk = SweepDir(tmp_path / "runs" / "outlives")
+
+    def memscale(*words):
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "orchestrator.cli", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=400,
+        ).stdout
+
+    assert "in the background" in memscale(
+        "submit", "outlives.yaml", "--address", cluster.address, "--detach"
+    )
+    first = disk.controller()
+    (tmp_path / "outlives.yaml").unlink()  # all it needs is in the folder
+    wait_until(lambda: any(trial.checkpoint_step() for trial in disk.trials()), timeout_s=600.0)
+    os.kill(first["pid"], signal.SIGKILL)
+
+    def finished():
+        record = disk.controller()
+        return record["pid"] != first["pid"] and record.get("ended_at") is not None
+
+    wait_until(finished, timeout_s=600.0)
+    assert "2 done" in memscale("status", "outlives")
+    ends = [a.end()["outcome"] for trial in disk.trials() for a in trial.attempts()]
+    assert ends.count("done") == 2
+    assert set(ends) == {"done", "node_lost"}
+    assert "2 done" in (disk.path / "controller.log").read_text()
+
+
+def test_no_cluster_at_an_address_is_said_with_what_to_do(tmp_path):
+    from orchestrator.errors import ExperimentError
+
+    launcher = RayLauncher(SweepDir(tmp_path / "s"), address="127.0.0.1:1", job=JOB)
+
+    with pytest.raises(ExperimentError, match=r"no Ray cluster could be joined .*ray://HOST:10001"):
+        launcher.start()
