@@ -6,7 +6,7 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -17,6 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from orchestrator.slurm.request import Request
     from orchestrator.trial_dir import SweepDir, TrialDir
 
 app = typer.Typer(
@@ -172,7 +173,9 @@ def plan(
 @app.command(
     epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit dense.yaml memory.yaml  ·  "
     "memscale submit my_sweeps/ --launcher process  ·  memscale submit my.yaml --address auto --priority 1  ·  "
-    "memscale submit my.yaml --address ray://head:10001 --runs /shared/runs"
+    "memscale submit my.yaml --address ray://head:10001 --runs /shared/runs  ·  "
+    "memscale submit my.yaml --backend slurm --nodes 1:8 --partition gpu --time 12:00:00 --slurm account=me  ·  "
+    "memscale submit my.yaml --backend slurm-direct --time 4:00:00 --detach"
 )
 @reports_errors
 def submit(
@@ -215,6 +218,44 @@ def submit(
             help="Share of the cluster, relative to other sweeps of the same priority.", min=0.01
         ),
     ] = 1.0,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on a Slurm cluster. slurm: Ray inside allocations (pilots), several trials on a node. "
+            "slurm-direct: one job for each trial, without Ray. RUNS must be a folder that all nodes see.",
+            show_default=False,
+        ),
+    ] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            help="Slurm: nodes, or MIN:MAX to add nodes while trials wait and give them back when idle. "
+            "slurm-direct: jobs of an array at a time. Default: 1 (slurm), 64 (slurm-direct).",
+            metavar="MIN:MAX",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Slurm: partition. Default: the cluster's.", show_default=False),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            help="Slurm: time limit of a job, as sbatch takes it. At its end trials checkpoint and the job goes back into the "
+            "queue. Default: 1:00:00.",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = None,
+    slurm: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Slurm: any other option of sbatch, as account=me; may be given several times.",
+            metavar="KEY=VALUE",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
@@ -225,6 +266,15 @@ def submit(
         raise typer.BadParameter(
             f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
         )
+    request_slurm = _slurm_request(backend, nodes, partition, time, slurm, cpus, gpus, launcher)
+    if request_slurm is not None:
+        if address is not None:
+            raise typer.BadParameter(
+                f"--backend {backend} starts a Ray of its own; leave one of them out",
+                param_hint="--address",
+            )
+        _submit_to_slurm(sweep_files, runs, tracking_uri, request_slurm, detach=detach, quiet=quiet)
+        return
     # What is here says nothing about the GPUs of a cluster; a trial that asks for `auto` takes them where there are any.
     priced = _plan(sweep_files, runs, gpus_there=None if address is None else True)
     console = _console()
@@ -550,6 +600,128 @@ def _plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None
     )
     notes = planning.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+def _slurm_request(
+    backend: str | None,
+    nodes: str | None,
+    partition: str | None,
+    time: str | None,
+    slurm: list[str] | None,
+    cpus: int | None,
+    gpus: int | None,
+    launcher: str,
+) -> "Request | None":
+    """Return what the options ask of Slurm, None when they do not."""
+    from orchestrator.slurm import request
+
+    if backend is None:
+        given = {"--nodes": nodes, "--partition": partition, "--time": time, "--slurm": slurm}
+        for name, value in given.items():
+            if value:
+                raise typer.BadParameter(
+                    "is for Slurm: add --backend slurm, or slurm-direct", param_hint=name
+                )
+        return None
+    if backend not in request.BACKENDS:
+        raise typer.BadParameter(
+            f"must be one of {', '.join(request.BACKENDS)}, got {backend}", param_hint="--backend"
+        )
+    if launcher != "ray":
+        raise typer.BadParameter(
+            f"is for this machine, and --backend is {backend}; leave one of them out",
+            param_hint="--launcher",
+        )
+    if backend == "slurm-direct" and (cpus is not None or gpus is not None):
+        raise typer.BadParameter(
+            "a job of slurm-direct asks for what its trial asks for (resources in the sweep file); leave it out",
+            param_hint="--gpus" if cpus is None else "--cpus",
+        )
+    with _names_option("--nodes"):
+        least, most = request.parse_nodes(nodes or ("1" if backend == "slurm" else "1:64"))
+    with _names_option("--time"):
+        minutes = request.parse_minutes(time or "1:00:00")
+    with _names_option("--slurm"):
+        options = request.parse_options(slurm or ())
+    return request.Request(
+        backend=backend,
+        min_nodes=least,
+        max_nodes=most,
+        partition=partition,
+        minutes=minutes,
+        cpus=cpus,
+        gpus=gpus,
+        options=options,
+    )
+
+
+@contextmanager
+def _names_option(name: str) -> Iterator[None]:
+    """Turn a ValueError into a wrong value of this option."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
+
+
+def _submit_to_slurm(
+    sweep_files: list[Path],
+    runs: Path,
+    tracking_uri: str | None,
+    request: "Request",
+    *,
+    detach: bool,
+    quiet: bool,
+) -> None:
+    """Put a sweep into Slurm's queue; watch it and send it to the tracker from here."""
+    from orchestrator import display
+    from orchestrator.slurm import commands, submit
+
+    # Before the plan, which takes seconds.
+    commands.require()
+    commands.partition(request.partition)
+    # What is here says nothing about the GPUs of the cluster.
+    priced = _plan(sweep_files, runs, gpus_there=True)
+    name, console = priced.sweep.name, _console()
+    submission = submit.SlurmSubmission(
+        plan=priced, runs=runs, tracking_uri=tracking_uri, argv=tuple(sys.argv), request=request
+    )
+    sent = submission.send()
+    where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
+    before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
+    console.print(
+        f"{name}: {len(priced.trials)} trials, {sent.trials} to train{where if sent.job_ids else ''}{before}."
+    )
+    if not sent.trials:
+        return
+    console.print(
+        f"Watch:  {display.command()} status {name} --watch{_runs_option(runs)}\nStop:   {display.command()} cancel {name}{_runs_option(runs)}"
+    )
+    if detach:
+        submission.follow_in_background()
+        return
+    try:
+        with display.LiveSweep(console, quiet=quiet) as live:
+            outcome = submission.follow(live.update)
+    except KeyboardInterrupt:
+        console.print(
+            f"The jobs go on. What they measure is sent to MLflow by: {display.command()} sync {name}{_runs_option(runs)}"
+        )
+        raise typer.Exit(130) from None
+    console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
+    raise typer.Exit(outcome.exit_code)
+
+
+def _ranges(job_ids: Sequence[str]) -> list[str]:
+    """Return 12_[0-2] for 12_0, 12_1, 12_2."""
+    arrays: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        array, _, task = job_id.partition("_")
+        arrays.setdefault(array, []).append(task)
+    return [
+        f"{array}_[{tasks[0]}-{tasks[-1]}]" if tasks[0] else array
+        for array, tasks in arrays.items()
+    ]
 
 
 def _simulate(

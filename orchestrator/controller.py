@@ -98,6 +98,7 @@ class Controller:
         cache: Path,
         predicted_s: Mapping[str, float] | None = None,
         job: str = TRAIN,
+        lease: ControllerLease | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -111,6 +112,7 @@ class Controller:
             cache: Folder of prepared data, shared by all trials.
             predicted_s: Predicted seconds of whole trials. Longer ones start first.
             job: What ranks run; see `orchestrator.worker`.
+            lease: The right to run these trials; default: to run the whole sweep.
             clock: Seconds since 1970.
             sleep: Waits between two looks.
         """
@@ -125,7 +127,7 @@ class Controller:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._lease = ControllerLease(sweep, submission=submission, clock=clock)
+        self._lease = lease or ControllerLease(sweep, submission=submission, clock=clock)
         self._trials: dict[str, _Trial] = {}
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
@@ -139,13 +141,20 @@ class Controller:
         """Whether the cluster may get more nodes."""
         self._n_started = 0
         self._stops = 0
+        self._why_stop = Outcome.INTERRUPTED
         self._told_at = 0.0
         self._looked_at = 0.0
         self._frozen: dict[str, TrialStatus] = {}
         """Statuses of finished trials, which do not change any more."""
 
-    def stop(self) -> None:
-        """Ask running trials to checkpoint and leave; the second call ends them at once. Safe in a signal handler."""
+    def stop(self, why: Outcome = Outcome.INTERRUPTED) -> None:
+        """Ask running trials to checkpoint and leave; the second call ends them at once. Safe in a signal handler.
+
+        Args:
+            why: INTERRUPTED when a person asked, PREEMPTED when the machine is taken away.
+        """
+        if not self._stops:
+            self._why_stop = why
         self._stops += 1
 
     def run(self, on_update: Callable[[SweepStatus], None] = lambda status: None) -> SweepStatus:
@@ -238,9 +247,9 @@ class Controller:
         trial.best_step = max(trial.best_step, reached)
 
     def _open_attempts(self) -> list[tuple[TrialDir, AttemptDir]]:
-        """Return attempts without end.json, of all trials: their controller is dead, for we hold its lock."""
+        """Return attempts without end.json, of all trials that are ours: their controller is dead, for we hold its lock."""
         found = []
-        for folder in self._sweep.trials():
+        for folder in self._lease.trials():
             attempts = folder.attempts()
             if attempts and attempts[-1].end() is None:
                 found.append((folder, attempts[-1]))
@@ -386,7 +395,7 @@ class Controller:
         for trial in self._running():
             attempt = trial.attempt
             assert attempt is not None, "running trials have one"
-            self._ask(attempt, Outcome.INTERRUPTED)
+            self._ask(attempt, self._why_stop)
             if self._stops > 1 and not attempt.hard:
                 attempt.hard = True
                 self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=True)

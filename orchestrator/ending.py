@@ -77,7 +77,7 @@ def judge(
 
     Args:
         ended: What the launcher saw.
-        asked: What the controller had asked for: INTERRUPTED, CANCELLED, TIME_LIMIT or None.
+        asked: What the controller had asked for: INTERRUPTED, CANCELLED, PREEMPTED, TIME_LIMIT or None.
         error: error.json, if a rank wrote one.
         has_result: Whether result.json exists. Then the trial is done, whatever happened to the processes.
     """
@@ -129,6 +129,7 @@ def _asked_reason(asked: Outcome, ended: Ended) -> str:
     what = {
         Outcome.INTERRUPTED: "stopped on request",
         Outcome.CANCELLED: "cancelled on request",
+        Outcome.PREEMPTED: "its allocation ends (preemption, or the time limit of the job)",
         Outcome.TIME_LIMIT: "reached its time limit",
     }[asked]
     codes = ended.exit_codes.values()

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator import disk
 from orchestrator.errors import BusyError
 from orchestrator.processes import ProcessId
-from orchestrator.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.trial_dir import SweepDir, TrialDir, read_json, write_json
 
 HEARTBEAT_S = 1.0
 """How often controller.json is replaced."""
@@ -40,15 +40,29 @@ def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> b
 
 
 class ControllerLease:
-    """The right to run a sweep. One process at a time holds it."""
+    """The right to run a sweep: one process holds it for all trials, or any number of them hold it for one trial each."""
 
     def __init__(
-        self, sweep: SweepDir, *, submission: int, clock: Callable[[], float] = time.time
+        self,
+        sweep: SweepDir,
+        *,
+        submission: int,
+        trial: TrialDir | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; nothing is taken yet."""
+        """Prepare; nothing is taken yet.
+
+        Args:
+            sweep: Whose lock it is.
+            submission: For readers of controller.json.
+            trial: The only trial to run; then controller.json lies in its folder.
+            clock: Seconds since 1970.
+        """
         self._sweep = sweep
+        self._trial = trial
+        self._place = sweep.path if trial is None else trial.path
         self._clock = clock
-        self._lock: int | None = None
+        self._locks: list[int] = []
         self._record: dict[str, Any] = {**ProcessId.own().to_json(), "submission": submission}
 
     def acquire(self) -> None:
@@ -57,18 +71,14 @@ class ControllerLease:
         Raises:
             BusyError: If another live controller holds it; says which and what to do.
         """
-        self._sweep.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._sweep.path / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            other = self._sweep.controller() or {}
-            raise BusyError(
-                f"sweep {self._sweep.name}: process {other.get('pid', '?')} on {other.get('host', '?')} runs it already; "
-                f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
-            ) from None
-        self._lock = lock
+        # Whoever has one trial shares the sweep's lock with others like it, never with one that has all.
+        self._take(self._sweep.path, fcntl.LOCK_EX if self._trial is None else fcntl.LOCK_SH)
+        if self._trial is not None:
+            try:
+                self._take(self._trial.path, fcntl.LOCK_EX)
+            except BusyError:
+                self._let_go()
+                raise
         self._record["started_at"] = self._clock()
         self.beat({})
 
@@ -79,18 +89,40 @@ class ControllerLease:
         """
         self._record = {**self._record, **fields, "updated_at": self._clock()}
         try:
-            write_json(self._sweep.path / "controller.json", self._record)
+            write_json(self._place / "controller.json", self._record)
         except OSError as error:
             if not disk.is_full(error):
                 raise
 
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""
-        if self._lock is None:
-            return
-        self.beat({"ended_at": self._clock()})
-        os.close(self._lock)
-        self._lock = None
+        if self._locks:
+            self.beat({"ended_at": self._clock()})
+            self._let_go()
+
+    def trials(self) -> list[TrialDir]:
+        """Return the trials that its holder may decide about."""
+        return self._sweep.trials() if self._trial is None else [self._trial]
+
+    def _take(self, folder: Path, how: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            other = read_json(folder / "controller.json")
+            alive = other is not None and other.get("ended_at") is None
+            who = f"process {other['pid']} on {other['host']}" if other and alive else "a Slurm job"
+            raise BusyError(
+                f"sweep {self._sweep.name}: {who} runs it already; "
+                f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
+            ) from None
+        self._locks.append(lock)
+
+    def _let_go(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
 
 
 class TrialLease:

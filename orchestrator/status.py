@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.exclusion import excluded
 from orchestrator.lease import is_alive
 from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.slurm import book
 from orchestrator.trial_dir import SweepDir, TrialDir
 
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
@@ -100,12 +101,19 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
     if not alive and submissions:
         listed = submissions[-1]["trial_ids"]
     waits: Mapping[str, str] = record.get("waits", {}) if record is not None and alive else {}
+    on_slurm = book.used(sweep) and not alive
+    queue = book.waits(sweep) if on_slurm else book.Waits()
+    controlled = {
+        trial_id
+        for trial_id in listed
+        if alive or (on_slurm and is_alive(sweep.trial(trial_id).controller(), now=now))
+    }
     trials = tuple(
         trial_status(
             trial,
             trial.spec(),
-            wait=waits.get(trial_id),
-            controlled=alive,
+            wait=waits.get(trial_id) or queue.why(trial),
+            controlled=trial_id in controlled,
             sweep_cancelled=sweep.cancel_requested(),
         )
         for trial_id in listed
@@ -115,7 +123,7 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
         sweep=sweep.name,
         submission=None if record is None else record.get("submission"),
         trials=trials,
-        controller_alive=alive,
+        controller_alive=alive or bool(queue.jobs or controlled),
         controller="" if record is None else f"pid {record['pid']} on {record['host']}",
         stopping=alive and record is not None and bool(record.get("stopping")),
         time_left_s=record.get("time_left_s") if record is not None and alive else None,
@@ -144,7 +152,7 @@ def trial_status(
     state = trial.state()
     if state is TrialState.RUNNING and not controlled:
         # Its controller is dead and so are its ranks; the next controller will write that down.
-        state, wait = TrialState.WAITING, NO_CONTROLLER
+        state, wait = TrialState.WAITING, wait or NO_CONTROLLER
     elif wait is not None and state in (TrialState.FAILED, TrialState.CANCELLED):
         state = TrialState.WAITING
     if state is TrialState.WAITING and (trial.cancel_requested() or sweep_cancelled):

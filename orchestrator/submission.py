@@ -20,6 +20,7 @@ from orchestrator.launchers.host import controller_command
 from orchestrator.launchers.protocol import Launcher
 from orchestrator.plan import Plan
 from orchestrator.records import TrialState
+from orchestrator.slurm import book
 from orchestrator.status import SweepStatus
 from orchestrator.sweep_files import step_times
 from orchestrator.tracking.supervise import Drained, shipping
@@ -277,6 +278,7 @@ def refuse_if_busy(disk: SweepDir) -> None:
             f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
             f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
         )
+    book.refuse_if_queued(disk)
 
 
 def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
@@ -287,7 +289,9 @@ def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> 
         write_json(disk.path / "cancel.json", {"by": who})
     for trial in asked:
         trial.request_cancel(who)
-    return [trial.trial_id for trial in asked]
+    trial_ids = [trial.trial_id for trial in asked]
+    book.cancel(disk, trial_ids, whole_sweep=whole_sweep)
+    return trial_ids
 
 
 @contextmanager

@@ -10,10 +10,12 @@
       tracking.log                 what the shipper said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
       nodes/<node>.excluded.json   controller: a node that is left out, and why (orchestrator/exclusion.py)
+      slurm/                       jobs of the sweep on a Slurm cluster (slurm/book.py)
       trials/<trial_id>/
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
         heartbeat.json             rank 0: attempt, pid, step, steps, phase, loss, tokens per second; replaced about once a second
+        controller.json, controller.lock   as of the sweep: of a Slurm job that runs this trial alone
         lease.lock                 flocked by rank 0 while it trains, so that no two processes train one trial
         attempts/0001/
           launch.json              controller: when, resources, which controller
@@ -247,6 +249,10 @@ class TrialDir:
     def result(self) -> dict[str, Any] | None:
         """Return result.json, None until the trial is done."""
         return read_json(self.path / "result.json")
+
+    def controller(self) -> dict[str, Any] | None:
+        """Return controller.json of a controller that runs this trial alone (a Slurm job), if there ever was one."""
+        return read_json(self.path / "controller.json")
 
     def heartbeat(self) -> dict[str, Any] | None:
         """Return what rank 0 last said about its progress."""

@@ -59,15 +59,16 @@ class Surroundings:
             # Ray takes SIGTERM for itself and would exit; what it means is our caller's business.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def make(self, environment: Mapping[str, str]) -> Path:
+    def make(self, environment: Mapping[str, str], *, root: Path | None = None) -> Path:
         """Set the variables for a cluster of our own and start its watchdog; return the folder for the cluster.
 
         Args:
             environment: Further variables for every process of the cluster.
+            root: Where to put that folder; default: where temporary files go.
         """
         own = ProcessId.own()
         owner = f"{own.pid}-{own.start_ticks}"
-        root = Path(tempfile.gettempdir())
+        root = root or Path(tempfile.gettempdir())
         remove_leftovers(root)
         # Ray puts sockets below this folder, whose paths are limited to 107 bytes.
         folder = root / f"ms-{owner}"

@@ -176,6 +176,7 @@ class RayLauncher:
         self._asked_at = 0.0
         self._failures: Counter[str] = Counter()
         """Supervisors per node that did not come up."""
+        self._resources: dict[str, Mapping[str, float]] = {}
         self._unusable: set[str] = set()
         """Nodes that could not run a supervisor."""
         self._addresses: dict[str, str] = {}
@@ -248,6 +249,18 @@ class RayLauncher:
             grant=granted,
             growing=growing,
         )
+
+    def resources(self, node_id: str) -> Mapping[str, float]:
+        """Return what Ray said last about a node: its resources by name, those of its own choosing too."""
+        return self._resources.get(node_id, {})
+
+    def let_go(self, node_id: str) -> None:
+        """Use a node on which nothing runs no more: it is about to leave the cluster."""
+        self._release(lambda idle: node_id in idle.node_ids)
+        self._unusable.add(node_id)
+        supervised = self._supervised.pop(node_id, None)
+        if supervised is not None:
+            ray.kill(supervised.actor)
 
     def launch(self, launch: Launch) -> tuple[str, ...]:
         """Reserve the resources, learn which GPUs they are, and have the nodes' supervisors fork the ranks."""
@@ -375,6 +388,7 @@ class RayLauncher:
         self._asked_at = time.monotonic()
         records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         self._addresses = {record["NodeID"]: record["NodeManagerAddress"] for record in records}
+        self._resources = {record["NodeID"]: record["Resources"] for record in records}
         return [
             Node(
                 node_id=record["NodeID"],

@@ -171,6 +171,9 @@ def main(arguments: Sequence[str]) -> None:
     # Ray blocks SIGINT in everything it starts; a rank wants to decide for itself.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Slurm tells every process of a job that its time is over, and this one may be importing still.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     die_with_parent(int(arguments[0]))
     commands, events = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

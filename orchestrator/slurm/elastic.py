@@ -1,0 +1,69 @@
+"""How many pilots a sweep should have: more while trials wait for nodes, fewer when nodes stand idle. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.scheduling.demand import Demand
+
+IDLE_S = 60.0
+"""How long a node may stand idle before it is given back: the next trial may be about to retry, and queueing takes longer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """The pilots of a sweep and what waits for them."""
+
+    nodes: int
+    """That take trials, those of the first pilot too."""
+    idle_since: Mapping[str, float]
+    """Nodes of further pilots on which nothing runs, by label; seconds of the clock."""
+    coming: Sequence[str]
+    """Jobs of pilots that were asked for and have not joined yet."""
+    waiting: Sequence[Demand]
+    capacity: Demand
+    """Cores and GPUs of one node of a further pilot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What to do now."""
+
+    ask: int = 0
+    """Pilots of one node."""
+    release: tuple[str, ...] = ()
+    """Nodes to give back."""
+    withdraw: tuple[str, ...] = ()
+    """Jobs to take out of the queue again."""
+
+
+def decide(seen: Seen, *, max_nodes: int, now: float) -> Step:
+    """Return what to do now; the same view gives the same step.
+
+    Nothing is given back while anything waits that a node could take: it may be about to start there.
+    """
+    needed = nodes_for(seen.waiting, seen.capacity, most=max_nodes)
+    if needed:
+        room = max_nodes - seen.nodes - len(seen.coming)
+        return Step(ask=max(0, min(room, needed - len(seen.coming))))
+    idle = [label for label, since in seen.idle_since.items() if now - since >= IDLE_S]
+    return Step(release=tuple(sorted(idle)), withdraw=tuple(seen.coming))
+
+
+def nodes_for(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
+    """Return how many empty nodes hold these demands at once, `most` at most: first fit, largest first.
+
+    What no node holds is left out. Fractions of a GPU are counted by their sum.
+    """
+    free: list[tuple[int, int]] = []
+    for demand in sorted(waiting, key=lambda one: one.order, reverse=True):
+        if demand.cpus > capacity.cpus or demand.units > capacity.units:
+            continue
+        for i, (cpus, units) in enumerate(free):
+            if demand.cpus <= cpus and demand.units <= units:
+                free[i] = cpus - demand.cpus, units - demand.units
+                break
+        else:
+            if len(free) == most:
+                return most
+            free.append((capacity.cpus - demand.cpus, capacity.units - demand.units))
+    return len(free)

@@ -1,0 +1,114 @@
+"""What `memscale submit --backend slurm` asks Slurm for: parsed from the command line, sent along with pilots. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+BACKENDS = ("slurm", "slurm-direct")
+LONGEST_NOTICE_S = 150
+"""How long before the end of an allocation Slurm says so: a checkpoint may take a minute, then Ray is stopped."""
+OURS = frozenset(
+    ("array", "nodes", "ntasks-per-node", "output", "error", "open-mode", "signal", "time", "partition", "exclusive")
+)  # fmt: skip
+"""Options of sbatch that would break what jobs are made of, or that have an option of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One kind of job, and how many."""
+
+    backend: str
+    min_nodes: int = 1
+    """Nodes of the first pilot."""
+    max_nodes: int = 1
+    """Nodes at the same time at most; for slurm-direct tasks of an array at the same time."""
+    partition: str | None = None
+    """None is the default one."""
+    minutes: int = 60
+    """Time limit of a job."""
+    cpus: int | None = None
+    """Cores per node; None takes nodes whole."""
+    gpus: int | None = None
+    """GPUs per node; None: all of a node, if any trial uses one."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further options of sbatch; an empty value stands for none."""
+
+    @property
+    def notice_s(self) -> int:
+        """Seconds between the signal and the end of an allocation."""
+        return min(LONGEST_NOTICE_S, self.minutes * 15)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {**asdict(self), "options": dict(self.options)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Request":
+        """Read what `to_json` wrote."""
+        return cls(**record)
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return (1, 8) for `1:8`, (4, 4) for `4`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if found is None:
+        raise ValueError(f"must be a number of nodes, or MIN:MAX as in 1:8; got {text!r}")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not 1 <= least <= most:
+        raise ValueError(f"MIN must lie in 1..MAX, got {text!r}")
+    return least, most
+
+
+def parse_minutes(text: str) -> int:
+    """Return minutes, rounded up, of a time as Slurm writes it: 30, 30:00, 4:00:00, 2-12, 2-12:00, 2-12:00:00.
+
+    Raises:
+        ValueError: If it is none, or zero.
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    if found is None:
+        raise ValueError(
+            f"must be minutes or a time as Slurm writes it (90, 4:00:00, 2-12:00); got {text!r}"
+        )
+    days, *rest = (None if part is None else int(part) for part in found.groups())
+    first, second, third = rest
+    assert first is not None, "the expression has it"
+    if days is not None:
+        hours, minutes, seconds = first, second or 0, third or 0
+    elif third is not None:
+        hours, minutes, seconds = first, second or 0, third
+    else:
+        hours, minutes, seconds = 0, first, second or 0
+    total = ((days or 0) * 24 + hours) * 60 + minutes + (seconds > 0)
+    if total < 1:
+        raise ValueError(f"must be at least a minute, got {text!r}")
+    return total
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, str]:
+    """Return {"account": "me", "requeue": ""} for `account=me` and `requeue`.
+
+    Raises:
+        ValueError: If a text is no option, or one that has its own place.
+    """
+    options = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        key = key.strip().removeprefix("--").replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", key):
+            raise ValueError(
+                f"must be KEY=VALUE with an option of sbatch, as account=me; got {text!r}"
+            )
+        if key in OURS:
+            raise ValueError(
+                f"{key} is set by memscale; use --nodes, --partition, --time, --cpus or --gpus instead"
+            )
+        if not value.isprintable():
+            raise ValueError(f"{key} must be one line of printable characters, got {value!r}")
+        options[key] = value.strip()
+    return options

@@ -1,0 +1,114 @@
+"""`--backend slurm` on real daemons: a private Ray in an allocation, further pilots, preemption."""
+
+import pytest
+
+from orchestrator.errors import BusyError
+from orchestrator.rank import registered
+from orchestrator.records import TrialState
+from orchestrator.status import status_from_disk
+
+pytestmark = pytest.mark.integration
+PILOT = "slurm"
+
+
+def test_a_sweep_in_one_allocation(slurm, sweep, eventually):
+    whole = sweep.spec(0, gate=True, gpus=1.0)
+    halves = [sweep.spec(seed, gpus=0.5) for seed in (1, 2)]
+
+    (job_id,) = sweep.submit([whole, *halves], PILOT, cpus=2, gpus=2).job_ids
+
+    eventually(lambda: sweep.at_gate(whole) or job_id not in slurm.jobs(), "the gated trial")
+    assert sweep.at_gate(whole), sweep.printed()
+    assert status_from_disk(sweep.disk).controller_alive
+    with pytest.raises(BusyError, match=f"Slurm job {job_id} is RUNNING"):
+        sweep.submit([whole], PILOT)
+    sweep.open_gate(whole)
+    eventually(lambda: not slurm.jobs(), "the end of the job")
+    end = status_from_disk(sweep.disk)
+    assert end.complete, sweep.printed()
+    assert not end.controller_alive
+    assert all(sweep.outcomes(spec) == ["done"] for spec in (whole, *halves))
+    assert {sweep.seen_gpus(spec) for spec in (whole, *halves)} == {"0", "1"}
+    assert list(slurm.temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_pilots_come_and_go_with_the_work(slurm, sweep, eventually):
+    gated = [sweep.spec(seed, gate=True, cpus=2) for seed in range(3)]
+    rest = [sweep.spec(seed) for seed in range(3, 7)]
+
+    (head,) = sweep.submit([*gated, *rest], PILOT, cpus=2, min_nodes=1, max_nodes=3).job_ids
+
+    # One trial fills a node, so all three at once means three nodes: the head's and two that were asked for.
+    eventually(lambda: sweep.at_gate(*gated), "three nodes", 400.0)
+    assert len(slurm.jobs()) == 3
+    nodes = {registered(sweep.trial(spec).attempt(1))[0] for spec in gated}
+    assert len(nodes) == 3
+    sweep.open_gate(gated[0], gated[1])
+    # The head's node takes the rest; one that stands idle for a minute is given back while the third trial still runs.
+    eventually(lambda: len(slurm.jobs()) <= 2, "an idle pilot to leave", 400.0)
+    assert head in slurm.jobs()
+    sweep.open_gate(gated[2])
+    eventually(lambda: not slurm.jobs(), "the end of the jobs")
+    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert all(sweep.outcomes(spec) == ["done"] for spec in (*gated, *rest))
+    assert list(slurm.temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_preempted_pilot_goes_back_to_the_queue(slurm, sweep, eventually):
+    specs = [sweep.spec(seed, gate=True) for seed in range(2)]
+    (job_id,) = sweep.submit(
+        specs, PILOT, cpus=2, min_nodes=2, max_nodes=2, partition="low", minutes=30
+    ).job_ids
+    eventually(lambda: sweep.at_gate(*specs), "both trials at their gates", 400.0)
+
+    slurm.preempt(10)
+
+    eventually(lambda: all(sweep.outcomes(s) == ["preempted"] for s in specs), "checkpoints")
+    assert sweep.trial(specs[0]).state() is TrialState.WAITING
+    eventually(lambda: job_id in sweep.status(specs[0]).wait, "a sentence on the queue")
+    eventually(lambda: not slurm.jobs(), "the end of the jobs", 400.0)
+    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    for spec in specs:
+        assert sweep.outcomes(spec) == ["preempted", "done"]
+        assert sweep.steps(spec) == list(range(1, sweep.STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_preempted_worker_costs_no_step(slurm, sweep, eventually):
+    specs = [sweep.spec(seed, gate=True, cpus=2) for seed in range(2)]
+    (head,) = sweep.submit(
+        specs, PILOT, cpus=2, min_nodes=1, max_nodes=2, partition="low", minutes=30
+    ).job_ids
+    eventually(lambda: sweep.at_gate(*specs), "both trials at their gates", 400.0)
+    (worker,) = set(slurm.jobs()) - {head}
+
+    slurm.command("scancel", "--signal=USR2", worker)
+
+    eventually(lambda: any(sweep.outcomes(s) for s in specs), "a checkpoint")
+    sweep.open_gate(*specs)
+    eventually(lambda: not slurm.jobs(), "the end of the jobs", 400.0)
+    assert sorted(map(sweep.outcomes, specs)) == [["done"], ["preempted", "done"]], sweep.printed()
+    for spec in specs:
+        assert sweep.steps(spec) == list(range(1, sweep.STEPS + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("scontrol", "requeue"), ("scancel", "--signal=TERM")])
+def test_a_pilot_that_gets_no_notice_but_sigterm(slurm, sweep, eventually, words):
+    specs = [sweep.spec(seed, gate=True) for seed in range(2)]
+    (job_id,) = sweep.submit(specs, PILOT, cpus=2).job_ids
+    eventually(lambda: sweep.at_gate(*specs), "both trials at their gates", 400.0)
+
+    # Ray ends on it, too: what trials lose is at most the way from their last checkpoint.
+    slurm.command(*words, job_id)
+
+    eventually(lambda: all(sweep.outcomes(s) for s in specs), "the end of the attempts", 400.0)
+    eventually(lambda: not slurm.jobs(), "the end of the job", 400.0)
+    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    for spec in specs:
+        first, *_, last = sweep.outcomes(spec)
+        assert first in ("preempted", "killed", "node_lost")
+        assert last == "done"
+        assert sorted(set(sweep.steps(spec))) == list(range(1, sweep.STEPS + 1))

@@ -1,0 +1,41 @@
+"""What the command says to wrong options of Slurm, before it reads a sweep."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator import cli
+
+
+def said(*words):
+    """Return exit code and all that a person reads, without the frame and the line breaks."""
+    result = CliRunner().invoke(cli.app, ["submit", "quickstart", *words])
+    return result.exit_code, re.sub(r"[\s│╭╮╰╯─]+", " ", result.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nodes", "1:8"], "is for Slurm: add --backend slurm"),
+        (["--slurm", "account=me"], "is for Slurm: add --backend slurm"),
+        (["--backend", "pbs"], "must be one of slurm, slurm-direct, got pbs"),
+        (["--backend", "slurm", "--nodes", "8:1"], "MIN must lie in 1..MAX"),
+        (["--backend", "slurm", "--time", "1h"], "must be minutes or a time as Slurm writes it"),
+        (["--backend", "slurm", "--slurm", "nodes=2"], "nodes is set by memscale; use --nodes"),
+        (["--backend", "slurm-direct", "--gpus", "4"], "asks for what its trial asks for"),
+        (["--backend", "slurm", "--launcher", "process"], "leave one of them out"),
+    ],
+)
+def test_wrong_options(words, message):
+    code, text = said(*words)
+    assert code == 2
+    assert message in text
+
+
+def test_no_slurm_here(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, text = said("--backend", "slurm")
+    assert code == 1
+    assert "sbatch, squeue, scancel, scontrol, sinfo, srun not found on PATH" in text
+    assert "submit from a login node" in text
