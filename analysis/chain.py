@@ -5,40 +5,33 @@ law, of the link, and of what they share. Bands of the second step alone are too
 as known (Bhagia et al. 2024 and Gadre et al. 2024 do so).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import resample_clusters
+from analysis.columns import LOSS_ADVICE, Runs, column, equal_rows, in_words, labels, numbers
 from analysis.curve import CurveFit
 from analysis.curve import Law as Link
+from analysis.doubts import SIZES, Kind, refuse, run_doubts, size_doubts
 from analysis.fitting import fit_curve
 from analysis.law import Law
-from analysis.law_fit import FEWEST_SPARE, LawFit, Runs, fit_law
+from analysis.law_fit import FEWEST_SPARE, LawFit, fit_law
 from analysis.objective import Objective
-from analysis.result import confidence_band
+from analysis.result import Band, confidence_band
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChainForecast:
-    """An outcome predicted through loss."""
+class ChainForecast(Band):
+    """An outcome predicted through loss; a new run's loss scatters around the law and its outcome around the link."""
 
     inputs: Mapping[str, Array]
     loss: Array
-    y: Array
-    low: Array
-    high: Array
-    """Confidence, through both steps."""
-    new_low: Array
-    new_high: Array
-    """One new run: its loss scatters around the law and its outcome around the link."""
-    level: float
-    extrapolated: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +41,8 @@ class ChainFit:
     to_loss: LawFit
     to_outcome: CurveFit
     level: float
+    warnings: Sequence[str] = ()
+    """What is odd about the runs (`analysis/doubts.py`)."""
 
     @property
     def usable(self) -> bool:
@@ -56,8 +51,9 @@ class ChainFit:
 
     @property
     def sentence(self) -> str:
-        """Both steps' sentences."""
-        return f"loss: {self.to_loss.sentence}. outcome: {self.to_outcome.sentence}"
+        """Both steps' sentences, and what is odd about the runs."""
+        look = f". Look at: {'; '.join(self.warnings)}" if self.warnings else ""
+        return f"loss: {self.to_loss.sentence}. outcome: {self.to_outcome.sentence}{look}"
 
     def predict(self, inputs: Mapping[str, ArrayLike]) -> ChainForecast:
         """Return the outcome at `inputs` with intervals through the whole chain; NaN intervals without draws.
@@ -122,6 +118,7 @@ def fit_chain(
     seed: int = 0,
     level: float = 0.95,
     hold_out: bool = True,
+    accept: Collection[str] = (),
 ) -> ChainFit:
     """Fit both steps.
 
@@ -141,25 +138,26 @@ def fit_chain(
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether the law predicts the largest runs from the smaller ones, too.
+        accept: Doubts that were looked into, as in `fit_law`.
 
     Raises:
-        ValueError: As `fit_law` and `fit_curve`.
+        ValueError: As `fit_law` and `fit_curve`; rows are those of `runs`, also with masks.
     """
-    names = columns or {}
-    table = {name: np.asarray(runs[names.get(name, name)], dtype=np.float64) for name in law.inputs}
-    losses = np.asarray(runs[loss], dtype=np.float64)
-    outcomes = np.asarray(runs[outcome], dtype=np.float64)
-    n = len(losses)
+    n = len(column(runs, loss))
     first, second = (
         np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         for mask in (law_rows, link_rows)
     )
-    matrix = np.stack([table[name] for name in law.inputs], axis=1)
-    places = np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
-    if clusters is None:
-        labels = np.asarray([f"{place:09d}" for place in places])
-    else:
-        labels = np.asarray([str(c) for c in (runs[clusters] if isinstance(clusters, str) else clusters)])  # fmt: skip
+    names = columns or {}
+    table = {
+        name: numbers(runs, names.get(name, name), zero=name in law.may_be_zero, among=first)
+        for name in law.inputs
+    }
+    losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
+    outcomes = _outcomes(runs, outcome, second, accept)
+    places = equal_rows(*table.values())
+    configurations = labels(runs, clusters, places)
+    warnings = _doubts(table, losses, first, loss, clusters, accept)
     levels = np.unique(losses, return_inverse=True)[1]
     spare = min(
         len(np.unique(places[first])) - law.n_free, len(np.unique(losses[second])) - link.n_free
@@ -168,23 +166,57 @@ def fit_chain(
         weights = np.empty((0, n))
     else:
 
-        def accept(drawn: Array) -> NDArray[np.bool_]:
+        def enough(drawn: Array) -> NDArray[np.bool_]:
             return np.asarray(
                 (_n_different(drawn[:, first], places[first]) >= law.n_free)
                 & (_n_different(drawn[:, second], levels[second]) >= link.n_free)
             )
 
-        weights = resample_clusters(labels, n_draws=n_draws, seed=seed, accept=accept).weights
+        weights = resample_clusters(
+            configurations, n_draws=n_draws, seed=seed, accept=enough
+        ).weights
     to_loss = fit_law(
         law, {**{k: v[first] for k, v in table.items()}, "loss": losses[first]},
-        clusters=labels[first], objective=objective, level=level, seed=seed,
-        n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out,
+        clusters=configurations[first], objective=objective, level=level, seed=seed,
+        n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out, accept=get_args(Kind),
     )  # fmt: skip
     to_outcome = fit_curve(
-        link, losses[second], outcomes[second], clusters=list(labels[second]), huber=huber,
+        link, losses[second], outcomes[second], clusters=list(configurations[second]), huber=huber,
         level=level, seed=seed, hold_out=False, resamples=weights[:, second],
     )  # fmt: skip
-    return ChainFit(to_loss=to_loss, to_outcome=to_outcome, level=level)
+    return ChainFit(to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings)
+
+
+def _outcomes(runs: Runs, name: str, among: NDArray[np.bool_], accept: Collection[str]) -> Array:
+    """Return the outcome (n,), which may be zero or negative where it is a share or a logarithm."""
+    values = np.asarray(column(runs, name), dtype=np.float64)
+    bad = np.flatnonzero(among & ~np.isfinite(values))
+    if len(bad):
+        raise ValueError(f"{name}, row {bad[0]}: must be finite, got {values[bad[0]]}; take it out with link_rows=")  # fmt: skip
+    chosen = values[among]
+    percent = among & (values > 1.5)
+    # Shares beside per cent: none of the larger ones is below ten times the largest share.
+    if 0 < percent.sum() < among.sum() and chosen.max() <= 100 and "units" not in accept:
+        shares = values[among & ~percent]
+        if shares.max() <= 1 and values[percent].min() > 10 * shares.max():
+            row = int(np.flatnonzero(percent)[0])
+            raise ValueError(f"{name}: mixed units, {in_words(np.flatnonzero(percent))} (row {row}: {values[row]:.4g}) looks like per cent among shares; write every row in one unit, or say accept={{'units'}}")  # fmt: skip
+    return values
+
+
+def _doubts(
+    table: Mapping[str, Array],
+    losses: Array,
+    among: NDArray[np.bool_],
+    name: str,
+    clusters: object,
+    accept: Collection[str],
+) -> tuple[str, ...]:
+    """Return what is odd about the rows of the first step, by their numbers in the whole table."""
+    blank = {k: np.where(among, v, np.nan) for k, v in table.items()}
+    refuse(size_doubts({k: v for k, v in blank.items() if k in SIZES}), accept=accept)
+    doubts = run_doubts({k: v[among] for k, v in table.items()}, losses[among], outcome=name, seeds_named=clusters is not None, rows=np.flatnonzero(among))  # fmt: skip
+    return tuple(d.sentence for d in doubts if d.kind not in accept)
 
 
 def _n_different(weights: Array, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import percentile_interval
 from analysis.engine import Problem
-from analysis.result import FitResult, confidence_band, prediction_band
+from analysis.result import Band, FitResult, confidence_band, prediction_band
 from analysis.result import FitStatus as FitStatus
 
 Array = NDArray[np.float64]
@@ -44,20 +44,10 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Prediction:
-    """A curve at some x, with the interval of the curve itself and the wider one of a new run."""
+class Prediction(Band):
+    """A curve at some x."""
 
     x: Array
-    y: Array
-    low: Array
-    high: Array
-    """Confidence: where the curve lies."""
-    new_low: Array
-    new_high: Array
-    """Prediction: where one new run would lie."""
-    level: float
-    extrapolated: NDArray[np.bool_]
-    """Where x lies outside the fitted runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,6 +101,21 @@ class Draws:
     share_unsettled: float = 0.0
 
 
+def told(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
+    """Return what a `FitResult` says about the search and the resamples; without an optimum there are no numbers in it."""
+    return {
+        "status": found.status,
+        "gradient_norm": found.gradient,
+        "moved": found.moved,
+        "condition_number": found.condition_number,
+        "n_starts": found.n_starts,
+        "n_agreeing": found.n_agreeing,
+        "n_optima": found.n_optima,
+        "share_refused": drawn.share_refused if drawn else 0.0,
+        "share_unsettled": drawn.share_unsettled if drawn else 0.0,
+    }
+
+
 def find_optimum(
     problem: Problem,
     *,

@@ -7,13 +7,16 @@ finished run, which it is not where the learning rate still had to fall: its opt
 parametric law should be read beside it.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.bootstrap import percentile_interval, resample_clusters
-from analysis.law_fit import Runs
+from analysis.columns import Runs, column, numbers
+from analysis.doubts import refuse, size_doubts
 from analysis.result import FitStatus
 
 Array = NDArray[np.float64]
@@ -44,6 +47,10 @@ class Envelope:
     """Where the smallest or largest model wins: left out of the line."""
     draws: Array
     """(n_draws,) exponents; NaN where a resample has no line."""
+    lines: Array
+    """(n_draws, 2): ln G and exponent; NaN where a resample has no line."""
+    warnings: Sequence[str] = ()
+    """What is odd about the curves; also at the end of the sentence."""
 
     @property
     def usable(self) -> bool:
@@ -62,6 +69,7 @@ def fit_envelope(
     n_draws: int = 200,
     seed: int = 0,
     level: float = 0.95,
+    accept: Collection[str] = (),
 ) -> Envelope:
     """Return the envelope of training curves.
 
@@ -75,27 +83,25 @@ def fit_envelope(
         n_draws: Resamples of runs.
         seed: Of the resampling.
         level: Of the interval.
+        accept: Doubts that were looked into (`analysis/doubts.py`).
 
     Raises:
-        ValueError: If a column is missing or holds an impossible value, or no run has two checkpoints.
+        ValueError: If a column is missing or holds an impossible value, sizes are of mixed units, a run has two sizes,
+            or no run has two checkpoints.
     """
-    columns = {}
-    for name in (params, flops, loss):
-        if name not in curves:
-            raise ValueError(f"{name}: no such column; there are {', '.join(map(str, curves))}")
-        values = np.asarray(curves[name], dtype=np.float64)
-        bad = ~np.isfinite(values) | (values <= 0)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            raise ValueError(f"{name}, row {row}: must be positive and finite, got {values[row]}; correct the row or take it out")  # fmt: skip
-        columns[name] = values
-    labels = np.asarray([str(r) for r in curves[run]])
+    columns = {name: numbers(curves, name) for name in (params, flops, loss)}
+    labels = np.asarray([str(r) for r in column(curves, run)])
+    warnings = _doubts(columns[params], columns[flops], labels, (run, params, flops), accept)
     names, member = np.unique(labels, return_inverse=True)
     member = member.reshape(-1)
     counts = np.bincount(member)
     if counts.max() < 2:
         raise ValueError(f"{run}: no run has two checkpoints; the envelope needs training curves")
     kept = np.flatnonzero(counts >= 2)
+    single = np.flatnonzero(counts < 2)
+    if len(single):
+        row = int(np.flatnonzero(member == single[0])[0])
+        warnings.append(f"{len(single)} {run}s of one checkpoint have no curve and do not count (row {row}: {names[single[0]]}); add checkpoints")  # fmt: skip
     spans = [columns[flops][member == i] for i in kept]
     log_c = np.linspace(
         np.log(min(s.min() for s in spans)), np.log(max(s.max() for s in spans)), n_budgets
@@ -110,17 +116,19 @@ def fit_envelope(
         losses[k, inside] = np.interp(log_c[inside], at, columns[loss][rows])
         sizes[k] = columns[params][rows[0]]
     winner, edge, line = _envelope(losses, sizes, log_c, np.ones(len(kept)))
-    draws = np.empty(0)
+    drawn_lines = np.empty((0, 2))
     if n_draws and line is not None:
         weights = resample_clusters(names[kept], n_draws=n_draws, seed=seed).weights
         lines = [_envelope(losses, sizes, log_c, w)[2] for w in weights]
-        draws = np.asarray([np.nan if drawn is None else drawn[1] for drawn in lines])
+        drawn_lines = np.asarray([drawn or (np.nan, np.nan) for drawn in lines])
+    draws = drawn_lines[:, 1]
     seen = np.isfinite(losses.min(axis=0))
     left_out = f"{int(edge[seen].sum())} of {int(seen.sum())} budgets are won by the smallest or largest model and left out"  # fmt: skip
+    said = left_out if line is not None else f"fewer than {FEWEST_SIZES} sizes win between the smallest and the largest; train more sizes. {left_out}"  # fmt: skip
     enough = np.isfinite(draws).mean() > 0.5 if len(draws) else False
     return Envelope(
         status=FitStatus.EDGE if line is None else FitStatus.CONVERGED,
-        sentence=left_out if line is not None else f"fewer than {FEWEST_SIZES} sizes win between the smallest and the largest; train more sizes. {left_out}",
+        sentence=said if not warnings else f"{said}. Look at: {'; '.join(warnings)}",
         exponent=None if line is None else line[1],
         interval=percentile_interval(draws[np.isfinite(draws)], level=level) if enough else None,
         coefficient=None if line is None else float(np.exp(line[0])),
@@ -129,7 +137,32 @@ def fit_envelope(
         loss=losses.min(axis=0)[seen],
         at_edge=edge[seen],
         draws=draws,
+        lines=drawn_lines,
+        warnings=tuple(warnings),
     )  # fmt: skip
+
+
+def _doubts(
+    params: Array,
+    flops: Array,
+    runs: NDArray[Any],
+    names: tuple[str, str, str],
+    accept: Collection[str],
+) -> list[str]:
+    """Return what is odd about the curves; refuse units that cannot be."""
+    run, of, total = names
+    refuse(size_doubts({"params": params}), accept=accept)
+    warnings = []
+    for one in dict.fromkeys(runs.tolist()):
+        rows = np.flatnonzero(runs == one)
+        if np.ptp(params[rows]) > 1e-6 * params[rows].max() and "architectures" not in accept:
+            other = int(rows[np.flatnonzero(params[rows] != params[rows[0]])[0]])
+            raise ValueError(f"{run}, row {other}: {one} has {of} {params[other]:.6g}, in row {rows[0]} it has {params[rows[0]]:.6g}; two runs under one name, give each its own")  # fmt: skip
+        if len(np.unique(flops[rows])) < len(rows) and "duplicates" not in accept:
+            _, first, count = np.unique(flops[rows], return_index=True, return_counts=True)
+            again = rows[first[count > 1]]
+            warnings.append(f"{one} has two rows at the same {total} (row {again[0]}); a checkpoint twice, or two runs under one name: keep one")  # fmt: skip
+    return warnings
 
 
 def _envelope(

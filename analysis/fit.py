@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.compare import ConfigurationSummary, EqualFlops, equal_flops, summarise
 from analysis.curve import CurveFit
+from analysis.doubts import run_doubts
 from analysis.power_law import fit_power_law
 from analysis.runs import Runs
 from analysis.saturating import fit_saturating
@@ -62,6 +63,8 @@ class SweepFits:
     level: float
     n_draws: int
     seed: int
+    warnings: Sequence[str] = ()
+    """A sentence for everything odd about the runs of a series (`analysis/doubts.py`)."""
 
     def curve(self, series: str, *, outcome: str, x: str) -> CurveFit | None:
         """Return the curve of a series, None if that outcome or size was not measured."""
@@ -130,7 +133,31 @@ def fit_sweep(
         level=level,
         n_draws=n_draws,
         seed=seed,
+        warnings=tuple(_doubts(table, series)),
     )
+
+
+def _doubts(table: pd.DataFrame, series: Mapping[str, str]) -> list[str]:
+    """Return a sentence for every series that holds configurations of one size and different settings, or odd runs."""
+    found = []
+    for name, rows in table.groupby(table["configuration"].map(series), sort=False):
+        first = rows.drop_duplicates("configuration").sort_values("total_params", kind="stable")
+        sizes = first["total_params"].to_numpy(dtype=np.float64)
+        for i in np.flatnonzero(np.diff(sizes) <= 1e-3 * sizes[1:]).tolist():
+            one, other = first.iloc[i], first.iloc[i + 1]
+            settings = [str(c) for c in first if str(c).startswith("model.")]
+            changed = [c for c in settings if one[c] != other[c] and not (pd.isna(one[c]) and pd.isna(other[c]))]  # fmt: skip
+            if changed:
+                values = ", ".join(f"{c} ({one[c]}, {other[c]})" for c in changed[:3])
+                found.append(f"{name}: trials {one['trial_id']} and {other['trial_id']} have the same total params and differ in {values}: two architectures under one name, and one curve through both; fit them as sweeps of their own")  # fmt: skip
+                break
+        names = [c for c in ("total_params", "training_tokens") if c in rows and rows[c].notna().all()]  # fmt: skip
+        if "loss" in rows and rows["loss"].notna().all() and len(names) == 2:
+            inputs = {short: rows[c].to_numpy(dtype=np.float64) for short, c in zip(("params", "tokens"), names, strict=True)}  # fmt: skip
+            odd = run_doubts(inputs, rows["loss"].to_numpy(dtype=np.float64), outcome="loss", seeds_named=True)  # fmt: skip
+            trials = rows["trial_id"].tolist()
+            found += [f"{name}: {d.sentence} ({', '.join(f'row {i} is {trials[i]}' for i in d.rows[:3])})" for d in odd]  # fmt: skip
+    return found
 
 
 def name_series(table: pd.DataFrame) -> dict[str, str]:

@@ -5,7 +5,7 @@ Scaling: x is divided by its geometric mean and y by its spread before anything 
 and exponents correlate near one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import percentile_interval
 from analysis.curve import CurveFit, HoldOut, Law
-from analysis.engine import find_optimum, refit, resample
+from analysis.engine import Optimum, find_optimum, refit, resample, told
 from analysis.result import FitStatus
 
 Array = NDArray[np.float64]
@@ -63,7 +63,6 @@ def fit_curve(
     )  # one order for every caller: results do not depend on the order of the rows
     xs, ys, labels = xs[order], ys[order], labels[order]
     n_distinct = len(np.unique(xs))
-    empty = np.empty((0, len(law.parameter_names)))
     facts: dict[str, Any] = {
         "law": law,
         "level": level,
@@ -74,47 +73,31 @@ def fit_curve(
         "n_distinct_x": n_distinct,
         "degrees_of_freedom": n_distinct - law.n_free,
     }
-    nothing: dict[str, Any] = {
-        "parameters": MappingProxyType({}),
-        "intervals": MappingProxyType({}),
-        "draws": empty,
-        "residuals": np.empty(0),
-        "objective": float("nan"),
-        "gradient_norm": float("nan"),
-        "moved": float("nan"),
-        "condition_number": float("nan"),
-        "n_starts": 0,
-        "n_agreeing": 0,
-        "n_optima": 0,
-        "share_refused": 0.0,
-        "share_unsettled": 0.0,
-        "hold_out": None,
-        "hold_out_note": "no fit, so nothing was held out",
-    }
     needed = law.n_free + 1
     if n_distinct < needed:
         sizes = "size" if n_distinct == 1 else "sizes"
-        return CurveFit(
-            status=FitStatus.UNDERDETERMINED,
-            sentence=f"{n_distinct} distinct {sizes} for {law.n_free} parameters; a fit needs at least {needed}, so add {needed - n_distinct}",
-            **facts,
-            **nothing,
+        return _without_numbers(
+            Optimum(
+                status=FitStatus.UNDERDETERMINED,
+                sentence=f"{n_distinct} distinct {sizes} for {law.n_free} parameters; a fit needs at least {needed}, so add {needed - n_distinct}",
+            ),
+            facts,
         )
     if float(np.ptp(ys)) <= 1e-12 * float(np.max(np.abs(ys), initial=0.0)):
-        return CurveFit(
-            status=FitStatus.FLAT,
-            sentence=f"every run has the value {ys[0]:.6g}; there is no curve to fit",
-            **facts,
-            **nothing,
+        return _without_numbers(
+            Optimum(
+                status=FitStatus.FLAT,
+                sentence=f"every run has the value {ys[0]:.6g}; there is no curve to fit",
+            ),
+            facts,
         )
 
     problem = law.scaled(xs, ys)
     found = find_optimum(
         problem, huber=None if huber is None else huber / problem.y_unit, singular=False
     )
-    nothing["n_starts"] = found.n_starts
     if found.theta is None:
-        return CurveFit(status=found.status, sentence=found.sentence, **facts, **nothing)
+        return _without_numbers(found, facts)
     best_parameters = problem.unscale(found.theta[None, :])[0]
     if resamples is not None:
         drawn = refit(problem, found, np.asarray(resamples, dtype=np.float64)[:, order])
@@ -135,7 +118,6 @@ def fit_curve(
     )
     names = law.parameter_names
     return CurveFit(
-        status=found.status,
         sentence=found.sentence,
         parameters=MappingProxyType(dict(zip(names, best_parameters.tolist(), strict=True))),
         intervals=MappingProxyType(
@@ -146,16 +128,24 @@ def fit_curve(
         draws=draws,
         residuals=residuals,
         objective=found.objective * problem.y_unit**2,
-        gradient_norm=found.gradient,
-        moved=found.moved,
-        condition_number=found.condition_number,
-        n_starts=found.n_starts,
-        n_agreeing=found.n_agreeing,
-        n_optima=found.n_optima,
-        share_refused=drawn.share_refused,
-        share_unsettled=drawn.share_unsettled,
+        **told(found, drawn),
         hold_out=held,
         hold_out_note=note,
+        **facts,
+    )
+
+
+def _without_numbers(found: Optimum, facts: Mapping[str, Any]) -> CurveFit:
+    return CurveFit(
+        sentence=found.sentence,
+        parameters=MappingProxyType({}),
+        intervals=MappingProxyType({}),
+        draws=np.empty((0, len(facts["law"].parameter_names))),
+        residuals=np.empty(0),
+        objective=float("nan"),
+        hold_out=None,
+        hold_out_note="no fit, so nothing was held out",
+        **told(found),
         **facts,
     )
 

@@ -53,6 +53,11 @@ class Grouped(Law):
         ]
         self.example = {p.name: law.example[p.name.split("[")[0]] for p in self.parameters}
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups, in the order of their numbers."""
+        return self._groups
+
     def features(self, inputs: Mapping[str, Array]) -> Array:
         """Return the law's features and the group of each run."""
         group = np.asarray(inputs["group"], dtype=np.float64)

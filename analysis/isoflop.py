@@ -9,7 +9,7 @@ the answer of the parametric law (`analysis/laws/chinchilla.py`) on the same run
 curve opens downward, or whose lowest point is not between its runs, has no optimum: it is named, and left out of the line.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import percentile_interval, resample_clusters
-from analysis.law_fit import LawFit, Runs, fit_law
+from analysis.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
+from analysis.doubts import refuse, size_doubts
+from analysis.law_fit import LawFit, fit_law
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.objective import Objective
 from analysis.result import FitStatus
@@ -109,6 +111,7 @@ class IsoflopFit:
     lines: Mapping[str, OptimumLine]
     """params and tokens."""
     parametric: LawFit
+    """Its `warnings` say what is odd about the runs."""
     exponents: Mapping[str, tuple[float, tuple[float, float] | None]]
     """Of the parametric law: params beta/(alpha+beta), tokens alpha/(alpha+beta), with intervals; empty without a fit."""
 
@@ -136,6 +139,7 @@ def fit_isoflop(
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    accept: Collection[str] = (),
 ) -> IsoflopFit:
     """Fit the optimum of every budget, the lines over budgets, and the parametric law.
 
@@ -152,35 +156,37 @@ def fit_isoflop(
         n_draws: Resamples.
         seed: Of the resampling.
         level: Of the intervals.
+        accept: Doubts that were looked into (`analysis/doubts.py`); units that cannot be are refused otherwise.
 
     Raises:
-        ValueError: If a column is missing or holds an impossible value, or the method is unknown.
+        ValueError: If a column is missing or holds an impossible value, the units cannot be right, or the method is
+            unknown.
     """
     if method not in ("parabola", "akima"):
         raise ValueError(f"method: must be parabola or akima, got {method!r}")
     names = columns or {}
-    table = {name: _positive(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
-    loss = _positive(runs, outcome)
-    given = runs[budgets] if isinstance(budgets, str) else budgets
+    table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
+    loss = numbers(runs, outcome, why=LOSS_ADVICE)
+    # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
+    refuse(size_doubts(table), accept=accept)
+    given = column(runs, budgets) if isinstance(budgets, str) else budgets
     groups = _groups(table["flops"]) if given is None else np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1)  # fmt: skip
-    if clusters is None:
-        labels = np.asarray([f"{a:.12g} {b:.12g}" for a, b in zip(table["params"], table["tokens"], strict=True)])  # fmt: skip
-    else:
-        labels = np.asarray([str(c) for c in (runs[clusters] if isinstance(clusters, str) else clusters)])  # fmt: skip
+    configurations = labels(runs, clusters, equal_rows(table["params"], table["tokens"]))
     lines = {}
     for size in ("params", "tokens"):
         found = [
             _budget(
-                table[size][groups == g], loss[groups == g], labels[groups == g],
+                table[size][groups == g], loss[groups == g], configurations[groups == g],
                 compute=float(np.exp(np.log(table["flops"][groups == g]).mean())),
                 method=method, within=within, n_draws=n_draws, seed=seed + int(g), level=level,
             )
             for g in np.unique(groups)
         ]  # fmt: skip
         lines[size] = _line(size, method, sorted(found, key=lambda b: b.compute), level)
+    kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
     parametric = fit_law(
-        CHINCHILLA, {"params": table["params"], "tokens": table["tokens"], "loss": loss},
-        clusters=labels, objective=objective, n_draws=n_draws, seed=seed, level=level,
+        CHINCHILLA, {"params": table["params"], "tokens": table["tokens"], "loss": loss} | kinds,
+        clusters=configurations if clusters is not None else None, accept=accept, objective=objective, n_draws=n_draws, seed=seed, level=level,
     )  # fmt: skip
     return IsoflopFit(
         lines=MappingProxyType(lines),
@@ -362,14 +368,3 @@ def _groups(flops: Array) -> NDArray[np.int64]:
     groups = np.empty(len(flops), dtype=np.int64)
     groups[order] = np.concatenate([[0], np.cumsum(steps)])
     return groups
-
-
-def _positive(runs: Runs, name: str) -> Array:
-    if name not in runs:
-        raise ValueError(f"{name}: no such column; there are {', '.join(map(str, runs))}; say which one it is with columns=")  # fmt: skip
-    values = np.asarray(runs[name], dtype=np.float64)
-    bad = ~np.isfinite(values) | (values <= 0)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"{name}, row {row}: must be positive and finite, got {values[row]}; correct the row or take it out")  # fmt: skip
-    return values

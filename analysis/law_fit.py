@@ -9,23 +9,34 @@ The unit of resampling is the configuration (`clusters`): its seeds and its chec
 they are drawn together, never apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import expanded_level, percentile_interval
-from analysis.engine import Draws, Optimum, find_optimum, refit, resample
+from analysis.columns import LOSS_ADVICE, column, equal_rows, labels, numbers
+from analysis.columns import Runs as Runs
+from analysis.doubts import (
+    SIZES,
+    Doubt,
+    Kind,
+    flops_doubt,
+    group_doubt,
+    kind_doubt,
+    refuse,
+    run_doubts,
+    size_doubts,
+)
+from analysis.engine import Draws, Optimum, find_optimum, refit, resample, told
 from analysis.law import Law, LogProblem
 from analysis.objective import Objective
-from analysis.result import FitResult, FitStatus, confidence_band, prediction_band
+from analysis.result import Band, FitResult, FitStatus, confidence_band, prediction_band
 
 Array = NDArray[np.float64]
-Runs = Mapping[str, Any]
-"""Columns of numbers, one row per run: a DataFrame, or a dict of lists."""
 
 HOLD_OUT_SHARE = 0.25
 """Share of the configurations held out, the largest."""
@@ -38,20 +49,10 @@ FEWEST_SPARE = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Forecast:
+class Forecast(Band):
     """A law at given inputs."""
 
     inputs: Mapping[str, Array]
-    y: Array
-    low: Array
-    high: Array
-    """Confidence: where the law lies, at `level`."""
-    new_low: Array
-    new_high: Array
-    """Prediction: where one new run would lie."""
-    level: float
-    extrapolated: NDArray[np.bool_]
-    """Where any input lies outside the fitted runs."""
     distance: Array
     """Largest factor by which an input lies outside the fitted runs; 1 inside."""
 
@@ -180,6 +181,8 @@ def fit_law(
     held: ArrayLike | None = None,
     starts: ArrayLike | None = None,
     resamples: ArrayLike | None = None,
+    accept: Collection[str] = (),
+    rows: NDArray[np.int64] | None = None,
 ) -> LawFit:
     """Fit `law` to runs.
 
@@ -199,24 +202,28 @@ def fit_law(
         held: Mask (n,) of the runs to hold out; None takes the largest quarter of the configurations.
         starts: (S, p) in the units of the data; None lets the law spread its own.
         resamples: (n_draws, n) how often each row occurs in each resample, in place of drawing them.
+        accept: Doubts about the table that were looked into (`analysis/doubts.py`): sizes of mixed units are refused
+            otherwise, the others are said in the sentence and listed in `warnings`.
+        rows: What doubts call the rows (n,), where `runs` is a part of a table; None counts them from 0.
 
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
     """
     objective = objective or Objective()
     names = columns or {}
-    given = {name: _column(runs, names.get(name, name)) for name in law.inputs}
-    inputs = _inputs_of(law, given)
-    y = _outcome_of(runs, outcome)
+    given = {name: column(runs, names.get(name, name)) for name in law.inputs}
+    inputs = _inputs_of(law, given, names)
+    y = numbers(runs, outcome, why=LOSS_ADVICE)
     n = len(y)
     for name, values in inputs.items():
         if len(values) != n:
             raise ValueError(f"{name}: {len(values)} values for {n} runs; give one per run")
-    matrix = np.stack([inputs[name] for name in law.inputs], axis=1)
-    places = np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
-    labels = _labels_of(runs, clusters, places)
+    sizes = [inputs[name] for name in law.inputs]
+    places = equal_rows(*sizes)
+    clustered = labels(runs, clusters, places)
+    warnings = _doubts(law, runs, inputs, y, outcome, clusters, accept, rows)
     # One order for every caller: results do not depend on the order of the rows.
-    order = np.lexsort((labels, y, *matrix.T[::-1]))
+    order = np.lexsort((clustered, y, *sizes[::-1]))
     back = np.argsort(order)
     facts: dict[str, Any] = {
         "law": law,
@@ -224,8 +231,8 @@ def fit_law(
         "objective_of": objective,
         "level": level,
         "y": y,
-        "clusters": tuple(labels.tolist()),
-        "n_configurations": len(np.unique(labels)),
+        "clusters": tuple(clustered.tolist()),
+        "n_configurations": len(np.unique(clustered)),
         "degrees_of_freedom": int(places.max()) + 1 - law.n_free,
     }
     n_distinct = int(places.max()) + 1
@@ -237,6 +244,7 @@ def fit_law(
                 sentence=f"{n_distinct} distinct {'run' if n_distinct == 1 else 'runs'} for {law.n_free} parameters; a fit needs at least {needed}, so add {needed - n_distinct}",
             ),
             facts,
+            warnings,
         )
     if float(np.ptp(y)) <= 1e-12 * float(np.max(y)):
         return _without_numbers(
@@ -245,6 +253,7 @@ def fit_law(
                 sentence=f"every run has the value {y[0]:.6g}; there is no curve to fit",
             ),
             facts,
+            warnings,
         )
     problem = LogProblem(law, {k: v[order] for k, v in inputs.items()}, y[order], objective)
     if problem.constant_inputs():
@@ -254,6 +263,7 @@ def fit_law(
                 sentence=f"{_constant_names(inputs)} the same in all runs; vary it, or fit a law without it",
             ),
             facts,
+            warnings,
         )
     found = find_optimum(
         problem,
@@ -262,7 +272,7 @@ def fit_law(
         starts=None if starts is None else problem.scale(np.asarray(starts, dtype=np.float64)),
     )
     if found.theta is None:
-        return _without_numbers(found, facts)
+        return _without_numbers(found, facts, warnings)
     best = problem.unscale(found.theta[None, :])[0]
     sentence = found.sentence
     if facts["degrees_of_freedom"] < FEWEST_SPARE:
@@ -274,7 +284,7 @@ def fit_law(
         drawn = resample(
             problem,
             found,
-            labels=labels[order],
+            labels=clustered[order],
             places=places[order],
             n_free=law.n_free,
             n_draws=n_draws,
@@ -287,14 +297,18 @@ def fit_law(
     largest, note = (None, "not asked for")
     if hold_out:
         largest, note = _largest_runs(
-            law, inputs, y, labels, held,
+            law, inputs, y, clustered, held,
             objective=objective, seed=seed, level=level, n_draws=min(n_draws, HOLD_OUT_DRAWS),
         )  # fmt: skip
     drawn_level = expanded_level(level, n=facts["n_configurations"], n_free=law.n_free) if expand else level  # fmt: skip
     absolute = objective.huber == 0 and objective.huber_scales is None
+    at_runs = residuals if objective.residual == "log" else np.log1p(residuals / y)
+    apart = group_doubt(at_runs) if "architectures" not in accept and not warnings else None
+    if apart is not None:
+        warnings = [apart.sentence]
     return LawFit(
-        status=found.status,
-        sentence=sentence,
+        sentence=_with_warnings(sentence, warnings),
+        warnings=tuple(warnings),
         parameters=MappingProxyType(dict(zip(law.parameter_names, best.tolist(), strict=True))),
         intervals=MappingProxyType(
             {
@@ -309,14 +323,7 @@ def fit_law(
         residuals=residuals,
         objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
         huber=None if found.huber is None else found.huber * unit,
-        gradient_norm=found.gradient,
-        moved=found.moved,
-        condition_number=found.condition_number,
-        n_starts=found.n_starts,
-        n_agreeing=found.n_agreeing,
-        n_optima=found.n_optima,
-        share_refused=drawn.share_refused,
-        share_unsettled=drawn.share_unsettled,
+        **told(found, drawn),
         drawn_level=drawn_level,
         hold_out=largest,
         hold_out_note=note,
@@ -324,26 +331,50 @@ def fit_law(
     )
 
 
-def _without_numbers(found: Optimum, facts: Mapping[str, Any]) -> LawFit:
-    nan = float("nan")
+def _doubts(
+    law: Law,
+    runs: Runs,
+    inputs: Mapping[str, Array],
+    y: Array,
+    outcome: str,
+    clusters: object,
+    accept: Collection[str],
+    rows: NDArray[np.int64] | None,
+) -> list[str]:
+    """Return a sentence for everything odd about the table; refuse units that cannot be."""
+    refuse(size_doubts({k: v for k, v in inputs.items() if k in SIZES}, rows=rows), accept=accept)
+    doubts: list[Doubt | None] = [
+        *run_doubts(inputs, y, outcome=outcome, seeds_named=clusters is not None, rows=rows)
+    ]
+    if "flops" in runs and {"params", "tokens"} <= set(inputs):
+        # The law does not use them, so it is no reason to refuse.
+        flops = np.asarray(column(runs, "flops"))
+        if flops.shape == y.shape and np.issubdtype(flops.dtype, np.number):
+            active = numbers(runs, "active_params", zero=True) if "active_params" in runs else inputs["params"]  # fmt: skip
+            doubts.append(
+                flops_doubt(flops.astype(np.float64), active, inputs["tokens"], rows=rows)
+            )
+    if "architecture" in runs and "group" not in inputs:
+        doubts.append(kind_doubt(list(column(runs, "architecture"))))
+    return [d.sentence for d in doubts if d is not None and d.kind not in accept]
+
+
+def _with_warnings(sentence: str, warnings: Sequence[str]) -> str:
+    return f"{sentence}. Look at: {'; '.join(warnings)}" if warnings else sentence
+
+
+def _without_numbers(found: Optimum, facts: Mapping[str, Any], warnings: Sequence[str]) -> LawFit:
     return LawFit(
-        status=found.status,
-        sentence=found.sentence,
+        sentence=_with_warnings(found.sentence, warnings),
+        warnings=tuple(warnings),
         parameters=MappingProxyType({}),
         intervals=MappingProxyType({}),
         draws=np.empty((0, len(facts["law"].parameters))),
         draw_objectives=np.empty(0),
         residuals=np.empty(0),
-        objective=nan,
+        objective=float("nan"),
         huber=None,
-        gradient_norm=nan,
-        moved=nan,
-        condition_number=nan,
-        n_starts=found.n_starts,
-        n_agreeing=0,
-        n_optima=0,
-        share_refused=0.0,
-        share_unsettled=0.0,
+        **told(found),
         drawn_level=facts["level"],
         hold_out=None,
         hold_out_note="no fit, so nothing was held out",
@@ -381,7 +412,7 @@ def _largest_runs(
     fit = fit_law(
         law, {**{k: v[~mask] for k, v in inputs.items()}, "outcome": y[~mask]},
         outcome="outcome", clusters=labels[~mask], objective=objective,
-        n_draws=n_draws, seed=seed, level=level, hold_out=False,
+        n_draws=n_draws, seed=seed, level=level, hold_out=False, accept=get_args(Kind),
     )  # fmt: skip
     if not fit.usable:
         return None, f"not possible: the smaller runs alone are {fit.status} ({fit.sentence})"
@@ -397,56 +428,18 @@ def _largest_runs(
     return result, f"{int(mask.sum())} of {len(y)} runs, the largest, predicted from the rest"
 
 
-def _column(runs: Runs, name: str) -> Any:
-    if name not in runs:
-        raise ValueError(
-            f"{name}: no such column; there are {', '.join(map(str, runs))}; rename it, or say which one it is with columns="
-        )
-    return runs[name]
-
-
-def _inputs_of(law: Law, given: Mapping[str, Any]) -> dict[str, Array]:
+def _inputs_of(
+    law: Law, given: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> dict[str, Array]:
     """Return the law's inputs as positive numbers (n,)."""
     inputs = {}
     for name in law.inputs:
-        values = np.atleast_1d(np.asarray(_column(given, name), dtype=np.float64))
-        bad = ~np.isfinite(values) | (values < 0 if name in law.may_be_zero else values <= 0)
-        if bad.any():
-            row = int(np.flatnonzero(bad)[0])
-            must = "must not be negative" if name in law.may_be_zero else "must be positive"
-            raise ValueError(
-                f"{name}, row {row}: {must} and finite, got {values[row]}; correct the row or take it out"
-            )
-        inputs[name] = values
+        theirs = (names or {}).get(name, name)
+        shown = name if theirs == name else f"{name} (column {theirs})"
+        values = np.atleast_1d(np.asarray(column(given, name)))
+        inputs[name] = numbers({shown: values}, shown, zero=name in law.may_be_zero)
     n = max(len(v) for v in inputs.values())
     return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}
-
-
-def _outcome_of(runs: Runs, name: str) -> Array:
-    y = np.asarray(_column(runs, name), dtype=np.float64)
-    if y.ndim != 1 or not len(y):
-        raise ValueError(f"{name}: must be one number per run, got shape {y.shape}")
-    bad = ~np.isfinite(y) | (y <= 0)
-    if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        raise ValueError(
-            f"{name}, row {row}: must be positive and finite, got {y[row]}; a diverged run is taken out by its row, not fitted"
-        )
-    return y
-
-
-def _labels_of(
-    runs: Runs, clusters: Sequence[Any] | NDArray[Any] | str | None, places: NDArray[np.int64]
-) -> NDArray[Any]:
-    if clusters is None:
-        return np.asarray([f"{place:09d}" for place in places])
-    values = _column(runs, clusters) if isinstance(clusters, str) else clusters
-    labels = np.asarray([str(label) for label in values])
-    if labels.shape != places.shape:
-        raise ValueError(
-            f"clusters: must name one configuration per run ({len(places)}), got {len(labels)}"
-        )
-    return labels
 
 
 def _constant_names(inputs: Mapping[str, Array]) -> str:

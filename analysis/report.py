@@ -2,18 +2,29 @@
 
 import base64
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 
-from analysis.figures import save, sweep_figure
+from analysis.curve import CurveFit
+from analysis.figures import X_LABELS, Y_LABELS, image, save, sweep_figure
 from analysis.fit import SweepFits
+from analysis.law_figure import curves_figure, draw
+from analysis.result import FitResult
 from analysis.runs import Runs, histories
 from analysis.tables import (
     comparison,
     configurations,
     curves,
+    doubts,
     excluded,
+    health,
+    law_health,
+    laws_table,
+    missing,
     parameter_groups,
     trials,
     usage,
@@ -23,18 +34,28 @@ from analysis.usage_figure import usage_figure
 
 FIGURE_STEM = "accuracy"
 USAGE_STEM = "usage"
+FITS_STEM = "fits"
+LAW_STEM = "law"
 PAGE = "report.html"
 
 
-def write_report(runs: Runs, fits: SweepFits, out: str | os.PathLike[str]) -> Path:
-    """Write `report.html`, and its figures beside it as `.svg` and `.png`; return the page.
+def write_report(
+    runs: Runs,
+    fits: SweepFits,
+    out: str | os.PathLike[str],
+    *,
+    laws: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write `report.html`, and its figures beside it as `.svg` (the first and that of use also `.png`); return the page.
 
-    The figures are `accuracy`, and `usage` where an architecture reported how its memories or experts are used.
+    The figures are `accuracy`; `fits_loss` and so on, every curve with its residuals and extrapolation; `usage` where an
+    architecture reported how its memories or experts are used; and `law_1` and so on for `laws`.
 
     Args:
         runs: Of `analysis.load`.
         fits: Of `analysis.fit_sweep`.
         out: Folder to write into; made if missing.
+        laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
 
     Raises:
         StoreError: If the source of the runs is no longer there.
@@ -52,8 +73,54 @@ def write_report(runs: Runs, fits: SweepFits, out: str | os.PathLike[str]) -> Pa
             picture = _data_uri(vector)
     page = folder / PAGE
     usage_picture = _draw_usage(runs, fits, folder / USAGE_STEM)
-    page.write_text(render(runs, fits, picture, usage_picture=usage_picture), encoding="utf-8")
+    further = dict(laws or {})
+    pictures = {
+        title: _draw_law(fit, folder / f"{LAW_STEM}_{i}")
+        for i, (title, fit) in enumerate(further.items(), 1)
+    }
+    page.write_text(
+        render(
+            runs, fits, picture, usage_picture=usage_picture,
+            fits_pictures=_draw_fits(fits, folder), laws=further, law_pictures=pictures,
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
     return page
+
+
+def _draw_fits(fits: SweepFits, folder: Path) -> list[str]:
+    """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
+    pictures = []
+    for outcome in dict.fromkeys(c.question.outcome for c in fits.curves):
+        columns: dict[str, dict[str, CurveFit]] = {}
+        labels = {}
+        for curve in fits.curves:
+            q = curve.question
+            if q.outcome == outcome:
+                title = f"{q.law} against {q.x}".replace("_", " ")
+                columns.setdefault(title, {})[curve.series] = curve.fit
+                labels[title] = X_LABELS.get(q.x, q.x)
+        shown = {t: c for t, c in columns.items() if any(fit.usable for fit in c.values())}
+        if shown:
+            label = Y_LABELS.get(outcome, outcome).split(" (")[0]
+            figure = curves_figure(shown, x=labels, outcome=dict.fromkeys(shown, label))
+            pictures.append(_drawn(figure, folder / f"{FITS_STEM}_{outcome}"))
+    return pictures
+
+
+def _draw_law(fit: Any, stem: Path) -> str | None:
+    try:
+        figure = draw(fit)
+    except ValueError:
+        return None  # the table says why it has no numbers
+    return _drawn(figure, stem)
+
+
+def _drawn(figure: Figure, stem: Path) -> str:
+    # Lines only, and a picture of a dozen panels takes seconds: no .png beside it.
+    path = stem.with_suffix(".svg")
+    path.write_bytes(image(figure, "svg"))
+    return _data_uri(path)
 
 
 def _draw_usage(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
@@ -73,12 +140,21 @@ def _data_uri(path: Path) -> str:
 
 def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
     """Return the figures that `write_report` left in `out`."""
+    folder = Path(out)
     names = [f"{stem}.{kind}" for stem in (FIGURE_STEM, USAGE_STEM) for kind in ("png", "svg")]
-    return [path for path in (Path(out) / name for name in names) if path.exists()]
+    further = [p for stem in (FITS_STEM, LAW_STEM) for p in sorted(folder.glob(f"{stem}_*.svg"))]
+    return [path for path in (folder / name for name in names) if path.exists()] + further
 
 
 def render(
-    runs: Runs, fits: SweepFits, picture: str | None, *, usage_picture: str | None = None
+    runs: Runs,
+    fits: SweepFits,
+    picture: str | None,
+    *,
+    usage_picture: str | None = None,
+    fits_pictures: Sequence[str] = (),
+    laws: Mapping[str, Any] | None = None,
+    law_pictures: Mapping[str, str | None] | None = None,
 ) -> str:
     """Return the page's HTML; the pictures are data URIs."""
     environment = jinja2.Environment(
@@ -98,13 +174,20 @@ def render(
         n_configurations=len(fits.summaries),
         picture=picture,
         usage_picture=usage_picture,
+        fits_pictures=fits_pictures,
+        laws=laws_table(laws or {}),
+        law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, FitResult)}),
+        law_pictures=law_pictures or {},
         usage=usage(runs, fits),
         configurations=configurations(fits),
         parameter_groups=parameter_groups(fits),
         curves=curves(fits),
         comparison=comparison(fits),
         trials=trials(runs),
+        health=health(fits),
         excluded=excluded(runs),
+        doubts=doubts(runs, fits),
+        missing=missing(runs, fits),
         hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
         environment=runs.environment,
         fits=fits,
@@ -113,6 +196,12 @@ def render(
 
 
 def _commands(runs: Runs, sweep: str) -> list[str]:
+    if runs.call is not None:
+        return [
+            "import analysis",
+            f"runs = {runs.call}",
+            "analysis.write_report(runs, analysis.fit_sweep(runs), 'report')",
+        ]
     if "://" in runs.source:
         return [f"memscale report {sweep} --tracking-uri {runs.source}"]
     source = Path(runs.source)

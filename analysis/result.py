@@ -76,6 +76,8 @@ class FitResult:
     """Share of resamples redrawn because they held too few distinct runs. Large: read the intervals with caution."""
     share_unsettled: float
     """Share of resamples whose refit still moved when it was stopped; their parameters count as they were."""
+    warnings: Sequence[str] = ()
+    """What is odd about the runs (`analysis/doubts.py`); also at the end of the sentence."""
 
     @property
     def usable(self) -> bool:
@@ -91,6 +93,22 @@ class FitResult:
         if not self.usable:
             raise ValueError(f"fit: no numbers to predict from ({self.status}); {self.sentence}")
         return np.asarray(list(self.parameters.values()), dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Band:
+    """What is predicted at some sizes, with the two intervals that must not be confused."""
+
+    y: Array
+    low: Array
+    high: Array
+    """Confidence: where the curve itself lies, at `level`."""
+    new_low: Array
+    new_high: Array
+    """Prediction: where one new run would lie."""
+    level: float
+    extrapolated: NDArray[np.bool_]
+    """Where a size lies outside the fitted runs."""
 
 
 def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:

@@ -41,6 +41,7 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
             "sweep": sweep,
             "architecture": spec.architecture,
             "seed": spec.seed,
+            **spec.accounting,
         }
         reading.left_out.append(
             exclusion(named, state=state.value, reason=_why_not_done(trial, state))

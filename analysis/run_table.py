@@ -66,6 +66,16 @@ NOT_CAUSAL = "not_causal"
 
 EXCLUDED_COLUMNS = ("trial_id", "sweep", "architecture", "seed", "state", "reason")
 
+EXCLUDED_SIZES = ("total_params", "active_params", "training_flops", "training_tokens")
+"""Further columns of the second table, where the source knows the sizes of what does not count."""
+
+WORSE_THAN_GUESSING = 1.1
+"""Factor above the loss of an even guess from which on a run has diverged; an untrained model is a little above 1."""
+
+FLOPS_PER_PARAM_TOKEN = (1.0, 1000.0)
+"""Training FLOPs per active parameter and token that can be: our counts include attention scores and the output head,
+which no non-embedding parameter stands for, and in tiny models on long sequences they are nearly everything."""
+
 _MACHINE_METRICS = "system/"
 """Samples of the machine, logged to the tracker only; no result of a trial."""
 
@@ -213,13 +223,16 @@ def checked(
 
 def exclusion(row: Mapping[str, Any], *, state: str, reason: str) -> dict[str, Any]:
     """Return the record of a trial that does not count."""
-    named = {key: row.get(key) for key in ("trial_id", "sweep", "architecture", "seed")}
+    known = ("trial_id", "sweep", "architecture", "seed", *EXCLUDED_SIZES)
+    named = {key: row.get(key) for key in known}
     return {**named, "state": state, "reason": reason}
 
 
 def exclusions(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the second table: trial_id, sweep, architecture, seed, state, reason."""
-    frame = pd.DataFrame(list(records), columns=list(EXCLUDED_COLUMNS))
+    """Return the second table: EXCLUDED_COLUMNS, and EXCLUDED_SIZES (NaN where unknown)."""
+    frame = pd.DataFrame(list(records), columns=[*EXCLUDED_COLUMNS, *EXCLUDED_SIZES])
+    for name in EXCLUDED_SIZES:
+        frame[name] = pd.to_numeric(frame[name], errors="coerce")
     return frame.sort_values(["sweep", "trial_id"], kind="stable").reset_index(drop=True)
 
 
@@ -286,12 +299,29 @@ def _fault(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
         ):
             note = " (diverged)" if name in {"loss", "train/loss", "valid/loss"} else ""
             return f"not finite: {name} is {value}{note}"
-    for name in ("total_params", "training_flops"):
+    for name in ("total_params", "training_flops", "training_tokens", "loss"):
         if name in row and not row[name] > 0:
             return f"impossible: {name} is {row[name]:g}; it must be positive"
     if "factual_recall" in row and not 0 <= row["factual_recall"] <= 1:
         return f"impossible: factual_recall is {row['factual_recall']:g}; a share lies in [0, 1]"
-    return None
+    if row.get("vocab_size", 0) > 1 and "loss" in row:
+        guess = math.log(row["vocab_size"])
+        if row["loss"] > WORSE_THAN_GUESSING * guess:
+            return f"diverged: loss is {row['loss']:.4g}, and guessing evenly among {row['vocab_size']:g} tokens has {guess:.4g}; lower the learning rate and run it again"
+    return _cost_fault(row)
+
+
+def _cost_fault(row: Mapping[str, Any]) -> str | None:
+    """Return why the training FLOPs cannot be those of the parameters and tokens, None if they can."""
+    names = ("training_flops", "active_params", "training_tokens")
+    if not all(name in row and row[name] > 0 for name in names):
+        return None
+    flops, params, tokens = (float(row[name]) for name in names)
+    cost = flops / (params * tokens)
+    low, high = FLOPS_PER_PARAM_TOKEN
+    if low <= cost <= high:
+        return None
+    return f"impossible: training_flops is {flops:.3g}, {cost:.3g} per active parameter and token, where training takes about 6; correct the unit of training_flops, active_params or training_tokens"
 
 
 def _missing(value: Any) -> bool:

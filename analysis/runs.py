@@ -1,4 +1,8 @@
-"""Read finished trials into one checked table: from a runs folder, an MLflow tracking URI, a CSV file or a DataFrame.
+"""Read finished trials into one checked table: from a runs folder, an MLflow tracking URI, or anybody's table of runs.
+
+    load("runs", sweep="quickstart")
+    load("sqlite:///runs/mlflow.db", sweep="quickstart")
+    load("published.csv", columns={"params": "N (non-emb)", "loss": "c4_val"}, units={"tokens": 1e9})
 
 All sources give the same table for the same sweep (docs/architecture.md, "The table of runs"). This is the only file
 of `analysis` that meets MLflow, and only inside a function.
@@ -10,7 +14,8 @@ import math
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,6 +29,7 @@ from analysis.history import USAGE_METRICS, HistoryPoint, framed
 from analysis.run_folder import folder_histories, read_folder
 from analysis.run_table import (
     OUTCOMES,
+    SHORT_NAMES,
     Reading,
     checked,
     exclusion,
@@ -31,14 +37,18 @@ from analysis.run_table import (
     metric_value,
     plain_row,
 )
+from analysis.sheet import SUFFIXES, read_sheet
 from orchestrator.errors import StoreError
 from orchestrator.records import TrialState
 
-REQUIRED_COLUMNS = ("architecture", "total_params")
-"""Of a CSV file or DataFrame, besides at least one of `run_table.OUTCOMES`."""
-
 DATA_FRAME = "DataFrame"
 """`Runs.source` of a table that somebody made."""
+
+ANY_ARCHITECTURE = "all runs"
+"""Architecture of the rows of a table that names none."""
+
+_SWEEP_NAMES = {"total_params": "params", "training_flops": "flops", "training_tokens": "tokens"}
+"""What a sweep calls the sizes that laws call by shorter names: a table has both."""
 
 LOG = logging.getLogger(__name__)
 
@@ -57,48 +67,64 @@ class Runs:
     table: pd.DataFrame
     """One row per trial that counts."""
     excluded: pd.DataFrame
-    """The others: trial_id, sweep, architecture, seed, state, reason."""
+    """The others: trial_id, sweep, architecture, seed, state, reason, and their sizes where they are known."""
     source: str
     """Where the rows were read."""
     sweep: str | None
     """The sweep asked for; None is all of them."""
     question: str | None = None
     """What the sweep file says it asks."""
+    notes: Sequence[str] = ()
+    """Of somebody's table: which column was taken for what, and what is doubtful (`analysis/doubts.py`)."""
+    call: str | None = None
+    """How somebody's table was loaded, to do it again."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Commit, packages and hardware of the attempts that finished; several values are counted."""
 
 
-def load(source: str | os.PathLike[str] | pd.DataFrame, sweep: str | None = None) -> Runs:
+def load(
+    source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, Any],
+    sweep: str | None = None,
+    *,
+    columns: Mapping[str, str] | None = None,
+    units: Mapping[str, float] | None = None,
+    accept: Collection[str] = (),
+) -> Runs:
     """Return the table of runs and what was excluded.
+
+    Somebody's table needs a column of sizes (`params`, or `total_params`) and one of an outcome; `tokens`, `flops`,
+    `architecture`, `run`, `seed` and `status` are used where they are there. Rows are counted from 0.
 
     Args:
         source: A runs folder (or the folder of one sweep), a tracking URI (`sqlite:///runs/mlflow.db`, `http://…`),
-            a `.csv` file, or a DataFrame with the columns of REQUIRED_COLUMNS.
+            or a table: a file (.csv, .tsv, .parquet, .json, .jsonl), a DataFrame or a dict of columns.
         sweep: Name of one sweep; None reads all.
+        columns: Of a table, this package's names to the table's own: `{"params": "N", "loss": "val/loss"}`.
+        units: Of a table, how many one of theirs is: `{"params": 1e6}` for millions.
+        accept: Of a table, doubts that were looked into (`analysis/doubts.py`).
 
     Raises:
         StoreError: If nothing readable is there, or the sweep is not; the message lists the sweeps that are.
-        ValueError: If a CSV file or DataFrame lacks a required column.
+        ValueError: If a table cannot be read, lacks a needed column, or has units that cannot be right.
     """
-    if isinstance(source, pd.DataFrame):
-        return _completed(
-            _read_frame(source, DATA_FRAME, sweep), DATA_FRAME, sweep, REQUIRED_COLUMNS
-        )
+    if isinstance(source, pd.DataFrame | Mapping):
+        return _read_table(source, DATA_FRAME, sweep, columns, units, accept)
     text = os.fspath(source)
     path = Path(text)
+    if path.is_file() and path.suffix in SUFFIXES:
+        return _read_table(path, text, sweep, columns, units, accept)
+    if columns or units or accept:
+        raise ValueError(
+            f"{text}: columns, units and accept are for tables ({', '.join(SUFFIXES)}); a sweep's names are fixed"
+        )
     if "://" in text:
         return _completed(_read_tracker(text, sweep), text, sweep)
     if path.is_dir():
         return _completed(read_folder(path, sweep), text, sweep)
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
         return load(f"sqlite:///{path}", sweep)
-    if path.is_file() and path.suffix == ".csv":
-        frame = pd.read_csv(path)
-        return _completed(
-            _read_frame(frame, text, sweep, default_sweep=path.stem), text, sweep, REQUIRED_COLUMNS
-        )
     raise StoreError(
-        f"{text}: nothing there that can be read; give a runs folder, a tracking URI like sqlite:///runs/mlflow.db, or a .csv file"
+        f"{text}: nothing there that can be read; give a runs folder, a tracking URI like sqlite:///runs/mlflow.db, or a table ({', '.join(SUFFIXES)})"
     )
 
 
@@ -106,8 +132,8 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     """Return how metrics developed in training: trial_id, sweep, architecture, configuration, seed, step, tokens, metric, value.
 
     They are read now, not by `load`. A step that a resume repeated appears once: a journal gives the value of the
-    weights that were kept, a tracker the one it holds (docs/architecture.md says which). A table from a CSV file or a
-    DataFrame has none.
+    weights that were kept, a tracker the one it holds (docs/architecture.md says which). Somebody's table
+    has none.
 
     Args:
         runs: Of `load`; only trials in its table are read. `dataclasses.replace(runs, table=…)` narrows them.
@@ -122,7 +148,7 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     ]
     path = Path(runs.source)
     points: Iterable[HistoryPoint]
-    if not trials or runs.source == DATA_FRAME or path.suffix == ".csv":
+    if not trials or runs.source == DATA_FRAME or path.suffix in SUFFIXES:
         points = ()
     elif "://" in runs.source:
         points = _tracked_histories(runs.source, runs.sweep, trials, metrics)
@@ -134,10 +160,16 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
 
 
 def _completed(
-    reading: Reading, source: str, sweep: str | None, columns: Sequence[str] = ()
+    reading: Reading,
+    source: str,
+    sweep: str | None,
+    notes: Sequence[str] = (),
+    call: str | None = None,
 ) -> Runs:
-    table, faulty = checked(reading.rows, columns=columns)
+    table, faulty = checked(reading.rows)
     return Runs(
+        call=call,
+        notes=tuple(notes),
         table=table,
         excluded=exclusions([*reading.left_out, *faulty]),
         source=source,
@@ -294,7 +326,7 @@ def _read_run(run: Any, experiment: str, reading: Reading) -> bool:
             "cancelled": "cancelled",
         }
         reading.left_out.append(
-            exclusion(named, state=state, reason=reason.get(state, _failure(tags)))
+            exclusion(metrics | named, state=state, reason=reason.get(state, _failure(tags)))
         )
         return False
     if missing:
@@ -359,32 +391,70 @@ def _tracked_environment(client: Any, run_id: str) -> dict[str, Any]:
         return {"environment": f"not readable from the tracker ({type(error).__name__}: {error})"}
 
 
-def _read_frame(
-    frame: pd.DataFrame, source: str, sweep: str | None, *, default_sweep: str = "table"
-) -> Reading:
-    for column in REQUIRED_COLUMNS:
-        if column not in frame:
-            raise ValueError(
-                f"{source}: no column {column!r}, got {', '.join(map(str, frame.columns))}; "
-                f"needed are {', '.join(REQUIRED_COLUMNS)} and one of {', '.join(OUTCOMES)}"
-            )
-    # An empty cell is a gap in a table; in a journal NaN is a measurement.
-    rows = [
-        {str(k): v for k, v in record.items() if not pd.isna(v)}
-        for record in frame.to_dict(orient="records")
-    ]
-    for number, row in enumerate(rows):
-        for key, default in (
-            ("trial_id", f"row {number + 1}"),
-            ("sweep", default_sweep),
-            ("seed", 0),
-        ):
-            row.setdefault(key, default)
-        row["seed"] = int(row["seed"])
-    chosen = [row for row in rows if sweep is None or row["sweep"] == sweep]
-    if not chosen:
-        there = sorted({str(row["sweep"]) for row in rows})
-        raise StoreError(
-            f"{source}: no rows of sweep {sweep!r}; there are {', '.join(there) or 'none'}"
+def _read_table(
+    source: Path | pd.DataFrame | Mapping[str, Any],
+    name: str,
+    sweep: str | None,
+    columns: Mapping[str, str] | None,
+    units: Mapping[str, float] | None,
+    accept: Collection[str],
+) -> Runs:
+    sheet = read_sheet(source, columns=columns, units=units, accept=accept)
+    table, notes = sheet.table, list(sheet.notes)
+    there = ", ".join(c for c in map(str, table.columns) if c != "row")
+    if not {"params", "total_params"} & set(table.columns):
+        raise ValueError(
+            f"{name}: no column 'total_params', got {there}; needed are params or total_params, and one of {', '.join(OUTCOMES)}; say which they are with columns="
         )
-    return Reading(rows=chosen)
+    measured = [source_ for short in OUTCOMES for source_ in (short, *SHORT_NAMES[short])]
+    if not set(measured) & set(table.columns):
+        perplexity = next((c for c in table if str(c).lower() in {"ppl", "perplexity"}), None)
+        hint = f" (the loss is ln({perplexity}))" if perplexity else ""
+        raise ValueError(
+            f"{name}: no outcome, got {there}; needed is one of {', '.join(OUTCOMES)}; say which it is with columns={hint}"
+        )
+    for long, short in _SWEEP_NAMES.items():
+        if long not in table and short in table:
+            table[long] = table[short]
+            for _, content, _ in sheet.faults:
+                content.setdefault(long, content.get(short, math.nan))
+    if "architecture" not in table:
+        notes.append("no column of architectures: all rows are taken for one")
+    stem = source.stem if isinstance(source, Path) else "table"
+    reading = Reading()
+    for record in table.to_dict(orient="records"):
+        # An empty cell is a gap in a table; in a journal NaN is a measurement.
+        row = {str(k): v for k, v in record.items() if not pd.isna(v)}
+        reading.rows.append(_as_trial(row, int(record["row"]), stem))
+    for number, content, reason in sheet.faults:
+        row = _as_trial({k: v for k, v in content.items() if not pd.isna(v)}, number, stem)
+        reading.left_out.append(exclusion(row, state="table", reason=reason))
+    _unambiguous(reading.rows)
+    if sweep is not None:
+        there = ", ".join(sorted({str(row["sweep"]) for row in reading.rows})) or "none"
+        reading.rows = [row for row in reading.rows if row["sweep"] == sweep]
+        reading.left_out = [row for row in reading.left_out if row["sweep"] == sweep]
+        if not reading.rows and not reading.left_out:
+            raise StoreError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
+    asked = {"sweep": sweep, "columns": columns, "units": units, "accept": accept}
+    options = "".join(f", {key}={value!r}" for key, value in asked.items() if value)
+    call = f"analysis.load({'table' if name == DATA_FRAME else repr(name)}{options})"
+    return _completed(reading, name, sweep, notes, call)
+
+
+def _as_trial(row: dict[str, Any], number: int, sweep: str) -> dict[str, Any]:
+    named: dict[str, Any] = {"trial_id": f"row {number}", "sweep": sweep, "architecture": ANY_ARCHITECTURE}  # fmt: skip
+    row = named | {"seed": 0} | row
+    try:
+        row["seed"] = int(float(row["seed"]))
+    except (TypeError, ValueError):
+        raise ValueError(f"seed, row {number}: must be a whole number, got {row['seed']!r}; correct the row, or rename the column") from None  # fmt: skip
+    return row | {"architecture": str(row["architecture"])}
+
+
+def _unambiguous(rows: Sequence[dict[str, Any]]) -> None:
+    """Name a row by its number where its run has several: checkpoints are not the same trial again."""
+    seen = Counter((str(row["trial_id"]), row["seed"]) for row in rows)
+    for row in rows:
+        if seen[str(row["trial_id"]), row["seed"]] > 1:
+            row["trial_id"] = f"{row['trial_id']} (row {row['row']})"

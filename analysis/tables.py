@@ -2,16 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from analysis.bootstrap import Estimate
+from analysis.chain import ChainFit
 from analysis.compare import ConfigurationSummary, EqualFlops
 from analysis.curve import CurveFit
 from analysis.fit import SweepFits
+from analysis.isoflop import IsoflopFit
+from analysis.law_fit import LawFit
+from analysis.missing import missing_sizes
+from analysis.result import FitResult
 from analysis.run_table import PARAM_GROUPS
 from analysis.runs import Runs
 from analysis.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
@@ -50,11 +55,54 @@ class Table:
 
 
 def tables(runs: Runs, fits: SweepFits) -> list[Table]:
-    """Return what `memscale fit` prints: configurations, curves, comparison at equal FLOPs, excluded trials if any."""
+    """Return what `memscale fit` prints: configurations, curves, comparison at equal FLOPs; excluded and odd trials if any."""
     chosen = [configurations(fits), curves(fits), comparison(fits)]
     if len(runs.excluded):
         chosen.append(excluded(runs))
+    gone = missing(runs, fits)
+    if gone.rows:
+        chosen.append(gone)
+    look = doubts(runs, fits)
+    if look.rows:
+        chosen.append(look)
     return chosen
+
+
+def missing(runs: Runs, fits: SweepFits) -> Table:
+    """Return the sizes without a run: what each curve expects of them, and how it would move if they were there."""
+    rows = tuple(
+        (
+            m.series,
+            m.trial_id,
+            f"{OUTCOME_LABELS.get(m.question.outcome, m.question.outcome)} against {X_LABELS.get(m.question.x, m.question.x)}",
+            count(m.x),
+            f"{number(m.expected[0])} [{number(m.expected[1])}, {number(m.expected[2])}]",
+            f"{number(m.answer)} at {count(m.at)}",
+            f"{number(m.could_be[0])} to {number(m.could_be[1])}",
+        )
+        for m in missing_sizes(runs, fits)
+    )
+    return Table(
+        title="Missing sizes",
+        columns=("architecture", "trial", "curve", "size", "expected", "curve says", "with it"),
+        rows=rows,
+        numeric=(False, False, False, True, False, False, False),
+        notes=(
+            "expected: by the curve through the other sizes, with the interval of a new run; with it: where the curve would lie at the largest size, were the missing one at either end; why it is missing: see Excluded",
+        )
+        if rows
+        else (),
+    )
+
+
+def doubts(runs: Runs, fits: SweepFits) -> Table:
+    """Return what is odd about the runs that count, and what columns of somebody's table were taken for what."""
+    return Table(
+        title="To look at",
+        columns=("what",),
+        rows=tuple((sentence,) for sentence in (*runs.notes, *fits.warnings)),
+        numeric=(False,),
+    )
 
 
 def configurations(fits: SweepFits) -> Table:
@@ -240,6 +288,85 @@ def curves(fits: SweepFits) -> Table:
     )
 
 
+def laws_table(laws: Mapping[str, Any]) -> Table:
+    """Return one row per fit of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`: numbers, status, hold-out."""
+    rows = [
+        (title, *row)
+        for title, fit in laws.items()
+        for row in (
+            [_law_row(fit)]
+            if isinstance(fit, LawFit)
+            else [_law_row(fit.to_loss), (parameters(fit.to_outcome), str(fit.to_outcome.status), "–", fit.sentence)]
+            if isinstance(fit, ChainFit)
+            else [*(_line_row(line) for line in fit.lines.values()), _law_row(fit.parametric)]
+            if isinstance(fit, IsoflopFit)
+            else [_line_row(fit)]
+        )
+    ]  # fmt: skip
+    return Table(
+        title="Laws",
+        columns=("fit", "numbers", "status", "hold-out", "what the status means"),
+        rows=tuple(rows),
+        numeric=(False,) * 5,
+        notes=("hold-out: mean |log error| of the largest runs, predicted from the rest",)
+        if rows
+        else (),
+    )
+
+
+def _law_row(fit: LawFit) -> tuple[str, str, str, str]:
+    held = "–" if fit.hold_out is None else f"{fit.hold_out.mean_absolute_log_error:.2%}"
+    return f"{fit.law.name}: {parameters(fit)}", str(fit.status), held, fit.sentence
+
+
+def _line_row(line: Any) -> tuple[str, str, str, str]:
+    size = getattr(line, "size", "params")
+    shown = "–"
+    if line.exponent is not None:
+        interval = "" if line.interval is None else f" [{number(line.interval[0])}, {number(line.interval[1])}]"  # fmt: skip
+        shown = f"optimal {size} = {number(line.coefficient)} C^{number(line.exponent)}{interval}"
+    return shown, str(line.status), "–", line.sentence
+
+
+def health(fits: SweepFits) -> Table:
+    """Return how the optimiser fared with every curve that has numbers."""
+    return law_health(
+        {f"{c.series}, {c.question.outcome} against {c.question.x}": c.fit for c in fits.curves}
+    )
+
+
+def law_health(fits: Mapping[str, FitResult]) -> Table:
+    """Return how the optimiser fared with every fit that has numbers."""
+    usable = {title: fit for title, fit in fits.items() if fit.usable}
+    rows = tuple(
+        (
+            title,
+            str(fit.n_points),
+            str(fit.n_configurations),
+            str(fit.degrees_of_freedom),
+            f"{fit.objective:.6g}",
+            f"{fit.gradient_norm:.1e}",
+            f"{fit.moved:.2g}",
+            f"{fit.condition_number:.1e}",
+            f"{fit.n_agreeing} of {fit.n_starts}",
+            str(fit.n_optima),
+            f"{fit.share_refused:.0%}",
+            f"{fit.share_unsettled:.1%}",
+        )
+        for title, fit in usable.items()
+    )
+    return Table(
+        title="How the optimiser fared",
+        columns=("fit", "runs", "configurations", "degrees of freedom", "objective", "gradient", "moved",
+                 "condition number", "starts agreeing", "minima", "resamples refused", "resamples unsettled"),
+        rows=rows,
+        numeric=(False, *(True,) * 11),
+        notes=("moved: from the winning start, 0 is a start handed back untouched; minima: distinct ones that starts came to rest in",)
+        if rows
+        else (),
+    )  # fmt: skip
+
+
 def comparison(fits: SweepFits) -> Table:
     """Return one row per pair at equal training FLOPs and outcome."""
     rows = tuple(
@@ -327,7 +454,7 @@ def trials(runs: Runs) -> Table:
     )
 
 
-def parameters(fit: CurveFit) -> str:
+def parameters(fit: FitResult) -> str:
     """Return `E 1.69 [1.60, 1.75], A …`, or a dash without a usable fit."""
     if not fit.usable:
         return "–"

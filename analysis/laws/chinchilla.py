@@ -13,16 +13,21 @@ _ZERO = {
     "B": "the loss does not fall with tokens",
 }
 
+
+def _terms(of_tokens: str) -> tuple[Term, ...]:
+    return (
+        Term("A", {"alpha": minus_log("params")}),
+        Term("B", {of_tokens: minus_log("tokens")}),
+        Term("E"),
+    )
+
+
 CHINCHILLA = SumOfPowers(
     name="chinchilla",
     equation="L = E + A/N^alpha + B/D^beta",
     source="Hoffmann et al. 2022, equation 2",
     inputs=("params", "tokens"),
-    terms=(
-        Term("A", {"alpha": minus_log("params")}),
-        Term("B", {"beta": minus_log("tokens")}),
-        Term("E"),
-    ),
+    terms=_terms("beta"),
     exponents=(
         Parameter("alpha", at_lower="the loss does not fall with parameters"),
         Parameter("beta", at_lower="the loss does not fall with tokens"),
@@ -37,11 +42,7 @@ CHINCHILLA_TIED = SumOfPowers(
     equation="L = E + A/N^alpha + B/D^alpha",
     source="Hoffmann et al. 2022, equation 2, with beta = alpha",
     inputs=("params", "tokens"),
-    terms=(
-        Term("A", {"alpha": minus_log("params")}),
-        Term("B", {"alpha": minus_log("tokens")}),
-        Term("E"),
-    ),
+    terms=_terms("alpha"),
     exponents=(Parameter("alpha", at_lower="the loss falls with neither size"),),
     order=("A", "B", "E", "alpha"),
     example={"A": 561.56, "B": 1752.09, "E": 1.818048, "alpha": 0.357058},

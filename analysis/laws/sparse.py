@@ -50,6 +50,12 @@ _ALPHA = Parameter("alpha", at_lower="the loss does not fall with active paramet
 _BETA = Parameter("beta", at_lower="the loss does not fall with tokens")
 
 
+_SPARSE_PARAMS = Term(
+    "A", {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity}
+)  # fmt: skip
+"""A N^-(alpha + gamma ln S) S^-delta."""
+
+
 def _free(name: str, size: float = 3.0) -> Parameter:
     """A correction that may have either sign."""
     return Parameter(name, lower=-size, upper=size, start=(-0.1 * size, 0.1 * size))
@@ -62,10 +68,7 @@ INTERACTION = SumOfPowers(
     inputs=INPUTS,
     may_be_zero=("n_memory",),
     terms=(
-        Term(
-            "A",
-            {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity},
-        ),
+        _SPARSE_PARAMS,
         Term("B", {"beta": minus_log("tokens")}),
         Term("E"),
     ),
@@ -81,10 +84,7 @@ JOINT = SumOfPowers(
     inputs=INPUTS,
     may_be_zero=("n_memory",),
     terms=(
-        Term(
-            "A",
-            {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity},
-        ),
+        _SPARSE_PARAMS,
         Term(
             "B",
             {"beta": minus_log("tokens"), "omega": _minus_log_sparsity, "zeta": _tokens_and_sparsity},

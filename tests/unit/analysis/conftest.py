@@ -252,7 +252,7 @@ def runs(runs_folder):
 def fits(runs):
     from analysis.fit import fit_sweep
 
-    return fit_sweep(runs, n_draws=200)
+    return fit_sweep(runs, n_draws=60)
 
 
 @pytest.fixture(scope="session")

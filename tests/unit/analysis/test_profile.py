@@ -40,7 +40,11 @@ def test_a_prediction_has_a_profile_too(fit):
 
     assert interval.value == pytest.approx(fit.predict({"x": 1e10}).y[0])
     assert interval.low < interval.value < interval.high
-    wider = profile_interval(fit, {"x": 1e10}, level=0.99)
+
+
+def test_a_higher_level_is_wider(fit):
+    interval, wider = (profile_interval(fit, "E", level=level) for level in (0.95, 0.99))
+
     assert wider.low < interval.low
     assert wider.high > interval.high
 

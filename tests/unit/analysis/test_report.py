@@ -8,8 +8,11 @@ import pytest
 import analysis
 from analysis.bootstrap import Estimate
 from analysis.figures import image, save, sweep_figure
+from analysis.law_fit import fit_law
+from analysis.laws.chinchilla import CHINCHILLA
 from analysis.report import figure_paths, render
 from analysis.runs import Runs
+from analysis.synthetic import make_runs
 from analysis.tables import (
     comparison,
     configurations,
@@ -78,10 +81,33 @@ def test_the_page_is_whole_and_fetches_nothing(page):
 
 
 def test_figures_lie_beside_the_page(page):
-    png, svg = figure_paths(page.parent)
+    png, svg, *fitted = figure_paths(page.parent)
 
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text().startswith("<?xml")
+    assert [f.name for f in fitted] == ["fits_answer_nll.svg", "fits_factual_recall.svg", "fits_loss.svg"]  # fmt: skip
+
+
+def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_path):
+    table = make_runs(CHINCHILLA, 12, noise=0.01)
+    laws = {
+        "dense law": fit_law(CHINCHILLA, table, n_draws=20, hold_out=False),
+        "too few": fit_law(CHINCHILLA, {k: v[:3] for k, v in table.items()}),
+    }
+    few = replace(runs, table=runs.table[:1])
+
+    text = analysis.write_report(
+        few, analysis.fit_sweep(few, n_draws=5), tmp_path, laws=laws
+    ).read_text()
+
+    parsed = Page()
+    parsed.feed(text)
+    assert "Laws" in parsed.headings
+    assert "chinchilla: A " in text
+    assert "3 distinct runs for 5 parameters" in text
+    assert "condition number" in text
+    assert (tmp_path / "law_1.svg").exists()
+    assert not (tmp_path / "law_2.svg").exists()
 
 
 def test_use_of_memories_has_a_section_a_figure_and_a_table(synthetic, tmp_path):
@@ -154,7 +180,7 @@ def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_pa
     assert note in render(runs, fits, None)
 
 
-def test_text_from_runs_is_escaped(runs, fits, tmp_path):
+def test_text_from_runs_is_escaped(runs, fits):
     nasty = Runs(
         table=runs.table,
         excluded=pd.DataFrame(
@@ -174,7 +200,7 @@ def test_text_from_runs_is_escaped(runs, fits, tmp_path):
         question="is 1 < 2?",
     )
 
-    text = analysis.write_report(nasty, fits, tmp_path).read_text()
+    text = render(nasty, fits, None)
 
     assert "<script>" not in text
     assert "<b>" not in text

@@ -149,6 +149,15 @@ def test_trials_that_are_not_done_are_listed_with_a_sentence(synthetic, tmp_path
         ({"recall/train_wording/answer_nll": float("inf")}, "not finite: answer_nll is inf"),
         ({"recall/train_wording/exact_match": 1.5}, r"impossible: factual_recall is 1.5"),
         ({"knowledge/bits_per_param": "gone"}, "missing: no value of bits_per_param"),
+        ({"valid/loss": -1.0}, "impossible: loss is -1; it must be positive"),
+        (
+            {"vocab_size": 20, "valid/loss": 9.0},
+            r"diverged: loss is 9, and guessing evenly among 20 tokens has 2.996",
+        ),
+        (
+            {"training_flops": 1e6},
+            r"impossible: training_flops is 1e\+06, 8.14e-06 per active parameter and token",
+        ),
     ],
 )
 def test_results_that_cannot_count_are_excluded(synthetic, tmp_path, change, reason):
@@ -156,8 +165,11 @@ def test_results_that_cannot_count_are_excluded(synthetic, tmp_path, change, rea
     for name, value in change.items():
         if value == "gone":
             del bad.metrics[name]
-        else:
+        elif "/" in name:
             bad.metrics[name] = value
+        else:
+            accounting = {**bad.spec.accounting, name: value}
+            bad = replace(bad, spec=replace(bad.spec, accounting=accounting))
     synthetic.write_runs(tmp_path, [good, bad])
 
     loaded = analysis.load(tmp_path)
@@ -241,7 +253,7 @@ def test_a_small_table_of_ones_own(tmp_path):
 
     assert loaded.table["loss"].tolist() == [3.0]
     assert loaded.table["seed"].tolist() == [0]
-    assert loaded.excluded["trial_id"].tolist() == ["row 2", "row 3"]
+    assert loaded.excluded["trial_id"].tolist() == ["row 1", "row 2"]
     assert "must be positive" in loaded.excluded["reason"][0]
     assert "missing: no value of loss" in loaded.excluded["reason"][1]
 
@@ -314,8 +326,15 @@ def test_import_analysis_is_light():
     assert done.stdout.split() == []
 
 
+def test_every_name_offered_is_there():
+    assert all(callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_"))  # fmt: skip
+    assert analysis.law_named("chinchilla").name == "chinchilla"
+
+
 def test_an_unknown_name_lists_those_there_are():
-    with pytest.raises(AttributeError, match="fit_sweep, histories, load, write_report"):
+    with pytest.raises(
+        AttributeError, match="fit_law, fit_partial, fit_sweep, histories, law_named, load"
+    ):
         analysis.fti  # noqa: B018
 
 

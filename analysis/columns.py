@@ -1,0 +1,127 @@
+"""Columns of a table of runs as numbers, or one sentence: which column, which row, what it holds, what to do.
+
+Every fit reads its runs through this file, so that all of them say the same about the same mistake.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Runs = Mapping[str, Any]
+"""Columns of numbers, one row per run: a DataFrame, or a dict of lists."""
+
+
+def column(runs: Runs, name: str) -> Any:
+    """Return a column as it is.
+
+    Raises:
+        ValueError: If there is none; the message lists those there are, the most similar first.
+    """
+    if name in runs:
+        return runs[name]
+    there = [str(c) for c in runs]
+    near = get_close_matches(name, there, n=2, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; say which one it is with columns={{{name!r}: …}}"
+    )
+
+
+def numbers(
+    runs: Runs,
+    name: str,
+    *,
+    zero: bool = False,
+    why: str = "",
+    among: NDArray[np.bool_] | None = None,
+) -> Array:
+    """Return a column as positive, finite numbers (n,).
+
+    Args:
+        runs: The table.
+        name: Of the column.
+        zero: Whether zero is a value of it.
+        why: What to do about a bad row; the usual advice if empty.
+        among: Mask (n,) of the rows that matter; None checks all.
+
+    Raises:
+        ValueError: If there is no such column or no row, or a value is no number, not finite, negative or (without
+            `zero`) zero. Rows count from 0.
+    """
+    raw = column(runs, name)
+    try:
+        values = np.asarray(raw, dtype=np.float64)
+    except (TypeError, ValueError):
+        values = np.asarray([_number_in_row(value, name, i) for i, value in enumerate(raw)])
+    if values.ndim != 1 or not len(values):
+        raise ValueError(
+            f"{name}: must be one number per run, got shape {values.shape}; give at least one run"
+        )
+    bad = ~np.isfinite(values) | (values < 0 if zero else values <= 0)
+    if among is not None:
+        if among.shape != values.shape:
+            raise ValueError(
+                f"{name}: {len(values)} values for {len(among)} runs; give one per run"
+            )
+        bad &= among
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        more = f" (so has {in_words(np.flatnonzero(bad)[1:])})" if bad.sum() > 1 else ""
+        must = "must not be negative, and" if zero else "must be positive and"
+        raise ValueError(
+            f"{name}, row {row}: {must} finite, got {values[row]}{more}; {why or 'correct the row or take it out'}"
+        )
+    return values
+
+
+LOSS_ADVICE = "a diverged run is taken out by its row, not fitted"
+
+
+def labels(
+    runs: Runs,
+    clusters: Sequence[Any] | NDArray[Any] | str | None,
+    places: NDArray[np.int64],
+) -> NDArray[Any]:
+    """Return the configuration of every run (n,): as named by `clusters` or that column, or one for each of `places`.
+
+    Raises:
+        ValueError: If the column is missing, or there is not one label per run.
+    """
+    if clusters is None:
+        return np.asarray([f"{place:09d}" for place in places])
+    values = column(runs, clusters) if isinstance(clusters, str) else clusters
+    found = np.asarray([str(label) for label in values])
+    if found.shape != places.shape:
+        raise ValueError(
+            f"clusters: must name one configuration per run ({len(places)}), got {len(found)}"
+        )
+    return found
+
+
+def equal_rows(*columns_: Array) -> NDArray[np.int64]:
+    """Return a number per run (n,), the same for runs that are equal in all columns."""
+    matrix = np.stack(columns_, axis=1)
+    return np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def in_words(rows: NDArray[np.int64], most: int = 4) -> str:
+    """Return `row 3`, `rows 3, 5 and 6`, or `rows 3, 5, 6, 7 and 12 more`."""
+    shown = [str(int(r)) for r in rows[:most]]
+    if len(rows) > most:
+        return f"rows {', '.join(shown)} and {len(rows) - most} more"
+    if len(shown) == 1:
+        return f"row {shown[0]}"
+    return f"rows {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _number_in_row(value: Any, name: str, row: int) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}, row {row}: not a number, got {str(value)!r}; correct the row or take it out (analysis.load reads 70M and 1.4e9)"
+        ) from None

@@ -1,0 +1,187 @@
+"""Each mistake in a table is one sentence with the row and what to do, for every fit."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.chain import fit_chain
+from analysis.doubts import group_doubt
+from analysis.envelope import fit_envelope
+from analysis.isoflop import fit_isoflop
+from analysis.law_fit import fit_law
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.loss_link import Sigmoid
+from analysis.synthetic import make_runs
+
+
+def runs(n=24):
+    table = make_runs(CHINCHILLA, n, noise=0.004)
+    table["flops"] = 6 * table["params"] * table["tokens"]
+    table["accuracy"] = 0.25 + 0.6 / (1 + np.exp(2 * (table["loss"] - 2.6)))
+    table["run"] = np.arange(n) // 3
+    return table
+
+
+def law(table, **options):
+    return fit_law(CHINCHILLA, table, n_draws=0, hold_out=False, **options)
+
+
+def chain(table, **options):
+    return fit_chain(CHINCHILLA, Sigmoid(chance=0.25), table, n_draws=0, hold_out=False, **options)
+
+
+def isoflop(table, **options):
+    return fit_isoflop(table, n_draws=0, **options)
+
+
+def envelope(table, **options):
+    return fit_envelope({**table, "params": np.repeat(table["params"][::3], 3)}, n_draws=0, **options)  # fmt: skip
+
+
+every_fit = pytest.mark.parametrize("fit", [law, chain, isoflop, envelope])
+
+
+@every_fit
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -2.5])
+def test_a_loss_that_is_none_is_named_by_its_row(fit, value):
+    table = runs()
+    table["loss"][5] = value
+
+    with pytest.raises(ValueError, match=rf"loss, row 5: must be positive and finite, got {value}.*;.* out"):  # fmt: skip
+        fit(table)
+
+
+@every_fit
+def test_a_missing_column_is_named_and_a_near_one_proposed(fit):
+    table = pd.DataFrame(runs()).rename(columns={"loss": "losss"})
+    table = {k: v.to_numpy() for k, v in table.items()}
+
+    with pytest.raises(ValueError, match="loss: no such column; did you mean losss"):
+        fit(table)
+
+
+@pytest.mark.parametrize("fit", [law, chain, isoflop])
+def test_text_among_numbers_is_named(fit):
+    table = runs()
+    table["tokens"] = [f"{v:g}" for v in table["tokens"]]
+    table["tokens"][3] = "12B"
+
+    with pytest.raises(ValueError, match="tokens, row 3: not a number, got '12B'"):
+        fit(table)
+
+
+@pytest.mark.parametrize("fit", [law, chain, isoflop])
+def test_mixed_units_are_refused_unless_accepted(fit):
+    table = runs()
+    table["params"][[2, 9]] /= 1e6
+
+    with pytest.raises(ValueError, match=r"params: mixed units, rows 2 and 9 .*accept=\{'units'\}"):
+        fit(table)
+    fit(table, accept={"units", "flops"})
+
+
+def test_per_cent_among_shares_is_refused():
+    table = runs()
+    table["accuracy"][4] *= 100
+
+    with pytest.raises(ValueError, match=r"accuracy: mixed units, row 4 .*per cent among shares"):
+        chain(table)
+
+
+def test_flops_that_cannot_be_are_refused_where_they_are_used_and_said_where_they_are_not():
+    table = runs()
+    table["flops"] = table["flops"] / 1e12
+
+    with pytest.raises(ValueError, match=r"flops: all 24 rows .*units=\{'flops': 1e\+12\}"):
+        isoflop(table)
+    assert "flops: all 24 rows" in law(table).sentence
+    assert law(runs()).warnings == ()
+
+
+def test_one_run_is_no_fit_and_no_number():
+    one = {k: v[:1] for k, v in runs().items()}
+
+    assert "1 distinct run for 5 parameters" in law(one).sentence
+    assert not chain(one).usable
+    assert "needs at least" in chain(one).sentence
+    found = isoflop(one)
+    assert all(not line.usable for line in found.lines.values())
+    assert "1 distinct sizes" in found.lines["params"].sentence
+    with pytest.raises(ValueError, match="no run has two checkpoints"):
+        fit_envelope(one)
+
+
+def test_duplicate_runs_are_named_and_still_counted():
+    table = {k: np.append(v, v[[2, 7]]) for k, v in runs().items()}
+
+    for fit in (law(table), isoflop(table).parametric):
+        assert fit.n_points == 26
+        assert "duplicate runs: rows 24 and 25 repeat an earlier row" in fit.sentence
+        assert "row 24 is row 2 again" in fit.sentence
+    assert any("duplicate" in w for w in chain(table).warnings)
+    assert not law(table, clusters=[str(i) for i in range(24)] + ["2", "7"]).warnings
+
+
+def test_a_diverged_run_is_named_with_the_smaller_run_that_beats_it():
+    table = runs()
+    largest = int(np.argmax(table["params"] * table["tokens"]))
+    table["loss"][largest] = 9.5
+
+    fit = law(table)
+
+    assert f"row {largest}: 9.5 is far above" in fit.sentence
+    assert "if it diverged" in fit.sentence
+    assert any(f"row {largest}:" in w for w in chain(table, link_rows=np.arange(24) != largest).warnings)  # fmt: skip
+
+
+def test_rows_keep_their_numbers_under_a_mask():
+    table = runs()
+    table["loss"][0] = np.nan
+    largest = int(np.argmax(table["params"] * table["tokens"]))
+    table["loss"][largest] = 9.5
+    rows = np.arange(24) != 0
+
+    found = chain(table, law_rows=rows, link_rows=rows)
+
+    assert any(w.startswith(f"row {largest}: 9.5") for w in found.warnings)
+
+
+def test_two_architectures_under_one_name_are_seen_at_equal_sizes():
+    table = runs()
+    both = {k: np.append(v, v) for k, v in table.items()}
+    both["loss"][24:] *= 0.9
+
+    fit = law(both)
+
+    assert "have equal sizes and a loss of" in fit.sentence
+    assert "two architectures or two recipes under one name" in fit.sentence
+
+
+def test_two_architectures_under_one_name_are_seen_in_the_residuals():
+    dense = make_runs(CHINCHILLA, 30, noise=0.003)
+    other = make_runs(CHINCHILLA, 10, noise=0.003, inputs_seed=1, seed=5)
+    both = {k: np.append(dense[k], other[k] * (0.97 if k == "loss" else 1)) for k in dense}
+
+    assert "fall into two groups 3" in law(both).sentence
+    assert not law(dense).warnings
+
+
+def test_several_named_architectures_are_not_one_law():
+    table = pd.DataFrame(runs()).assign(architecture=["dense"] * 20 + ["moe"] * 4)
+
+    assert "2 architectures (dense, moe; row 20 is the first of moe)" in law(table).sentence
+    assert not law(table[:20]).warnings
+
+
+def test_normal_and_even_residuals_are_one_group():
+    generator = np.random.default_rng(0)
+    for n in (20, 40, 200):
+        for draw in (generator.normal, generator.uniform):
+            assert sum(group_doubt(draw(size=n)) is not None for _ in range(200)) <= 1
+
+
+def test_a_run_of_two_sizes_is_two_runs():
+    table = runs()
+
+    with pytest.raises(ValueError, match=r"run, row 1: 0 has params .* two runs under one name"):
+        fit_envelope(table, n_draws=0)
