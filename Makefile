@@ -9,6 +9,7 @@ RUNS   ?= runs
 WHEELHOUSE ?= wheelhouse
 EXTRAS ?= all
 MACHINE ?=
+SEEDS  ?= 0-9
 # Test processes. Integration tests come after the others; each has folders, ports and processes of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test test-all test-gpu check format figures wheel wheelhouse clean
+.PHONY: help setup quickstart test test-all test-gpu test-chaos check format figures wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +50,9 @@ test-all: $(STAMP)  ## Everything but GPU tests
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
+
+test-chaos: $(STAMP)  ## Kill everything at random times in a sweep on four Ray nodes: ten seeds (SEEDS=0-9), half an hour and more
+	$(BIN)/python tests/chaos/chaos.py --seeds $(SEEDS)
 
 check: $(STAMP)  ## Formatting, lint, types, import directions
 	$(BIN)/ruff format --check .

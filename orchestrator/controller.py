@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator import disk, exclusion, units
 from orchestrator.ending import Ended, Ending, judge
+from orchestrator.known_statuses import KnownStatuses, result_ns
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced, Others, SharedLauncher
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
 from orchestrator.pace import Pace, pace_of, time_left_s
@@ -33,14 +34,24 @@ from orchestrator.retry import Action, Past, decide, resources_for
 from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
 from orchestrator.scheduling.shares import Probes, cap, promotions, ranks_per_gpu
 from orchestrator.scheduling.sharing import Standing
-from orchestrator.status import SweepStatus, TrialStatus, status_from_disk, steps_of, trial_status
-from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+from orchestrator.status import (
+    SweepStatus,
+    TrialStatus,
+    facts_of,
+    known_line,
+    status_from_disk,
+    steps_of,
+    trial_status,
+)
+from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, remove_temporary, write_json
 
 __all__ = ["Controller", "SweepStatus", "TrialStatus", "status_from_disk"]
 
 LOG = logging.getLogger(__name__)
 TICK_S = 0.1
 """How often the launcher is asked."""
+STARTING_S = 1.0
+"""How long one look may go on starting trials: endings, requests and the heartbeat must not wait for hundreds."""
 REPLACE_S = 2.0
 """How long to wait after the launcher could not place what the scheduler thought would fit."""
 
@@ -76,6 +87,21 @@ class _Trial:
     """Free space that it waits for, after a full disk ended an attempt."""
     why_next: str = "first attempt"
     wait: str = "its controller is starting"
+    resting: TrialStatus | None = None
+    """Its status while it waits, which only its wait can change; None: not looked at since its last attempt."""
+
+    @cached_property
+    def fixed_demand(self) -> Demand | None:
+        """What every attempt of it needs; None where that depends on the cluster or on what was measured."""
+        asked = self.spec.resources
+        if isinstance(asked.gpus, str) or promotions(asked.gpus):
+            return None
+        return Demand(cpus=asked.cpus * asked.ranks, gpus=float(asked.gpus), pieces=asked.ranks)
+
+    @cached_property
+    def pace(self) -> str:
+        """Whose measured times correct its prediction."""
+        return pace_of(self.spec)
 
     @cached_property
     def configuration(self) -> str:
@@ -142,10 +168,13 @@ class Controller:
         self._n_started = 0
         self._stops = 0
         self._why_stop = Outcome.INTERRUPTED
+        self._failure: str | None = None
+        """What ended the controller itself before its trials."""
         self._told_at = 0.0
         self._looked_at = 0.0
         self._frozen: dict[str, TrialStatus] = {}
         """Statuses of finished trials, which do not change any more."""
+        self._known = KnownStatuses(sweep)
 
     def stop(self, why: Outcome = Outcome.INTERRUPTED) -> None:
         """Ask running trials to checkpoint and leave; the second call ends them at once. Safe in a signal handler.
@@ -172,13 +201,18 @@ class Controller:
         self._lease.acquire()
         try:
             exclusion.readmit_all(self._sweep)
+            remove_temporary(self._sweep.path, but="tracking.json")
             self._read()
+            self._known.begin(facts_of(trial.spec) for trial in self._trials.values())
             open_attempts = self._open_attempts()
             if open_attempts or self._waiting():
                 self._tell(on_update)
                 self._launcher.start()
                 self._close_open(open_attempts)
                 self._loop(on_update)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise
         finally:
             try:
                 self._launcher.close()
@@ -188,6 +222,7 @@ class Controller:
                 for path in self._unwritten:
                     LOG.error("%s: not written, since the disk is full", path)
                 status = self._status()
+                self._known.flush()
                 self._lease.beat(self._heartbeat(status))
                 self._lease.release()
         status = replace(status, controller_alive=False, stopping=False, time_left_s=None)
@@ -278,7 +313,7 @@ class Controller:
         attempt = trial.attempt
         if attempt is None or attempt.launch.attempt != ended.attempt:
             return
-        trial.attempt = None
+        trial.attempt, trial.resting = None, None
         if trial.folder.result() is not None and ended.attempt == 1:
             self._pace.saw(trial.spec, self._clock() - attempt.started_at)
         self._probe(trial)
@@ -289,6 +324,8 @@ class Controller:
         self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
     ) -> Ending:
         """Write end.json and decide what follows; return the verdict."""
+        for folder in (trial.folder.path, attempt.path):
+            remove_temporary(folder, but="tracking.json")
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
         self._remember(trial, attempt, ending.outcome)
@@ -362,22 +399,29 @@ class Controller:
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
         for trial in self._trials.values():
-            attempt, trial.attempt = trial.attempt, None
+            attempt, trial.attempt, trial.resting = trial.attempt, None, None
             if attempt is None:
                 continue
             error = attempt.folder.error()
-            asked = attempt.asked or (Outcome.INTERRUPTED if error is None else None)
-            ended = Ended(trial_id=trial.folder.trial_id, attempt=attempt.launch.attempt)
+            lost = None if self._failure is None else f"its controller failed: {self._failure}"
+            stopped = error is None and lost is None
+            asked = attempt.asked or (Outcome.INTERRUPTED if stopped else None)
+            ended = Ended(
+                trial_id=trial.folder.trial_id,
+                attempt=attempt.launch.attempt,
+                node_lost=lost if error is None else None,
+            )
             self._close(trial, attempt.folder, ended, asked=asked)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
     def _heed_requests(self, now: float) -> None:
+        all_cancelled = self._sweep.cancel_requested()
         for trial in self._trials.values():
             if trial.finished:
                 continue
             attempt = trial.attempt
-            if self._cancelled(trial):
+            if all_cancelled or trial.folder.cancel_requested():
                 if attempt is None:
                     trial.finished = True
                 else:
@@ -432,7 +476,7 @@ class Controller:
         demands = {waiting.trial_id: waiting.demand for waiting in snapshot.waiting}
         started = False
         for placement in decided.placements:
-            if self._stops:
+            if self._stops or self._clock() - now > STARTING_S:
                 break
             trial, demand = self._trials[placement.trial_id], demands[placement.trial_id]
             if not others.grant.allows(standing, gpus=demand.gpus):
@@ -499,13 +543,13 @@ class Controller:
         waiting = [
             Waiting(
                 trial_id=trial.folder.trial_id,
-                demand=self._demand(trial, self._resources(trial, nodes)),
+                demand=self._next_demand(trial, nodes),
                 predicted_s=self._predicted_left_s(trial),
                 not_before=trial.not_before,
                 why_not_before=trial.why_not_before,
                 order=self._order[trial.folder.trial_id],
                 sweep=self._sweep.name,
-                pace=pace_of(trial.spec),
+                pace=trial.pace,
             )
             for trial in self._waiting()
         ]
@@ -589,6 +633,9 @@ class Controller:
         self._n_started += 1
         return True
 
+    def _next_demand(self, trial: _Trial, nodes: Sequence[Node]) -> Demand:
+        return trial.fixed_demand or self._demand(trial, self._resources(trial, nodes))
+
     def _demand(self, trial: _Trial, resources: Resources) -> Demand:
         """Return what the next attempt needs. Its ranks may lie on several nodes if no single one could hold them."""
         gpus = float(resources.gpus)
@@ -620,15 +667,23 @@ class Controller:
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
     def _time_left_s(self, now: float) -> float | None:
-        snapshot = self._snapshot(self._nodes, now)
-        work = [(max(0.0, r.predicted_end - now), r.demand) for r in snapshot.running]
-        possible = [w for w in snapshot.waiting if w.trial_id not in self._impossible]
-        return time_left_s(work + [(w.predicted_s, w.demand) for w in possible], self._nodes)
+        work = [
+            (max(0.0, self._predicted_end(t, t.attempt, now) - now), t.attempt.launch.demand)
+            for t in self._running()
+            if t.attempt is not None
+        ]
+        work += [
+            (self._predicted_left_s(t), self._next_demand(t, self._nodes))
+            for t in self._waiting()
+            if t.folder.trial_id not in self._impossible
+        ]
+        return time_left_s(work, self._nodes)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
     def _tell(self, on_update: Callable[[SweepStatus], None]) -> None:
         status = self._status()
+        self._known.flush()
         self._lease.beat(self._heartbeat(status))
         on_update(status)
 
@@ -659,6 +714,10 @@ class Controller:
         if trial_id in self._frozen:
             return self._frozen[trial_id]
         waiting = trial.attempt is None and not trial.finished
+        if waiting and trial.resting is not None:
+            if trial.resting.wait != trial.wait:
+                trial.resting = replace(trial.resting, wait=trial.wait)
+            return trial.resting
         status = trial_status(
             trial.folder,
             trial.spec,
@@ -669,8 +728,13 @@ class Controller:
         if waiting and status.state is TrialState.RUNNING:
             # It has ended, and the disk is too full to say so.
             status = replace(status, state=TrialState.WAITING, wait=trial.wait)
+        if waiting:
+            trial.resting = status
         if trial.finished:
             self._frozen[trial_id] = status
+            written = result_ns(trial.folder.path)
+            if status.state is TrialState.DONE and written is not None:
+                self._known.add(known_line(status, result_ns=written))
         return status
 
     # -- sets --------------------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ def doctor_table(checks: Sequence[Check]) -> RenderableType:
     return table
 
 
-def status_table(status: SweepStatus, *, rows: int = 10_000) -> RenderableType:
+def status_table(status: SweepStatus, *, rows: int = 200) -> RenderableType:
     """Return where every trial stands: what runs first, then what waits, failed and is done."""
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", no_wrap=True)

@@ -1,11 +1,14 @@
 """Where a sweep stands, as one frozen record: from its folder alone, by any process that can read it."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from orchestrator import known_statuses
 from orchestrator.exclusion import excluded
 from orchestrator.lease import is_alive
 from orchestrator.records import Outcome, TrialSpec, TrialState
@@ -13,6 +16,10 @@ from orchestrator.slurm import book
 from orchestrator.trial_dir import SweepDir, TrialDir
 
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
+FACTS = ("trial_id", "architecture", "preset", "seed", "steps")
+"""What a status takes from the spec alone."""
+OF_RESULT = ("attempt", "step", "loss", "reason")
+"""What else of the status of a trial that is done is kept as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +77,7 @@ class SweepStatus:
         """Return how many trials are in a state."""
         return self.totals[state]
 
-    @property
+    @cached_property
     def totals(self) -> Mapping[TrialState, int]:
         """Trials per state; a state that nobody is in counts 0."""
         return Counter(trial.state for trial in self.trials)
@@ -108,16 +115,25 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
         for trial_id in listed
         if alive or (on_slurm and is_alive(sweep.trial(trial_id).controller(), now=now))
     }
+    if on_slurm:
+        waits = {
+            trial_id: why
+            for trial_id in listed
+            if (why := queue.why(sweep.trial(trial_id))) is not None
+        }
+    cancelled = sweep.cancel_requested()
+    known = known_statuses.read(sweep)
+    folder = str(sweep.path / "trials")
     trials = tuple(
-        trial_status(
-            trial,
-            trial.spec(),
-            wait=waits.get(trial_id) or queue.why(trial),
+        _without_reading(
+            known.get(trial_id),
+            f"{folder}/{trial_id}",
+            wait=waits.get(trial_id),
             controlled=trial_id in controlled,
-            sweep_cancelled=sweep.cancel_requested(),
+            sweep_cancelled=cancelled,
         )
+        or _read(sweep.trial(trial_id), waits.get(trial_id), trial_id in controlled, cancelled)
         for trial_id in listed
-        for trial in [sweep.trial(trial_id)]
     )
     return SweepStatus(
         sweep=sweep.name,
@@ -130,6 +146,74 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
         updated_at=now,
         excluded=tuple(excluded(sweep).values()),
     )
+
+
+def _read(trial: TrialDir, wait: str | None, controlled: bool, cancelled: bool) -> TrialStatus:
+    return trial_status(
+        trial, trial.spec(), wait=wait, controlled=controlled, sweep_cancelled=cancelled
+    )
+
+
+def _without_reading(
+    known: Mapping[str, Any] | None,
+    folder: str,
+    *,
+    wait: str | None,
+    controlled: bool,
+    sweep_cancelled: bool,
+) -> TrialStatus | None:
+    """Return the status of a trial that is done, or was never started, from its known line; None: read its folder."""
+    if known is None:
+        return None
+    try:
+        if "result_ns" in known:
+            if known["result_ns"] != known_statuses.result_ns(folder):
+                return None
+            return TrialStatus(
+                **{field: known[field] for field in (*FACTS, *OF_RESULT)},
+                state=TrialState.DONE,
+                outcome=Outcome(known["outcome"]) if known["outcome"] else None,
+            )
+        names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
+        if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
+            return None
+        facts = {field: known[field] for field in FACTS}
+    except (KeyError, ValueError, TypeError, OSError):
+        return None
+    return never_started(
+        facts,
+        wait=wait,
+        controlled=controlled,
+        cancelled=sweep_cancelled or "cancel.json" in names,
+    )
+
+
+def never_started(
+    facts: Mapping[str, Any], *, wait: str | None, controlled: bool, cancelled: bool
+) -> TrialStatus:
+    """Return the status of a trial without attempts; `facts` as `facts_of` returns them."""
+    if cancelled:
+        return TrialStatus(**facts, state=TrialState.CANCELLED, step=0)
+    if wait is None:
+        wait = "" if controlled else NO_CONTROLLER
+    return TrialStatus(**facts, state=TrialState.WAITING, step=0, wait=wait)
+
+
+def facts_of(spec: TrialSpec) -> dict[str, Any]:
+    """Return what a status takes from the spec alone."""
+    return {
+        "trial_id": spec.trial_id,
+        "architecture": spec.architecture,
+        "preset": spec.preset,
+        "seed": spec.seed,
+        "steps": steps_of(spec),
+    }
+
+
+def known_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
+    """Return what statuses.jsonl keeps of a trial that is done."""
+    fields = {field: getattr(status, field) for field in (*FACTS, *OF_RESULT)}
+    return {**fields, "outcome": status.outcome and status.outcome.value, "result_ns": result_ns}
 
 
 def trial_status(
@@ -166,14 +250,11 @@ def trial_status(
     heartbeat = (trial.heartbeat() or {}) if attempts else {}
     fresh = bool(attempts) and heartbeat.get("attempt") == attempts[-1].number
     base: dict[str, Any] = {
+        **facts_of(spec),
         "trial_id": trial.trial_id,
-        "architecture": spec.architecture,
-        "preset": spec.preset,
-        "seed": spec.seed,
         "state": state,
         "attempt": attempts[-1].number if attempts else 0,
         "step": heartbeat.get("step") if state is TrialState.RUNNING else trial.checkpoint_step(),
-        "steps": steps_of(spec),
         "wait": wait,
         "outcome": Outcome(ends[-1]["outcome"]) if ends else None,
         "reason": ends[-1]["reason"] if ends else "",

@@ -5,6 +5,7 @@
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
+      statuses.jsonl               controller: statuses that do not change any more, to save `status` reading; may be deleted
       cancel.json                  present: somebody asked to cancel the sweep
       tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
       tracking.log                 what the shipper said; `tracking.lock` is flocked by it
@@ -39,6 +40,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +66,7 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1, ensure_ascii=False)
-            file.write("\n")
+            file.write(f"{json.dumps(record, indent=1, ensure_ascii=False)}\n")
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -73,6 +74,25 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
+"""What `write_json`, and a rank before it links its result, leave behind when they are killed."""
+
+
+def remove_temporary(folder: Path, *, of: str | None = None, but: str | None = None) -> None:
+    """Delete what killed writers left in a folder. For whoever knows that none of them writes any more.
+
+    Args:
+        folder: It need not exist.
+        of: Only what was to become the file of this name.
+        but: Not that.
+    """
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name) if entry.name.startswith(".") else None
+            if found and found["name"] != but and of in (None, found["name"]):
+                Path(entry.path).unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -225,9 +245,12 @@ class TrialDir:
     def attempts(self) -> list[AttemptDir]:
         """Return the attempts, oldest first."""
         folder = self.path / "attempts"
-        if not folder.is_dir():
+        try:
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries if entry.name.isdigit() and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return [AttemptDir(p) for p in sorted(folder.iterdir()) if p.is_dir() and p.name.isdigit()]
+        return [AttemptDir(folder / name) for name in sorted(names)]
 
     def attempt(self, number: int) -> AttemptDir:
         """Return the folder of an attempt, which need not exist."""

@@ -24,7 +24,7 @@ from orchestrator.tracking import progress
 from orchestrator.tracking.places import default_tracking_uri
 from orchestrator.tracking.sending import Sender
 from orchestrator.tracking.store import Store
-from orchestrator.trial_dir import SweepDir
+from orchestrator.trial_dir import SweepDir, remove_temporary
 
 LOG = logging.getLogger("shipper")
 ROUND_S = 1.0
@@ -180,6 +180,9 @@ def main(argv: list[str] | None = None) -> int:
     lock = take_lock(sweep, instructions)
     if lock is None:
         return INCOMPLETE
+    for folder in (sweep.path, *(trial.path for trial in sweep.trials())):
+        # Of shippers that were killed: the lock says that none is left.
+        remove_temporary(folder, of=progress.FILE)
     store = Store(uri or default_tracking_uri(sweep.path.parent))
 
     def tell(problem: str | None) -> None:

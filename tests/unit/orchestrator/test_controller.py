@@ -637,7 +637,10 @@ def test_failing_launcher_leaves_a_truthful_record_and_a_free_lock(world):
     with pytest.raises(ExperimentError, match="the cluster is gone"):
         world.run(trial, script=script())
 
-    assert world.end(trial)["outcome"] == "interrupted"
+    assert world.end(trial)["outcome"] == "node_lost"
+    assert (
+        "its controller failed: ExperimentError: the cluster is gone" in world.end(trial)["reason"]
+    )
     assert world.launcher.closed
     lease = ControllerLease(world.sweep, submission=2)
     lease.acquire()

@@ -1,0 +1,110 @@
+"""A launcher without processes: fake nodes that come and go, trials that end when their time is over."""
+
+import heapq
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.ending import Ended
+from orchestrator.launchers.protocol import Launch, NotPlaced
+from orchestrator.processes import ProcessId
+from orchestrator.records import Resources, TrialSpec
+from orchestrator.scheduler import Node
+from orchestrator.trial_dir import SweepDir, write_json
+
+
+def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
+    """Write `n` specs of one core each that differ in their seed; return their ids."""
+    ids = []
+    for seed in range(n):
+        spec = TrialSpec(
+            sweep=sweep.name,
+            data={"source": "biographies", "n_people": 1000, "style": "compact"},
+            model={"architecture": "dense", "d_model": 256, "n_layers": 4, "n_heads": 4},
+            train={"tokens": 10 * steps, "batch_tokens": 10, "seq_len": 10, "lr": 3.0e-3},
+            seed=seed,
+            resources=Resources(gpus=0),
+        )
+        sweep.trial(spec.trial_id).create(spec)
+        ids.append(spec.trial_id)
+    return ids
+
+
+class StubLauncher:
+    """Holds attempts on nodes for as long as it is told; one whose node has left is lost with it."""
+
+    def __init__(
+        self,
+        nodes: Callable[[], Sequence[Node]],
+        *,
+        seconds: Callable[[Launch], float] = lambda launch: 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes, self._seconds, self._clock = nodes, seconds, clock
+        self._held: dict[str, Launch] = {}
+        self._due: list[tuple[float, str]] = []
+        self.lost = 0
+        """Attempts that went with a node."""
+        self.own_s = 0.0
+        """Seconds spent here, which are no controller's."""
+        self.gaps: list[float] = []
+        """Seconds between two polls: how long the controller was busy with itself."""
+        self._polled_at: float | None = None
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def nodes(self) -> Sequence[Node]:
+        return tuple(self._nodes())
+
+    def launch(self, launch: Launch) -> tuple[str, ...]:
+        if launch.node_id not in {node.node_id for node in self._nodes()}:
+            raise NotPlaced(f"node {launch.node_id} has left")
+        self._held[launch.key] = launch
+        heapq.heappush(self._due, (self._clock() + self._seconds(launch), launch.key))
+        return launch.gpu_ids
+
+    def poll(self) -> list[Ended]:
+        start = time.perf_counter()
+        if self._polled_at is not None:
+            self.gaps.append(start - self._polled_at)
+        there = {node.node_id for node in self._nodes()}
+        ended = []
+        for key in [k for k, launch in self._held.items() if launch.node_id not in there]:
+            launch = self._held.pop(key)
+            self.lost += 1
+            ended.append(
+                Ended(trial_id=launch.trial_id, attempt=launch.attempt, node_lost="it left")
+            )
+        while self._due and self._due[0][0] <= self._clock():
+            _, key = heapq.heappop(self._due)
+            if key in self._held:
+                ended.append(_finish(self._held.pop(key)))
+        self._polled_at = time.perf_counter()
+        self.own_s += self._polled_at - start
+        return ended
+
+    def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
+        """Nobody asks."""
+
+    def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
+        return []
+
+    def close(self) -> None:
+        self._held.clear()
+
+
+def _finish(launch: Launch) -> Ended:
+    """Leave what rank 0 leaves."""
+    (request,) = launch.rank_requests(launch.gpu_ids)
+    metrics = {"train/loss": 1.0}
+    line = f'{{"t":1,"step":1,"metrics":{{"train/loss":{metrics["train/loss"]}}}}}\n'
+    request.attempt_dir.journal.write_text(line)
+    write_json(
+        request.trial.path / "result.json",
+        {
+            "trial_id": launch.trial_id, "attempt": launch.attempt, "finished_at": time.time(), "steps": 1,
+            "tokens": 10, "device": "cpu", "ranks": 1, "metrics": metrics,
+        },
+        durable=False,
+    )  # fmt: skip
+    return Ended(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 0})
