@@ -36,13 +36,11 @@ class _Bucket:
     parameters: list[nn.Parameter] = field(default_factory=list)
     missing: int = 0
     """Gradients that the step's last pass has not added to yet."""
-    started: bool = False
-    work: dist.Work | None = None
-    """The message on its way."""
+    work: list[dist.Work] = field(default_factory=list)
+    """The messages on their way."""
 
     def start(self) -> None:
         """Send the gradients there are off to be summed."""
-        self.started = True
         gradients = []
         for parameter in self.parameters:
             if parameter.grad is not None:
@@ -53,15 +51,19 @@ class _Bucket:
         group = self.world.group or dist.group.WORLD
         assert group is not None
         with named_failure("sum"):
-            # One launch for all on a GPU; joining them first took the host longer than messages of their own.
-            self.work = group.allreduce_coalesced(gradients)
+            if gradients[0].is_cuda and dist.get_backend(group) == "gloo":
+                # Ranks that share a GPU: gloo sums its tensors, but only one by one.
+                self.work = [group.allreduce([gradient]) for gradient in gradients]
+            else:
+                # One launch for all on a GPU; joining them first took the host longer than messages of their own.
+                self.work = [group.allreduce_coalesced(gradients)]
 
     def wait(self) -> None:
         """Return when the sums may be used on the current stream."""
-        if self.work is not None:
-            with named_failure("sum"):
-                self.work.wait()
-        self.work, self.started = None, False
+        with named_failure("sum"):
+            for work in self.work:
+                work.wait()
+        self.work = []
 
 
 class GradientSums:
