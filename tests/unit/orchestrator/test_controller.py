@@ -32,7 +32,7 @@ class PretendLauncher:
 
     def __init__(self, *, cpus=2, gpus=()):
         self.node = Node(node_id="n", host="host-n", cpus=cpus, gpus=gpus)
-        self.others = ()
+        self.more_nodes = ()
         self.launches, self.stops, self.orphans = [], [], []
         self.running = {}
         self.ended = []
@@ -45,7 +45,7 @@ class PretendLauncher:
         self.started = True
 
     def nodes(self):
-        return (self.node, *self.others)
+        return (self.node, *self.more_nodes)
 
     def launch(self, launch):
         if self.refuse:
@@ -694,7 +694,7 @@ def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_wh
         for seed in range(5)
     ]
     world.launcher = PretendLauncher(cpus=1)
-    world.launcher.others = (Node(node_id="g", host="host-good", cpus=1, gpus=()),)
+    world.launcher.more_nodes = (Node(node_id="g", host="host-good", cpus=1, gpus=()),)
     seen = {}
 
     def script():
