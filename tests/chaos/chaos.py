@@ -606,7 +606,8 @@ def surroundings() -> Iterator[None]:
     before = dict(os.environ)
     root = str(HERE.parents[1])
     path = os.pathsep.join(filter(None, (root, before.get("PYTHONPATH"))))
-    os.environ.update({**SETTINGS, MARK: uuid.uuid4().hex, "PYTHONPATH": path})
+    token = {"RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    os.environ.update({**SETTINGS, **token, MARK: uuid.uuid4().hex, "PYTHONPATH": path})
     try:
         yield
     finally:
