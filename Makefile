@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test test-all test-gpu test-chaos check format figures wheel wheelhouse clean
+.PHONY: help setup quickstart test test-long test-all test-gpu test-chaos check format figures wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +40,12 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
-test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about sixteen minutes)
-	$(PYTEST) -m "not integration and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(PYTEST) -m "integration and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about twelve minutes)
+	$(PYTEST) -m "not integration and not long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+
+test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, ranks together
+	$(PYTEST) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
 	$(PYTEST) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)

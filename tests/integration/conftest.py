@@ -24,8 +24,8 @@ from orchestrator.trial_dir import AttemptDir, SweepDir
 
 STEPS = 70
 TIMEOUT_S = 900
-ONE_AFTER_ANOTHER = ("test_kill", "test_tracking")
-"""Files whose tests share an undisturbed sweep, or a store."""
+ONE_AFTER_ANOTHER = ("test_failures", "test_kill", "test_tracking")
+"""Files whose tests share a sweep, or a store."""
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
 
 

@@ -137,6 +137,7 @@ def test_plan_as_json_holds_every_number(place):
     assert rows[0]["training_flops"] == pytest.approx(rows[1]["training_flops"], rel=0.01)
 
 
+@pytest.mark.long
 def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_store, tmp_path):
     place.write(tokens=76_800)
     make_store(place.disk.path.parent)

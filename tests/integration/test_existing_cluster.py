@@ -78,6 +78,7 @@ def at_gate(trials):
     return [trial for trial in trials if (trial.path / "at-gate").exists()]
 
 
+@pytest.mark.long
 def test_a_gang_fills_whole_nodes_ends_as_one_and_leaves_strangers_alone(cluster, tmp_path):
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group

@@ -69,6 +69,7 @@ def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undistur
     tiny.assert_nothing_left(rank)
 
 
+@pytest.mark.long
 def test_a_killed_controller_takes_everything_along_and_a_stopped_one_checkpoints(
     tiny, undisturbed
 ):

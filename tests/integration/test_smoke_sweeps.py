@@ -57,6 +57,7 @@ def test_there_is_a_smoke_sweep_for_every_architecture():
         assert {spec.architecture for spec in sweep.trials} == {name}
 
 
+@pytest.mark.long
 def test_all_architectures_one_command_one_experiment_one_figure(tmp_path, make_store):
     make_store(tmp_path / "runs")
     _memscale("submit", "smoke", "--runs", "runs", folder=tmp_path)

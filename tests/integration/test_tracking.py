@@ -279,6 +279,7 @@ class Server:
             self._process = None
 
 
+@pytest.mark.long
 def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sweep, tmp_path):
     specs = submitted(sweep)
     server = Server(default_tracking_uri(runs), tmp_path / "server.log")
@@ -333,6 +334,7 @@ def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
     assert str(port) in shipper.problem
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path):
     specs = submitted(sweep, 2)

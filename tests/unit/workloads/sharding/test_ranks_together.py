@@ -71,12 +71,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
     return found_by(tmp_path_factory.mktemp("together"), "some", 1, 2, 3, 4)
 
 
+@pytest.mark.long
 @found_once
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_read_gradient_and_ten_steps_are_one_processs(found, size):
     assert not too_far(found[str(size)])
 
 
+@pytest.mark.long
 @found_once
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_of_it_was_compared(found, size):
