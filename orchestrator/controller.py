@@ -43,7 +43,14 @@ from orchestrator.status import (
     steps_of,
     trial_status,
 )
-from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, remove_temporary, write_json
+from orchestrator.trial_dir import (
+    WRITTEN_BY_OTHERS,
+    AttemptDir,
+    SweepDir,
+    TrialDir,
+    remove_temporary,
+    write_json,
+)
 
 __all__ = ["Controller", "SweepStatus", "TrialStatus", "status_from_disk"]
 
@@ -201,7 +208,7 @@ class Controller:
         self._lease.acquire()
         try:
             exclusion.readmit_all(self._sweep)
-            remove_temporary(self._sweep.path, but="tracking.json")
+            remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
             self._read()
             self._known.begin(facts_of(trial.spec) for trial in self._trials.values())
             open_attempts = self._open_attempts()
@@ -325,7 +332,7 @@ class Controller:
     ) -> Ending:
         """Write end.json and decide what follows; return the verdict."""
         for folder in (trial.folder.path, attempt.path):
-            remove_temporary(folder, but="tracking.json")
+            remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
         self._remember(trial, attempt, ending.outcome)

@@ -39,7 +39,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,18 +80,22 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
 """What `write_json`, and a rank before it links its result, leave behind when they are killed."""
 
 
-def remove_temporary(folder: Path, *, of: str | None = None, but: str | None = None) -> None:
+WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json")
+"""Files beside the controller's that the shipper and `memscale cancel` write."""
+
+
+def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:
     """Delete what killed writers left in a folder. For whoever knows that none of them writes any more.
 
     Args:
         folder: It need not exist.
         of: Only what was to become the file of this name.
-        but: Not that.
+        but: Not of these.
     """
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             found = _TEMPORARY.fullmatch(entry.name) if entry.name.startswith(".") else None
-            if found and found["name"] != but and of in (None, found["name"]):
+            if found and found["name"] not in but and of in (None, found["name"]):
                 Path(entry.path).unlink(missing_ok=True)
 
 

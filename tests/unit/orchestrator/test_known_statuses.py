@@ -162,7 +162,7 @@ def test_only_what_killed_writers_left_is_removed(tmp_path):
     for name in gone + stays:
         (tmp_path / name).touch()
 
-    remove_temporary(tmp_path, but="tracking.json")
+    remove_temporary(tmp_path, but=("tracking.json",))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stays)
 
     remove_temporary(tmp_path, of="tracking.json")
