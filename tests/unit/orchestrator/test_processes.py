@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 
 import pytest
 
@@ -12,13 +13,19 @@ SLEEPER = [sys.executable, "-S", "-c", "import sys; print('up', flush=True); sys
 
 
 @pytest.fixture
-def child():
+def mark():
+    """Of this test alone: another one may run at the same time."""
+    return f"here it is {uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def child(mark):
     """A process that waits until its stdin ends."""
     with subprocess.Popen(
         SLEEPER,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "MEMSCALE_TEST_MARK": "here it is"},
+        env={**os.environ, "MEMSCALE_TEST_MARK": mark},
     ) as process:
         process.stdout.readline()
         yield process
@@ -64,8 +71,8 @@ def test_ended_for_good(child):
     assert not name.alive()
 
 
-def test_processes_are_found_by_the_environment_they_were_started_with(child):
-    assert with_environment("MEMSCALE_TEST_MARK", "here it is") == [child.pid]
+def test_processes_are_found_by_the_environment_they_were_started_with(child, mark):
+    assert with_environment("MEMSCALE_TEST_MARK", mark) == [child.pid]
     assert with_environment("MEMSCALE_TEST_MARK", "here") == []
 
 

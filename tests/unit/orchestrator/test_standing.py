@@ -79,9 +79,10 @@ def test_a_board_that_nobody_wrote_on_says_nothing():
 def test_a_stopped_process_is_told_from_one_that_is_only_stuck():
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
-            assert Look(process.pid).mute() is None
+            # While it is being started it may wait for the disk.
+            assert wait_for(lambda: Look(process.pid).mute() is None)
             process.send_signal(signal.SIGSTOP)
-            assert wait_for(Look(process.pid).mute) == "it was stopped by a signal"
+            assert wait_for(lambda: Look(process.pid).mute() == "it was stopped by a signal")
         finally:
             process.kill()
 
