@@ -606,8 +606,9 @@ def surroundings() -> Iterator[None]:
     before = dict(os.environ)
     root = str(HERE.parents[1])
     path = os.pathsep.join(filter(None, (root, before.get("PYTHONPATH"))))
-    token = {"RAY_AUTH_TOKEN": uuid.uuid4().hex}
-    os.environ.update({**SETTINGS, **token, MARK: uuid.uuid4().hex, "PYTHONPATH": path})
+    # Ray reads its mode when it is imported, which in a test process may be long ago.
+    mode = {"RAY_AUTH_MODE": "disabled"}
+    os.environ.update({**SETTINGS, **mode, MARK: uuid.uuid4().hex, "PYTHONPATH": path})
     try:
         yield
     finally:
