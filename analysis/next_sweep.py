@@ -55,7 +55,9 @@ def propose(
     )
     candidates, notes = candidates_of(trials, families, table)
     if not candidates:
-        raise ValueError("candidates: none of the trials can be told of: " + "; ".join(notes))
+        raise ValueError(
+            f"candidates: none is left to choose from ({'; '.join(notes)}); name a sweep file with other trials (--candidates more.yaml)"
+        )
     wanted = parse_target(target, families) if target else default_target(families)
     found = next_runs(families, candidates, wanted, **options)
     left_out = [f"{name} is left out: {why}" for name, why in families.left_out.items()]
