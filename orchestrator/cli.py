@@ -89,9 +89,10 @@ def _print_recipes(asked: bool) -> None:
     """Print the recipes and end: the option needs no sweep file beside it."""
     if not asked:
         return
-    from orchestrator import catalog, display
+    from orchestrator import catalog
+    from orchestrator.display import plans
 
-    _console().print(display.recipes_text(catalog.recipes_module()))
+    _console().print(plans.recipes_text(catalog.recipes_module()))
     raise typer.Exit
 
 
@@ -143,7 +144,7 @@ def plan(
     ] = None,
 ) -> None:
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
-    from orchestrator import display
+    from orchestrator.display import plans
 
     if show:
         from orchestrator.errors import ConfigError
@@ -167,7 +168,7 @@ def plan(
 
         typer.echo(json_module.dumps([_plan_row(t, priced.sweep) for t in priced.trials], indent=1))
         return
-    _console().print(display.plan_tables(priced, slots=slots or _slots(priced)))
+    _console().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
 
 
 @app.command(
@@ -259,7 +260,9 @@ def submit(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
-    from orchestrator import display, submission
+    from orchestrator import submission
+    from orchestrator.display import progress
+    from orchestrator.display.command import command
     from orchestrator.trial_dir import sweep_dir
 
     if launcher not in submission.LAUNCHERS:
@@ -302,7 +305,7 @@ def submit(
             f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
         )
         console.print(
-            f"Watch:  {display.command()} status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   {display.command()} cancel {priced.sweep.name}{_runs_option(runs)}"
+            f"Watch:  {command()} status {priced.sweep.name} --watch{_runs_option(runs)}\nStop:   {command()} cancel {priced.sweep.name}{_runs_option(runs)}"
         )
         if not detach and not quiet:
             _watch(sweep_dir(runs, priced.sweep.name), console)
@@ -311,9 +314,9 @@ def submit(
         f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, "
         f"{sum(t.status == 'done' for t in priced.trials)} already done."
     )
-    with display.LiveSweep(console, quiet=quiet) as live:
+    with progress.LiveSweep(console, quiet=quiet) as live:
         outcome = request.run(live.update)
-    console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
+    console.print(progress.outcome_text(outcome, runs_option=_runs_option(runs)))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -329,7 +332,8 @@ def controller(
     """Run a submission that is written down already: what `submit --detach` starts, here or on a cluster."""
     import signal
 
-    from orchestrator import display, processes, submission
+    from orchestrator import processes, submission
+    from orchestrator.display import progress
     from orchestrator.trial_dir import SweepDir
 
     if dies_with is not None:
@@ -337,11 +341,11 @@ def controller(
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         processes.die_with_parent(dies_with)
     console = _console()
-    with display.LiveSweep(console, quiet=True) as live:
+    with progress.LiveSweep(console, quiet=True) as live:
         outcome = submission.run_recorded(
             SweepDir(sweep), number, live.update, tracking_uri=tracking_uri, address=address
         )
-    console.print(display.outcome_text(outcome, runs_option=_runs_option(sweep.parent)))
+    console.print(progress.outcome_text(outcome, runs_option=_runs_option(sweep.parent)))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -355,7 +359,7 @@ def status(
     ] = False,
 ) -> None:
     """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
-    from orchestrator import display
+    from orchestrator.display import progress
     from orchestrator.status import status_from_disk
 
     disk = _sweep(runs, sweep)
@@ -363,7 +367,7 @@ def status(
     if watch:
         _watch(disk, console)
     else:
-        console.print(display.status_table(status_from_disk(disk)))
+        console.print(progress.status_table(status_from_disk(disk)))
 
 
 @app.command(
@@ -416,10 +420,10 @@ def cancel(
 def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.tables import tables
-    from orchestrator import display
+    from orchestrator.display import results
 
     runs_table, fits = _fits(sweep, runs, tracking_uri)
-    _console().print(display.printed(tables(runs_table, fits)))
+    _console().print(results.printed(tables(runs_table, fits)))
 
 
 @app.command(epilog="Example: memscale report quickstart")
@@ -435,15 +439,15 @@ def report(
     """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
     from analysis.report import figure_paths, write_report
     from analysis.tables import tables
-    from orchestrator import display
+    from orchestrator.display import results
 
     folder = out or runs / sweep / "report"
     runs_table, fits = _fits(sweep, runs, tracking_uri)
     page = write_report(runs_table, fits, folder)
     console = _console()
-    console.print(display.printed(tables(runs_table, fits)))
+    console.print(results.printed(tables(runs_table, fits)))
     console.print(
-        display.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=_runs_option(runs))
+        results.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=_runs_option(runs))
     )
 
 
@@ -495,7 +499,8 @@ def next_(
     """Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep file to submit."""
     import analysis
     from analysis.next_sweep import propose, ranking, sweep_text
-    from orchestrator import display
+    from orchestrator.display import results
+    from orchestrator.display.command import command
     from orchestrator.errors import StoreError
 
     table = analysis.load(tracking_uri or runs, sweep=sweep).table
@@ -507,12 +512,12 @@ def next_(
             table, _plan(files, runs).trials, target=target, outcome=outcome, law=law,
             n_runs=n_runs, gpu_hours=gpu_hours, far=far,
         )  # fmt: skip
-        _console().print(display.printed([ranking(found)]))
+        _console().print(results.printed([ranking(found)]))
         out.write_text(sweep_text(found, name=sweep, file=str(out)), encoding="utf-8")
     except ValueError as error:
         raise StoreError(str(error)) from error
     _console().print(
-        f"Written: {out}\nLook:    {display.command()} plan {out}{_runs_option(runs)}\nTrain:   {display.command()} submit {out}{_runs_option(runs)}"
+        f"Written: {out}\nLook:    {command()} plan {out}{_runs_option(runs)}\nTrain:   {command()} submit {out}{_runs_option(runs)}"
     )
 
 
@@ -561,14 +566,14 @@ def doctor(
     port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,
 ) -> None:
     """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
-    from orchestrator import display
+    from orchestrator.display import results
     from orchestrator.doctor import Verdict, examine
 
     console = _console()
     checks = []
     for check in examine(runs, port=port):
         checks.append(check)
-        console.print(display.doctor_table([check]))
+        console.print(results.doctor_table([check]))
     failed = sum(check.verdict is Verdict.FAIL for check in checks)
     console.print(f"{failed} of {len(checks)} checks failed." if failed else "Ready.")
     raise typer.Exit(1 if failed else 0)
@@ -674,7 +679,8 @@ def _submit_to_slurm(
     quiet: bool,
 ) -> None:
     """Put a sweep into Slurm's queue; watch it and send it to the tracker from here."""
-    from orchestrator import display
+    from orchestrator.display import progress
+    from orchestrator.display.command import command
     from orchestrator.slurm import commands, submit
 
     # Before the plan, which takes seconds.
@@ -695,20 +701,20 @@ def _submit_to_slurm(
     if not sent.trials:
         return
     console.print(
-        f"Watch:  {display.command()} status {name} --watch{_runs_option(runs)}\nStop:   {display.command()} cancel {name}{_runs_option(runs)}"
+        f"Watch:  {command()} status {name} --watch{_runs_option(runs)}\nStop:   {command()} cancel {name}{_runs_option(runs)}"
     )
     if detach:
         submission.follow_in_background()
         return
     try:
-        with display.LiveSweep(console, quiet=quiet) as live:
+        with progress.LiveSweep(console, quiet=quiet) as live:
             outcome = submission.follow(live.update)
     except KeyboardInterrupt:
         console.print(
-            f"The jobs go on. What they measure is sent to MLflow by: {display.command()} sync {name}{_runs_option(runs)}"
+            f"The jobs go on. What they measure is sent to MLflow by: {command()} sync {name}{_runs_option(runs)}"
         )
         raise typer.Exit(130) from None
-    console.print(display.outcome_text(outcome, runs_option=_runs_option(runs)))
+    console.print(progress.outcome_text(outcome, runs_option=_runs_option(runs)))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -789,10 +795,10 @@ def _watch(disk: "SweepDir", console: "Console") -> None:
     """Refresh the table until no controller runs the sweep, or Ctrl-C."""
     import time
 
-    from orchestrator import display
+    from orchestrator.display import progress
     from orchestrator.status import status_from_disk
 
-    with display.LiveSweep(console) as live:
+    with progress.LiveSweep(console) as live:
         try:
             while True:
                 now = status_from_disk(disk)

@@ -162,6 +162,7 @@ class Controller:
         self._sleep = sleep
         self._lease = lease or ControllerLease(sweep, submission=submission, clock=clock)
         self._trials: dict[str, _Trial] = {}
+        """Those that are not finished, or have just become so."""
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
         self._impossible: frozenset[str] = frozenset()
@@ -316,9 +317,9 @@ class Controller:
     # -- endings -----------------------------------------------------------------------------------------------
 
     def _take_ended(self, ended: Ended) -> None:
-        trial = self._trials[ended.trial_id]
-        attempt = trial.attempt
-        if attempt is None or attempt.launch.attempt != ended.attempt:
+        trial = self._trials.get(ended.trial_id)
+        attempt = None if trial is None else trial.attempt
+        if trial is None or attempt is None or attempt.launch.attempt != ended.attempt:
             return
         trial.attempt, trial.resting = None, None
         if trial.folder.result() is not None and ended.attempt == 1:
@@ -707,7 +708,12 @@ class Controller:
         return SweepStatus(
             sweep=self._sweep.name,
             submission=self._submission,
-            trials=tuple(self._trial_status(trial) for trial in self._trials.values()),
+            trials=tuple(
+                self._frozen.get(trial_id) or self._trial_status(self._trials[trial_id])
+                for trial_id in self._trial_ids
+                if trial_id in self._frozen
+                or trial_id in self._trials  # not yet, if reading failed
+            ),
             controller_alive=True,
             controller=f"pid {own.pid} on {own.host}",
             stopping=self._stops > 0,
@@ -717,9 +723,6 @@ class Controller:
         )
 
     def _trial_status(self, trial: _Trial) -> TrialStatus:
-        trial_id = trial.folder.trial_id
-        if trial_id in self._frozen:
-            return self._frozen[trial_id]
         waiting = trial.attempt is None and not trial.finished
         if waiting and trial.resting is not None:
             if trial.resting.wait != trial.wait:
@@ -738,7 +741,9 @@ class Controller:
         if waiting:
             trial.resting = status
         if trial.finished:
-            self._frozen[trial_id] = status
+            # Its status is all that is asked for from now on: with specs of trials that are over, memory would grow.
+            self._frozen[trial.folder.trial_id] = status
+            del self._trials[trial.folder.trial_id]
             written = result_ns(trial.folder.path)
             if status.state is TrialState.DONE and written is not None:
                 self._known.add(known_line(status, result_ns=written))

@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator import catalog, display
+from orchestrator import catalog
+from orchestrator.display import plans
 from orchestrator.plan import make_plan
 from orchestrator.sweep import load_sweep
 from orchestrator.throughput import Measurement
@@ -40,7 +41,7 @@ def printed(renderable, *, width=160):
 
 def tables(plan, *, width=160):
     """Return the lines of both tables: what is above the reasons."""
-    lines = printed(display.plan_tables(plan, slots=1), width=width)
+    lines = printed(plans.plan_tables(plan, slots=1), width=width)
     return lines[: next(i for i, line in enumerate(lines) if " new: " in line)]
 
 
@@ -75,7 +76,7 @@ def test_without_recipes_there_is_no_column_for_them(plan):
 
 
 def test_every_recipe_is_listed_with_its_source():
-    text = " ".join(" ".join(printed(display.recipes_text(catalog.recipes_module()))).split())
+    text = " ".join(" ".join(printed(plans.recipes_text(catalog.recipes_module()))).split())
 
     for source, names in catalog.recipes_module().by_source().items():
         assert f"{', '.join(names)}: {source}" in text

@@ -3,7 +3,8 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator import display, exclusion
+from orchestrator import exclusion
+from orchestrator.display import progress
 from orchestrator.exclusion import BLAMED, Blame
 from orchestrator.records import Outcome
 from orchestrator.scheduling.demand import Node
@@ -95,6 +96,6 @@ def test_status_and_live_table_name_the_node_and_the_way_back(tmp_path):
     exclusion.exclude(sweep, "n1", why="3 trials failed there", submission=1, now=5.0)
     shown = Console(file=io.StringIO(), width=400)
 
-    shown.print(display.status_table(status_from_disk(sweep)))
+    shown.print(progress.status_table(status_from_disk(sweep)))
 
     assert f"node n1 is left out: 3 trials failed there; delete {tmp_path}" in shown.file.getvalue()

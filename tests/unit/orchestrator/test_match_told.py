@@ -7,7 +7,8 @@ import json
 import pytest
 from rich.console import Console
 
-from orchestrator import cli, display
+from orchestrator import cli
+from orchestrator.display import plans
 from orchestrator.plan import make_plan
 from orchestrator.submission import Submission
 from orchestrator.sweep import load_sweep
@@ -38,7 +39,7 @@ def plan(tmp_path):
 
 def told(plan):
     console = Console(width=200, file=io.StringIO(), highlight=False, color_system="standard")
-    console.print(display.plan_tables(plan, slots=1))
+    console.print(plans.plan_tables(plan, slots=1))
     return [line for line in console.file.getvalue().splitlines() if "match:" in line]
 
 
@@ -52,7 +53,7 @@ def test_the_plan_says_it_once_per_configuration_and_not_as_a_warning(plan):
 
 
 def test_a_long_list_is_cut_and_counted(plan, monkeypatch):
-    monkeypatch.setattr(display, "MOST_MATCHES", 1)
+    monkeypatch.setattr(plans, "MOST_MATCHES", 1)
 
     assert told(plan)[1:] == ["match: … and 1 more"]
 

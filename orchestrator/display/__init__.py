@@ -1,0 +1,1 @@
+"""What the CLI prints, as rich renderables. Computes nothing of its own."""
