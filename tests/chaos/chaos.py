@@ -3,10 +3,12 @@
     python tests/chaos/chaos.py                              # seeds 0 to 9, 40 trials each: `make test-chaos`
     python tests/chaos/chaos.py --seeds 3 --keep /tmp/look   # one seed again; its folder is kept
     python tests/chaos/chaos.py --seeds 0,1 --trials 6 --kinds rank,supervisor,controller --no-server
+    python tests/chaos/chaos.py --seeds 0 --hosts            # four network namespaces as four hosts, one of them cut off
 
 Killed are ranks, supervisors, raylets (with their nodes; others join), the head with the whole cluster, the submission
 (controller), its shipper and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted);
-the clock of one node is an hour ahead. When is drawn from the seed: a share of all steps, and a pause after it; the last
+the clock of one node is an hour ahead. With --hosts every node has a network and a host name of its own (hosts.py), and
+one is cut off from the others for a while, with all that runs there. When is drawn from the seed: a share of all steps, and a pause after it; the last
 steps of trials wait until everything has struck.
 Whoever ends is started again, as a person would: the cluster, the server, the submission.
 
@@ -32,14 +34,14 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from orchestrator.launchers.embedded import SETTINGS
-from orchestrator.processes import with_environment, writing_below
+from orchestrator.processes import ProcessId, with_environment, writing_below
 from orchestrator.rank import registered
 from orchestrator.records import Resources, Retries, TrialSpec
 from orchestrator.tracking.places import default_tracking_uri
@@ -48,10 +50,15 @@ from orchestrator.trial_dir import AttemptDir, SweepDir
 
 HERE = Path(__file__).parent
 KINDS = ("rank", "supervisor", "raylet", "head", "controller", "shipper", "server", "disk")
+OF_HOSTS = ("network",)
+"""What strikes in addition where each node is a host of its own."""
+CUT_S = 12.0
+"""For how long a host is cut off: Ray has given it up by then."""
 OUTCOMES = {
     "rank": {"killed"},
     "supervisor": {"node_lost"},
     "raylet": {"node_lost"},
+    "network": {"node_lost"},
     "head": {"node_lost"},
     "controller": {"node_lost"},
     "disk": {"disk_full"},
@@ -69,12 +76,13 @@ LOG = logging.getLogger("chaos")
 
 def load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 disk_sweep = load(HERE.parent / "unit" / "orchestrator" / "tracking" / "disk_sweep.py")
+hosts = load(HERE / "hosts.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +98,14 @@ class Plan:
     times: int = 1
     """How often each kind strikes; ranks twice as often."""
     nodes: int = NODES
+    hosts: bool = False
+    """Whether each node is a host of its own."""
 
     def strikes(self) -> list[tuple[float, float, str]]:
         """Return (share of steps done, seconds after it, kind), in order."""
         chance = random.Random(self.seed)
-        kinds = [k for k in self.kinds for _ in range(self.times * (2 if k == "rank" else 1))]
+        all_kinds = (*self.kinds, *OF_HOSTS) if self.hosts else self.kinds
+        kinds = [k for k in all_kinds for _ in range(self.times * (2 if k == "rank" else 1))]
         return sorted((chance.uniform(0.0, 0.85), chance.uniform(0.0, 1.0), k) for k in kinds)
 
 
@@ -280,7 +291,7 @@ class Chaos:
     def __post_init__(self) -> None:
         self.sweep = SweepDir(self.folder / "runs" / f"chaos-{self.plan.seed}")
         self.ids = write_trials(self.sweep, self.plan)
-        self.ray: Ray | None = None
+        self.ray: Any = None
         self.server: Server | None = None
         self.controller: subprocess.Popen[bytes] | None = None
         self.head_died_at: float | None = None
@@ -298,7 +309,7 @@ class Chaos:
         due_at: float | None = None
         hold = self.sweep.path / "hold"
         hold.touch()
-        self.ray = Ray(self.plan.nodes)
+        self.ray = self._cluster()
         Store(self.store).open()
         if self.plan.server:
             self.server = Server(self.store, self.folder / "server.log")
@@ -325,6 +336,11 @@ class Chaos:
                 time.sleep(0.05)
         finally:
             self.close()
+
+    def _cluster(self) -> Any:
+        if self.plan.hosts:
+            return hosts.Hosts(self.plan.nodes, wrong_clock=HERE / "wrong_clock")
+        return Ray(self.plan.nodes)
 
     def _share(self) -> float:
         """Return the share of all steps that are behind the trials, as their checkpoints say."""
@@ -353,7 +369,7 @@ class Chaos:
                 return False
         if self.head_died_at is not None:
             self.ray.close()
-            self.ray, self.head_died_at = Ray(self.plan.nodes), None
+            self.ray, self.head_died_at = self._cluster(), None
         if self.server is not None:
             until(self.server.answers, "the tracking server answers")
         self.submissions += 1
@@ -410,14 +426,14 @@ class Chaos:
             found = []
             for attempt in self._open():
                 # Not registered yet, or dead by an earlier strike that was not taken note of.
-                alive = {rank.pid for rank in registered(attempt) if rank.alive()}
+                alive = {rank.pid for rank in registered(attempt) if _alive(rank)}
                 if not alive or alive & there:
                     found.append(attempt)
             return found
         return []
 
     def _strike_rank(self) -> bool:
-        ranks = [(a, rank) for a in self._open() for rank in registered(a) if rank.alive()]
+        ranks = [(a, rank) for a in self._open() for rank in registered(a) if _alive(rank)]
         if not ranks:
             return False
         attempt, rank = random.Random(len(self.struck)).choice(ranks)
@@ -445,6 +461,15 @@ class Chaos:
             return False
         self._expect("raylet", self._below(carrying[0]))
         self.ray.kill_raylet(carrying[0])
+        return True
+
+    def _strike_network(self) -> bool:
+        carrying = [p for p in self.ray.raylets() if _runs(self._below(p))]
+        if not carrying:
+            return False
+        before = self._below(carrying[0])
+        self._expect("network", before)
+        self.ray.cut(carrying[0], seconds=CUT_S)
         return True
 
     def _strike_head(self) -> bool:
@@ -582,8 +607,13 @@ class Chaos:
         assert not self.ray.folder.exists(), "Ray's folder is left"
 
 
+def _alive(rank: ProcessId) -> bool:
+    """Whether a rank runs, on whatever host: they are all on this machine."""
+    return replace(rank, host=socket.gethostname()).alive()
+
+
 def _runs(attempts: list[AttemptDir]) -> bool:
-    return any(rank.alive() for attempt in attempts for rank in registered(attempt))
+    return any(_alive(rank) for attempt in attempts for rank in registered(attempt))
 
 
 def _command(process: psutil.Process) -> str:
@@ -634,6 +664,9 @@ def main() -> int:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     kinds = tuple(arguments.kinds.split(","))
+    if arguments.hosts and (why_not := hosts.enter()):
+        LOG.error("four hosts cannot be made here: %s", why_not)
+        return 2
     failed = []
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="memscale-chaos-"))
     root.mkdir(parents=True, exist_ok=True)
@@ -647,6 +680,7 @@ def main() -> int:
                 steps=arguments.steps,
                 kinds=kinds,
                 server=not arguments.no_server,
+                hosts=arguments.hosts,
             )
             begin, folder = time.monotonic(), root / f"seed-{seed}"
             with small_disk(folder) if "disk" in kinds else contextlib.nullcontext():
@@ -689,6 +723,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--no-server", action="store_true", help="ship straight to SQLite")
+    parser.add_argument("--hosts", action="store_true", help="every node a host of its own")
     parser.add_argument("--keep", help="folder to keep everything in")
     return parser.parse_args()
 
