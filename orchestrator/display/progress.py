@@ -1,6 +1,7 @@
 """Where a sweep stands: a table, a table that redraws, a line, and how a submission ended."""
 
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from rich.text import Text
 from orchestrator import units
 from orchestrator.display.command import command
 from orchestrator.records import TrialState
-from orchestrator.status import SweepStatus, TrialStatus
+from orchestrator.status import SweepStatus, TrialStatus, status_from_disk
+from orchestrator.trial_dir import SweepDir
 
 if (
     TYPE_CHECKING
@@ -203,3 +205,14 @@ def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
             Text(f"Stopped on request; {what}. Submit the same file again to go on.", style="bold")
         )
     return Group(*lines)
+
+
+def watch(sweep: SweepDir, console: Console) -> None:
+    """Refresh the table until no controller runs the sweep, or Ctrl-C."""
+    with LiveSweep(console) as live, suppress(KeyboardInterrupt):
+        while True:
+            now = status_from_disk(sweep)
+            live.update(now)
+            if not now.controller_alive:
+                return
+            time.sleep(1.0)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,12 @@ from orchestrator.scheduling.sharing import Standing
 from orchestrator.status import status_from_disk
 from orchestrator.trial_dir import SweepDir
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(1500),
+    # Ray leaves the logs of its client's server open.
+    pytest.mark.filterwarnings("ignore:unclosed file.*ray_client_server:ResourceWarning"),
+]
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
 
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
@@ -53,7 +59,11 @@ def cluster(tmp_path_factory):
         found = Cluster()
         try:
             node = {"num_cpus": 2, "num_gpus": 2}
-            found.add_node(**node, include_dashboard=False)
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            found.add_node(**node, include_dashboard=False, ray_client_server_port=port)
+            found.client_address = f"ray://127.0.0.1:{port}"
             found.add_node(**node)
             yield found
         finally:
@@ -210,7 +220,9 @@ logging: {every_steps: 5, evaluations: 1, checkpoint_every_s: 0.1}
 
 
 @pytest.mark.slow
-def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(cluster, tmp_path):
+@pytest.mark.parametrize("of", ["address", "client_address"])
+def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(cluster, tmp_path, of):
+    """By its address from a node of it, and through the Ray client (`ray://`) from anywhere."""
     (tmp_path / "outlives.yaml").write_text(SWEEP)
     disk = SweepDir(tmp_path / "runs" / "outlives")
 
@@ -225,7 +237,7 @@ def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(clust
         ).stdout
 
     assert "in the background" in memscale(
-        "submit", "outlives.yaml", "--address", cluster.address, "--detach"
+        "submit", "outlives.yaml", "--address", getattr(cluster, of), "--detach"
     )
     first = disk.controller()
     (tmp_path / "outlives.yaml").unlink()  # all it needs is in the folder

@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from orchestrator import cli
+from orchestrator.cli.plan import plan_row
 from orchestrator.display import plans
 from orchestrator.plan import make_plan
 from orchestrator.submission import Submission
@@ -59,7 +59,7 @@ def test_a_long_list_is_cut_and_counted(plan, monkeypatch):
 
 
 def test_every_row_of_the_json_has_it(plan):
-    rows = [json.loads(json.dumps(cli._plan_row(trial, plan.sweep))) for trial in plan.trials]
+    rows = [json.loads(json.dumps(plan_row(trial, plan.sweep))) for trial in plan.trials]
 
     assert [row["match"] is None for row in rows] == [True] * 2 + [False] * 8
     for trial, row in zip(plan.trials[2:], rows[2:], strict=True):

@@ -1,0 +1,28 @@
+"""`memscale doctor`: what is missing on this machine, and what to do about it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.common import Runs, app, console_here, reports_errors
+
+
+@app.command(epilog="Example: memscale doctor")
+@reports_errors
+def doctor(
+    runs: Runs = Path("runs"),
+    port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,
+) -> None:
+    """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
+    from orchestrator.display import results
+    from orchestrator.doctor import Verdict, examine
+
+    console = console_here()
+    checks = []
+    for check in examine(runs, port=port):
+        checks.append(check)
+        console.print(results.doctor_table([check]))
+    failed = sum(check.verdict is Verdict.FAIL for check in checks)
+    console.print(f"{failed} of {len(checks)} checks failed." if failed else "Ready.")
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,169 @@
+"""`memscale plan`: what a sweep would train and cost, and how it would go on a cluster."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.common import Runs, SweepFiles, app, console_here, make_plan, reports_errors
+
+
+def _print_recipes(asked: bool) -> None:
+    """Print the recipes and end: the option needs no sweep file beside it."""
+    if not asked:
+        return
+    from orchestrator import catalog
+    from orchestrator.display import plans
+
+    console_here().print(plans.recipes_text(catalog.recipes_module()))
+    raise typer.Exit
+
+
+@app.command(
+    epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  memscale plan my_sweeps/  ·  "
+    "memscale plan --show quickstart > my_sweep.yaml  ·  memscale plan quickstart --simulate gpus=1024  ·  "
+    "memscale plan quickstart --simulate nodes=8,gpus_per_node=8,gpu_memory=80GB --picture gantt.png"
+)
+@reports_errors
+def plan(
+    sweep_files: SweepFiles,
+    runs: Runs = Path("runs"),
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            help="Trials at a time, for the predicted time. Default: cores / cores per trial."
+        ),
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print the sweep file itself, to start one's own from.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print every number of every trial as JSON.")
+    ] = False,
+    recipes: Annotated[
+        bool,
+        typer.Option(
+            "--recipes",
+            help="Print what `train: {recipe: …}` may name, with sources, and nothing else.",
+            callback=_print_recipes,
+            is_eager=True,
+        ),
+    ] = False,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            help="Run the sweep in simulated time on a cluster: gpus=1024, or nodes=8,gpus_per_node=8,gpu_memory=80GB. "
+            "Also cpus_per_node=96 and gpu_flops=4e14 (FLOP/s that training reaches on a GPU); unlike nodes by +.",
+            metavar="CLUSTER",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
+    from orchestrator.display import plans
+
+    if show:
+        from orchestrator.errors import ConfigError
+        from orchestrator.sweep_files import find
+
+        sources, problems = find.sources(sweep_files)
+        if problems:
+            raise ConfigError(problems)
+        typer.echo(find.joined(sources), nl=False)
+        return
+    if simulate is not None:
+        _simulate(sweep_files, runs, simulate, picture, json=json)
+        return
+    if picture is not None:
+        raise typer.BadParameter(
+            "needs --simulate, as in --simulate gpus=64", param_hint="--picture"
+        )
+    priced = make_plan(sweep_files, runs)
+    if json:
+        import json as json_module
+
+        typer.echo(json_module.dumps([plan_row(t, priced.sweep) for t in priced.trials], indent=1))
+        return
+    console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
+
+
+def _simulate(
+    sweep_files: list[Path], runs: Path, cluster_text: str, picture: Path | None, *, json: bool
+) -> None:
+    """Run the plan in simulated time; print, and draw, what became of it."""
+    from orchestrator.errors import StoreError
+    from orchestrator.scheduling import cluster_spec, gantt, planned, shown
+    from orchestrator.scheduling.simulate import simulate
+
+    try:
+        cluster = cluster_spec.parse(cluster_text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--simulate") from None
+    if picture is not None and picture.suffix.lower() not in gantt.SUFFIXES:
+        raise typer.BadParameter(
+            f"{picture}: a picture ends in {', '.join(gantt.SUFFIXES)}", param_hint="--picture"
+        )
+    priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
+    trials, label = planned.waiting(priced, cluster)
+    result = simulate(cluster.nodes, trials)
+    name = priced.sweep.name
+    if json:
+        import json as json_module
+
+        typer.echo(json_module.dumps(shown.simulation_json(result, label), indent=1))
+    else:
+        rate = planned.rate_text(priced, cluster)
+        console_here().print(
+            shown.simulation_text(result, cluster, name=name, label=label, rate=rate)
+        )
+    if picture is not None and result.ran:
+        try:
+            from analysis.series_style import series_styles
+        except ModuleNotFoundError as error:
+            raise StoreError(
+                f"pictures need {error.name}, which is not installed; pip install 'memscale[analysis]'"
+            ) from error
+        styles = series_styles(label[run.trial.trial_id] for run in result.ran)
+        gantt.draw(
+            result,
+            picture,
+            title=f"{name} on {cluster}\n{shown.headline(result)}",
+            label=label,
+            colours={architecture: style.colour for architecture, style in styles.items()},
+        )
+        typer.echo(f"Drawn into {picture}.", err=json)
+
+
+def plan_row(trial: Any, sweep: Any) -> dict[str, Any]:
+    """Return what `plan --json` prints of a trial."""
+    matched = sweep.matches.get(trial.spec.trial_id)
+    return {
+        "trial_id": trial.spec.trial_id,
+        "origin": trial.spec.origin,
+        "architecture": trial.spec.architecture,
+        "preset": trial.spec.preset,
+        "recipe": trial.spec.recipe,
+        "seed": trial.spec.seed,
+        "status": trial.status,
+        "why": trial.why,
+        "predicted_s": trial.forecast.seconds,
+        "predicted_from": trial.forecast.source,
+        "not_causal": trial.spec.not_causal,
+        "match": None if matched is None else dataclasses.asdict(matched),
+        **trial.spec.accounting,
+    }
+
+
+def _slots(priced: Any) -> int:
+    from orchestrator.launchers.machine import usable_cores
+
+    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in priced.trials), default=1)
+    return max(1, usable_cores() // widest)
