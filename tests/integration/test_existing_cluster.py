@@ -17,18 +17,14 @@ import pytest
 
 from orchestrator.controller import Controller
 from orchestrator.launchers.ray_cluster import RayLauncher
+from orchestrator.processes import writing_below
 from orchestrator.rank import registered
 from orchestrator.records import Resources, TrialSpec
 from orchestrator.scheduling.sharing import Standing
 from orchestrator.status import status_from_disk
 from orchestrator.trial_dir import SweepDir
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(1500),
-    # Ray leaves the logs of its client's server open.
-    pytest.mark.filterwarnings("ignore:unclosed file.*ray_client_server:ResourceWarning"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
 
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
@@ -59,11 +55,7 @@ def cluster(tmp_path_factory):
         found = Cluster()
         try:
             node = {"num_cpus": 2, "num_gpus": 2}
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            found.add_node(**node, include_dashboard=False, ray_client_server_port=port)
-            found.client_address = f"ray://127.0.0.1:{port}"
+            found.add_node(**node, include_dashboard=False)
             found.add_node(**node)
             yield found
         finally:
@@ -219,10 +211,56 @@ logging: {every_steps: 5, evaluations: 1, checkpoint_every_s: 0.1}
 """
 
 
+@pytest.fixture
+def client_address(monkeypatch):
+    """A cluster as `ray start` makes it, reached from elsewhere; that of `cluster_utils` has no agent for clients."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    folder = Path("/tmp") / f"re-{os.getpid()}"
+    folder.mkdir()
+    port, client_port = free_port(), free_port()
+    with (folder / "log").open("wb") as log:
+        head = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+                *(f"--port={port}", f"--ray-client-server-port={client_port}", "--num-cpus=2"),
+                *("--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--num-gpus=0"),
+                *("--include-dashboard=false", "--dashboard-agent-listen-port=0"),
+                "--object-store-memory=80000000",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        wait_until(lambda: b"Ray runtime started" in (folder / "log").read_bytes())
+        yield f"ray://127.0.0.1:{client_port}"
+    finally:
+        head.terminate()  # `ray start --block` ends what it started
+        head.wait(60)
+        for pid in writing_below(folder):
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["address", "client_address"])
-def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(cluster, tmp_path, of):
-    """By its address from a node of it, and through the Ray client (`ray://`) from anywhere."""
+def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(cluster, tmp_path):
+    outlives(cluster.address, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_ray_client_submits_from_elsewhere(client_address, tmp_path):
+    outlives(client_address, tmp_path)
+
+
+def outlives(address, tmp_path):
+    """Submit, kill the controller, and see the cluster bring the sweep to its end."""
     (tmp_path / "outlives.yaml").write_text(SWEEP)
     disk = SweepDir(tmp_path / "runs" / "outlives")
 
@@ -237,7 +275,7 @@ def test_a_detached_sweep_lives_on_the_cluster_and_survives_its_controller(clust
         ).stdout
 
     assert "in the background" in memscale(
-        "submit", "outlives.yaml", "--address", getattr(cluster, of), "--detach"
+        "submit", "outlives.yaml", "--address", address, "--detach"
     )
     first = disk.controller()
     (tmp_path / "outlives.yaml").unlink()  # all it needs is in the folder
