@@ -189,6 +189,7 @@ def _ask(*words: str) -> str:
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise SlurmError(
-            f"{' '.join(words[:2])}: {said[-1] if said else f'exit code {done.returncode}'}"
+            f"{' '.join(words[:2])}: {said[-1] if said else f'exit code {done.returncode}'}; "
+            "does `scontrol ping` answer on this machine? Without a Slurm cluster leave --backend out"
         )
     return done.stdout
