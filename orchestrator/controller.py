@@ -9,30 +9,27 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator import disk, exclusion, units
+from orchestrator.controlled import Attempt, Trial, checkpoint_bytes, submission_of, why_next
 from orchestrator.ending import Ended, Ending, judge
 from orchestrator.known_statuses import KnownStatuses, result_ns
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced, Others, SharedLauncher
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
-from orchestrator.pace import Pace, pace_of, time_left_s
+from orchestrator.needs import Needs
+from orchestrator.pace import time_left_s
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN, registered
 from orchestrator.records import (
-    GPU_PEAK,
     Outcome,
-    Resources,
-    TrialSpec,
     TrialState,
-    canonical_json,
 )
-from orchestrator.retry import Action, Past, decide, resources_for
+from orchestrator.retry import Action, decide
 from orchestrator.scheduler import Demand, Node, Placement, Running, Snapshot, Waiting, schedule
-from orchestrator.scheduling.shares import Probes, cap, promotions, ranks_per_gpu
+from orchestrator.scheduling.shares import cap, promotions
 from orchestrator.scheduling.sharing import Standing
 from orchestrator.status import (
     SweepStatus,
@@ -40,7 +37,6 @@ from orchestrator.status import (
     facts_of,
     known_line,
     status_from_disk,
-    steps_of,
     trial_status,
 )
 from orchestrator.trial_dir import (
@@ -61,61 +57,6 @@ STARTING_S = 1.0
 """How long one look may go on starting trials: endings, requests and the heartbeat must not wait for hundreds."""
 REPLACE_S = 2.0
 """How long to wait after the launcher could not place what the scheduler thought would fit."""
-
-
-@dataclass(kw_only=True)
-class _Attempt:
-    """An attempt whose ranks run."""
-
-    folder: AttemptDir
-    launch: Launch
-    started_at: float
-    predicted_s: float
-    gpu_ids: tuple[str, ...] = ()
-    asked: Outcome | None = None
-    """What the ranks were asked to stop for."""
-    hard: bool = False
-
-
-@dataclass(kw_only=True)
-class _Trial:
-    """A trial that this submission asked for."""
-
-    folder: TrialDir
-    spec: TrialSpec
-    past: list[Past] = field(default_factory=list)
-    best_step: int = 0
-    """How far its attempts got."""
-    attempt: _Attempt | None = None
-    finished: bool = False
-    not_before: float = 0.0
-    why_not_before: str = ""
-    needs_bytes: float = 0.0
-    """Free space that it waits for, after a full disk ended an attempt."""
-    why_next: str = "first attempt"
-    wait: str = "its controller is starting"
-    resting: TrialStatus | None = None
-    """Its status while it waits, which only its wait can change; None: not looked at since its last attempt."""
-
-    @cached_property
-    def fixed_demand(self) -> Demand | None:
-        """What every attempt of it needs; None where that depends on the cluster or on what was measured."""
-        asked = self.spec.resources
-        if isinstance(asked.gpus, str) or promotions(asked.gpus):
-            return None
-        return Demand(cpus=asked.cpus * asked.ranks, gpus=float(asked.gpus), pieces=asked.ranks)
-
-    @cached_property
-    def pace(self) -> str:
-        """Whose measured times correct its prediction."""
-        return pace_of(self.spec)
-
-    @cached_property
-    def configuration(self) -> str:
-        """What its memory depends on: everything but the seed."""
-        asked = self.spec.resources
-        parts = (self.spec.identity() | {"seed": 0}, asked.micro_batch_tokens, asked.ranks)
-        return canonical_json(parts)
 
 
 class Controller:
@@ -155,13 +96,12 @@ class Controller:
         self._order = {trial_id: i for i, trial_id in enumerate(trial_ids)}
         self._launcher = launcher
         self._cache = cache
-        self._pace = Pace(predicted_s or {})
-        self._probes = Probes()
+        self._needs = Needs(predicted_s or {})
         self._job = job
         self._clock = clock
         self._sleep = sleep
         self._lease = lease or ControllerLease(sweep, submission=submission, clock=clock)
-        self._trials: dict[str, _Trial] = {}
+        self._trials: dict[str, Trial] = {}
         """Those that are not finished, or have just become so."""
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
@@ -262,32 +202,21 @@ class Controller:
     def _read(self) -> None:
         for trial_id in self._trial_ids:
             folder = self._sweep.trial(trial_id)
-            trial = self._trials[trial_id] = _Trial(folder=folder, spec=folder.spec())
+            trial = self._trials[trial_id] = Trial(folder=folder, spec=folder.spec())
             if folder.result() is not None:
                 trial.finished = True
-                self._probe(trial)
+                self._needs.probe(trial)
                 continue
             for attempt in folder.attempts():
                 end = attempt.end()
                 if end is not None:
-                    self._remember(trial, attempt, Outcome(end["outcome"]))
-                    trial.why_next = _why(end, again=_submission_of(attempt) != self._submission)
+                    trial.remember(attempt, Outcome(end["outcome"]))
+                    trial.why_next = why_next(end, again=submission_of(attempt) != self._submission)
                     trial.finished = (
-                        bool(end["final"]) and _submission_of(attempt) == self._submission
+                        bool(end["final"]) and submission_of(attempt) == self._submission
                     )
             if self._cancelled(trial):
                 trial.finished = True
-
-    def _remember(self, trial: _Trial, attempt: AttemptDir, outcome: Outcome) -> None:
-        reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
-        trial.past.append(
-            Past(
-                outcome=outcome,
-                progressed=reached > trial.best_step,
-                submission=_submission_of(attempt),
-            )
-        )
-        trial.best_step = max(trial.best_step, reached)
 
     def _open_attempts(self) -> list[tuple[TrialDir, AttemptDir]]:
         """Return attempts without end.json, of all trials that are ours: their controller is dead, for we hold its lock."""
@@ -309,7 +238,7 @@ class Controller:
                     process.host,
                 )
             # The rank may have finished between the end of its controller and its own.
-            trial = self._trials.get(folder.trial_id) or _Trial(folder=folder, spec=folder.spec())
+            trial = self._trials.get(folder.trial_id) or Trial(folder=folder, spec=folder.spec())
             self._close(
                 trial, attempt, Ended(trial_id=folder.trial_id, attempt=attempt.number), asked=None
             )
@@ -323,25 +252,24 @@ class Controller:
             return
         trial.attempt, trial.resting = None, None
         if trial.folder.result() is not None and ended.attempt == 1:
-            self._pace.saw(trial.spec, self._clock() - attempt.started_at)
-        self._probe(trial)
+            self._needs.saw(trial, self._clock() - attempt.started_at)
+        self._needs.probe(trial)
         ending = self._close(trial, attempt.folder, ended, asked=attempt.asked)
         self._hold_responsible(trial, attempt, ending)
 
     def _close(
-        self, trial: _Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
+        self, trial: Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
     ) -> Ending:
         """Write end.json and decide what follows; return the verdict."""
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         has_result = trial.folder.result() is not None
         ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
-        self._remember(trial, attempt, ending.outcome)
+        trial.remember(attempt, ending.outcome)
         if ending.outcome is Outcome.DISK_FULL:
-            trial.needs_bytes = _checkpoint_bytes(trial)
+            trial.needs_bytes = checkpoint_bytes(trial)
         if ending.outcome is Outcome.GPU_OOM:
-            ooms = sum(past.outcome is Outcome.GPU_OOM for past in trial.past)
-            self._probes.ran_out(trial.configuration, times=ooms)
+            self._needs.ran_out(trial)
         decision = decide(
             trial.past, trial.spec.retries, free_ooms=promotions(trial.spec.resources.gpus)
         )
@@ -362,7 +290,7 @@ class Controller:
         self._write_ends()
         trial.finished = decision.action is Action.STOP or self._cancelled(trial)
         trial.not_before = now + decision.delay_s
-        trial.why_next = trial.why_not_before = _why(end, again=False)
+        trial.why_next = trial.why_not_before = why_next(end, again=False)
         trial.wait = f"{ending.outcome.value}: {reason}"
         LOG.info(
             "trial %s, attempt %d: %s: %s",
@@ -384,7 +312,7 @@ class Controller:
                 return
             del self._unwritten[path]
 
-    def _hold_responsible(self, trial: _Trial, attempt: _Attempt, ending: Ending) -> None:
+    def _hold_responsible(self, trial: Trial, attempt: Attempt, ending: Ending) -> None:
         """Leave a node out when too much fails there that has nothing else in common."""
         node = exclusion.names(self._nodes).get(attempt.launch.node_id)
         if node is None or attempt.asked is not None:
@@ -438,7 +366,7 @@ class Controller:
             if attempt is not None and limit is not None and now - attempt.started_at > limit:
                 self._ask(attempt, Outcome.TIME_LIMIT)
 
-    def _cancelled(self, trial: _Trial) -> bool:
+    def _cancelled(self, trial: Trial) -> bool:
         return trial.folder.cancel_requested() or self._sweep.cancel_requested()
 
     def _pass_on_stops(self) -> None:
@@ -452,7 +380,7 @@ class Controller:
                 attempt.hard = True
                 self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=True)
 
-    def _ask(self, attempt: _Attempt, why: Outcome) -> None:
+    def _ask(self, attempt: Attempt, why: Outcome) -> None:
         if attempt.asked is None:
             attempt.asked = why
             self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=False)
@@ -551,8 +479,8 @@ class Controller:
         waiting = [
             Waiting(
                 trial_id=trial.folder.trial_id,
-                demand=self._next_demand(trial, nodes),
-                predicted_s=self._predicted_left_s(trial),
+                demand=self._needs.demand(trial, nodes),
+                predicted_s=self._needs.left_s(trial),
                 not_before=trial.not_before,
                 why_not_before=trial.why_not_before,
                 order=self._order[trial.folder.trial_id],
@@ -563,24 +491,8 @@ class Controller:
         ]
         return Snapshot(nodes=nodes, running=running, waiting=waiting)
 
-    def _resources(self, trial: _Trial, nodes: Sequence[Node]) -> Resources:
-        asked = trial.spec.resources
-        if asked.gpus == "auto":
-            asked = replace(asked, gpus=float(_gpus_for(asked.ranks, nodes)))
-        outcomes = [past.outcome for past in trial.past]
-        if shared := promotions(asked.gpus):
-            # What made another seed of it run out of memory on its share would do so here.
-            known = min(self._probes.grown(trial.configuration), shared)
-            outcomes += [Outcome.GPU_OOM] * (known - outcomes.count(Outcome.GPU_OOM))
-        return resources_for(
-            asked,
-            outcomes,
-            batch_tokens=int(trial.spec.train["batch_tokens"]),
-            seq_len=int(trial.spec.train["seq_len"]),
-        )
-
-    def _start(self, trial: _Trial, placement: Placement, nodes: Sequence[Node]) -> bool:
-        resources = self._resources(trial, nodes)
+    def _start(self, trial: Trial, placement: Placement, nodes: Sequence[Node]) -> bool:
+        resources = self._needs.resources(trial, nodes)
         hosts = {node.node_id: node.host for node in nodes}
         parts = (placement.node_id, *(part.node_id for part in placement.also))
         now = self._clock()
@@ -623,11 +535,11 @@ class Controller:
             hang_after_s=resources.hang_after_s,
             job=self._job,
         )
-        trial.attempt = _Attempt(
+        trial.attempt = Attempt(
             folder=folder,
             launch=launch,
             started_at=now,
-            predicted_s=self._predicted_left_s(trial),
+            predicted_s=self._needs.left_s(trial),
             gpu_ids=placement.gpus,
         )
         trial.wait = ""
@@ -641,36 +553,9 @@ class Controller:
         self._n_started += 1
         return True
 
-    def _next_demand(self, trial: _Trial, nodes: Sequence[Node]) -> Demand:
-        return trial.fixed_demand or self._demand(trial, self._resources(trial, nodes))
-
-    def _demand(self, trial: _Trial, resources: Resources) -> Demand:
-        """Return what the next attempt needs. Its ranks may lie on several nodes if no single one could hold them."""
-        gpus = float(resources.gpus)
-        need = 0.0
-        if 0 < gpus < 1:
-            need = self._probes.need(
-                trial.configuration, ranks=ranks_per_gpu(resources.ranks, gpus)
-            )
-        return Demand(
-            cpus=resources.cpus * resources.ranks,
-            gpus=gpus,
-            gpu_memory_bytes=need,
-            pieces=1 if 0 < gpus < 1 else resources.ranks,
-        )
-
-    def _probe(self, trial: _Trial) -> None:
-        """Learn from a trial's result how much GPU memory others of its configuration need."""
-        peak = ((trial.folder.result() or {}).get("metrics") or {}).get(GPU_PEAK)
-        if peak is not None:
-            self._probes.saw(trial.configuration, float(peak))
-
     # -- predictions -------------------------------------------------------------------------------------------
 
-    def _predicted_left_s(self, trial: _Trial) -> float:
-        return self._pace.seconds(trial.spec, done=trial.best_step / steps_of(trial.spec))
-
-    def _predicted_end(self, trial: _Trial, attempt: _Attempt, now: float) -> float:
+    def _predicted_end(self, trial: Trial, attempt: Attempt, now: float) -> float:
         eta_s = self._trial_status(trial).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
@@ -681,7 +566,7 @@ class Controller:
             if t.attempt is not None
         ]
         work += [
-            (self._predicted_left_s(t), self._next_demand(t, self._nodes))
+            (self._needs.left_s(t), self._needs.demand(t, self._nodes))
             for t in self._waiting()
             if t.folder.trial_id not in self._impossible
         ]
@@ -722,7 +607,7 @@ class Controller:
             excluded=tuple(exclusion.excluded(self._sweep).values()),
         )
 
-    def _trial_status(self, trial: _Trial) -> TrialStatus:
+    def _trial_status(self, trial: Trial) -> TrialStatus:
         waiting = trial.attempt is None and not trial.finished
         if waiting and trial.resting is not None:
             if trial.resting.wait != trial.wait:
@@ -751,10 +636,10 @@ class Controller:
 
     # -- sets --------------------------------------------------------------------------------------------------
 
-    def _waiting(self) -> list[_Trial]:
+    def _waiting(self) -> list[Trial]:
         return [t for t in self._trials.values() if t.attempt is None and not t.finished]
 
-    def _running(self) -> list[_Trial]:
+    def _running(self) -> list[Trial]:
         return [t for t in self._trials.values() if t.attempt is not None]
 
     def _over(self) -> bool:
@@ -766,28 +651,6 @@ class Controller:
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
 
 
-def _submission_of(attempt: AttemptDir) -> int:
-    return int((attempt.launch() or {}).get("submission", 0))
-
-
-def _checkpoint_bytes(trial: _Trial) -> float:
-    """Return about what its next checkpoint takes: as much as its last one, or weights and two moments of 4 bytes each."""
-    folder = trial.folder.checkpoints
-    there = [disk.size_bytes(path) for path in folder.glob("step-*")] if folder.is_dir() else []
-    guess = 12.0 * trial.spec.accounting.get("total_params", 0.0)
-    return disk.MARGIN * max(guess, *there, disk.LEAST_BYTES)
-
-
-def _gpus_for(ranks: int, nodes: Sequence[Node]) -> int:
-    """Return the GPUs of a trial that asks for `auto`: one per rank where one node, or several alike, have so many.
-
-    Else all of a node: ranks that share a GPU talk through gloo.
-    """
-    counts = [len(node.gpus) for node in nodes]
-    most = max(counts, default=0)
-    return ranks if ranks <= most * counts.count(most) else most
-
-
 def _with(standing: Standing, demand: Demand, *, wanted: bool = False) -> Standing:
     """Return the standing with a trial more that runs."""
     return replace(
@@ -797,8 +660,3 @@ def _with(standing: Standing, demand: Demand, *, wanted: bool = False) -> Standi
         wants_gpus=standing.wants_gpus + demand.gpus * wanted,
         wants_cpus=standing.wants_cpus + demand.cpus * wanted,
     )
-
-
-def _why(end: Mapping[str, Any], *, again: bool) -> str:
-    verb = "submitted again" if again else "retry"
-    return f"{verb} after {end['outcome']}: {end['reason']}"
