@@ -59,6 +59,8 @@ SHARED_PLACE_TIMEOUT_S = 3.0
 """The same where somebody else may have been quicker."""
 SETTLE_S = 2.0
 """How long Ray may still count as used what was given back: it tells its nodes' free resources about once a second."""
+STARTS = 3
+"""How often to start a cluster of our own: each of Ray's processes must come up in 30 s, which a busy machine may not give it."""
 TRIES_PER_NODE = 3
 """Supervisors that may fail to come up before a node is left out: one may have been killed, or out of memory."""
 KNOCK_S = 15.0
@@ -363,25 +365,32 @@ class RayLauncher:
 
     def _start_cluster(self) -> None:
         """Start Ray on this machine, apart from any other Ray there."""
-        folder = self._surroundings.make(rank_environment(self._sweep, self._code))
-        _read_settings()
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                num_cpus=usable_cores() if self._cpus is None else self._cpus,
-                num_gpus=self._gpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                namespace=NAMESPACE,
-                _temp_dir=str(folder),
-            )
-        except (RayError, RuntimeError, OSError, ValueError) as error:
-            raise ExperimentError(
-                f"Ray did not start on this machine: {_first_line(error)}; "
-                "`memscale doctor` looks closer, `--launcher process` does without Ray"
-            ) from error
+        for tries_left in reversed(range(STARTS)):
+            folder = self._surroundings.make(rank_environment(self._sweep, self._code))
+            _read_settings()
+            try:
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    num_cpus=usable_cores() if self._cpus is None else self._cpus,
+                    num_gpus=self._gpus,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    namespace=NAMESPACE,
+                    _temp_dir=str(folder),
+                )
+            except (RayError, RuntimeError, OSError, ValueError) as error:
+                if tries_left and isinstance(error, RayError | RuntimeError):
+                    LOG.warning("Ray did not start (%s); once more", _first_line(error))
+                    self._surroundings.close()
+                    self._surroundings.remember()
+                    continue
+                raise ExperimentError(
+                    f"Ray did not start on this machine: {_first_line(error)}; "
+                    "`memscale doctor` looks closer, `--launcher process` does without Ray"
+                ) from error
+            return
 
     def _ask_for_nodes(self) -> list[Node]:
         """Return the living nodes that have a core; their GPUs are only counted, the supervisor there knows the ids."""

@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from orchestrator.controller import Controller
+from orchestrator.errors import ExperimentError
 from orchestrator.launchers.embedded import remove_leftovers
 from orchestrator.launchers.protocol import Launch
 from orchestrator.launchers.ray_cluster import RayLauncher
@@ -175,4 +176,26 @@ def test_whoever_has_not_the_token_of_the_cluster_is_refused(tmp_path):
         )
     finally:
         launcher.close()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_ray_that_does_not_come_up_in_time_is_started_again(tmp_path, monkeypatch, failures):
+    before, tokens = dict(os.environ), []
+
+    def init(**options):
+        tokens.append(os.environ["RAY_AUTH_TOKEN"])
+        if len(tokens) <= failures:
+            raise RuntimeError("Timed out waiting for file gcs_server_port")
+        raise ValueError("came so far")
+
+    monkeypatch.setattr(ray, "init", init)
+    launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
+
+    told = "came so far" if failures == 1 else "Timed out waiting .*`--launcher process`"
+    with pytest.raises(ExperimentError, match=f"Ray did not start on this machine: {told}"):
+        launcher.start()
+    launcher.close()
+
+    assert len(tokens) == len(set(tokens)) == min(failures + 1, 3)
     assert dict(os.environ) == before
