@@ -43,6 +43,8 @@ class ChainFit:
     level: float
     warnings: Sequence[str] = ()
     """What is odd about the runs (`analysis/doubts.py`)."""
+    outcome: str = "accuracy"
+    """Name of the column that the second step explains."""
 
     @property
     def usable(self) -> bool:
@@ -176,7 +178,7 @@ def fit_chain(
             configurations, n_draws=n_draws, seed=seed, accept=enough
         ).weights
     to_loss = fit_law(
-        law, {**{k: v[first] for k, v in table.items()}, "loss": losses[first]},
+        law, {**{k: v[first] for k, v in table.items()}, loss: losses[first]}, outcome=loss,
         clusters=configurations[first], objective=objective, level=level, seed=seed,
         n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out, accept=get_args(Kind),
     )  # fmt: skip
@@ -184,7 +186,9 @@ def fit_chain(
         link, losses[second], outcomes[second], clusters=list(configurations[second]), huber=huber,
         level=level, seed=seed, hold_out=False, resamples=weights[:, second],
     )  # fmt: skip
-    return ChainFit(to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings)
+    return ChainFit(
+        to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome
+    )
 
 
 def _outcomes(runs: Runs, name: str, among: NDArray[np.bool_], accept: Collection[str]) -> Array:

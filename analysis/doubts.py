@@ -6,6 +6,7 @@ would come out, and mean nothing); of the rest they fit all rows and repeat the 
 
     units          neighbouring sizes of one column lie a factor of GAP apart: millions beside single parameters
     flops          FLOPs per active parameter and token outside FLOPS_PER_PARAM_TOKEN: no training costs that
+    embeddings     FLOPs of small models above that by what embeddings cost: N is without them; said, not refused
     duplicates     the same run twice: equal sizes and an equal loss to the last digit
     diverged       a loss far above that of a run that is smaller in every way
     architectures  losses or FLOPs that fall into two groups, where one name says one architecture
@@ -22,7 +23,7 @@ from analysis.columns import equal_rows, in_words
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Kind = Literal["units", "flops", "duplicates", "diverged", "architectures"]
+Kind = Literal["units", "flops", "embeddings", "duplicates", "diverged", "architectures"]
 
 GAP = 1000.0
 """Factor between neighbouring sizes from which on a column is held for one of mixed units: the step from k to M to B."""
@@ -86,11 +87,19 @@ def size_doubts(columns: Mapping[str, Array], *, rows: Rows | None = None) -> li
         if name in columns and (doubt := _mixed_units(name, columns[name], rows)) is not None:
             found.append(doubt)
     active = "active_params" if "active_params" in columns else "params"
-    if found or not {active, "tokens", "flops"} <= set(columns):
-        return found  # with sizes of two units the FLOPs would be blamed for it
+    if not {active, "tokens", "flops"} <= set(columns):
+        return found
     doubt = flops_doubt(
         columns["flops"], columns[active], columns["tokens"], name=active, rows=rows
     )
+    if (
+        (doubt is None or doubt.kind != "flops")
+        and len(found) == 1
+        and found[0].sentence.startswith("flops:")
+    ):
+        found = []  # a flagship beside its small runs: what it costs is what its size and tokens say
+    if found:
+        return found  # with sizes of two units the FLOPs would be blamed for it
     return [] if doubt is None else [doubt]
 
 
@@ -110,6 +119,13 @@ def flops_doubt(
     bad = np.flatnonzero((ratio < low) | (ratio > high))
     if not len(bad):
         return None
+    left_out = flops / (6 * tokens) - params
+    if low <= ratio.min() and _grows_like_width(left_out, params):
+        return Doubt(
+            kind="embeddings",
+            rows=tuple(_named(rows, bad).tolist()),
+            sentence=f"flops: up to {ratio.max():.3g} per active parameter and token, as if {name} left {left_out.min():.2g} to {left_out.max():.2g} out that every token passes (embeddings); Kaplan et al. 2020 fit N without them, Hoffmann et al. 2022 with them",
+        )
     typical = float(np.exp(np.median(np.log(ratio[bad]))))
     every = len(bad) > 1 and len(bad) == int(np.isfinite(ratio).sum())
     named = _named(rows, bad)
@@ -237,6 +253,16 @@ def _mixed_units(name: str, values: Array, rows: Rows | None) -> Doubt | None:
         rows=tuple(named.tolist()),
         sentence=f"{name}: mixed units, {in_words(named)} (row {named[0]}: {values[odd[0]]:.4g}) {'lies' if len(odd) == 1 else 'lie'} a factor of {steps[at]:.3g} {'below' if below else 'above'} all others; write every row in one unit (they differ by {unit:g}?)",
     )
+
+
+def _grows_like_width(left_out: Array, params: Array) -> bool:
+    """Whether what FLOPs count beyond `params` is there in every model and grows as its width does, not as its size."""
+    sizes = np.unique(params)
+    if len(sizes) < 3 or not np.isfinite(left_out).all() or left_out.min() <= 0:
+        return False
+    each = np.asarray([np.median(left_out[params == size]) for size in sizes])
+    steady = bool((each[1:] > 0.9 * each[:-1]).all())
+    return steady and float(np.ptp(np.log(left_out))) < 0.75 * float(np.log(sizes[-1] / sizes[0]))
 
 
 def _power_of_1000(factor: float) -> float:

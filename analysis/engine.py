@@ -34,6 +34,9 @@ N_RAW = 16
 POOL = 256
 """Points kept from the starts, among which a resample finds its own beginning."""
 
+N_LONG, LONG = 8, 3000
+"""Where no start comes to rest, that many of the lowest go on, for that many steps."""
+
 SINGULAR = 1e9
 """Condition number from which on the runs do not tell two parameters apart (the normal matrix has no digit left)."""
 
@@ -144,6 +147,9 @@ def find_optimum(
     constant = _constant_objective(problem.y, huber)
     counts: dict[str, Any] = {"n_starts": n_given, "huber": huber}
     best = _best_at_rest(found, constant)
+    if best is None:
+        found = _gone_on(problem, found, huber)
+        best = _best_at_rest(found, constant)
     if best is None:
         at = found.objective.argmin()
         return Optimum(
@@ -322,6 +328,18 @@ def _fit_distinct(problem: Problem, starts: Array, huber: float | None) -> Minim
         converged=found.converged[member],
         iterations=found.iterations[member],
     )
+
+
+def _gone_on(problem: Problem, found: Minimum, huber: float | None) -> Minimum:
+    """Return `found` with its lowest points followed further: towards a bound, a valley can be long and bent."""
+    low = np.argsort(found.objective, kind="stable")[:N_LONG]
+    ones = np.ones((1, len(problem.y)))
+    further = _minimise(problem, ones, found.parameters[low], huber, iterations=LONG)
+    merged = {}
+    for name in ("parameters", "objective", "gradient", "converged", "iterations"):
+        merged[name] = getattr(found, name).copy()
+        merged[name][low] = getattr(further, name)
+    return Minimum(**merged)
 
 
 def _fit(problem: Problem, weights: Array, starts: Array, huber: float | None) -> Minimum:

@@ -96,8 +96,13 @@ def fit_sweep(
         seed: Of the resampling.
         level: Of all intervals.
         questions: Curves to fit; those whose columns are missing are left out.
+
+    Raises:
+        ValueError: If the table has no parameters, which configurations are told apart by.
     """
     table = runs.table
+    if len(table) and "total_params" not in table:
+        raise ValueError(f"{runs.source}: no parameters, by which configurations are compared; say which column they are with load's columns={{'params': …}}, or fit what is there with analysis.fit_law")  # fmt: skip
     series = name_series(table)
     summaries = summarise(table, series=series, level=level)
     curves = []

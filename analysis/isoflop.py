@@ -270,29 +270,58 @@ def _parabolas(u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]
 
 
 def _akimas(u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return where each interpolated curve of weighted mean losses is lowest (B,), and its value there."""
-    from scipy.interpolate import (
-        Akima1DInterpolator,
-    )  # takes longer to import than the rest of this package
+    """Return where each interpolated curve of weighted mean losses is lowest (B,), and its value there.
 
+    The slopes at the points are those of Akima 1970; a cubic between two neighbours turns where its derivative, a
+    parabola, is zero. A lowest end is no optimum: it is put outside.
+    """
     sizes, member = np.unique(u, return_inverse=True)
     member = (member.reshape(-1)[None, :] == np.arange(len(sizes))[:, None]).astype(np.float64)
     counts, sums = weights @ member.T, (weights * y) @ member.T
     place, lowest = np.full(len(weights), np.inf), np.full(len(weights), np.nan)
-    for i in range(len(weights)):
-        there = counts[i] > 0
-        if there.sum() < 3:
-            continue
-        curve = Akima1DInterpolator(sizes[there], sums[i, there] / counts[i, there])
-        turns = curve.derivative().roots(extrapolate=False)
-        ends = sizes[there][[0, -1]]
-        at = np.concatenate([ends, turns[np.isfinite(turns)]])
-        values = curve(np.clip(at, *ends))
-        best = int(values.argmin())
-        # A lowest end is no optimum: it is put outside.
-        place[i] = at[best] if best > 1 else (-1e9 if best == 0 else 1e9)
-        lowest[i] = values[best]
+    n_there = (counts > 0).sum(axis=1)
+    for n in np.unique(n_there[n_there >= 3]):
+        rows = np.flatnonzero(n_there == n)
+        there = np.argsort(counts[rows] == 0, axis=1, kind="stable")[:, :n]
+        x = sizes[there]
+        v = np.take_along_axis(sums[rows], there, axis=1) / np.take_along_axis(counts[rows], there, axis=1)  # fmt: skip
+        at, value = _lowest_of_cubics(x, v, _akima_slopes(x, v))
+        best = v.argmin(axis=1)
+        end = (v.min(axis=1) <= value) & ((best == 0) | (best == n - 1))
+        place[rows] = np.where(end, np.where(best == 0, -1e9, 1e9), at)
+        lowest[rows] = np.minimum(value, v.min(axis=1))
     return place, lowest, np.full((len(weights), 3), np.nan)
+
+
+def _akima_slopes(x: Array, y: Array) -> Array:
+    """Return the slopes (B, n) at points (B, n), at least three each."""
+    m = np.diff(y, axis=1) / np.diff(x, axis=1)
+    left, right = 2 * m[:, :1] - m[:, 1:2], 2 * m[:, -1:] - m[:, -2:-1]
+    m = np.concatenate([2 * left - m[:, :1], left, m, right, 2 * right - m[:, -1:]], axis=1)
+    turn = np.abs(np.diff(m, axis=1))
+    before, after = turn[:, :-2], turn[:, 2:]
+    total = before + after
+    even = 0.5 * (m[:, 3:] + m[:, :-3])
+    known = total > 1e-9 * total.max(axis=1, keepdims=True)
+    weighed = (after * m[:, 1:-2] + before * m[:, 2:-1]) / np.where(known, total, 1.0)
+    return np.where(known, weighed, even)
+
+
+def _lowest_of_cubics(x: Array, y: Array, slopes: Array) -> tuple[Array, Array]:
+    """Return where piecewise cubics (B, n) have their lowest turn (B,), and its value; inf where none turns."""
+    h = np.diff(x, axis=1)
+    rise = np.diff(y, axis=1) / h
+    s0, s1 = slopes[:, :-1], slopes[:, 1:]
+    c2, c3 = (3 * rise - 2 * s0 - s1) / h, (s0 + s1 - 2 * rise) / h**2
+    # s0 + 2 c2 t + 3 c3 t^2 = 0, the root where it goes up, without cancellation.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = -s0 / (c2 + np.sqrt(c2**2 - 3 * c3 * s0))
+    inside = (t >= 0) & (t <= h)
+    t = np.where(inside, t, 0.0)
+    value = np.where(inside, y[:, :-1] + t * (s0 + t * (c2 + t * c3)), np.inf)
+    best = value.argmin(axis=1)[:, None]
+    at = np.where(inside, x[:, :-1] + t, np.inf)
+    return np.take_along_axis(at, best, axis=1)[:, 0], np.take_along_axis(value, best, axis=1)[:, 0]
 
 
 def _in_log_x(c: Array, middle: float) -> tuple[float, float, float]:

@@ -77,7 +77,7 @@ class _Series:
 def law_figure(
     fits: LawFit | Mapping[str, LawFit],
     *,
-    outcome: str = "Loss (nats per token)",
+    outcome: str | None = None,
     beyond: float = BEYOND,
 ) -> Figure:
     """Return a column for every size of the law: the outcome above, the residuals below.
@@ -87,7 +87,7 @@ def law_figure(
 
     Args:
         fits: One fit, or fits by architecture; those without numbers are named below the figure.
-        outcome: Label.
+        outcome: Label; the name of what was fitted if None.
         beyond: Factor beyond the largest run to which curves are drawn.
 
     Raises:
@@ -100,6 +100,7 @@ def law_figure(
     if any(fit.law.inputs != first.law.inputs for fit in usable.values()):
         raise ValueError("figure: the fits are of laws with different inputs; draw them apart")
     parts = [part for name, fit in usable.items() for part in _parts(name, fit)]
+    label = outcome or _label(first.outcome)
     names = [n for n in first.law.inputs if n != "group"]
     middle = {n: _middle(np.concatenate([f.inputs[n] for f in usable.values()])) for n in names}
     styles = series_styles(name for name, _, _, _ in parts)
@@ -114,7 +115,7 @@ def law_figure(
             _column(
                 axes[0, column], axes[1, column], series, size=size,
                 zeros=any((fit.inputs[size] == 0).any() for fit in usable.values()),
-                title=f"at {others}" if others else "", outcome=outcome if column == 0 else "",
+                title=f"at {others}" if others else "", outcome=label if column == 0 else "",
                 relative=True,
             )  # fmt: skip
         equations = dict.fromkeys(f.law.equation for f in usable.values())
@@ -183,7 +184,7 @@ def curves_figure(
 def chain_figure(
     chains: ChainFit | Mapping[str, ChainFit],
     *,
-    outcome: str = "Accuracy",
+    outcome: str | None = None,
     size: str | None = None,
     beyond: float = BEYOND,
 ) -> Figure:
@@ -191,7 +192,7 @@ def chain_figure(
 
     Args:
         chains: One chain, or chains by architecture.
-        outcome: Label.
+        outcome: Label; the name of what was fitted if None.
         size: Input of the law on the horizontal axis; its first if None.
         beyond: Factor beyond the largest run to which curves are drawn.
 
@@ -204,6 +205,7 @@ def chain_figure(
     styles = series_styles(usable)
     first = next(iter(usable.values()))
     size = size or first.to_loss.law.inputs[0]
+    loss, outcome = _label(first.to_loss.outcome), outcome or _label(first.outcome)
     names = [n for n in first.to_loss.law.inputs if n != "group"]
     middle = {n: _middle(np.concatenate([c.to_loss.inputs[n] for c in usable.values()])) for n in names}  # fmt: skip
     others = ", ".join(f"{n} {count(middle[n])}" for n in names if n != size)
@@ -211,9 +213,9 @@ def chain_figure(
     with matplotlib.rc_context(STYLE):
         figure, axes = _grid(3)
         losses = [_law_series(c.to_loss, None, {}, size, middle, styles[n], beyond) for n, c in usable.items()]  # fmt: skip
-        _column(axes[0, 0], axes[1, 0], losses, size=size, title=f"1. {title}", outcome="Loss", relative=True)  # fmt: skip
+        _column(axes[0, 0], axes[1, 0], losses, size=size, title=f"1. {title}", outcome=loss, relative=True)  # fmt: skip
         links = [_curve_series(c.to_outcome, styles[n], 1.0, margin=1.15) for n, c in usable.items()]  # fmt: skip
-        _column(axes[0, 1], axes[1, 1], links, size="Loss", title="2. the link", outcome=outcome, relative=False)  # fmt: skip
+        _column(axes[0, 1], axes[1, 1], links, size=loss, title="2. the link", outcome=outcome, relative=False)  # fmt: skip
         through = [_chain_series(c, size, middle, styles[n], beyond) for n, c in usable.items()]
         _column(axes[0, 2], axes[1, 2], through, size=size, title=f"3. through both, {title}", outcome=outcome, relative=False)  # fmt: skip
         equations = [first.to_loss.law.equation, first.to_outcome.law.equation]
@@ -238,6 +240,9 @@ def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Los
         for budget, style in zip(budgets, styles.values(), strict=True):
             _draw_budget(upper, lower, budget, style)
         _axes_of(upper, lower, size, outcome, "Residual")
+        if line.method == "akima":
+            lower.yaxis.set_visible(False)
+            lower.text(0.5, 0.5, "the curve goes through the mean losses", transform=lower.transAxes, ha="center", va="center", color=GREY)  # fmt: skip
         low = min(float(b.x.min()) for b in budgets)
         high = max(float(b.x.max()) for b in budgets)
         _log_axis(upper, low / 1.2, high * 1.2)
@@ -289,6 +294,12 @@ def envelope_figure(fit: Envelope, *, outcome: str = "Loss") -> Figure:
         upper.set_title("Size that wins")
         _finish(figure, colours if len(colours) <= 10 else {}, {}, [fit.sentence], held=False, level=0.95, band="band: line over resampled runs")  # fmt: skip
     return figure
+
+
+def _label(outcome: str) -> str:
+    """Return the label of an outcome column: of a path its end, for somebody's own column has its own name."""
+    known = {"loss": "Loss (nats per token)", "accuracy": "Accuracy", "error": "Error"}
+    return known.get(outcome, outcome.rpartition("/")[2] or outcome)
 
 
 def _grid(n_columns: int) -> tuple[Figure, Any]:

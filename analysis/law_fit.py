@@ -118,6 +118,8 @@ class LawFit(FitResult):
     """(n_draws,): objective of every resample's refit."""
     hold_out: LargestRuns | None
     hold_out_note: str
+    outcome: str = "loss"
+    """Name of the column that was explained."""
 
     @property
     def n_free(self) -> int:
@@ -227,6 +229,7 @@ def fit_law(
     back = np.argsort(order)
     facts: dict[str, Any] = {
         "law": law,
+        "outcome": outcome,
         "inputs": MappingProxyType(inputs),
         "objective_of": objective,
         "level": level,

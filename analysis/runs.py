@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import sqlite3
 import tempfile
 from collections import Counter
@@ -37,7 +38,8 @@ from analysis.run_table import (
     metric_value,
     plain_row,
 )
-from analysis.sheet import SUFFIXES, read_sheet
+from analysis.sheet import read_sheet
+from analysis.table_file import SUFFIXES, table_suffix
 from orchestrator.errors import StoreError
 from orchestrator.records import TrialState
 
@@ -49,6 +51,8 @@ ANY_ARCHITECTURE = "all runs"
 
 _SWEEP_NAMES = {"total_params": "params", "training_flops": "flops", "training_tokens": "tokens"}
 """What a sweep calls the sizes that laws call by shorter names: a table has both."""
+
+_LIKE_A_LOSS = re.compile("loss|nll|entropy|bpb|bpc|per_byte", re.IGNORECASE)
 
 LOG = logging.getLogger(__name__)
 
@@ -92,7 +96,7 @@ def load(
 ) -> Runs:
     """Return the table of runs and what was excluded.
 
-    Somebody's table needs a column of sizes (`params`, or `total_params`) and one of an outcome; `tokens`, `flops`,
+    Somebody's table needs a column of sizes (`params`, `tokens` or `flops`) and one of an outcome;
     `architecture`, `run`, `seed` and `status` are used where they are there. Rows are counted from 0.
 
     Args:
@@ -111,7 +115,7 @@ def load(
         return _read_table(source, DATA_FRAME, sweep, columns, units, accept)
     text = os.fspath(source)
     path = Path(text)
-    if path.is_file() and path.suffix in SUFFIXES:
+    if path.is_file() and table_suffix(path) is not None:
         return _read_table(path, text, sweep, columns, units, accept)
     if columns or units or accept:
         raise ValueError(
@@ -148,7 +152,7 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     ]
     path = Path(runs.source)
     points: Iterable[HistoryPoint]
-    if not trials or runs.source == DATA_FRAME or path.suffix in SUFFIXES:
+    if not trials or runs.source == DATA_FRAME or table_suffix(path) is not None:
         points = ()
     elif "://" in runs.source:
         points = _tracked_histories(runs.source, runs.sweep, trials, metrics)
@@ -402,14 +406,17 @@ def _read_table(
     sheet = read_sheet(source, columns=columns, units=units, accept=accept)
     table, notes = sheet.table, list(sheet.notes)
     there = ", ".join(c for c in map(str, table.columns) if c != "row")
-    if not {"params", "total_params"} & set(table.columns):
+    if not {"params", "total_params", *_SWEEP_NAMES, *_SWEEP_NAMES.values()} & set(table.columns):
         raise ValueError(
-            f"{name}: no column 'total_params', got {there}; needed are params or total_params, and one of {', '.join(OUTCOMES)}; say which they are with columns="
+            f"{name}: no column of sizes, got {there}; needed are params (or total_params), tokens or flops, and one of {', '.join(OUTCOMES)}; say which they are with columns="
         )
     measured = [source_ for short in OUTCOMES for source_ in (short, *SHORT_NAMES[short])]
     if not set(measured) & set(table.columns):
-        perplexity = next((c for c in table if str(c).lower() in {"ppl", "perplexity"}), None)
-        hint = f" (the loss is ln({perplexity}))" if perplexity else ""
+        perplexity = next(
+            (c for c in table if re.search(r"(^|[_/ ])(ppl|perplexity)$", str(c).lower())), None
+        )
+        alike = [str(c) for c in table if _LIKE_A_LOSS.search(str(c)) and c != perplexity]
+        hint = f" (the loss is ln({perplexity}))" if perplexity else f", as columns={{'loss': {alike[0]!r}}}" if alike else ""  # fmt: skip
         raise ValueError(
             f"{name}: no outcome, got {there}; needed is one of {', '.join(OUTCOMES)}; say which it is with columns={hint}"
         )
@@ -424,10 +431,10 @@ def _read_table(
     reading = Reading()
     for record in table.to_dict(orient="records"):
         # An empty cell is a gap in a table; in a journal NaN is a measurement.
-        row = {str(k): v for k, v in record.items() if not pd.isna(v)}
+        row = {str(k): v for k, v in record.items() if not _empty(v)}
         reading.rows.append(_as_trial(row, int(record["row"]), stem))
     for number, content, reason in sheet.faults:
-        row = _as_trial({k: v for k, v in content.items() if not pd.isna(v)}, number, stem)
+        row = _as_trial({k: v for k, v in content.items() if not _empty(v)}, number, stem)
         reading.left_out.append(exclusion(row, state="table", reason=reason))
     _unambiguous(reading.rows)
     if sweep is not None:
@@ -440,6 +447,11 @@ def _read_table(
     options = "".join(f", {key}={value!r}" for key, value in asked.items() if value)
     call = f"analysis.load({'table' if name == DATA_FRAME else repr(name)}{options})"
     return _completed(reading, name, sweep, notes, call)
+
+
+def _empty(value: Any) -> bool:
+    """Whether a cell holds nothing; a list in it (a curve) is something."""
+    return bool(pd.api.types.is_scalar(value) and pd.isna(value))
 
 
 def _as_trial(row: dict[str, Any], number: int, sweep: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ are read as people write them (70M, 1.4e9, 1,024), units are those of the header
 every such decision is a note. A row that cannot count is handed back with its reason, never left out in silence.
 """
 
-import csv
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -17,25 +16,39 @@ import numpy as np
 import pandas as pd
 
 from analysis.doubts import Doubt, refuse, run_doubts, size_doubts
-from analysis.run_table import SETTINGS
-
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
-"""Of files that hold one table."""
+from analysis.run_table import SETTINGS, SHORT_NAMES
+from analysis.table_file import read_table_file
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "params": ("n", "n_params", "num_params", "parameters", "num_parameters", "n_parameters", "nparams", "param_count",
-               "parameter_count", "model_params", "model_size", "size", "total_params", "params_total", "total_parameters"),
-    "active_params": ("n_active", "n_act", "nact", "active_parameters", "activated_params", "params_active", "num_active_params", "active_param_count"),
-    "tokens": ("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "tokens_seen", "total_tokens", "dataset_size", "data_tokens"),
-    "flops": ("c", "flop", "compute", "training_flops", "train_flops", "training_flop", "total_flops", "compute_flops", "budget", "flops_budget"),
-    "loss": ("l", "val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "final_loss", "final_val_loss", "loss_val", "loss_nats"),
-    "architecture": ("arch", "model_type", "model_family", "architecture_name", "router", "routing"),
+               "parameter_count", "model_params", "model_size", "size", "dense_parameter_count", "dense_params",
+               "total_params", "params_total", "total_parameters", "total_parameter_count"),
+    "active_params": ("n_active", "n_act", "nact", "active_parameters", "activated_params", "params_active", "num_active_params", "active_param_count", "active_parameter_count"),
+    "tokens": ("d", "n_tokens", "num_tokens", "training_tokens", "train_tokens", "tokens_seen", "total_tokens", "dataset_size", "data_tokens",
+               "tokens_trained", "num_train_tokens", "token_count", "training_dataset_size"),
+    "flops": ("c", "flop", "compute", "training_flops", "train_flops", "training_flop", "total_flops", "compute_flops", "budget", "flops_budget",
+              "compute_budget", "flop_budget", "budget_flops", "training_compute", "train_compute", "total_training_flops"),
+    "loss": ("l", "val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "final_loss", "final_val_loss", "loss_val", "loss_nats",
+             "loss_validation", "cross_entropy", "cross_entropy_loss", "val_cross_entropy", "test_cross_entropy", "nll", "val_nll"),
+    "architecture": ("arch", "arch_type", "model_type", "model_family", "architecture_name", "router_type", "router", "routing"),
     "experts": ("n_experts", "num_experts", "expert_count", "e"),
-    "run": ("run_id", "run_name", "trial_id", "point_id", "name", "id"),
+    "run": ("run_id", "run_name", "trial_id", "point_id", "hyper_id", "job_name", "name", "id"),
     "seed": ("random_seed",),
     "status": ("state", "run_state", "outcome_state"),
 }  # fmt: skip
 """What others call a column, lower case with underscores. The own name always comes first."""
+
+WITHOUT_EMBEDDINGS = ("non_embedding_params", "non_embedding_parameters", "non_embed_params", "nonembedding_params", "non_emb_params", "params_no_embed", "params_non_embedding", "n_non_embedding")  # fmt: skip
+"""N where no other column counts parameters."""
+
+PER_PARAM = (
+    "tokens_per_param",
+    "tokens_per_parameter",
+    "token_multiplier",
+    "tokens_to_params",
+    "d_over_n",
+)
+"""Tokens over parameters, from which tokens follow where there are none."""
 
 OLD_ROW = "row (as it was)"
 SIZES = ("params", "tokens", "flops", "active_params", "total_params", "experts")
@@ -52,7 +65,11 @@ _WORDS = {
     "eflop": 1e18, "eflops": 1e18, "zflop": 1e21, "zflops": 1e21, "gflop": 1e9, "gflops": 1e9,
     "pf_days": 8.64e19, "pflops_days": 8.64e19, "petaflop_days": 8.64e19,
 }  # fmt: skip
+_SPENT = frozenset({"total", "training", "train"})
+_SIZE_NAMES = frozenset(n for key in ("params", "tokens", "active_params") for n in (key, *ALIASES[key]) if len(n) > 1)  # fmt: skip
 _NUMBER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]{0,2})$", re.IGNORECASE)
+_MEASURED = re.compile(r"loss|nll|entropy|bpb|bpc|per_byte|ppl|perplexity|acc|err|score|recall|second|time|hour|date|curve|grad|(as it was)", re.IGNORECASE)  # fmt: skip
+"""Columns that hold what came of a run, not what it was."""
 _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
 
 
@@ -108,6 +125,8 @@ def read_sheet(
     doubts = _doubts(good)
     refuse(doubts, where=where, accept=accept)
     _derive(good, notes)
+    if {"run", "step"} <= set(good) and good.drop_duplicates(["run", "step"])["run"].duplicated().any():  # fmt: skip
+        notes.append(f"{len(good)} rows are checkpoints of {good['run'].nunique()} runs: a law of final losses needs the last of each (table.sort_values('step').groupby('run').tail(1)), one of checkpoints clusters='run'")  # fmt: skip
     notes += [d.sentence for d in doubts if d.kind not in accept]
     content: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in frame.to_dict(orient="records")]  # fmt: skip
     return Sheet(
@@ -126,39 +145,14 @@ def _frame(source: Any, where: str) -> pd.DataFrame:
             raise ValueError(f"{where}: columns of different lengths ({', '.join(f'{k} {n}' for k, n in lengths.items())}); give one value per run")  # fmt: skip
         frame = pd.DataFrame({str(k): v for k, v in source.items()})
     else:
-        frame = _file(Path(where))
-    frame.columns = [str(c).strip() for c in frame.columns]
+        frame = read_table_file(Path(where), column_names=_known_names())
+    frame.columns = ["/".join(map(str, c)) if isinstance(c, tuple) else str(c).strip() for c in frame.columns]  # fmt: skip
     twice = sorted({c for c in frame.columns if list(frame.columns).count(c) > 1})
     if twice:
         raise ValueError(f"{where}: two columns are named {', '.join(twice)}; rename one, so that it is clear which counts")  # fmt: skip
     if not len(frame):
         raise ValueError(f"{where}: has no rows; a table of runs has one row per run")
     return frame
-
-
-def _file(path: Path) -> pd.DataFrame:
-    try:
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path)
-        if path.suffix in {".json", ".jsonl"}:
-            return pd.read_json(path, lines=path.suffix == ".jsonl")
-        text = path.read_text(encoding="utf-8-sig")
-        lines = text.splitlines()
-        # Remarks above the header are skipped; one below it would be a row, and is told as such.
-        remarks = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)  # fmt: skip
-        header = lines[remarks] if lines else ""
-        separator = max(",;\t|", key=header.count)
-        names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-        twice = sorted({name for name in names if name and names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two columns are named {', '.join(twice)}; rename one, so that it is clear which counts")  # fmt: skip
-        return pd.read_csv(path, sep=separator, skiprows=remarks, encoding="utf-8-sig")
-    except ImportError as error:
-        raise ValueError(f"{path}: parquet needs pyarrow ({error}); install it, or save the table as .csv") from error  # fmt: skip
-    except (ValueError, UnicodeDecodeError, OSError) as error:
-        raise ValueError(
-            f"{path}: {error if 'two columns' in str(error) else f'not readable as a table ({error}); the first line must name the columns'}"
-        ) from error
 
 
 def _named(
@@ -171,11 +165,11 @@ def _named(
         if theirs not in there:
             raise ValueError(f"{where}: columns: no {theirs!r} for {name}; there are {', '.join(there)}")  # fmt: skip
         chosen[name] = theirs
-    for name, aliases in ALIASES.items():
+    for name in ALIASES:
         if name in chosen or name in there:
             continue
         free = [c for c in there if c not in columns.values() and not c.startswith(SETTINGS)]
-        found = [c for c in free if _header(c)[0] == name] or [c for c in free if _header(c)[0] in aliases]  # fmt: skip
+        found = _candidates(name, free)
         if name == "params":  # a column of totals is N only where there is no other
             found = [c for c in found if "total" not in _header(c)[0]] or found
         if len(found) > 1 and all(frame[c].equals(frame[found[0]]) for c in found):
@@ -183,15 +177,50 @@ def _named(
         if len(found) > 1 and name in {"run", "status", "architecture", "seed"}:
             found = found[:1]
         if len(found) > 1:
-            raise ValueError(f"{where}: {name} could be {' or '.join(found)}; say which with columns={{{name!r}: …}}")  # fmt: skip
+            raise ValueError(f"{where}: {name} could be {' or '.join(found[:6])}{f' or {len(found) - 6} more' if len(found) > 6 else ''}; say which with columns={{{name!r}: …}}")  # fmt: skip
         if found:
             chosen[name] = found[0]
             notes.append(f"{name} is column {found[0]!r}")
-    scales = {name: _header(theirs)[1] for name, theirs in chosen.items() if _header(theirs)[1] != 1}  # fmt: skip
+    if not {"params", "active_params"} & {*chosen, *there}:
+        named = [c for c in there if _header(c)[0] in {"model", "model_name", "size_label", "model_size_label"} and _all_sizes(frame[c])]  # fmt: skip
+        if named:
+            chosen["params"] = named[0]
+            notes.append(f"params is column {named[0]!r}, whose names are sizes (rounded ones)")
+    taken = chosen.get("params", "params" if "params" in there else None)
+    others = [c for c in there if c not in {taken, *chosen.values()} and re.search("param", c, re.IGNORECASE) and _header(c)[0] not in PER_PARAM and pd.api.types.is_numeric_dtype(frame[c])]  # fmt: skip
+    if taken in chosen.values() and "params" not in columns and others:
+        notes.append(f"params is {taken!r}, and {', '.join(map(repr, others[:4]))} too may count parameters; where another is N, say so with columns={{'params': …}}")  # fmt: skip
+    scales = {name: _unit(theirs) for name, theirs in chosen.items() if _unit(theirs) != 1}  # fmt: skip
     notes += [f"{name} is times {unit:g}, as the header {chosen[name]!r} says" for name, unit in scales.items()]  # fmt: skip
     replaced = {name: f"{name} (as it was)" for name, theirs in chosen.items() if name in there and name != theirs}  # fmt: skip
     copies = {name: frame[theirs] for name, theirs in chosen.items()}
     return frame.rename(columns=replaced).assign(**copies), scales
+
+
+def _known_names() -> frozenset[str]:
+    return frozenset([*ALIASES, *(alias for aliases in ALIASES.values() for alias in aliases)])
+
+
+def _unit(name: str) -> float:
+    unit = _header(name)[1]
+    return unit if unit != 1 else _header(_end(name))[1]
+
+
+def _end(name: str) -> str:
+    """Return `val_loss` of `metrics/val_loss` and of `summary.val_loss`."""
+    return re.split(r"[/.]", name)[-1]
+
+
+def _candidates(name: str, free: list[str]) -> list[str]:
+    """Return the columns that could be meant: by their name, then by the end of a path (`throughput/total_tokens`)."""
+    headers = {c: _header(c)[0] for c in free}
+    found = [c for c in free if headers[c] == name] or [c for c in free if headers[c] in ALIASES[name]]  # fmt: skip
+    if not found and not set(SHORT_NAMES.get(name, ())) & set(free):
+        ends = {c: _header(_end(c))[0] for c in free if _end(c) != c}
+        found = [c for c, end in ends.items() if end == name or end in ALIASES[name]]
+    if not found and name == "params":
+        found = [c for c in free if headers[c] in WITHOUT_EMBEDDINGS]
+    return found
 
 
 def _header(name: str) -> tuple[str, float]:
@@ -204,9 +233,13 @@ def _header(name: str) -> tuple[str, float]:
     if match:
         return plain, _WORDS.get(unit, _SUFFIX.get(unit, _power_of_ten(inside)))
     head, _, last = plain.rpartition("_")
+    if last in _WORDS and re.search(r"flops?$", last) and head.rpartition("_")[2] in _SPENT:
+        return f"{head}_flops", _WORDS[
+            last
+        ]  # total_gflops; gflops alone are mostly those per second
     if head and last in _WORDS:
         return head, _WORDS[last]
-    if head and re.search(r"_[MB]$", name.strip()):
+    if head and (re.search(r"_[MB]$", name.strip()) or (last in {"m", "b", "bn", "t"} and head in _SIZE_NAMES)):  # fmt: skip
         return head, _SUFFIX[last]
     return plain, 1.0
 
@@ -253,6 +286,11 @@ def _number(value: Any) -> float | None:
     return float(number) * _SUFFIX[suffix.lower()] if suffix.lower() in _SUFFIX else None
 
 
+def _all_sizes(values: pd.Series) -> bool:
+    """Whether every cell is a size as people name models by it: 70M, 1.4B."""
+    return all(isinstance(v, str) and v.strip()[-1:].isalpha() and (_number(v) or 0) >= 1e3 for v in values)  # fmt: skip
+
+
 def _impossible(frame: pd.DataFrame, faults: dict[int, str]) -> None:
     """Give a reason to every row whose state or numbers cannot count."""
     if "status" in frame:
@@ -290,7 +328,8 @@ def _repeated(frame: pd.DataFrame, faults: dict[int, str]) -> None:
     if "run" not in frame:
         return
     # One run at one size twice, with different results: nobody can tell which is right.
-    key = [c for c in ("run", "architecture", "seed", "step", *SIZES) if c in frame]
+    # What else differs makes two runs of it: a learning rate, under a name that is only the model's.
+    key = [c for c in [*told, "run"] if c != "loss" and not _MEASURED.search(c)]
     rest = frame.loc[good & ~frame["row"].isin(list(faults)), key].astype(str)
     first_of = rest.drop_duplicates().index
     for i in rest.index.difference(first_of):
@@ -299,10 +338,17 @@ def _repeated(frame: pd.DataFrame, faults: dict[int, str]) -> None:
 
 
 def _derive(table: pd.DataFrame, notes: list[str]) -> None:
-    """Add what follows from C = 6 N D where one of the three is missing, and say so."""
+    """Add what follows from C = 6 N D, or from tokens per parameter, where one is missing, and say so."""
     active = "active_params" if "active_params" in table else "params"
     if active not in table:
+        if {"tokens", "flops"} <= set(table):
+            table["params"] = table["flops"] / (6 * table["tokens"])
+            notes.append("params = flops / (6 tokens): there is no column of parameters")
         return
+    ratio = next((c for c in table if _header(str(c))[0] in PER_PARAM and pd.api.types.is_numeric_dtype(table[c])), None)  # fmt: skip
+    if not {"tokens", "flops"} & set(table) and ratio is not None:
+        table["tokens"] = table[ratio] * table[active]
+        notes.append(f"tokens = {ratio} x {active}: there is no column of tokens")
     if "tokens" not in table and "flops" in table:
         table["tokens"] = table["flops"] / (6 * table[active])
         notes.append(f"tokens = flops / (6 {active}): there is no column of tokens")

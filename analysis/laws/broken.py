@@ -29,7 +29,7 @@ class Broken(Law):
         Parameter("a", amplitude=True, at_lower="these runs show no floor"),
         Parameter("b", amplitude=True, at_lower="the outcome does not fall with x"),
         Parameter("c0", lower=-3.0, upper=5.0, start=(0.0, 0.8)),
-        Parameter("c1", lower=-5.0, upper=5.0, start=(-0.5, 1.0)),
+        Parameter("c1", lower=-5.0, upper=20.0, start=(-0.5, 1.0)),
         Parameter("d", lower=-20.0, upper=20.0, log=True,
                   at_lower="the break lies at or before the smallest run: none is seen",
                   at_upper="the break lies at or beyond the largest run: none is seen"),

@@ -56,14 +56,14 @@ class Routed(Law):
     def log_values(self, features: Array, theta: Array) -> Array:
         """Return ln L."""
         a, b, c, d = (theta[:, i, None] for i in range(4))
-        w = self._log_experts(features[1], theta)[0]
+        w = log_saturated(features[1], theta[:, 4:5], theta[:, 5:6])[0]
         return np.asarray(d + a * features[0] + (b + c * features[0]) * w)
 
     def log_jacobian(self, features: Array, theta: Array) -> Array:
         """Return derivatives by all six."""
         u = features[0]
         b, c = theta[:, 1, None], theta[:, 2, None]
-        w, by_start, by_ratio = self._log_experts(features[1], theta)
+        w, by_start, by_ratio = log_saturated(features[1], theta[:, 4:5], theta[:, 5:6])
         slope = b + c * u
         ones = np.ones_like(w)
         return np.stack([ones * u, w, u * w, ones, slope * by_start, slope * by_ratio], axis=1)
@@ -109,8 +109,8 @@ class Routed(Law):
     def saturated_experts(self, experts: Array, parameters: Mapping[str, float]) -> Array:
         """Return Eh of expert counts (n,)."""
         start, ratio = parameters["E_start"], parameters["E_max"] / parameters["E_start"]
-        theta = np.asarray([[0, 0, 0, 0, math.log(start), math.log(ratio)]])
-        return np.asarray(np.exp(self._log_experts(np.asarray(experts, dtype=float), theta)[0][0]))
+        logs = (np.asarray([[math.log(value)]]) for value in (start, ratio))
+        return np.asarray(np.exp(log_saturated(np.asarray(experts, dtype=float), *logs)[0][0]))
 
     def dense_equivalent(self, params: Array, experts: Array, fitted: Mapping[str, float]) -> Array:
         """Return the size of the one-expert model with the same loss (Clark et al. 2022, section 5: effective parameter count).
@@ -123,18 +123,25 @@ class Routed(Law):
         s = math.log10(fitted["E_start"])
         return np.asarray(10 ** ((a * n + b * (h - s) + c * n * h) / (a + c * s)))
 
-    def _log_experts(self, experts: Array, theta: Array) -> tuple[Array, Array, Array]:
-        """Return ln Eh and its derivatives by ln E_start and ln(E_max / E_start), each (B, n)."""
-        start = np.exp(theta[:, 4, None])
-        maximum = start * np.exp(theta[:, 5, None])
-        gap = 1 / start - 1 / maximum
-        q = experts - 1 + 1 / gap
-        inverse = 1 / q + 1 / maximum
-        # d inverse = d gap / (gap q)^2 - d E_max / E_max^2; both logs move E_max, the first moves E_start too.
-        weight = 1 / (gap * q) ** 2
-        by_start = (gap * weight + 1 / maximum) / inverse
-        by_ratio = (-weight / maximum + 1 / maximum) / inverse
-        return -np.log(inverse), by_start, by_ratio
+
+def log_saturated(experts: Array, log_start: Array, log_ratio: Array) -> tuple[Array, Array, Array]:
+    """Return ln Eh of expert counts (n,) and its derivatives by ln E_start and ln(E_max / E_start), each (B, n).
+
+    Args:
+        experts: E.
+        log_start: ln E_start (B, 1).
+        log_ratio: ln(E_max / E_start) (B, 1).
+    """
+    start = np.exp(log_start)
+    maximum = start * np.exp(log_ratio)
+    gap = 1 / start - 1 / maximum
+    q = experts - 1 + 1 / gap
+    inverse = 1 / q + 1 / maximum
+    # d inverse = d gap / (gap q)^2 - d E_max / E_max^2; both logs move E_max, the first moves E_start too.
+    weight = 1 / (gap * q) ** 2
+    by_start = (gap * weight + 1 / maximum) / inverse
+    by_ratio = (-weight / maximum + 1 / maximum) / inverse
+    return -np.log(inverse), by_start, by_ratio
 
 
 ROUTED = Routed()

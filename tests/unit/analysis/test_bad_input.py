@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import analysis
 from analysis.chain import fit_chain
 from analysis.doubts import group_doubt
 from analysis.envelope import fit_envelope
@@ -185,3 +186,22 @@ def test_a_run_of_two_sizes_is_two_runs():
 
     with pytest.raises(ValueError, match=r"run, row 1: 0 has params .* two runs under one name"):
         fit_envelope(table, n_draws=0)
+
+
+@pytest.mark.parametrize("embeddings", [lambda n: 3.2e6 + 0 * n, lambda n: 5e3 * n**0.45])
+def test_flops_with_embeddings_beside_parameters_without_are_said(embeddings):
+    """Kaplan's smallest models have a hundred times as many parameters in their embeddings as beside them."""
+    params = np.repeat(np.geomspace(1e4, 1e8, 5), 2)
+    tokens = np.tile([1e8, 1e9], 5)
+    runs = {"params": params, "tokens": tokens, "flops": 6 * (params + embeddings(params)) * tokens, "loss": 1.8 + 30 / params**0.25 + 50 / tokens**0.3}  # fmt: skip
+    assert (runs["flops"] / params / tokens).max() > 100
+
+    loaded = analysis.load(runs)
+
+    assert len(loaded.table) == 10
+    assert any("(embeddings); Kaplan et al. 2020" in note for note in loaded.notes)
+    for factor, rows in ((1e3, slice(None)), (1e3, [0]), (1e3, [0, 1, 2, 3])):
+        wrong = 6 * params * tokens
+        wrong[rows] *= factor
+        with pytest.raises(ValueError, match="flops: "):
+            analysis.load(runs | {"flops": wrong})

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from analysis.isoflop import fit_isoflop
+from analysis.isoflop import _akimas, fit_isoflop
 from analysis.laws.chinchilla import compute_optimum
 from analysis.result import FitStatus
 
@@ -44,6 +44,25 @@ def test_the_parabola_is_scipys_polynomial():
     expected = np.polynomial.polynomial.polyfit(np.log(budget.x), budget.y, 2)
     np.testing.assert_allclose(budget.coefficients, expected, rtol=1e-5)
     assert np.log(budget.optimum) == pytest.approx(-expected[1] / 2 / expected[2], rel=1e-6)
+
+
+def test_akima_is_scipys_in_every_resample():
+    from scipy.interpolate import Akima1DInterpolator
+
+    generator = np.random.default_rng(3)
+    u = np.sort(generator.normal(size=9))
+    y = (u - 0.2) ** 2 + 0.2 * generator.standard_normal(9)
+    weights = generator.integers(0, 3, (80, 9)).astype(float)
+
+    places, lowest, _ = _akimas(u, y, weights)
+
+    for there, place, low in zip(weights > 0, places, lowest, strict=True):
+        curve = Akima1DInterpolator(u[there], y[there])
+        turns = curve.derivative().roots(extrapolate=False)
+        at = np.concatenate([u[there][[0, -1]], turns[np.isfinite(turns)]])
+        best = curve(at).argmin()
+        assert low == pytest.approx(curve(at).min(), abs=1e-12)
+        assert place == pytest.approx([-1e9, 1e9][best] if best < 2 else at[best], abs=1e-9)
 
 
 def test_uncentred_budgets_bias_the_parabola_and_not_the_parametric_law():

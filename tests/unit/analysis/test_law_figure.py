@@ -73,6 +73,15 @@ def test_the_curve_is_the_law_and_the_runs_keep_their_residuals(figure, dense):
     np.testing.assert_allclose(runs.get_ydata() / moved, np.exp(-dense.residuals), rtol=2e-3)
 
 
+def test_the_outcome_has_its_own_name():
+    runs = make_runs(CHINCHILLA, 12, noise=0.01)
+    runs["eval/hellaswag_bpb"] = runs.pop("loss")
+
+    figure = draw(fit_law(CHINCHILLA, runs, outcome="eval/hellaswag_bpb", n_draws=0, hold_out=False))  # fmt: skip
+
+    assert figure.axes[0].get_ylabel() == "hellaswag_bpb"
+
+
 def test_two_bands_and_hatched_extrapolation(figure):
     upper = figure.axes[0]
     bands = [c for c in upper.collections if len(c.get_paths())]
@@ -165,6 +174,7 @@ def test_isoflop_shows_budgets_line_and_what_has_no_optimum(budgets, method):
     assert [r.get_xdata()[0] for r in rings] == [b.optimum for b in line.budgets if b.usable]
     assert f"exponent {line.exponent:.3f}" in figure.axes[1].get_title(loc="left")
     assert "budget 3e+19" in texts(figure)
+    assert figure.axes[2].yaxis.get_visible() == (method == "parabola")  # Akima has no residuals
 
 
 def test_an_envelope_has_its_line_and_its_grey_edges():

@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis import engine
 from analysis.law_fit import fit_law
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
 from analysis.laws.power import POWER
@@ -265,3 +266,18 @@ def test_one_size_is_enough_for_a_law_of_one():
     table = make_runs(POWER, 12, noise=0.001)
 
     assert quick(table, POWER).parameters["alpha"] == pytest.approx(0.35, rel=0.1)
+
+
+def test_where_no_start_rests_the_lowest_go_on(monkeypatch):
+    table = runs(24, seed=4)
+    expected = quick(table)
+    full = engine._minimise
+
+    def stopped(*args, iterations=300):
+        return full(*args, iterations=iterations if iterations == engine.LONG else 3)
+
+    monkeypatch.setattr(engine, "_minimise", stopped)
+    fit = quick(table)
+
+    assert fit.status is FitStatus.CONVERGED
+    assert fit.objective == pytest.approx(expected.objective, rel=1e-6)

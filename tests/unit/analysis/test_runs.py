@@ -259,9 +259,7 @@ def test_a_small_table_of_ones_own(tmp_path):
 
 
 def test_a_table_without_a_needed_column_says_which():
-    with pytest.raises(
-        ValueError, match="no column 'total_params', got architecture, loss; needed are"
-    ):
+    with pytest.raises(ValueError, match="no column of sizes, got architecture, loss; needed are"):
         analysis.load(pd.DataFrame({"architecture": ["a"], "loss": [1.0]}))
 
 

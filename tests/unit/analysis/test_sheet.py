@@ -8,6 +8,7 @@ import analysis
 from analysis.fit import QUESTIONS
 from analysis.law_fit import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.power import POWER
 from analysis.synthetic import make_runs
 
 MESSY = """\
@@ -126,7 +127,9 @@ def test_tokens_follow_from_flops():
         ("n_params,num_params,loss\n1,2,3\n", "params could be n_params or num_params"),
         ("params,tokens\n1,2\n", "no outcome, got params, tokens, flops; needed is one of"),
         ("params,tokens,ppl\n1,2,33\n", r"the loss is ln\(ppl\)"),
-        ("tokens,loss\n1,2\n", "no column 'total_params', got tokens, loss"),
+        ("params,tokens,val_ppl\n1,2,33\n", r"the loss is ln\(val_ppl\)"),
+        ("lr,loss\n1,2\n", "no column of sizes, got lr, loss; needed are params"),
+        ("params,tokens,eval/c4/bpb\n1,2,3\n", r"as columns=\{'loss': 'eval/c4/bpb'\}"),
         ("params,tokens,loss\n70,2e9,3\n1e8,2e9,2.9\n2e8,4e9,2.8\n", r"params: mixed units, row 0 \(row 0: 70\)"),
     ],
 )  # fmt: skip
@@ -194,3 +197,105 @@ def test_what_was_loaded_loads_again():
     again = analysis.load(analysis.load(once[once["loss"] > 2.5]).table).table
 
     assert again["loss"].tolist() == once.loc[once["loss"] > 2.5, "loss"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("renamed", "scale"),
+    [
+        ({"params": "n", "tokens": "throughput/total_tokens", "loss": "eval/c4_en-validation/CrossEntropyLoss"}, {}),
+        ({"params": "parameter_count", "tokens": "tokens_b", "loss": "loss_validation"}, {"tokens": 1e9}),
+        ({"params": "Params (B)", "tokens": "D_B", "loss": "Final val loss"}, {"params": 1e9, "tokens": 1e9}),
+        ({"params": "dense_parameter_count", "tokens": "train_tokens_m", "loss": "val_nll"}, {"tokens": 1e6}),
+        ({"params": "non_embedding_params", "tokens": "tokens_seen", "loss": "metrics/val_loss"}, {}),
+        ({"params": "config.n_params", "tokens": "config.tokens", "loss": "summary.val_loss"}, {}),
+        ({"params": ("size", "params"), "tokens": ("size", "tokens"), "loss": ("out", "val_loss")}, {}),
+    ],
+)  # fmt: skip
+def test_columns_as_published_sweeps_call_them(renamed, scale):
+    frame = table()
+    theirs = frame.assign(**{n: frame[n] / unit for n, unit in scale.items()}).rename(columns=renamed)  # fmt: skip
+
+    got = analysis.load(theirs).table.sort_values("row")
+
+    for name in ("params", "tokens", "loss"):
+        np.testing.assert_allclose(got[name], frame[name], rtol=1e-12)
+
+
+def test_total_gflops_are_flops_and_gflops_alone_are_left():
+    frame = table()
+    spent = 6 * frame["params"] * frame["tokens"] / 1e9
+
+    runs = analysis.load(frame.assign(**{"throughput/total_gflops": spent, "gflops": 150.0}))
+
+    expected = 6 * runs.table["params"] * runs.table["tokens"]
+    np.testing.assert_allclose(runs.table["flops"], expected, rtol=1e-12)
+
+
+def test_parameters_follow_from_budget_and_tokens_and_tokens_from_their_ratio():
+    frame = table()
+    budget = 6 * frame["params"] * frame["tokens"]
+    without = frame.drop(columns="params").assign(compute_budget=budget)
+    ratio = frame.drop(columns="tokens").assign(token_multiplier=frame["tokens"] / frame["params"])
+
+    first, second = (analysis.load(t).table.sort_values("row") for t in (without, ratio))
+
+    np.testing.assert_allclose(first["params"], frame["params"], rtol=1e-12)
+    np.testing.assert_allclose(second["tokens"], frame["tokens"], rtol=1e-12)
+
+
+def test_another_column_that_may_count_parameters_is_noted():
+    frame = table().rename(columns={"params": "n_params"})
+    notes = analysis.load(frame.assign(non_embedding_params=0.8 * frame["n_params"])).notes
+
+    assert any("'non_embedding_params' too may count parameters" in note for note in notes)
+
+
+def test_runs_of_one_name_with_other_settings_are_no_duplicates():
+    frame = table(6).assign(name="mlp", params=1e8, tokens=2e9, lr=np.geomspace(1e-4, 1e-1, 6))
+
+    assert len(analysis.load(frame).table) == 6
+    repeated = analysis.load(frame.assign(lr=1e-3, val_bpb=frame["loss"] / 3))
+    assert repeated.excluded["reason"].str.startswith("duplicate: run mlp stands in row 0").sum() == 5  # fmt: skip
+
+
+def test_a_flagship_beside_small_runs_is_no_mixed_unit():
+    frame = table()
+    frame.loc[len(frame)] = {**frame.iloc[-1], "params": 4.05e11, "tokens": 1.56e13, "loss": 1.8}
+    frame["flops"] = 6 * frame["params"] * frame["tokens"]
+    small = frame["flops"].iloc[:-1]
+    frame.loc[frame.index[:-1], ["params", "tokens"]] *= np.sqrt(1e21 / small.max())
+    frame["flops"] = 6 * frame["params"] * frame["tokens"]
+    assert frame["flops"].iloc[-1] / frame["flops"].iloc[:-1].max() > 1000
+
+    assert len(analysis.load(frame).table) == len(frame)
+    frame.loc[3, "flops"] /= 1e9
+    with pytest.raises(ValueError, match="flops: mixed units"):
+        analysis.load(frame)
+
+
+def test_a_table_without_parameters_can_be_fitted_and_not_compared():
+    """One size is enough for a law of one (a learning curve over data); a comparison needs to know what is compared."""
+    data = np.geomspace(1e2, 1e6, 12)
+    runs = analysis.load({"Training Dataset Size": data, "Test Cross-Entropy": 0.4 + 20 * data**-0.5})  # fmt: skip
+
+    fit = fit_law(POWER, runs.table, columns={"x": "tokens"}, n_draws=0, hold_out=False)
+    assert fit.parameters["alpha"] == pytest.approx(0.5, rel=1e-4)
+    with pytest.raises(ValueError, match="no parameters, by which configurations are compared"):
+        analysis.fit_sweep(runs)
+
+
+def test_checkpoints_of_one_run_are_noted():
+    frame = table(8).assign(run=np.repeat(["a", "b"], 4), step=np.tile([10, 20, 30, 40], 2))
+
+    assert any("8 rows are checkpoints of 2 runs" in note for note in analysis.load(frame).notes)
+    assert not any("checkpoints" in n for n in analysis.load(frame.drop(columns="run")).notes)
+
+
+def test_models_named_by_their_sizes_have_parameters():
+    frame = pd.DataFrame({"Model": ["70M", "160M", "1.4B"], "tokens": "300B", "loss": [3.5, 3.2, 2.6]})  # fmt: skip
+
+    runs = analysis.load(frame)
+
+    assert sorted(runs.table["params"]) == [70e6, 160e6, 1.4e9]
+    assert "params is column 'Model', whose names are sizes (rounded ones)" in runs.notes
+    assert "params" not in analysis.load(frame.assign(Model=["a", "70M", "b2"])).table
