@@ -98,7 +98,7 @@ def together(
             key: _cut(name, key, pieces, rows=rows, columns=columns) for key in pieces[0]["tensors"]
         }
         weights[name] = tensors.pop(_VALUES)
-        if tensors:
+        if tensors and "optimizer" in state:
             kept[number[name]] = {**kept[number[name]], **tensors}
         if state.get("tables"):
             tables[_table(name)] = {
