@@ -43,6 +43,9 @@ APART = 6.5
 """Distance of two groups of residuals, in units of the spread inside them. Of 20 residuals of one kind it is above 5.1
 (normal) or 6.0 (uniform) once in 1,000 times; 30 runs and 10 others 3 % below them are 12 apart."""
 
+LEAST_APART = 0.01
+"""Relative distance of two groups below which nobody would fit them apart."""
+
 FEWEST_FOR_GROUPS = 20
 """Runs below which residuals fall into groups by chance."""
 
@@ -189,11 +192,11 @@ def run_doubts(
     return found
 
 
-def group_doubt(residuals: Array) -> Doubt | None:
+def group_doubt(residuals: Array, *, rows: Rows | None = None) -> Doubt | None:
     """Return the doubt that relative residuals of a fit are those of two kinds of runs.
 
-    A curve goes through the larger group, and the smaller one lies off; of two groups of one size it goes between,
-    and only runs of equal sizes tell (`run_doubts`).
+    A curve goes through the larger group, and the smaller one lies off; of two groups of one size it goes between:
+    then runs of equal sizes tell (`run_doubts`), or `kinds_doubt`.
     """
     n = len(residuals)
     if n < FEWEST_FOR_GROUPS:
@@ -208,13 +211,49 @@ def group_doubt(residuals: Array) -> Doubt | None:
     best = int(inside.argmin())
     spread = float(np.sqrt(max(inside[best], 0.0) / (n - 2)))
     distance = float(right[best] - left[best])
-    if distance < 0.01 or distance < APART * spread:
+    if distance < LEAST_APART or distance < APART * spread:
         return None
-    upper = np.sort(order[cuts[best] :])
+    return _groups(np.sort(order[cuts[best] :]), n, distance, rows)
+
+
+def kinds_doubt(
+    residuals: Array,
+    jacobian: Array,
+    inputs: Mapping[str, Array],
+    places: Rows,
+    *,
+    rows: Rows | None = None,
+) -> Doubt | None:
+    """Return the doubt that the curve goes between two kinds of runs at sizes of their own (`analysis/two_kinds.py`).
+
+    Args:
+        residuals: Relative, of the fit (n,).
+        jacobian: Of the fitted ln(loss) by its coefficients (n, p).
+        inputs: Of the law (n,) by name.
+        places: A number per run, the same for runs of equal inputs (n,).
+        rows: What the rows are called (n,); None counts them from 0.
+    """
+    from analysis.two_kinds import find_two_kinds
+
+    counts = np.bincount(places)
+    first = np.unique(places, return_index=True)[1]
+    sizes = np.log(np.maximum(np.stack([v[first] for v in inputs.values()], axis=1), 1.0))
+    found = find_two_kinds(
+        np.bincount(places, weights=residuals) / counts,
+        np.stack([np.bincount(places, weights=c) / counts for c in jacobian.T], axis=1),
+        sizes,
+    )
+    if found is None or found.offset < LEAST_APART:
+        return None
+    return _groups(np.flatnonzero(found.upper[places]), len(residuals), found.offset, rows)
+
+
+def _groups(upper: Rows, n: int, distance: float, rows: Rows | None) -> Doubt:
+    named = _named(rows, upper)
     return Doubt(
         kind="architectures",
-        rows=tuple(int(i) for i in upper),
-        sentence=f"the runs fall into two groups {distance:.1%} of the loss apart ({in_words(upper)} against the other {n - len(upper)}), as two architectures under one name do; fit each on its own, or both with analysis.grouped.Grouped",
+        rows=tuple(int(i) for i in named),
+        sentence=f"the runs fall into two groups {distance:.1%} of the loss apart ({in_words(named)} against the other {n - len(upper)}), as two architectures under one name do; fit each on its own, or both with analysis.grouped.Grouped",
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.bootstrap import resample_clusters
+from analysis.columns import numbers
 from analysis.grouped import Grouped
 from analysis.law import Law
 from analysis.law_fit import LawFit, Runs, fit_law
@@ -269,7 +270,12 @@ def fit_families(
         if grouped:
             data["group"] = np.asarray([members.index(m) for m in table.labels[rows]], dtype=float)
         fit = fit_law(
-            fitted, data, clusters=table.clusters[rows], resamples=weights[:, rows], **options
+            fitted,
+            data,
+            clusters=table.clusters[rows],
+            resamples=weights[:, rows],
+            rows=table.rows[rows],
+            **options,
         )
         for number, name in enumerate(members):
             if not fit.usable:
@@ -318,6 +324,7 @@ class _Table:
         if unknown:
             raise ValueError(f"law: {law.name} needs {', '.join(sorted(unknown))}; architectures are compared by laws of size, tokens and memory")  # fmt: skip
         self.runs, self.law, self.notes = runs, law, list[str]()
+        self.rows = _row_numbers(runs, len(self._raw(architecture)))
         self.columns = columns
         self.labels = np.asarray([str(a) for a in self._raw(architecture)])
         self.names = sorted(set(self.labels.tolist()))
@@ -444,13 +451,24 @@ class _Table:
         return self.runs[name]
 
     def _numbers(self, name: str, *, zero: bool = False) -> Array:
-        values = np.asarray(self._raw(name), dtype=np.float64)
+        try:
+            values = np.asarray(self._raw(name), dtype=np.float64)
+        except (TypeError, ValueError):
+            values = numbers(self.runs, name, zero=zero)  # names the cell
         bad = ~np.isfinite(values) | (values < 0 if zero else values <= 0)
         if bad.any():
-            row = int(np.flatnonzero(bad)[0])
+            first = int(np.flatnonzero(bad)[0])
             must = "must not be negative" if zero else "must be positive"
-            raise ValueError(f"{name}, row {row}: {must} and finite, got {values[row]}; correct the row or take it out")  # fmt: skip
+            raise ValueError(f"{name}, row {self.rows[first]}: {must} and finite, got {values[first]}; correct the row or take it out")  # fmt: skip
         return values
+
+
+def _row_numbers(runs: Runs, n: int) -> NDArray[np.int64]:
+    """Return what the rows are called: as `analysis.load` numbered them in the file, some of which may be left out; else from 0."""
+    named = np.asarray(runs["row"]) if "row" in runs else np.empty(0)
+    if named.shape == (n,) and np.issubdtype(named.dtype, np.integer):
+        return named.astype(np.int64)
+    return np.arange(n)
 
 
 def _ratios(ratios: Array) -> Array:

@@ -4,6 +4,7 @@ Where a curve rests on runs it is drawn full; where it extrapolates, thin and pa
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import matplotlib
 import numpy as np
@@ -48,6 +49,7 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         n_columns = min(len(panels), 2)
         n_rows = -(-len(panels) // n_columns)
         figure = Figure(figsize=(4.9 * n_columns, 3.7 * n_rows + 0.7), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
         FigureCanvasAgg(figure)
         axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         for axis in axes[len(panels) :]:
@@ -81,7 +83,7 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
             handles.append(Patch(color=SHADE, label="outside the runs of either"))
         if any(c.refusals for c in curves):
             handles.append(Line2D([], [], linestyle="none", marker="x", color="#444444", label="never reached: no number"))  # fmt: skip
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 2 * n_columns), frameon=False)  # fmt: skip
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 3 * n_columns), frameon=False)  # fmt: skip
         figure.supxlabel(f"band: {curves[0].level:.0%} of resampled runs, seeds together", fontsize=8, color="#555555")  # fmt: skip
     return figure
 
@@ -92,6 +94,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
     x = frontier.budgets
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.8, 7.4), layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
         FigureCanvasAgg(figure)
         (loss, size), (tokens, share) = figure.subplots(2, 2)
         for name, choice in frontier.choices.items():
@@ -122,6 +125,10 @@ def frontier_figure(frontier: Frontier) -> Figure:
             bottom = np.zeros(len(x))
             for name, part in zip(frontier.choices, shares, strict=True):
                 share.fill_between(x, bottom, bottom + part, color=styles[name].colour, alpha=0.75, linewidth=0.8, edgecolor="white")  # fmt: skip
+                at = int(part.argmax())
+                if part[at] > 0.1:
+                    side: Literal["left", "center", "right"] = "left" if at < len(x) / 4 else "right" if at > 3 * len(x) / 4 else "center"  # fmt: skip
+                    share.annotate(name, (x[at], bottom[at] + part[at] / 2), xytext=({"left": 6, "center": 0, "right": -6}[side], 0), textcoords="offset points", ha=side, va="center", fontsize=9, bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85})  # fmt: skip
                 bottom = bottom + part
         share.set_ylim(0, 1)
         share.set_title("Which architecture is best")
@@ -130,6 +137,8 @@ def frontier_figure(frontier: Frontier) -> Figure:
         handles: list[Line2D | Patch] = [_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=SHADE, label="outside the runs"))
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)  # fmt: skip
+        if not any(np.isfinite(c.tokens).any() for c in frontier.choices.values()):
+            tokens.set_visible(False)  # all were trained on the same
         figure.supxlabel(f"band: {frontier.level:.0%} of resampled runs, seeds together", fontsize=8, color="#555555")  # fmt: skip
     return figure
 
@@ -145,7 +154,8 @@ def _curve(
     axis.fill_between(x, low, top, color=style.colour, alpha=0.09, linewidth=0, zorder=1)
     axis.fill_between(x, low, top, where=firm.tolist(), color=style.colour, alpha=0.13, linewidth=0, zorder=1)  # fmt: skip
     axis.plot(x, y, color=style.colour, linewidth=1.0, linestyle=style.line, alpha=0.75, zorder=2)
-    axis.plot(x, np.where(joined & firm, y, np.nan), color=style.colour, linewidth=2.4, linestyle=style.line, zorder=3)  # fmt: skip
+    # Markers tell the curves apart where colours cannot be seen.
+    axis.plot(x, np.where(joined & firm, y, np.nan), color=style.colour, linewidth=2.4, linestyle=style.line, marker=style.marker, markevery=max(1, len(x) // 10), markersize=6, markerfacecolor="white", markeredgewidth=1.4, zorder=3)  # fmt: skip
 
 
 def _shade(axis: Axes, xs: Sequence[Array], pale: Sequence[NDArray[np.bool_]]) -> None:
@@ -197,7 +207,7 @@ def _power(value: float) -> str:
 
 
 def _handle(style: SeriesStyle, name: str) -> Line2D:
-    return Line2D([], [], color=style.colour, linewidth=2.4, linestyle=style.line, label=name)
+    return Line2D([], [], color=style.colour, linewidth=2.4, linestyle=style.line, marker=style.marker, markersize=6, markerfacecolor="white", markeredgewidth=1.4, label=name)  # fmt: skip
 
 
 def _varies(curve: Multipliers) -> bool:

@@ -27,6 +27,7 @@ from analysis.doubts import (
     flops_doubt,
     group_doubt,
     kind_doubt,
+    kinds_doubt,
     refuse,
     run_doubts,
     size_doubts,
@@ -306,7 +307,10 @@ def fit_law(
     drawn_level = expanded_level(level, n=facts["n_configurations"], n_free=law.n_free) if expand else level  # fmt: skip
     absolute = objective.huber == 0 and objective.huber_scales is None
     at_runs = residuals if objective.residual == "log" else np.log1p(residuals / y)
-    apart = group_doubt(at_runs) if "architectures" not in accept and not warnings else None
+    apart = None
+    if "architectures" not in accept and not warnings:
+        jacobian = problem.law.log_jacobian(problem.features, found.theta[None, :])[0].T[back]
+        apart = group_doubt(at_runs, rows=rows) or kinds_doubt(at_runs, jacobian, inputs, places, rows=rows)  # fmt: skip
     if apart is not None:
         warnings = [apart.sentence]
     return LawFit(

@@ -6,7 +6,7 @@ At amount x of a measure (FLOPs, seconds, bytes) the candidate has its best loss
     size multiplier      N_ref(x') / N_ref(x)      the reference's size at that loss over its size for the same x
 
 Both are functions of x, not constants of an architecture: with a term of the law that only one of them improves, they
-grow or fall with scale (Clark et al. 2022, section 5: expert models lose their advantage at some size). So they come as
+grow or fall with scale (Clark et al. 2022: expert models lose their advantage at some size). So they come as
 curves with bands, each point says whether it rests on runs, and where the reference never gets there, there is no
 number but a sentence.
 """

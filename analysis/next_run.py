@@ -113,6 +113,8 @@ class Candidate:
     gpu_hours: float
     """Of all its seeds; hours of whatever trains, where there is no GPU."""
     n_seeds: int = 1
+    n_there: int = 0
+    """Seeds of the same configuration that are among the runs: this one adds to them."""
     trial: Any = None
     """What it stands for, handed through: a planned trial."""
 
@@ -121,6 +123,8 @@ class Candidate:
             raise ValueError(f"candidate {self.name}: gpu_hours must be positive, got {self.gpu_hours}")  # fmt: skip
         if self.n_seeds < 1:
             raise ValueError(f"candidate {self.name}: n_seeds must be at least 1, got {self.n_seeds}")  # fmt: skip
+        if self.n_there < 0:
+            raise ValueError(f"candidate {self.name}: n_there must not be negative, got {self.n_there}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -224,7 +228,7 @@ def next_runs(
     if not math.isfinite(value):
         raise ValueError(f"target: {target.words} has no value; the reference never gets to that loss, or has no best size there")  # fmt: skip
     covariance = {"information": _by_information, "draws": _by_draws}[by](families, candidates, target)  # fmt: skip
-    noise = np.asarray([_noise_of(families.named(c.architecture).fit, c.n_seeds) for c in candidates])  # fmt: skip
+    noise = np.asarray([_noise_of(families, c) for c in candidates])
     if not covariance[0, 0] > 0:
         raise ValueError(f"target: {target.words} has no uncertainty that runs could narrow")
     hours = np.asarray([c.gpu_hours for c in candidates])
@@ -263,7 +267,7 @@ def next_runs(
         chosen=chosen,
         by=by,
         level=families.level,
-        notes=_notes(chosen),
+        notes=[*_notes(chosen), *_untold(families, candidates)],
     )
 
 
@@ -333,7 +337,7 @@ def _by_information(families: Families, candidates: Sequence[Candidate], target:
         theta = problem.scale(vector)[0]
         free = (theta > problem.lower + 1e-9) & (theta < problem.upper - 1e-9)
         J = problem.law.log_jacobian(problem.features, theta[None, :])[0][free].T
-        weight, members = _configurations(fit)
+        weight, members = _configurations(fit, families.fits)
         mean = np.asarray([J[m].mean(axis=0) for m in members])
         size = np.maximum(np.linalg.norm(mean, axis=0), 1e-300)
         scaled = mean / size
@@ -384,32 +388,48 @@ def _removed(covariance: Array, noise: Array) -> Array:
     return np.asarray(with_target**2 / (noise + np.diag(covariance)[1:]))
 
 
-def noise_variances(fit: LawFit) -> tuple[float, float]:
+def noise_variances(fit: LawFit, others: Sequence[LawFit] = ()) -> tuple[float, float]:
     """Return the variance of ln(outcome) between configurations, and between seeds of one, as a Huber fit feels them.
 
     The total is the residuals' robust scale squared, n / (n - p) times (their mean square for least squares); the part
-    between seeds is pooled over configurations that have several. Both are divided by the efficiency of the objective
-    for normal errors (Huber 1981, section 4.5: 2 / pi for the absolute error).
+    between seeds is pooled over configurations that have several, those of `others` where the fit has none. It is 0
+    where none has (`seeds_known`). Both are divided by the efficiency of the objective for normal errors (Huber 1981,
+    section 4.5: 2 / pi for the absolute error).
     """
-    _, members = _configurations_of(fit)
-    r = fit.residuals if fit.objective_of.residual == "log" else fit.residuals / fit.y
+    r = _log_residuals(fit)
     spare = max(len(r) - fit.n_free, 1)
     scale = math.sqrt(float(np.mean(r**2)))
     if fit.huber is not None:
         robust = MAD_TO_SIGMA * float(np.median(np.abs(r)))
         scale = robust if robust > 0 else scale
     total = scale**2 * len(r) / spare
-    pairs = [r[m] for m in members if len(m) > 1]
-    freedom = sum(len(p) - 1 for p in pairs)
-    within = sum(float(((p - p.mean()) ** 2).sum()) for p in pairs) / freedom if freedom else 0.0
-    within = min(within, total)
+    squares, freedom = _between_seeds(fit)
+    if not freedom:
+        squares, freedom = (sum(v) for v in zip(*map(_between_seeds, others), strict=True)) if others else (0.0, 0)  # fmt: skip
+    within = min(squares / freedom if freedom else 0.0, total)
     efficiency = _efficiency(math.inf if fit.huber is None else fit.huber / max(scale, 1e-300))
     return (total - within) / efficiency, within / efficiency
 
 
-def _configurations(fit: LawFit) -> tuple[Array, list[NDArray[np.int64]]]:
+def seeds_known(families: Families) -> bool:
+    """Return whether some configuration has two seeds: without, nothing says how much of the noise another seed takes away."""
+    return any(_between_seeds(fit)[1] for fit in families.fits)
+
+
+def _between_seeds(fit: LawFit) -> tuple[float, int]:
+    """Return the sum of squares of ln(outcome) around the mean of its configuration, and its degrees of freedom."""
+    _, members = _configurations_of(fit)
+    groups = [_log_residuals(fit)[m] for m in members if len(m) > 1]
+    return sum(float(((g - g.mean()) ** 2).sum()) for g in groups), sum(len(g) - 1 for g in groups)
+
+
+def _log_residuals(fit: LawFit) -> Array:
+    return fit.residuals if fit.objective_of.residual == "log" else fit.residuals / fit.y
+
+
+def _configurations(fit: LawFit, others: Sequence[LawFit]) -> tuple[Array, list[NDArray[np.int64]]]:
     """Return 1 / variance of every configuration's mean residual, and its rows."""
-    between, within = noise_variances(fit)
+    between, within = noise_variances(fit, others)
     counts, members = _configurations_of(fit)
     return 1.0 / np.maximum(between + within / counts, 1e-300), members
 
@@ -425,9 +445,22 @@ def _configurations_of(fit: LawFit) -> tuple[Array, list[NDArray[np.int64]]]:
     return np.asarray([len(m) for m in members], dtype=float), members
 
 
-def _noise_of(fit: LawFit, n_seeds: int) -> float:
-    between, within = noise_variances(fit)
-    return max(between + within / n_seeds, 1e-300)
+def _noise_of(families: Families, candidate: Candidate) -> float:
+    """Return the variance of what a candidate will tell about ln(outcome) at its place; inf where it tells nothing."""
+    between, within = noise_variances(families.named(candidate.architecture).fit, families.fits)
+    n = candidate.n_there
+    after = max(between + within / (n + candidate.n_seeds), 1e-300)
+    if not n:
+        return after
+    before = between + within / n
+    return before * after / (before - after) if before > after else math.inf
+
+
+def _untold(families: Families, candidates: Sequence[Candidate]) -> list[str]:
+    n = sum(c.n_there > 0 for c in candidates)
+    if not n or seeds_known(families):
+        return []
+    return [f"what further seeds bring cannot be told for {n} {'candidate' if n == 1 else 'candidates'}: no configuration has two seeds; train one with a second seed"]  # fmt: skip
 
 
 def _efficiency(k: float) -> float:

@@ -1,6 +1,6 @@
 """Power law with an irreducible term, y = E + A x^-alpha: loss or answer NLL against parameters or FLOPs.
 
-Source of the form: Hestness et al. 2017, section 4; Henighan et al. 2020, equation 1.1 (their (x0/x)^alpha is A x^-alpha).
+Source of the form: Hestness et al. 2017 (learning curves); Henighan et al. 2020, equation 1.1 (their (x0/x)^alpha is A x^-alpha).
 E and A enter linearly, so for every alpha the best pair has a closed form (variable projection, Golub and Pereyra
 1973): the search for starts is over alpha alone, and the polish over all three has exact derivatives.
 """

@@ -2,7 +2,7 @@
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from analysis.curve import CurveFit
 from analysis.figures import X_LABELS, Y_LABELS, image, save, sweep_figure
 from analysis.fit import SweepFits
 from analysis.law_figure import curves_figure, draw
+from analysis.report_architectures import ArchitecturesCompared, compare_architectures
 from analysis.result import FitResult
 from analysis.runs import Runs, histories
 from analysis.tables import (
@@ -36,6 +37,7 @@ FIGURE_STEM = "accuracy"
 USAGE_STEM = "usage"
 FITS_STEM = "fits"
 LAW_STEM = "law"
+ARCHITECTURE_STEMS = ("multipliers", "effective_size", "frontier_flops", "frontier_seconds", "next_runs")  # fmt: skip
 PAGE = "report.html"
 
 
@@ -45,17 +47,22 @@ def write_report(
     out: str | os.PathLike[str],
     *,
     laws: Mapping[str, Any] | None = None,
+    trials: Sequence[Any] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Write `report.html`, and its figures beside it as `.svg` (the first and that of use also `.png`); return the page.
 
     The figures are `accuracy`; `fits_loss` and so on, every curve with its residuals and extrapolation; `usage` where an
-    architecture reported how its memories or experts are used; and `law_1` and so on for `laws`.
+    architecture reported how its memories or experts are used; `multipliers`, `effective_size`, `frontier_flops` and
+    `next_runs` where the runs allow them; and `law_1` and so on for `laws`.
 
     Args:
         runs: Of `analysis.load`.
         fits: Of `analysis.fit_sweep`.
         out: Folder to write into; made if missing.
         laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
+        trials: Planned ones (`orchestrator.plan.PlannedTrial`), to choose the next runs from; their further seeds count.
+        say: Called with a line of progress before each long part.
 
     Raises:
         StoreError: If the source of the runs is no longer there.
@@ -63,6 +70,7 @@ def write_report(
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     picture = None
+    say("figures of the curves")
     if len(runs.table):
         try:
             figure = sweep_figure(runs, fits)
@@ -78,10 +86,20 @@ def write_report(
         title: _draw_law(fit, folder / f"{LAW_STEM}_{i}")
         for i, (title, fit) in enumerate(further.items(), 1)
     }
+    compared = compare_architectures(runs, fits, trials=trials, say=say)
+    sections = (compared.multipliers, compared.frontier, compared.next_runs)
+    drawn = {
+        stem: _drawn(figure, folder / stem)
+        for section in sections
+        for stem, figure in section.figures.items()
+    }
+    for stem in set(ARCHITECTURE_STEMS) - set(drawn):
+        (folder / f"{stem}.svg").unlink(missing_ok=True)  # of an earlier report
     page.write_text(
         render(
             runs, fits, picture, usage_picture=usage_picture,
             fits_pictures=_draw_fits(fits, folder), laws=further, law_pictures=pictures,
+            compared=compared, compared_pictures=drawn,
         ),
         encoding="utf-8",
     )  # fmt: skip
@@ -142,6 +160,7 @@ def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
     """Return the figures that `write_report` left in `out`."""
     folder = Path(out)
     names = [f"{stem}.{kind}" for stem in (FIGURE_STEM, USAGE_STEM) for kind in ("png", "svg")]
+    names += [f"{stem}.svg" for stem in ARCHITECTURE_STEMS]
     further = [p for stem in (FITS_STEM, LAW_STEM) for p in sorted(folder.glob(f"{stem}_*.svg"))]
     return [path for path in (folder / name for name in names) if path.exists()] + further
 
@@ -155,6 +174,8 @@ def render(
     fits_pictures: Sequence[str] = (),
     laws: Mapping[str, Any] | None = None,
     law_pictures: Mapping[str, str | None] | None = None,
+    compared: ArchitecturesCompared | None = None,
+    compared_pictures: Mapping[str, str] | None = None,
 ) -> str:
     """Return the page's HTML; the pictures are data URIs."""
     environment = jinja2.Environment(
@@ -178,6 +199,8 @@ def render(
         laws=laws_table(laws or {}),
         law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, FitResult)}),
         law_pictures=law_pictures or {},
+        compared=compared,
+        compared_pictures=compared_pictures or {},
         usage=usage(runs, fits),
         configurations=configurations(fits),
         parameter_groups=parameter_groups(fits),

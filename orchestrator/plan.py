@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import catalog, lease
-from orchestrator.errors import ConfigError, Problem
+from orchestrator.errors import ConfigError, Problem, StoreError
 from orchestrator.exclusion import excluded
 from orchestrator.launchers.machine import visible_gpus
 from orchestrator.records import (
@@ -117,6 +117,32 @@ def make_plan(
         left_over=tuple(sorted(set(existing) - wanted)),
         notes=(*_not_causal(sweep.trials), *excluded(disk).values()),
     )
+
+
+def recorded(disk: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
+    """Return the trials of a sweep as they were submitted, with what is left of each: what needs no architecture's code.
+
+    A trial that cannot be read is not among them; whoever reads results says so (`analysis.load`).
+
+    Args:
+        disk: Folder of the sweep.
+        measured: What trials on this machine took (`throughput.measurements`).
+    """
+    controller = disk.controller()
+    alive = controller is not None and lease.is_alive(controller)
+    on_gpu = bool(measured) and all(m.device != "cpu" for m in measured)
+    found = []
+    for trial in disk.trials():
+        try:
+            spec = trial.spec()
+            status, why, remaining = _compare(spec, trial, (), alive=alive)
+            price = forecast(spec, measured, flops_per_second=None, on_gpu=on_gpu)
+        except (StoreError, KeyError, TypeError, ValueError):
+            continue  # unreadable, or of a version without these counts
+        found.append(
+            PlannedTrial(spec=spec, status=status, why=why, forecast=price, remaining=remaining)
+        )
+    return tuple(found)
 
 
 def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Power law whose exponent changes once, y = a + b x^-c0 (1 + (x/d)^(1/f))^(-c1 f).
 
 Slope -c0 (in log-log, above the floor a) well before the break d, -(c0 + c1) well after; f is how many e-folds wide the
-turn is. Source: Caballero et al. 2023, equation 1, with one break. It needs runs on both sides of the break.
+turn is. Source: Caballero et al. 2023 (smoothly broken power law), with one break. It needs runs on both sides of the break.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Broken(Law):
 
     name = "broken"
     equation = "y = a + b·x^-c0·(1 + (x/d)^(1/f))^(-c1·f)"
-    source = "Caballero et al. 2023, equation 1"
+    source = "Caballero et al. 2023, with one break"
     inputs = ("x",)
     parameters = (
         Parameter("a", amplitude=True, at_lower="these runs show no floor"),

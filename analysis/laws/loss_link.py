@@ -3,7 +3,7 @@
     sigmoid       accuracy = chance + (ceiling - chance) / (1 + exp(k (L - L0)))
     exponential   y = eps - k exp(-gamma L)
 
-The sigmoid is that of Bhagia et al. 2024 (task ladders), section 3.2, with the chance level known instead of fitted: 0
+The sigmoid is that of Bhagia et al. 2024 (task ladders), equation 2, with the chance level known instead of fitted: 0
 for an open answer, 1/choices for a closed one. The exponential is Gadre et al. 2024, equation 5, for an error; with
 gamma and k negative it is an answer NLL that levels off at small loss.
 """

@@ -2,7 +2,7 @@
 
 The same equation as `analysis/power_law.py`, which fits it in the units of y by least squares; here it stands beside
 the laws of several sizes, for Huber's loss of log errors and for comparison by hold-out.
-Source: Hestness et al. 2017, section 4; Henighan et al. 2020, equation 1.1.
+Source: Hestness et al. 2017 (learning curves); Henighan et al. 2020, equation 1.1.
 """
 
 from analysis.law import Parameter

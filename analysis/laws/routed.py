@@ -5,7 +5,7 @@
 
 N is the size of the dense model that the experts are added to, E the number of experts. Eh is the saturating expert
 count: E_start at one expert, E_max at infinitely many. a and b are negative (more is better), c positive: experts help
-large models less, and not at all at log10 N = -b/c. Source: Clark et al. 2022, equations 1 and 2 (section 4).
+large models less, and not at all at log10 N = -b/c. Source: Clark et al. 2022, equation 1.
 """
 
 import math
@@ -27,7 +27,7 @@ class Routed(Law):
 
     name = "routed"
     equation = "log10 L = a·log10 N + b·log10 Eh + c·log10 N·log10 Eh + d"
-    source = "Clark et al. 2022, equations 1 and 2"
+    source = "Clark et al. 2022, equation 1"
     inputs = ("params", "experts")
     parameters = (
         Parameter("a", lower=-2.0, upper=0.0, start=(-0.3, -0.02), at_upper="the loss does not fall with size"),
@@ -113,7 +113,7 @@ class Routed(Law):
         return np.asarray(np.exp(log_saturated(np.asarray(experts, dtype=float), *logs)[0][0]))
 
     def dense_equivalent(self, params: Array, experts: Array, fitted: Mapping[str, float]) -> Array:
-        """Return the size of the one-expert model with the same loss (Clark et al. 2022, section 5: effective parameter count).
+        """Return the size of the one-expert model with the same loss (Clark et al. 2022: effective parameter count).
 
         From a log N' + b log s + c log N' log s = a log N + b log Eh + c log N log Eh with s = Eh(1) = E_start.
         """

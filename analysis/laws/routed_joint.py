@@ -4,7 +4,7 @@
 
 Eh is the saturating expert count of Clark et al. 2022 (`analysis/laws/routed.py`), N counts active parameters. The signs
 are those of the source: alpha and beta are negative. At a given number of experts it is a Chinchilla law with exponents
-and amplitudes of its own. Source: Ludziejewski et al. 2025, equation 6; coefficients: table 3.
+and amplitudes of its own. Source: Ludziejewski et al. 2025, joint law; coefficients: table 3.
 """
 
 import math
@@ -34,7 +34,7 @@ class RoutedJoint(Law):
 
     name = "routed_joint"
     equation = "L = a·Eh^delta·N^(alpha + gamma·ln Eh) + b·Eh^omega·D^(beta + zeta·ln Eh) + c"
-    source = "Ludziejewski et al. 2025, equation 6"
+    source = "Ludziejewski et al. 2025, joint law"
     inputs = ("n_active", "tokens", "experts")
     parameters = (
         Parameter("a", amplitude=True, at_lower="the loss does not fall with active parameters"),

@@ -7,7 +7,7 @@ matter of prediction, not of the fit: `analysis/choose.py` compares them by hold
     effective    memory adds effective parameters:     A / (N + kappa M^rho)^alpha
     effective_growing   the same, more with more data: kappa (D / 10^9)^tau
     interaction  sparsity rescales the parameter term: A N^-(alpha + gamma ln S) S^-delta      (Clark et al. 2022, equation 1)
-    joint        ... and the data term as well:        B D^-(beta + zeta ln S) S^-omega        (Ludziejewski et al. 2025, equation 4)
+    joint        ... and the data term as well:        B D^-(beta + zeta ln S) S^-omega        (Ludziejewski et al. 2025, joint law)
 
 with S = 1 + M/N, and "sparse_joint_shared" the joint form with one rate for both interactions.
 """
@@ -80,7 +80,7 @@ INTERACTION = SumOfPowers(
 JOINT = SumOfPowers(
     name="sparse_joint",
     equation="L = E + A·N^-(alpha + gamma·ln S)·S^-delta + B·D^-(beta + zeta·ln S)·S^-omega, S = 1 + M/N",
-    source="Ludziejewski et al. 2025, equation 4",
+    source="Ludziejewski et al. 2025, joint law",
     inputs=INPUTS,
     may_be_zero=("n_memory",),
     terms=(
@@ -99,7 +99,7 @@ JOINT = SumOfPowers(
 JOINT_SHARED = SumOfPowers(
     name="sparse_joint_shared",
     equation="L = E + A·N^-alpha·S^-delta + B·D^-beta·S^-omega, S = 1 + M/N",
-    source="Ludziejewski et al. 2025, equation 4, with exponents shared by dense and sparse (gamma = zeta = 0)",
+    source="Ludziejewski et al. 2025, joint law, with exponents shared by dense and sparse (gamma = zeta = 0)",
     inputs=INPUTS,
     may_be_zero=("n_memory",),
     terms=(
@@ -128,7 +128,7 @@ class Effective(Law):
         self.name = "sparse_effective_growing" if growing else "sparse_effective"
         factor = "·(D/1e9)^tau" if growing else ""
         self.equation = f"L = E + A/(N + kappa{factor}·M^rho)^alpha + B/D^beta"
-        self.source = "memory as effective parameters, after the dense-equivalent size of Clark et al. 2022, section 5"
+        self.source = "memory as effective parameters, after the effective parameter count of Clark et al. 2022"
         self.may_be_constant = (3,)
         self.example = _DENSE | {"kappa": 40.0, "rho": 0.75} | ({"tau": 0.3} if growing else {})
         none = "memory is worth no parameters in these runs"

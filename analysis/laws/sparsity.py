@@ -3,7 +3,7 @@
     L = e + a/N^alpha + b/D^beta + c/(1-S)^lambda + d/((1-S)^delta N^gamma)
 
 N counts all parameters. Ten coefficients: it interpolates and hardly extrapolates (its authors' held-out sparsity
-missed ten times as far as the fitted ones). Source: Abnar et al. 2025, equation 3.
+missed ten times as far as the fitted ones). Source: Abnar et al. 2025, equation 6.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def _minus_log_active(inputs: Mapping[str, Array]) -> Array:
 SPARSITY = SumOfPowers(
     name="sparsity",
     equation="L = e + a/N^alpha + b/D^beta + c/(1-S)^lambda + d/((1-S)^delta·N^gamma)",
-    source="Abnar et al. 2025, equation 3",
+    source="Abnar et al. 2025, equation 6",
     inputs=("params", "tokens", "sparsity"),
     may_be_zero=("sparsity",),
     terms=(

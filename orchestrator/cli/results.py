@@ -46,7 +46,10 @@ def report(
 
     folder = out or runs / sweep / "report"
     runs_table, fits = _fits(sweep, runs, tracking_uri)
-    page = write_report(runs_table, fits, folder)
+    trials = () if tracking_uri else _recorded_trials(runs, sweep)
+    page = write_report(
+        runs_table, fits, folder, trials=trials, say=lambda part: typer.echo(f"{part} …", err=True)
+    )
     console = console_here()
     console.print(results.printed(tables(runs_table, fits)))
     console.print(
@@ -66,7 +69,7 @@ def next_(
     candidates: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not trained yet.",
+            help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not trained yet, and a further seed of what it has.",
             metavar="SWEEP.yaml",
             show_default=False,
         ),
@@ -83,7 +86,7 @@ def next_(
     law: Annotated[
         str | None,
         typer.Option(
-            help="Law to fit. Default: chinchilla where tokens vary, else power (in x, the stored parameters).",
+            help="Law to fit. Default: chinchilla where tokens vary, else power (in x: stored parameters; FLOPs where tokens grow in step with size).",
             show_default=False,
         ),
     ] = None,
@@ -95,6 +98,12 @@ def next_(
         float | None,
         typer.Option(help="Choose nothing further outside the runs than this factor.", min=1.0),
     ] = None,
+    extra_seeds: Annotated[
+        int,
+        typer.Option(
+            help="Further seeds that each finished configuration of the file may get.", min=0
+        ),
+    ] = 1,
     out: Annotated[Path, typer.Option(help="Sweep file to write.")] = Path("next.yaml"),
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
@@ -113,7 +122,7 @@ def next_(
     try:
         found = propose(
             table, make_plan(files, runs).trials, target=target, outcome=outcome, law=law,
-            n_runs=n_runs, gpu_hours=gpu_hours, far=far,
+            n_runs=n_runs, gpu_hours=gpu_hours, far=far, extra_seeds=extra_seeds,
         )  # fmt: skip
         console_here().print(results.printed([ranking(found)]))
         out.write_text(sweep_text(found, name=sweep, file=str(out)), encoding="utf-8")
@@ -152,3 +161,11 @@ def _recorded(runs: Path, name: str) -> Path:
             f"{path}: not there, so what is missing is not known; name a sweep file with --candidates"
         )
     return path
+
+
+def _recorded_trials(runs: Path, name: str) -> Any:
+    """Return what was submitted, as planned trials."""
+    from orchestrator import plan as planning
+    from orchestrator import throughput
+
+    return planning.recorded(find_sweep(runs, name), throughput.measurements(runs))

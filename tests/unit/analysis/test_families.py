@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import analysis
 from analysis.families import fit_families
 from analysis.law_book import law_named
 from analysis.laws.power import POWER
@@ -165,3 +166,36 @@ def test_a_curve_has_one_price_unless_it_was_measured_with_noise(two_architectur
     assert drawn.one_price(MEASURES["flops"])
     assert not drawn.one_price(MEASURES["seconds"])
     assert dataclasses.replace(drawn.row(3)).k == 1
+
+
+def test_what_is_odd_about_an_architecture_names_the_rows_of_the_whole_table(two_architectures):
+    runs = two_architectures(noise=0.002)
+    odd = int(runs.index[runs.architecture == "memory"][-1])
+    runs.loc[odd, "loss"] = 40.0
+
+    families = fit_families(runs, n_draws=0, hold_out=False)
+
+    assert odd > 20
+    assert f"row {odd}: 40 is far above" in families.named("memory").fit.sentence
+    assert families.named("dense").fit.warnings == ()
+
+
+def test_rows_are_called_as_in_the_file_that_was_loaded(two_architectures):
+    runs = two_architectures(noise=0.002)
+    runs.loc[0, "loss"] = np.nan
+    runs["loss"] = runs["loss"].astype(object)
+    loaded = analysis.load(runs)
+    last = int(loaded.table["row"].iloc[-1])
+    assert last != len(loaded.table) - 1
+    loaded.table.loc[loaded.table.index[-1], "tokens"] = -1.0
+
+    with pytest.raises(ValueError, match=rf"tokens, row {last}: must be positive"):
+        fit_families(loaded.table, n_draws=0)
+
+
+def test_text_among_numbers_is_named_by_its_row(two_architectures):
+    runs = two_architectures().astype({"tokens": object})
+    runs.loc[3, "tokens"] = "many"
+
+    with pytest.raises(ValueError, match=r"tokens, row 3: not a number, got 'many'"):
+        fit_families(runs, n_draws=0)

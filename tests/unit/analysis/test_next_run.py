@@ -2,6 +2,7 @@ import dataclasses
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import least_squares
 from scipy.stats import norm
@@ -245,3 +246,69 @@ def test_impossible_candidates_are_refused(noisy_families):
         next_runs(noisy_families, [dataclasses.replace(candidate(1e8, 1e9), inputs={"params": 1e8})], FAR_OUT)  # fmt: skip
     with pytest.raises(ValueError, match="no 'moe'"):
         next_runs(noisy_families, [candidate(1e8, 1e9, "moe")], FAR_OUT)
+
+
+def test_a_further_seed_narrows_as_refitting_with_one_more_does(two_architectures):
+    """The oracle is generalised least squares by hand, of all configurations' means, before and after."""
+    runs = two_architectures(noise=0.003, seeds=2, seed=5).query("architecture == 'memory'")
+    generator = np.random.default_rng(7)
+    shared = {key: 0.004 * generator.standard_normal() for key in sorted(set(zip(runs.params, runs.tokens, strict=True)))}  # fmt: skip
+    runs = runs.assign(loss=[loss * math.exp(shared[at]) for loss, at in zip(runs.loss, zip(runs.params, runs.tokens, strict=True), strict=True)])  # fmt: skip
+    families = fit_families(runs, objective=SQUARES, n_draws=0, hold_out=False)
+    fit = families.named("memory").fit
+    between, within = noise_variances(fit)
+    assert min(between, within) > 1e-6
+    N, D = float(runs.params.max()), float(runs.tokens.max())
+
+    (found,) = next_runs(families, [candidate(N, D, n_there=2)], FAR_OUT, worth=0.0).ranked
+
+    theta = families.curves()["memory"].parameters[0]
+
+    def gradient(N, D):
+        A, B, E, alpha, beta = theta
+        terms = np.array([A / N**alpha, B / D**beta, E])
+        slopes = np.array([terms[0], terms[1], E, -terms[0] * np.log(N), -terms[1] * np.log(D)])
+        return slopes / terms.sum()
+
+    places = sorted(set(zip(runs.params, runs.tokens, strict=True)))
+    J = np.array([gradient(*place) for place in places])
+    g = gradient(1e9, 2e10)
+
+    def width(seeds):
+        weight = 1 / (between + within / np.asarray(seeds))
+        return math.sqrt(g @ np.linalg.inv((J.T * weight) @ J) @ g)
+
+    before, after = width([2] * len(places)), width([2] * (len(places) - 1) + [3])
+    assert places[-1] == (N, D)
+    assert found.width == pytest.approx(after / before, rel=1e-4)
+    assert found.width < 1
+
+
+def test_seeds_bring_nothing_where_all_noise_is_between_configurations(two_architectures):
+    runs = two_architectures(noise=0.003, seed=5)
+    twice = fit_families(pd.concat([runs, runs]), objective=SQUARES, n_draws=0, hold_out=False)
+
+    found = next_runs(twice, [candidate(1e8, 2e9, n_there=2)], FAR_OUT, worth=0.0)
+
+    assert found.ranked[0].width == pytest.approx(1.0, abs=1e-9)
+
+
+def test_without_two_seeds_anywhere_a_further_seed_cannot_be_told(two_architectures):
+    families = fit_families(two_architectures(noise=0.003), objective=SQUARES, n_draws=0, hold_out=False)  # fmt: skip
+
+    found = next_runs(families, [candidate(1e8, 2e9, n_there=1)], FAR_OUT)
+
+    assert not found.chosen
+    assert found.notes == ["what further seeds bring cannot be told for 1 candidate: no configuration has two seeds; train one with a second seed"]  # fmt: skip
+
+
+def test_seed_noise_of_another_architecture_is_used_where_one_has_none(two_architectures):
+    runs = two_architectures(noise=0.003, seeds=2)
+    one = runs.query("architecture == 'dense' or seed == 0")
+    families = fit_families(one, objective=SQUARES, n_draws=0, hold_out=False)
+    dense, memory = (families.named(n).fit for n in ("dense", "memory"))
+
+    assert noise_variances(memory)[1] == 0
+    assert noise_variances(memory, families.fits)[1] == pytest.approx(noise_variances(dense)[1])
+    found = next_runs(families, [candidate(1e8, 2e9, n_there=1)], FAR_OUT, worth=0.0)
+    assert found.ranked[0].width < 1

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import analysis
+from analysis.next_run import LossAt, next_runs
+from analysis.next_sweep import candidates_of, families_of, sweep_text
 from orchestrator import cli
-from orchestrator.plan import account
+from orchestrator.plan import account, make_plan
 from orchestrator.sweep import load_sweep
+from orchestrator.trial_dir import SweepDir
 
 SWEEP = """
 # Question: what does a table buy?
@@ -51,7 +55,7 @@ def memscale(folder, monkeypatch, *words):
 @pytest.fixture(scope="module")
 def written(trained):
     with pytest.MonkeyPatch.context() as patch:
-        done = memscale(trained, patch, "next", "tables", "--candidates", "further.yaml", "--target", TARGET, "--out", "next.yaml")  # fmt: skip
+        done = memscale(trained, patch, "next", "tables", "--candidates", "further.yaml", "--target", TARGET, "--extra-seeds", "0", "--out", "next.yaml")  # fmt: skip
     assert done.exit_code == 0, done.output
     return done.output, trained / "next.yaml"
 
@@ -92,12 +96,66 @@ def test_it_does_not_write_over_a_file(trained, written, monkeypatch):
     assert "next.yaml: is there already; name another file with --out" in done.output
 
 
-def test_a_finished_sweep_has_nothing_left_to_choose_from(trained, monkeypatch):
-    done = memscale(trained, monkeypatch, "next", "tables", "--out", "other.yaml")
+def test_a_finished_sweep_has_nothing_left_but_further_seeds(trained, monkeypatch):
+    done = memscale(trained, monkeypatch, "next", "tables", "--extra-seeds", "0", "--out", "other.yaml")  # fmt: skip
 
     assert done.exit_code == 1
     assert "24 of 24 configurations: done already" in done.output
     assert not (trained / "other.yaml").exists()
+
+
+def test_further_seeds_of_what_has_run_are_written_and_taken(trained, monkeypatch):
+    """The design: each costs a trial, keeps the sizes, and is the seed after those that are there."""
+    done = memscale(trained, monkeypatch, "next", "tables", "--target", "memory_plus: params=2e3, tokens=3e5", "--extra-seeds", "2", "--out", "seeds.yaml")  # fmt: skip
+    chosen = load_sweep(trained / "seeds.yaml")
+    before = load_sweep(trained / "tables.yaml")
+
+    assert done.exit_code == 0, done.output
+    assert {t.seed for t in chosen.trials} <= {2, 3}
+    assert chosen.question == "loss of memory_plus at params=2000, tokens=300000, more narrowly"
+    there = [(t.model, t.train, t.data) for t in before.trials]
+    assert all((t.model, t.train, t.data) in there for t in chosen.trials)
+    assert not {t.trial_id for t in chosen.trials} & {t.trial_id for t in before.trials}
+    assert chosen.name == "tables"
+    plan = memscale(trained, monkeypatch, "plan", "seeds.yaml", "--json")
+    assert plan.output.count('"status": "new"') == len(chosen.trials) > 0
+
+
+def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
+    """A seed of a finished configuration and both seeds of a new one, side by side."""
+    table = analysis.load(trained / "runs", sweep="tables").table
+    plan = make_plan(load_sweep(trained / "further.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    families = families_of(table, n_draws=0, hold_out=False)
+    candidates, _ = candidates_of(plan, families, table)
+    new = next(c for c in candidates if c.n_there == 0)
+    more = next(c for c in candidates if c.n_there == 2)
+
+    found = next_runs(families, [new, more], LossAt(architecture="memory_plus", inputs={"params": 3e3, "tokens": 4e5}), n_runs=2, worth=-1.0)  # fmt: skip
+    (trained / "both.yaml").write_text(sweep_text(found, name="tables", file="both.yaml"))
+
+    wanted = {t.spec.trial_id for r in found.chosen for t in r.candidate.trial}
+    assert len(wanted) == 3
+    assert {t.trial_id for t in load_sweep(trained / "both.yaml").trials} == wanted
+
+
+def test_what_a_second_seed_brings_cannot_be_told_without_one(trained):
+    table = analysis.load(trained / "runs", sweep="tables").table.query("seed == 0")
+    plan = make_plan(load_sweep(trained / "tables.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    families = families_of(table, n_draws=0, hold_out=False)
+
+    candidates, notes = candidates_of([t for t in plan if t.spec.seed == 0], families, table)
+
+    assert candidates == []
+    assert notes == ["24 of 24 configurations: done already, and what a second seed would bring cannot be told: no configuration has two"]  # fmt: skip
+
+
+def test_a_ladder_is_fitted_in_flops(two_architectures):
+    ladder = two_architectures(noise=0.002).query("tokens / params < 6 and tokens / params > 4")
+
+    families = families_of(ladder, n_draws=0, hold_out=False)
+
+    assert families.columns == {"x": "training_flops"}
+    assert families.named("dense").fit.law.name == "power"
 
 
 def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):

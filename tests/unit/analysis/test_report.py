@@ -72,6 +72,9 @@ def test_the_page_is_whole_and_fetches_nothing(page):
         "Architectures",
         "At equal training FLOPs",
         "Fitted curves",
+        "Multipliers between architectures",
+        "Frontier: what to train for a budget",
+        "Next runs",
         "All trials",
         "Excluded",
         "Environment and how to reproduce",
@@ -81,10 +84,12 @@ def test_the_page_is_whole_and_fetches_nothing(page):
 
 
 def test_figures_lie_beside_the_page(page):
-    png, svg, *fitted = figure_paths(page.parent)
+    png, svg, *others = figure_paths(page.parent)
+    compared, fitted = others[:3], others[3:]
 
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text().startswith("<?xml")
+    assert [f.name for f in compared] == ["multipliers.svg", "effective_size.svg", "frontier_flops.svg"]  # fmt: skip
     assert [f.name for f in fitted] == ["fits_answer_nll.svg", "fits_factual_recall.svg", "fits_loss.svg"]  # fmt: skip
 
 
