@@ -18,6 +18,7 @@ from analysis.curve import CurveFit
 from analysis.curve import Law as Link
 from analysis.doubts import SIZES, Kind, refuse, run_doubts, size_doubts
 from analysis.fitting import fit_curve
+from analysis.intervals import widened
 from analysis.law import Law
 from analysis.law_fit import FEWEST_SPARE, LawFit, fit_law
 from analysis.objective import Objective
@@ -71,9 +72,11 @@ class ChainFit:
         curves = np.stack(
             [link.evaluate(losses[i], self.to_outcome.draws[i]) for i in range(n_draws)]
         ) if n_draws else np.empty((0, len(first.y)))  # fmt: skip
-        percentiles = self.to_loss.drawn_level
-        low, high = confidence_band(curves, percentiles)
-        new_low, new_high = confidence_band(self._new_runs(losses[:n_draws]), percentiles)
+        steps = (self.to_loss.levels, self.to_outcome.levels)
+        low, high = confidence_band(curves, max(s.curve for s in steps))
+        new_low, new_high = confidence_band(
+            self._new_runs(losses[:n_draws]), max(s.new_run for s in steps)
+        )
         return ChainForecast(
             inputs=first.inputs,
             loss=first.y,
@@ -92,15 +95,16 @@ class ChainFit:
             return losses
         generator = np.random.default_rng(0)
         relative = self.to_loss.objective_of.residual == "log"
-        noise = generator.choice(_widened(self.to_loss), size=(len(losses), 1))
+        noise = generator.choice(
+            widened(self.to_loss.residuals, self.to_loss.n_free), size=(len(losses), 1)
+        )
         scattered = losses * np.exp(noise) if relative else losses + noise
         link = self.to_outcome.law
         outcomes = np.stack(
             [link.evaluate(row, p) for row, p in zip(scattered, self.to_outcome.draws[: len(losses)], strict=True)]
         )  # fmt: skip
-        return np.asarray(
-            outcomes + generator.choice(_widened(self.to_outcome), size=(len(losses), 1))
-        )
+        own = widened(self.to_outcome.residuals, link.n_free)
+        return np.asarray(outcomes + generator.choice(own, size=(len(losses), 1)))
 
 
 def fit_chain(
@@ -226,8 +230,3 @@ def _doubts(
 def _n_different(weights: Array, places: NDArray[np.int64]) -> NDArray[np.int64]:
     member = (places[None, :] == np.unique(places)[:, None]).astype(np.float64)
     return np.asarray(((weights @ member.T) > 0).sum(axis=1))
-
-
-def _widened(fit: LawFit | CurveFit) -> Array:
-    r, p = fit.residuals, fit.law.n_free
-    return np.asarray(r * np.sqrt(len(r) / max(len(r) - p, 1)))

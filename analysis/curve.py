@@ -91,9 +91,13 @@ class CurveFit(FitResult):
             raise ValueError(f"x: must be positive, got {at[~(at > 0)][0]}; sizes and FLOPs are")
         best = self._vector()
         curves = self.law.evaluate(at, self.draws) if len(self.draws) else np.empty((0, len(at)))
-        low, high = confidence_band(curves, self.level)
+        low, high = confidence_band(curves, self.levels.curve)
         new_low, new_high = prediction_band(
-            curves, self.residuals, n_free=self.law.n_free, level=self.level, relative=False
+            curves,
+            self.residuals,
+            n_free=self.law.n_free,
+            level=self.levels.new_run,
+            relative=False,
         )
         return Prediction(
             x=at,
@@ -122,7 +126,9 @@ class CurveFit(FitResult):
         wanted = np.full(len(self.draws), y) if y_draws is None else y_draws
         reached = self.law.invert(wanted, self.draws)
         # Infinite draws are real (that curve never gets there), and percentiles between two of them would be NaN.
-        low, high = percentile_interval(np.log(np.clip(reached, 1e-300, 1e300)), level=self.level)
+        low, high = percentile_interval(
+            np.log(np.clip(reached, 1e-300, 1e300)), level=self.levels.curve
+        )
         return float(best), _un_log(low), _un_log(high)
 
 

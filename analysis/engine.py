@@ -5,13 +5,14 @@ with it and `analysis/law_fit.py` laws of several. Nothing here knows an equatio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.bootstrap import resample_clusters
+from analysis.intervals import Levels, calibrated
 from analysis.least_squares import Minimum, minimise, rho
 from analysis.objective import robust_scale
 from analysis.result import FitStatus
@@ -100,6 +101,8 @@ class Draws:
     """(n_draws, p) scaled."""
     objective: Array
     """(n_draws,) scaled."""
+    weights: Array
+    """(n_draws, n) how often each run occurs."""
     share_refused: float = 0.0
     share_unsettled: float = 0.0
 
@@ -202,7 +205,7 @@ def refit(problem: Problem, optimum: Optimum, weights: Array) -> Draws:
     if optimum.theta is None:
         raise ValueError("refit: the optimum has no parameters")
     if not len(weights):
-        return Draws(theta=np.empty((0, len(problem.lower))), objective=np.empty(0))
+        return no_draws(problem)
     huber = optimum.huber
     begin = problem.best_on_grid(weights)
     if begin is not None:
@@ -228,7 +231,21 @@ def refit(problem: Problem, optimum: Optimum, weights: Array) -> Draws:
             again.converged[lower],
         )
     settled = converged | (objective <= NEGLIGIBLE * _constant_objective(problem.y, huber))
-    return Draws(theta=theta, objective=objective, share_unsettled=float(1 - settled.mean()))
+    return Draws(
+        theta=theta,
+        objective=objective,
+        weights=weights,
+        share_unsettled=float(1 - settled.mean()),
+    )
+
+
+def no_draws(problem: Problem) -> Draws:
+    """Return no resamples."""
+    return Draws(
+        theta=np.empty((0, len(problem.lower))),
+        objective=np.empty(0),
+        weights=np.empty((0, len(problem.y))),
+    )
 
 
 def resample(
@@ -253,23 +270,46 @@ def resample(
         seed: Of the generator.
     """
     if n_draws == 0:
-        return refit(problem, optimum, np.empty((0, len(labels))))
+        return no_draws(problem)
     drawn = resample_clusters(
         labels, n_draws=n_draws, seed=seed, accept=_enough_places(places, n_free)
     )
     refitted = refit(problem, optimum, drawn.weights)
-    return Draws(
-        theta=refitted.theta,
-        objective=refitted.objective,
-        share_refused=drawn.share_refused,
-        share_unsettled=refitted.share_unsettled,
+    return replace(refitted, share_refused=drawn.share_refused)
+
+
+def levels_for(
+    level: float, problem: Problem, optimum: Optimum, drawn: Draws, labels: NDArray[Any]
+) -> Levels:
+    """Return between which percentiles of the draws the truth lies as often as `level` says (`analysis/intervals.py`).
+
+    Args:
+        level: Of the intervals.
+        problem: What was fitted.
+        optimum: Of `find_optimum`.
+        drawn: Of `resample` or `refit`.
+        labels: (n,) configurations.
+    """
+    assert optimum.theta is not None
+    theta = optimum.theta
+    free = _free(problem, theta)
+    # Central differences of what is reported by what is fitted.
+    steps = 1e-6 * np.eye(len(theta))[free]
+    slopes = (problem.unscale(theta + steps) - problem.unscale(theta - steps)).T
+    scale = np.abs(slopes).max(axis=1, initial=0.0)
+    moving = (scale > 0) & np.isfinite(scale)
+    return calibrated(
+        level,
+        jacobian=problem.jacobian(theta[None, :])[0][:, free],
+        coefficients=slopes[moving] / scale[moving, None],
+        weights=drawn.weights,
+        clusters=labels,
     )
 
 
 def condition_number(problem: Problem, theta: Array) -> float:
     """Return the condition number of the Jacobian at theta, columns of length one, those at a bound left out."""
-    slack = 1e-9 * np.maximum(1.0, np.minimum(problem.upper - problem.lower, 1e6))
-    free = (theta > problem.lower + slack) & (theta < problem.upper - slack)
+    free = _free(problem, theta)
     J = problem.jacobian(theta[None, :])[0][:, free]
     size = np.linalg.norm(J, axis=0)
     if not free.any():
@@ -278,6 +318,12 @@ def condition_number(problem: Problem, theta: Array) -> float:
         return float("inf")
     values = np.linalg.svd(J / size, compute_uv=False)
     return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
+
+
+def _free(problem: Problem, theta: Array) -> NDArray[np.bool_]:
+    """Return which parameters do not rest on a bound."""
+    slack = 1e-9 * np.maximum(1.0, np.minimum(problem.upper - problem.lower, 1e6))
+    return (theta > problem.lower + slack) & (theta < problem.upper - slack)
 
 
 def _enough_places(places: NDArray[np.int64], n_free: int) -> Callable[[Array], NDArray[np.bool_]]:

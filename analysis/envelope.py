@@ -34,7 +34,7 @@ class Envelope:
     exponent: float | None
     """a of params = G C^a; None without a line."""
     interval: tuple[float, float] | None
-    """Percentiles over resampled runs."""
+    """Percentiles over resampled runs: what hangs on the choice of sizes. Where noise is small it is several times the error."""
     coefficient: float | None
     """G."""
     compute: Array

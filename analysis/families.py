@@ -157,7 +157,7 @@ class Families:
     outcome: str
     level: float
     drawn_level: float
-    """Percentiles of the draws that bands of `level` are made of (`analysis.bootstrap.expanded_level`)."""
+    """Percentiles of the draws that bands of `level` are made of (`analysis/intervals.py`)."""
     n_draws: int
     """Zero where the runs are too few for a band."""
     columns: Mapping[str, str]
@@ -296,7 +296,7 @@ def fit_families(
         left_out=left_out,
         outcome=outcome,
         level=level,
-        drawn_level=max(f.drawn_level for f in fits),
+        drawn_level=max(f.levels.coefficient for f in fits),
         n_draws=min(len(f.draws) for f in fits),
         columns={name: table.home(name) for name in law.inputs},
         notes=tuple(table.notes),

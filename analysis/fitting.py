@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.bootstrap import percentile_interval
 from analysis.curve import CurveFit, HoldOut, Law
-from analysis.engine import Optimum, find_optimum, refit, resample, told
+from analysis.engine import Optimum, find_optimum, levels_for, refit, resample, told
+from analysis.intervals import Levels
 from analysis.result import FitStatus
 
 Array = NDArray[np.float64]
@@ -36,6 +37,7 @@ def fit_curve(
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    calibrate: bool = True,
     hold_out: bool = True,
     resamples: ArrayLike | None = None,
 ) -> CurveFit:
@@ -51,6 +53,8 @@ def fit_curve(
         n_draws: Resamples for intervals; 0 for none.
         seed: Of the resampling.
         level: Of the intervals.
+        calibrate: Whether percentiles of the draws are taken where they hold the truth at `level`
+            (`analysis/intervals.py`); False takes those at `level`.
         hold_out: Whether to predict the largest sizes from the smaller ones, too.
         resamples: (n_draws, n) how often each run occurs in each resample, in place of drawing them.
 
@@ -112,6 +116,7 @@ def fit_curve(
             seed=seed,
         )
     draws = problem.unscale(drawn.theta)
+    levels = levels_for(level, problem, found, drawn, labels) if calibrate else Levels.plain(level)
     residuals = (ys - law.evaluate(xs, best_parameters))[np.argsort(order)]
     held, note = (
         _hold_out(law, xs, ys, labels, huber, seed, level) if hold_out else (None, "not asked for")
@@ -121,7 +126,10 @@ def fit_curve(
         sentence=found.sentence,
         parameters=MappingProxyType(dict(zip(names, best_parameters.tolist(), strict=True))),
         intervals=MappingProxyType(
-            {name: percentile_interval(draws[:, i], level=level) for i, name in enumerate(names)}
+            {
+                name: percentile_interval(draws[:, i], level=levels.coefficient)
+                for i, name in enumerate(names)
+            }
             if len(draws)
             else {}
         ),
@@ -129,6 +137,7 @@ def fit_curve(
         residuals=residuals,
         objective=found.objective * problem.y_unit**2,
         **told(found, drawn),
+        levels=levels,
         hold_out=held,
         hold_out_note=note,
         **facts,
@@ -146,6 +155,7 @@ def _without_numbers(found: Optimum, facts: Mapping[str, Any]) -> CurveFit:
         hold_out=None,
         hold_out_note="no fit, so nothing was held out",
         **told(found),
+        levels=Levels.plain(facts["level"]),
         **facts,
     )
 

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.bootstrap import percentile_interval, resample_clusters
 from analysis.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
 from analysis.doubts import refuse, size_doubts
+from analysis.intervals import Imagined, imagine, level_that_holds, summed
 from analysis.law_fit import LawFit, fit_law
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.objective import Objective
@@ -57,6 +58,8 @@ class Budget:
     """c0, c1, c2 of the parabola in ln(x); None for Akima or without numbers."""
     draws: Array
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
+    imagined: Imagined | None
+    """ln of the optimum of a linear fit to imagined errors; None for Akima, whose intervals are plain percentiles."""
 
     @property
     def usable(self) -> bool:
@@ -81,6 +84,8 @@ class OptimumLine:
     draws: Array
     """(n_draws, 2): ln G and exponent."""
     level: float
+    drawn_level: float
+    """Percentiles of the draws that intervals of `level` are made of (`analysis/intervals.py`)."""
 
     @property
     def usable(self) -> bool:
@@ -99,7 +104,7 @@ class OptimumLine:
         if not len(self.draws):
             return value, float("nan"), float("nan")
         low, high = percentile_interval(
-            self.draws[:, 0] + self.draws[:, 1] * np.log(compute), level=self.level
+            self.draws[:, 0] + self.draws[:, 1] * np.log(compute), level=self.drawn_level
         )
         return value, float(np.exp(low)), float(np.exp(high))
 
@@ -139,6 +144,7 @@ def fit_isoflop(
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
+    hold_out: bool = True,
     accept: Collection[str] = (),
 ) -> IsoflopFit:
     """Fit the optimum of every budget, the lines over budgets, and the parametric law.
@@ -156,6 +162,7 @@ def fit_isoflop(
         n_draws: Resamples.
         seed: Of the resampling.
         level: Of the intervals.
+        hold_out: Whether the parametric law predicts the largest runs from the smaller ones, too.
         accept: Doubts that were looked into (`analysis/doubts.py`); units that cannot be are refused otherwise.
 
     Raises:
@@ -187,6 +194,7 @@ def fit_isoflop(
     parametric = fit_law(
         CHINCHILLA, {"params": table["params"], "tokens": table["tokens"], "loss": loss} | kinds,
         clusters=configurations if clusters is not None else None, accept=accept, objective=objective, n_draws=n_draws, seed=seed, level=level,
+        hold_out=hold_out,
     )  # fmt: skip
     return IsoflopFit(
         lines=MappingProxyType(lines),
@@ -214,7 +222,7 @@ def _budget(
     def without(status: FitStatus, sentence: str) -> Budget:
         return Budget(
             compute=compute, status=status, sentence=f"{name}: {sentence}", optimum=None, interval=None,
-            loss=None, x=x, y=y, coefficients=None, draws=np.empty(0),
+            loss=None, x=x, y=y, coefficients=None, draws=np.empty(0), imagined=None,
         )  # fmt: skip
 
     if n_sizes < needed:
@@ -228,6 +236,7 @@ def _budget(
         return without(FitStatus.EDGE, f"the lowest loss is not between the runs; add {side} sizes")
     places = np.empty(0)
     interval = None
+    imagined = None
     if n_draws:
         drawn = resample_clusters(
             labels, n_draws=n_draws, seed=seed,
@@ -238,7 +247,12 @@ def _budget(
         lost = float(np.isnan(places).mean())
         if lost > MOST_LOST:
             return without(FitStatus.EDGE, f"{lost:.0%} of the resamples have no optimum between the runs; add sizes or seeds")  # fmt: skip
-        ends = percentile_interval(places[np.isfinite(places)], level=level)
+        if method == "parabola":
+            # The place is -c1 / (2 c2).
+            slopes = np.asarray([[0.0, -0.5, -place]]) / coefficients[2]
+            imagined = imagine(np.stack([u**k for k in range(3)], axis=1), drawn.weights, labels, slopes, seed=seed)  # fmt: skip
+        drawn_level = level if imagined is None else level_that_holds(level, imagined)
+        ends = percentile_interval(places[np.isfinite(places)], level=drawn_level)
         interval = (float(np.exp(ends[0] + middle)), float(np.exp(ends[1] + middle)))
     return Budget(
         compute=compute,
@@ -251,6 +265,7 @@ def _budget(
         y=y,
         coefficients=_in_log_x(coefficients, middle) if method == "parabola" else None,
         draws=places + middle,
+        imagined=imagined,
     )
 
 
@@ -338,7 +353,7 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
         return OptimumLine(
             size=size, method=method, status=FitStatus.UNDERDETERMINED,
             sentence=f"{len(good)} budgets with an optimum of {len(budgets)}; a line with an error needs {FEWEST_BUDGETS}{said}",
-            exponent=None, interval=None, coefficient=None, budgets=tuple(budgets), draws=np.empty((0, 2)), level=level,
+            exponent=None, interval=None, coefficient=None, budgets=tuple(budgets), draws=np.empty((0, 2)), level=level, drawn_level=level,
         )  # fmt: skip
     log_c = np.log([b.compute for b in good])
     middle = float(log_c.mean())
@@ -347,12 +362,17 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
     n_draws = min(len(b.draws) for b in good)
     draws = np.empty((0, 2))
     interval = None
+    drawn_level = level
     if n_draws:
+        parts = [b.imagined for b in good if b.imagined is not None]
+        if len(parts) == len(good):
+            away = log_c - middle
+            drawn_level = level_that_holds(level, summed(parts, away / (away @ away)))
         drawn = np.stack([b.draws[:n_draws] for b in good], axis=1)
         enough = np.isfinite(drawn).sum(axis=1) >= FEWEST_BUDGETS
         intercepts, slopes = _lines(log_c - middle, drawn[enough])
         draws = np.column_stack([intercepts - slopes * middle, slopes])
-        interval = percentile_interval(slopes, level=level)
+        interval = percentile_interval(slopes, level=drawn_level)
     return OptimumLine(
         size=size,
         method=method,
@@ -364,6 +384,7 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
         budgets=tuple(budgets),
         draws=draws,
         level=level,
+        drawn_level=drawn_level,
     )
 
 
@@ -386,7 +407,7 @@ def _parametric_exponents(fit: LawFit) -> dict[str, tuple[float, tuple[float, fl
         return beta / (alpha + beta)
 
     a = share(fit.parameters["alpha"], fit.parameters["beta"])
-    interval = percentile_interval(share(fit.draws[:, 3], fit.draws[:, 4]), level=fit.drawn_level) if len(fit.draws) else None  # fmt: skip
+    interval = percentile_interval(share(fit.draws[:, 3], fit.draws[:, 4]), level=fit.levels.coefficient) if len(fit.draws) else None  # fmt: skip
     other = None if interval is None else (1 - interval[1], 1 - interval[0])
     return {"params": (a, interval), "tokens": (1 - a, other)}
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.bootstrap import expanded_level, percentile_interval
+from analysis.bootstrap import percentile_interval
 from analysis.columns import LOSS_ADVICE, column, equal_rows, labels, numbers
 from analysis.columns import Runs as Runs
 from analysis.doubts import (
@@ -32,7 +32,8 @@ from analysis.doubts import (
     run_doubts,
     size_doubts,
 )
-from analysis.engine import Draws, Optimum, find_optimum, refit, resample, told
+from analysis.engine import Optimum, find_optimum, levels_for, no_draws, refit, resample, told
+from analysis.intervals import Levels
 from analysis.law import Law, LogProblem
 from analysis.objective import Objective
 from analysis.result import Band, FitResult, FitStatus, confidence_band, prediction_band
@@ -113,8 +114,6 @@ class LawFit(FitResult):
     objective_of: Objective
     huber: float | None
     """Threshold in use, in the units of the residuals; None is least squares."""
-    drawn_level: float
-    """Percentiles of the draws that intervals of `level` are made of (`analysis.bootstrap.expanded_level`)."""
     draw_objectives: Array
     """(n_draws,): objective of every resample's refit."""
     hold_out: LargestRuns | None
@@ -137,12 +136,12 @@ class LawFit(FitResult):
         at = _inputs_of(self.law, inputs)
         y = self.law.evaluate(at, best)
         curves = self.law.evaluate(at, self.draws) if len(self.draws) else np.empty((0, len(y)))
-        low, high = confidence_band(curves, self.drawn_level)
+        low, high = confidence_band(curves, self.levels.curve)
         new_low, new_high = prediction_band(
             curves,
             self.residuals,
             n_free=self.n_free,
-            level=self.drawn_level,
+            level=self.levels.new_run,
             relative=self.objective_of.residual == "log",
         )
         distance = np.ones(len(y))
@@ -179,7 +178,7 @@ def fit_law(
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
-    expand: bool = True,
+    calibrate: bool = True,
     hold_out: bool = True,
     held: ArrayLike | None = None,
     starts: ArrayLike | None = None,
@@ -200,7 +199,8 @@ def fit_law(
         n_draws: Resamples behind the intervals; 0 for none.
         seed: Of the resampling.
         level: Of the intervals.
-        expand: Whether percentiles are taken a little further out, for few configurations; False gives the plain ones.
+        calibrate: Whether percentiles of the draws are taken where they hold the truth at `level`
+            (`analysis/intervals.py`); False takes those at `level`.
         hold_out: Whether to predict the largest runs from the smaller ones, too.
         held: Mask (n,) of the runs to hold out; None takes the largest quarter of the configurations.
         starts: (S, p) in the units of the data; None lets the law spread its own.
@@ -280,7 +280,7 @@ def fit_law(
     best = problem.unscale(found.theta[None, :])[0]
     sentence = found.sentence
     if facts["degrees_of_freedom"] < FEWEST_SPARE:
-        drawn = Draws(theta=np.empty((0, len(best))), objective=np.empty(0))
+        drawn = no_draws(problem)
         sentence += f"; {n_distinct} distinct runs for {law.n_free} parameters are too few for an interval"  # fmt: skip
     elif resamples is not None:
         drawn = refit(problem, found, np.asarray(resamples, dtype=np.float64)[:, order])
@@ -304,7 +304,7 @@ def fit_law(
             law, inputs, y, clustered, held,
             objective=objective, seed=seed, level=level, n_draws=min(n_draws, HOLD_OUT_DRAWS),
         )  # fmt: skip
-    drawn_level = expanded_level(level, n=facts["n_configurations"], n_free=law.n_free) if expand else level  # fmt: skip
+    levels = levels_for(level, problem, found, drawn, clustered[order]) if calibrate else Levels.plain(level)  # fmt: skip
     absolute = objective.huber == 0 and objective.huber_scales is None
     at_runs = residuals if objective.residual == "log" else np.log1p(residuals / y)
     apart = None
@@ -319,7 +319,7 @@ def fit_law(
         parameters=MappingProxyType(dict(zip(law.parameter_names, best.tolist(), strict=True))),
         intervals=MappingProxyType(
             {
-                name: percentile_interval(draws[:, i], level=drawn_level)
+                name: percentile_interval(draws[:, i], level=levels.coefficient)
                 for i, name in enumerate(law.parameter_names)
             }
             if len(draws)
@@ -331,7 +331,7 @@ def fit_law(
         objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
         huber=None if found.huber is None else found.huber * unit,
         **told(found, drawn),
-        drawn_level=drawn_level,
+        levels=levels,
         hold_out=largest,
         hold_out_note=note,
         **facts,
@@ -382,7 +382,7 @@ def _without_numbers(found: Optimum, facts: Mapping[str, Any], warnings: Sequenc
         objective=float("nan"),
         huber=None,
         **told(found),
-        drawn_level=facts["level"],
+        levels=Levels.plain(facts["level"]),
         hold_out=None,
         hold_out_note="no fit, so nothing was held out",
         **facts,

@@ -85,7 +85,7 @@ def _moves(
     weights[np.arange(2 * m), n + np.arange(2 * m)] = 1
     refits = fit_curve(
         fit.law, np.concatenate([fit.x, sizes, sizes]), np.concatenate([fit.y, *ends]),
-        resamples=weights, hold_out=False,
+        resamples=weights, calibrate=False, hold_out=False,
     )  # fmt: skip
     answer = float(fit.predict(at).y[0])
     if not len(refits.draws):

@@ -147,7 +147,7 @@ def fit_partial(
     filled[outcome] = np.concatenate([y[there], *ends])
     enough = _n_places(filled, law.inputs, weights) > law.n_free
     refits = fit_law(
-        law, filled, resamples=weights[enough], hold_out=False, accept=get_args(Kind), **options
+        law, filled, resamples=weights[enough], calibrate=False, hold_out=False, accept=get_args(Kind), **options
     )  # fmt: skip
     scenarios = [s for s, good in zip(scenarios, enough, strict=True) if good]
     if not len(refits.draws):

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.intervals import Levels, widened
+
 Array = NDArray[np.float64]
 
 DRAWS_PER_CURVE = 8
@@ -49,6 +51,8 @@ class FitResult:
     intervals: Mapping[str, tuple[float, float]]
     """Percentile intervals over resampled configurations; empty without a usable fit."""
     level: float
+    levels: Levels
+    """Percentiles of the draws that intervals of `level` are made of (`analysis/intervals.py`)."""
     draws: Array
     """(n_draws, p): the parameters of every resample, columns as in `parameters`."""
     y: Array
@@ -125,12 +129,10 @@ def prediction_band(
 ) -> tuple[Array, Array]:
     """Return where one new run would lie: resampled curves joined with resampled residuals (Davison and Hinkley 1997, section 6.3.3).
 
-    Residuals are widened by sqrt(n / (n - p)), because a fit lies closer to its own runs than to new ones.
-
     Args:
         curves: (k, m).
         residuals: Of the fit, all runs.
-        n_free: Fitted parameters p.
+        n_free: Fitted parameters.
         level: Of the interval.
         relative: Whether residuals are ln(predicted) - ln(observed) instead of differences.
     """
@@ -138,8 +140,7 @@ def prediction_band(
     if not k or len(residuals) <= n_free:
         nothing = np.full(m, np.nan)
         return nothing, nothing.copy()
-    widened = residuals * np.sqrt(len(residuals) / (len(residuals) - n_free))
-    picked = np.random.default_rng(0).choice(widened, size=(DRAWS_PER_CURVE * k, 1))
+    picked = np.random.default_rng(0).choice(widened(residuals, n_free), size=(DRAWS_PER_CURVE * k, 1))  # fmt: skip
     repeated = np.tile(curves, (DRAWS_PER_CURVE, 1))
     new = repeated * np.exp(picked) if relative else repeated + picked
     return confidence_band(new, level)

@@ -1,6 +1,7 @@
 """How often intervals hold the truth: known coefficients, made-up runs, every law.
 
     python benchmarks/recovery.py --replicates 500
+    python benchmarks/recovery.py --laws chinchilla,sparse_effective,routed --starts own
 
 Each replicate is a new set of runs (the same sizes, new noise), fitted and resampled in full. "coverage" is the share of
 replicates whose 95 % interval holds the true value: for each coefficient (lowest and highest of them), for the law at a
@@ -9,9 +10,12 @@ inside (its prediction interval). 500 replicates of a true 95 % scatter by 1 % (
 """
 
 import argparse
+import itertools
 import os
 import platform
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -19,6 +23,8 @@ import numpy as np
 import scipy
 
 from analysis.chain import fit_chain
+from analysis.curve import CurveFit
+from analysis.curve import Law as CurveLaw
 from analysis.isoflop import fit_isoflop
 from analysis.law import Law
 from analysis.law_book import all_laws
@@ -26,6 +32,8 @@ from analysis.law_fit import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_link import Sigmoid
 from analysis.objective import SQUARES, Objective
+from analysis.power_law import PowerLaw, fit_power_law
+from analysis.saturating import Saturating, fit_saturating
 from analysis.synthetic import make_inputs, make_runs
 
 NOISE = {"sparsity": 0.0005, "broken": 0.005, "fine_grained": 0.001}
@@ -41,7 +49,9 @@ def targets(law: Law, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: np.asarray([a, b]) for n, a, b in zip(law.inputs, middle, beyond, strict=True)}
 
 
-def recover(law: Law, *, replicates: int, draws: int, n_runs: int, noise: float, objective: Objective) -> dict[str, float]:  # fmt: skip
+def recover(
+    law: Law, *, replicates: int, draws: int, n_runs: int, noise: float, objective: Objective, from_truth: bool
+) -> dict[str, float]:  # fmt: skip
     inputs = make_inputs(law, n_runs)
     at = targets(law, inputs)
     truth = np.asarray([law.example[name] for name in law.parameter_names])
@@ -49,13 +59,11 @@ def recover(law: Law, *, replicates: int, draws: int, n_runs: int, noise: float,
     held = np.zeros(len(truth))
     held_curve, held_new, usable = np.zeros(2), 0, 0
     widths = []
-    started = time.perf_counter()
+    started = time.process_time()
     for replicate in range(replicates):
         runs = make_runs(law, n_runs, noise=noise, seed=replicate + 1)
-        # From the truth: whether a fit finds its minimum from afar is what the tests and benchmarks/fits.py show.
-        fit = fit_law(
-            law, runs, objective=objective, starts=truth[None, :], n_draws=draws, seed=replicate, hold_out=False,
-        )  # fmt: skip
+        starts = truth[None, :] if from_truth else None
+        fit = fit_law(law, runs, objective=objective, starts=starts, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
         if not fit.usable:
             continue
         usable += 1
@@ -75,7 +83,7 @@ def recover(law: Law, *, replicates: int, draws: int, n_runs: int, noise: float,
         "beyond": float(held_curve[1] / usable),
         "new run": float(held_new / usable),
         "half width beyond": float(np.median(widths)),
-        "seconds": time.perf_counter() - started,
+        "seconds": time.process_time() - started,
     }
 
 
@@ -87,7 +95,7 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
     truth = np.asarray([CHINCHILLA.example[name] for name in CHINCHILLA.parameter_names])
     curve = link.evaluate(CHINCHILLA.evaluate(at, truth), parameters)
     held, held_link, usable = np.zeros(2), np.zeros(3), 0
-    started = time.perf_counter()
+    started = time.process_time()
     for replicate in range(replicates):
         runs = make_runs(CHINCHILLA, n_runs, noise=noise, seed=replicate + 1)
         scatter = noise * np.random.default_rng(10**6 + replicate).standard_normal(n_runs)
@@ -107,36 +115,95 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
         "link lowest": float((held_link / usable).min()),
         "inside": float(held[0] / usable),
         "beyond": float(held[1] / usable),
-        "seconds": time.perf_counter() - started,
+        "seconds": time.process_time() - started,
     }
 
 
-def recover_isoflop(*, replicates: int, draws: int, noise: float) -> dict[str, float]:
-    """Five budgets of nine sizes around the optimum of a law with alpha = beta, where parabolas are unbiased."""
+@dataclass(frozen=True)
+class OneSize:
+    """A curve of one size: `n_sizes` sizes of three seeds each, errors of configurations as large as those of seeds."""
+
+    fit: Callable[..., CurveFit]
+    law: CurveLaw
+    truth: tuple[float, ...]
+    span: tuple[float, float]
+    noise: float
+
+
+CURVES = {
+    "power law": OneSize(fit_power_law, PowerLaw(), (1.7, 400.0, 0.35), (1e5, 1e8), 0.005),
+    "saturating": OneSize(fit_saturating, Saturating(), (0.8, 3e6, 0.7), (1e5, 1e8), 0.01),
+}
+
+
+def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) -> dict[str, float]:
+    """The coefficients, the curve in the middle and at ten times the largest size, and a new run in the middle."""
+    sizes, seeds = np.geomspace(*curve.span, n_sizes), 3
+    x, member = np.repeat(sizes, seeds), np.repeat(np.arange(n_sizes), seeds)
+    truth = np.asarray(curve.truth)
+    at = np.asarray([np.sqrt(curve.span[0] * curve.span[1]), 10 * curve.span[1]])
+    known, clean = curve.law.evaluate(at, truth), curve.law.evaluate(x, truth)
+    held, held_curve, held_new, usable = np.zeros(len(truth)), np.zeros(2), 0, 0
+    started = time.process_time()
+    for replicate in range(replicates):
+        generator = np.random.default_rng(replicate)
+        shared, own = generator.standard_normal(n_sizes + 1), generator.standard_normal(len(x) + 1)
+        errors = curve.noise / np.sqrt(2) * (shared[member] + own[:-1])
+        fit = curve.fit(x, clean + errors, clusters=member, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
+        if not fit.usable:
+            continue
+        usable += 1
+        ends = np.asarray(list(fit.intervals.values()))
+        held += (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+        forecast = fit.predict(at)
+        held_curve += (forecast.low <= known) & (known <= forecast.high)
+        new = known[0] + curve.noise / np.sqrt(2) * (shared[-1] + own[-1])
+        held_new += bool(forecast.new_low[0] <= new <= forecast.new_high[0])
+    return {
+        "usable": usable,
+        "lowest": float((held / usable).min()),
+        "mean": float((held / usable).mean()),
+        "highest": float((held / usable).max()),
+        "inside": float(held_curve[0] / usable),
+        "beyond": float(held_curve[1] / usable),
+        "new run": float(held_new / usable),
+        "seconds": time.process_time() - started,
+    }
+
+
+ISOFLOPS = ((5, 9, 0.001), (8, 7, 0.005), (5, 9, 0.005), (8, 7, 0.001))
+"""Budgets, sizes of each, noise."""
+
+
+def recover_isoflop(*, replicates: int, draws: int, n_budgets: int, n_sizes: int, noise: float) -> dict[str, float]:  # fmt: skip
+    """Sizes around the optimum of a law with alpha = beta, where parabolas are unbiased."""
     law = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
     point = np.asarray([law[name] for name in CHINCHILLA.parameter_names])
-    budgets = np.repeat(np.geomspace(1e18, 1e21, 5), 9)
-    sizes = np.sqrt(budgets / 6) * np.tile(np.geomspace(1 / 8, 8, 9), 5)
+    budgets = np.repeat(np.geomspace(1e18, 1e21, n_budgets), n_sizes)
+    sizes = np.sqrt(budgets / 6) * np.tile(np.geomspace(1 / 8, 8, n_sizes), n_budgets)
     clean = {"params": sizes, "tokens": budgets / 6 / sizes, "flops": budgets}
     loss = CHINCHILLA.evaluate(clean, point)
-    held, held_parametric, usable = 0, 0, 0
-    started = time.perf_counter()
+    held, held_optimum, held_parametric, usable = 0, 0.0, 0, 0
+    started = time.process_time()
     for replicate in range(replicates):
         errors = noise * np.random.default_rng(replicate).standard_normal(len(loss))
         runs = clean | {"loss": loss * np.exp(errors)}
-        fit = fit_isoflop(runs, objective=SQUARES, n_draws=draws, seed=replicate)
+        fit = fit_isoflop(runs, objective=SQUARES, n_draws=draws, seed=replicate, hold_out=False)
         line = fit.lines["params"]
         if line.interval is None:
             continue
         usable += 1
         held += line.interval[0] <= 0.5 <= line.interval[1]
+        optima = [(b.interval, np.sqrt(b.compute / 6)) for b in line.budgets if b.interval]
+        held_optimum += np.mean([low <= true <= high for (low, high), true in optima])
         low, high = fit.exponents["params"][1]
         held_parametric += low <= 0.5 <= high
     return {
         "usable": usable,
         "line": held / usable,
+        "optimum": held_optimum / usable,
         "parametric": held_parametric / usable,
-        "seconds": time.perf_counter() - started,
+        "seconds": time.process_time() - started,
     }
 
 
@@ -147,28 +214,44 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--noise", type=float, default=0.005)
     parser.add_argument(
-        "--laws", default="", help="comma-separated, chain and isoflop among them; all by default"
+        "--laws",
+        default="",
+        help="comma-separated, curves, chain and isoflop among them; all by default",
+    )
+    parser.add_argument(
+        "--starts",
+        choices=("truth", "own"),
+        default="truth",
+        help="own: every fit searches as it does for a user; truth, for speed: it begins at the true coefficients",
     )
     options = parser.parse_args()
     laws = all_laws()
-    names = options.laws.split(",") if options.laws else [*sorted(laws), "chain", "isoflop"]
+    names = (
+        options.laws.split(",") if options.laws else [*sorted(laws), "curves", "chain", "isoflop"]
+    )
     chosen = [laws[name] for name in names if name in laws]
     print(f"numpy {np.__version__}, scipy {scipy.__version__}, python {platform.python_version()}, {os.cpu_count()} cores; "
-          f"{options.replicates} replicates, {options.draws} resamples, {options.runs} runs, least squares of ln(loss)")  # fmt: skip
+          f"{options.replicates} replicates, {options.draws} resamples, {options.runs} runs, least squares of ln(loss), starts: {options.starts}")  # fmt: skip
     columns = ("noise", "coefficients", "lowest", "mean", "highest", "inside", "beyond", "new run", "half width beyond", "s")  # fmt: skip
     print("| law | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for law in chosen:
         noise = NOISE.get(law.name, options.noise)
-        r = recover(law, replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=noise, objective=SQUARES)  # fmt: skip
+        r = recover(law, replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=noise, objective=SQUARES, from_truth=options.starts == "truth")  # fmt: skip
         shares = " | ".join(f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run"))  # fmt: skip
         print(f"| {law.name} | {noise:g} | {law.n_free} | {shares} | {r['half width beyond']:.2%} | {r['seconds']:.0f} |", flush=True)  # fmt: skip
     if "chain" in names:
         r = recover_chain(replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=options.noise)  # fmt: skip
         print(f"chain (chinchilla, sigmoid): link's coefficients at least {r['link lowest']:.1%}; accuracy inside {r['inside']:.1%}, beyond {r['beyond']:.1%}; {r['seconds']:.0f} s", flush=True)  # fmt: skip
+    if "curves" in names:
+        for (name, curve), n_sizes in itertools.product(CURVES.items(), (8, 24)):
+            r = recover_curve(curve, replicates=options.replicates, draws=options.draws, n_sizes=n_sizes)  # fmt: skip
+            shares = " | ".join(f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run"))  # fmt: skip
+            print(f"| {name}, {n_sizes} sizes | {curve.noise:g} | {len(curve.truth)} | {shares} | {r['usable']} usable | {r['seconds']:.0f} |", flush=True)  # fmt: skip
     if "isoflop" in names:
-        r = recover_isoflop(replicates=options.replicates, draws=options.draws, noise=options.noise / 5)  # fmt: skip
-        print(f"isoflop (noise {options.noise / 5:g}): exponent of the line {r['line']:.1%}, of the parametric law {r['parametric']:.1%}; {r['usable']} with a line; {r['seconds']:.0f} s")  # fmt: skip
+        for n_budgets, n_sizes, noise in ISOFLOPS:
+            r = recover_isoflop(replicates=options.replicates, draws=options.draws, n_budgets=n_budgets, n_sizes=n_sizes, noise=noise)  # fmt: skip
+            print(f"isoflop, {n_budgets} budgets of {n_sizes} sizes, noise {noise:g}: exponent of the line {r['line']:.1%}, a budget's optimum {r['optimum']:.1%}, exponent of the parametric law {r['parametric']:.1%}; {r['usable']} with a line; {r['seconds']:.0f} s", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -158,3 +158,17 @@ def test_bad_arguments():
     table["loss"][4] = np.nan
     with pytest.raises(ValueError, match="loss, row 4"):
         fit_isoflop(table)
+
+
+def test_intervals_are_percentiles_at_the_level_of_the_design():
+    """Nine sizes for three coefficients: resamples scatter more than fits do, so less than 95 % of them is taken."""
+    table = sweep(spread=8, n=9, noise=0.001)
+    line = fit_isoflop(table, n_draws=300, hold_out=False).lines["params"]
+    akima = fit_isoflop(table, n_draws=50, hold_out=False, method="akima").lines["params"]
+
+    assert 0.88 < line.drawn_level < 0.945
+    shares = [(1 - line.drawn_level) / 2, (1 + line.drawn_level) / 2]
+    assert line.interval == tuple(np.quantile(line.draws[:, 1], shares))
+    at = np.quantile(line.draws[:, 0] + line.draws[:, 1] * np.log(1e20), shares)
+    assert line.at(1e20)[1:] == pytest.approx(tuple(np.exp(at)))
+    assert akima.drawn_level == 0.95
