@@ -110,7 +110,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
             _shade(axis, [x] * len(frontier.choices), [c.beyond > 1 + 1e-9 for c in frontier.choices.values()])  # fmt: skip
             axis.set_title(title)
             axis.set_ylabel(y)
-            _log_x(axis, _capital(frontier.measure.label))
+            _log_x(axis, _capital(frontier.measure.label), x)
             if axis is loss:
                 axis.set_ylim(*_seen(axis))
                 continue
@@ -130,10 +130,12 @@ def frontier_figure(frontier: Frontier) -> Figure:
                     side: Literal["left", "center", "right"] = "left" if at < len(x) / 4 else "right" if at > 3 * len(x) / 4 else "center"  # fmt: skip
                     share.annotate(name, (x[at], bottom[at] + part[at] / 2), xytext=({"left": 6, "center": 0, "right": -6}[side], 0), textcoords="offset points", ha=side, va="center", fontsize=9, bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85})  # fmt: skip
                 bottom = bottom + part
+        else:
+            share.text(0.5, 0.5, "not told: a law without draws", ha="center", transform=share.transAxes)  # fmt: skip
         share.set_ylim(0, 1)
         share.set_title("Which architecture is best")
         share.set_ylabel("Share of draws that it wins")
-        _log_x(share, _capital(frontier.measure.label))
+        _log_x(share, _capital(frontier.measure.label), x)
         handles: list[Line2D | Patch] = [_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=SHADE, label="outside the runs"))
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)  # fmt: skip
@@ -166,10 +168,11 @@ def _shade(axis: Axes, xs: Sequence[Array], pale: Sequence[NDArray[np.bool_]]) -
         axis.axvspan(edges[i], edges[i + 1], color=SHADE, linewidth=0, zorder=0)
 
 
-def _log_x(axis: Axes, label: str) -> None:
+def _log_x(axis: Axes, label: str, x: Array | None = None) -> None:
+    """Set a logarithmic axis of sizes from the first to the last of `x`; None: of what was drawn."""
     axis.set_xscale("log")
     axis.set_xlabel(label)
-    low, high = (float(v) for v in axis.dataLim.intervalx)
+    low, high = (float(v) for v in (axis.dataLim.intervalx if x is None else x[[0, -1]]))
     axis.set_xlim(low, high)
     axis.xaxis.set_major_locator(FixedLocator(ticks(low, high, most=6)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: _power(v)))
