@@ -86,6 +86,8 @@ def trials(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
         done = subprocess.run([*command, "--folder", own], stdout=subprocess.PIPE, check=True)
         measured = json.loads(done.stdout.splitlines()[-1])
         results.append((arm, n, load, measured))
+        # An hour of others' trials is a long time to say nothing.
+        print(f"{TITLES[arm]}: {n} trials, {measured}, load {load}", file=sys.stderr, flush=True)
     each = {arm: [m["seconds"] / n for a, n, _, m in results if a == arm] for arm, *_ in results}
     ours = sum(each["memscale"]) / len(each["memscale"])
     return [
