@@ -35,6 +35,7 @@ from stub_cluster import StubLauncher, add_trials
 
 from orchestrator import known_statuses
 from orchestrator.controller import Controller
+from orchestrator.launchers.embedded import SETTINGS
 from orchestrator.scheduler import Node
 from orchestrator.status import SweepStatus, status_from_disk
 from orchestrator.trial_dir import SweepDir
@@ -50,6 +51,9 @@ def main() -> None:
     arguments = _arguments()
     if arguments.arm:
         root = Path(arguments.folder)
+        if not arguments.arm.startswith("memscale"):
+            # As memscale sets Ray up, but for its token, which Ray reads when it is imported.
+            os.environ.update({**SETTINGS, "RAY_AUTH_MODE": "disabled"})
         print(json.dumps(ARMS[arguments.arm](root, arguments.trials)), flush=True)
         return
     packages = ", ".join(f"{name} {version(name)}" for name in ("ray", "mlflow"))
@@ -154,9 +158,6 @@ def _ray(root: Path) -> Iterator[float]:
     """A local Ray of as many cores, without dashboard, as memscale's; yields when it was asked for."""
     import ray
 
-    from orchestrator.launchers.embedded import SETTINGS
-
-    os.environ.update(SETTINGS)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rb-") as short:
         ray.init(
