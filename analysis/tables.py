@@ -269,7 +269,7 @@ def curves(fits: SweepFits) -> Table:
     ]
     few = min((c.fit.n_configurations for c in fits.curves if c.fit.usable), default=None)
     if few is not None and few < 6:
-        held = "47–69 %" if few <= 4 else "78–97 %"
+        held = "47–69 %" if few <= 4 else "79–94 %"
         notes.append(
             f"only {few} configurations to resample: such an interval is too narrow"
             f" (a 95 % one held the truth in {held} of simulated sweeps); six sizes or more make it fair"
