@@ -33,6 +33,7 @@ from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_link import Sigmoid
 from analysis.objective import SQUARES, Objective
 from analysis.power_law import PowerLaw, fit_power_law
+from analysis.result import Band, FitResult
 from analysis.saturating import Saturating, fit_saturating
 from analysis.synthetic import make_inputs, make_runs
 
@@ -49,6 +50,39 @@ def targets(law: Law, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {n: np.asarray([a, b]) for n, a, b in zip(law.inputs, middle, beyond, strict=True)}
 
 
+class Tally:
+    """Counts in how many replicates intervals held the truth."""
+
+    def __init__(self, truth: np.ndarray, curve: np.ndarray) -> None:
+        """Begin with the true coefficients (p,) and the true curve inside the runs and beyond them (2,)."""
+        self._truth, self._curve = truth, curve
+        self._held, self._held_curve = np.zeros(len(truth)), np.zeros(2)
+        self._held_new = self._usable = 0
+        self._started = time.process_time()
+
+    def add(self, fit: FitResult, forecast: Band, new: float) -> None:
+        """Take in a fit with its prediction at the two places, and a new run at the first of them."""
+        self._usable += 1
+        ends = np.asarray(list(fit.intervals.values()))
+        self._held += (ends[:, 0] <= self._truth) & (self._truth <= ends[:, 1])
+        self._held_curve += (forecast.low <= self._curve) & (self._curve <= forecast.high)
+        self._held_new += bool(forecast.new_low[0] <= new <= forecast.new_high[0])
+
+    def shares(self) -> dict[str, float]:
+        """Return the shares, and the CPU seconds since the beginning."""
+        held = self._held / self._usable
+        return {
+            "usable": self._usable,
+            "lowest": float(held.min()),
+            "mean": float(held.mean()),
+            "highest": float(held.max()),
+            "inside": float(self._held_curve[0] / self._usable),
+            "beyond": float(self._held_curve[1] / self._usable),
+            "new run": float(self._held_new / self._usable),
+            "seconds": time.process_time() - self._started,
+        }
+
+
 def recover(
     law: Law, *, replicates: int, draws: int, n_runs: int, noise: float, objective: Objective, from_truth: bool
 ) -> dict[str, float]:  # fmt: skip
@@ -56,35 +90,18 @@ def recover(
     at = targets(law, inputs)
     truth = np.asarray([law.example[name] for name in law.parameter_names])
     curve = law.evaluate(at, truth)
-    held = np.zeros(len(truth))
-    held_curve, held_new, usable = np.zeros(2), 0, 0
-    widths = []
-    started = time.process_time()
+    tally, widths = Tally(truth, curve), []
     for replicate in range(replicates):
         runs = make_runs(law, n_runs, noise=noise, seed=replicate + 1)
         starts = truth[None, :] if from_truth else None
         fit = fit_law(law, runs, objective=objective, starts=starts, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
         if not fit.usable:
             continue
-        usable += 1
-        ends = np.asarray(list(fit.intervals.values()))
-        held += (ends[:, 0] <= truth) & (truth <= ends[:, 1])
         forecast = fit.predict(at)
-        held_curve += (forecast.low <= curve) & (curve <= forecast.high)
         new = curve[0] * np.exp(noise * np.random.default_rng(10**6 + replicate).standard_normal())
-        held_new += bool(forecast.new_low[0] <= new <= forecast.new_high[0])
+        tally.add(fit, forecast, new)
         widths.append(np.log(forecast.high[1] / forecast.low[1]) / 2)
-    return {
-        "usable": usable,
-        "lowest": float((held / usable).min()),
-        "highest": float((held / usable).max()),
-        "mean": float((held / usable).mean()),
-        "inside": float(held_curve[0] / usable),
-        "beyond": float(held_curve[1] / usable),
-        "new run": float(held_new / usable),
-        "half width beyond": float(np.median(widths)),
-        "seconds": time.process_time() - started,
-    }
+    return tally.shares() | {"half width beyond": float(np.median(widths))}
 
 
 def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> dict[str, float]:
@@ -143,8 +160,7 @@ def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) 
     truth = np.asarray(curve.truth)
     at = np.asarray([np.sqrt(curve.span[0] * curve.span[1]), 10 * curve.span[1]])
     known, clean = curve.law.evaluate(at, truth), curve.law.evaluate(x, truth)
-    held, held_curve, held_new, usable = np.zeros(len(truth)), np.zeros(2), 0, 0
-    started = time.process_time()
+    tally = Tally(truth, known)
     for replicate in range(replicates):
         generator = np.random.default_rng(replicate)
         shared, own = generator.standard_normal(n_sizes + 1), generator.standard_normal(len(x) + 1)
@@ -152,23 +168,9 @@ def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) 
         fit = curve.fit(x, clean + errors, clusters=member, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
         if not fit.usable:
             continue
-        usable += 1
-        ends = np.asarray(list(fit.intervals.values()))
-        held += (ends[:, 0] <= truth) & (truth <= ends[:, 1])
-        forecast = fit.predict(at)
-        held_curve += (forecast.low <= known) & (known <= forecast.high)
         new = known[0] + curve.noise / np.sqrt(2) * (shared[-1] + own[-1])
-        held_new += bool(forecast.new_low[0] <= new <= forecast.new_high[0])
-    return {
-        "usable": usable,
-        "lowest": float((held / usable).min()),
-        "mean": float((held / usable).mean()),
-        "highest": float((held / usable).max()),
-        "inside": float(held_curve[0] / usable),
-        "beyond": float(held_curve[1] / usable),
-        "new run": float(held_new / usable),
-        "seconds": time.process_time() - started,
-    }
+        tally.add(fit, fit.predict(at), new)
+    return tally.shares()
 
 
 ISOFLOPS = ((5, 9, 0.001), (8, 7, 0.005), (5, 9, 0.005), (8, 7, 0.001))

@@ -186,6 +186,7 @@ class _Server:
     def start(self) -> None:
         uri = default_tracking_uri(self._folder)
         options = ["--port", str(self.port), "--workers", "1", "--backend-store-uri", uri]
+        options += ["--artifacts-destination", str(self._folder / "artifacts")]
         with (self._folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mlflow", "server", *options],

@@ -673,7 +673,7 @@ def main() -> int:
     with surroundings():
         plain = Plan(seed=0, trials=arguments.trials, steps=arguments.steps)
         measured = undisturbed(root, plain)
-        for seed in _seeds(arguments.seeds):
+        for seed in arguments.seeds:
             plan = Plan(
                 seed=seed,
                 trials=arguments.trials,
@@ -718,7 +718,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", default="0-9", help="as 0-9, or 1,5")
+    parser.add_argument("--seeds", type=_seeds, default="0-9", help="as 0-9, or 1,5")
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
