@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -39,6 +40,13 @@ BROKEN_DEVICE = (
     "Unable to determine the device handle",
 )
 """What CUDA says (CUDA Runtime API, cudaError_t; NVML) when the GPU is at fault and not the program."""
+GPU_MEMORY = (
+    r"Tried to allocate [\d.]+ \w+",
+    r"GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free",
+    r"this process has [\d.]+ \w+ memory in use",
+    r"[\d.]+ \w+ allowed",
+)
+"""What torch's message on CUDA memory says of this process; the rest lists all others, and hints."""
 
 
 JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
@@ -224,6 +232,8 @@ def write_error(
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if outcome is Outcome.DISK_FULL:
         message = disk.what_is_full(error, request.trial.path, Path(request.cache))
+    elif outcome is Outcome.GPU_OOM:
+        message = gpu_memory_in_short(message)
     write_json(
         request.attempt_dir.path / "error.json",
         {
@@ -234,6 +244,12 @@ def write_error(
             "rank": request.rank,
         },
     )
+
+
+def gpu_memory_in_short(message: str) -> str:
+    """Return what torch's paragraph says of this process; all of it is in the traceback."""
+    told = [found[0] for about in GPU_MEMORY if (found := re.search(about, message))]
+    return ", ".join((message.partition(". ")[0], *told))
 
 
 def classify(error: BaseException) -> Outcome:

@@ -260,6 +260,30 @@ def test_kinds_of_failure(error, outcome):
     assert classify(error) is outcome
 
 
+# As torch 2.11 said on an H200 that fourteen trials shared.
+SHARED_GPU = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 128.63 GiB is free. Process 1712 has 3.06 GiB memory in use. Including non-PyTorch memory, this process has "
+    "3.37 GiB memory in use. Process 5306 has 734.00 MiB memory in use. 2.80 GiB allowed; Of the allocated memory 2.68 "
+    "GiB is allocated by PyTorch, and 14.66 MiB is reserved by PyTorch but unallocated. See documentation for more"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        (
+            SHARED_GPU,
+            "OutOfMemoryError: CUDA out of memory, Tried to allocate 128.00 MiB, GPU 0 has a total capacity of 139.80 "
+            "GiB of which 128.63 GiB is free, this process has 3.37 GiB memory in use, 2.80 GiB allowed",
+        ),
+        ("RuntimeError: CUDA out of memory", "RuntimeError: CUDA out of memory"),
+    ],
+)
+def test_reason_of_gpu_memory_is_about_this_process(message, short):
+    assert worker.gpu_memory_in_short(message) == short
+
+
 def test_torn_line_of_ranks_is_a_process_that_died_writing_it(make):
     request = make()
     rank.register(request)

@@ -4,7 +4,8 @@ The gradient of a table in a weighted bag (`x` is the output's gradient) and in 
 wanted, the same pass gives every read its product `table[r] . x[bag]`, the gradient of a bag's weights.
 
 Reads are sorted by row. So the table, which is large, streams through once, and what is gathered is `x`, which is
-small, and still too large for the L2 cache: the columns are worked on in blocks, one after another, of which each fits.
+small, and still too large for the L2 cache: the columns are worked on in blocks, one after another, so that of each much
+is found there.
 Nothing is added up by atomics: all sums have an order fixed by the ids. A row with more than `CHUNK` reads is split: all
 of them but the first `CHUNK` are summed by programs of their own, as many as there can be at most, because how many
 there are is only known on the device; the row's program adds their sums up.
@@ -22,8 +23,9 @@ from triton import language as tl
 CHUNK = 512
 """Reads that one program sums at most."""
 _SPLIT_PROGRAMS = 4096
-_L2_SHARE_BYTES = 34 * 2**20
-"""Of `x`, what a block of columns may take: it shares the cache (60 MB on an H200) with the table's stream."""
+_BLOCK_BYTES = 512
+"""Of a row, worked on at a time: what a warp loads at once. Narrower blocks, of which more lie in the cache, are slower
+whatever the number of bags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +72,25 @@ def sort_reads(
             BY_CHUNK=by_chunk,
             BLOCK=_BLOCK,
         )
-    numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=ids.device)
+    return _grouped(rows, bags, sorted_weights, order, n_rows)
+
+
+def only_read(reads: Reads) -> tuple[Int[Tensor, " distinct"], Reads]:
+    """Return the rows that are read, ascending, and the reads as of a table that has no others. Waits for the device."""
+    rows, places = reads.rows.unique_consecutive(return_inverse=True)
+    found = _grouped(places.to(reads.rows.dtype), reads.bags, reads.weights, reads.order, len(rows))
+    return rows, found
+
+
+def _grouped(rows: Tensor, bags: Tensor, weights: Tensor, order: Tensor, n_rows: int) -> Reads:
+    numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=rows.device)
     starts = torch.searchsorted(rows, numbers, out_int32=True)
     splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
-    splits = torch.arange(len(rows) // CHUNK, dtype=torch.int32, device=ids.device)
+    splits = torch.arange(len(rows) // CHUNK, dtype=torch.int32, device=rows.device)
     return Reads(
         rows=rows,
         bags=bags,
-        weights=sorted_weights,
+        weights=weights,
         order=order,
         n_rows=n_rows,
         starts=starts,
@@ -111,9 +124,9 @@ def begin_pass(
 ) -> Pass:
     """Sum all splits, and return what is left to do. Arguments as `reduce_rows`'; `products` are with `table`."""
     x = x.contiguous()
-    n_bags, width = x.shape
+    width = x.shape[1]
     n_reads, max_splits = len(reads.rows), len(reads.owners)
-    block_width = block_width or _block_width(n_bags, width, x.element_size())
+    block_width = block_width or _block_width(width, x.element_size())
     block_bytes = block_width * x.element_size()
     n_blocks = triton.cdiv(width, block_width)
     found = x.new_empty(n_blocks if products else 0, n_reads, dtype=torch.float32)
@@ -131,15 +144,14 @@ def begin_pass(
         "EVEN": width % block_width == 0,
         # Written for one warp, of which each thread holds 16 bytes side by side of every read.
         "ASSEMBLY": block_reads == 4
-        and block_bytes == 512
+        and block_bytes == _BLOCK_BYTES
         and width % block_width == 0
         and all(
             address % 16 == 0
             for address in (x.data_ptr(), 0 if table is None else table.data_ptr())
         )
         and isinstance(_add_up, triton.JITFunction),
-        # A warp loads 512 bytes at once.
-        "num_warps": max(1, min(8, block_bytes // 512)),
+        "num_warps": max(1, min(8, block_bytes // _BLOCK_BYTES)),
     }
     if max_splits:
         # Most often few rows are split, or none: not as many programs as splits there could be.
@@ -184,7 +196,7 @@ def reduce_rows(
         table: What the products are with.
         sums_dtype: Type that the sums, taken in fp32, are rounded to.
         products_dtype: Type that the products, taken in fp32, are rounded to.
-        block_width: Columns worked on at a time. None: as many as keep `x` in the L2 cache.
+        block_width: Columns worked on at a time. None: 512 bytes of a row.
         block_reads: Reads fetched at a time by one program. None: as many as make eight loads of a thread.
         group: Rows that one program sums, one after another.
     """
@@ -202,13 +214,9 @@ def reduce_rows(
     return sums, None if table is None else in_order_of_ids(reads, todo.products, products_dtype)
 
 
-def _block_width(n_bags: int, width: int, element_bytes: int) -> int:
-    fits = _L2_SHARE_BYTES // max(1, n_bags * element_bytes)
-    # Below 128 bytes a row's part is less than a cache line; 512 are what a warp loads at once.
-    narrowest, widest = 128 // element_bytes, 512 // element_bytes
-    block = max(narrowest, min(widest, 2 ** max(0, fits.bit_length() - 1)))
+def _block_width(width: int, element_bytes: int) -> int:
     full: int = triton.next_power_of_2(width)
-    return max(16, min(block, full))
+    return max(16, min(_BLOCK_BYTES // element_bytes, full))
 
 
 def in_order_of_ids(

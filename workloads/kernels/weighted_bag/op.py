@@ -8,19 +8,30 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.table_read import register_read
-from workloads.kernels.weighted_bag import reference
+from workloads.kernels.weighted_bag import reference, row_sparse
 
 
 def weighted_bag(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
+    *,
+    sparse: bool = False,
 ) -> Float[Tensor, "bags width"]:
     """Return for each bag the weighted sum of the rows it names: `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
 
-    A row may occur several times in a bag. Gradients reach `table` (dense) and `weights`. Both passes are
-    deterministic: every sum is taken in an order fixed by `ids`. `torch.compile` sees one operation.
+    A row may occur several times in a bag. Gradients reach `table` and `weights`. Both passes are deterministic: every
+    sum is taken in an order fixed by `ids`. `torch.compile` sees one operation.
+
+    Args:
+        table: The rows.
+        ids: Which of them each bag sums, from 0 up to `rows`.
+        weights: What each is multiplied with.
+        sparse: Whether the table's gradient holds the rows that were read and no others, as `torch.sparse_coo_tensor`
+            (`row_sparse.py`): for tables of which a step reads a small part, and torch's optimizers for such gradients.
     """
+    if sparse:
+        return row_sparse.weighted_bag(table, ids, weights, _forward)
     if not table.is_cuda:
         # A custom operation costs half a millisecond more, which small models feel, and says nothing new.
         return reference.weighted_bag(table, ids, weights)
