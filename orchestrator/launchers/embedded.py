@@ -20,7 +20,7 @@ from orchestrator.launchers.watchdog import OWNER
 from orchestrator.processes import ProcessId
 
 SETTINGS = {
-    # Ray listens on every interface; who has not the cluster's own token (RAY_AUTH_TOKEN, below) is sent away.
+    # Who can reach Ray and has not the cluster's own token (RAY_AUTH_TOKEN, below) is sent away.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_process_group_cleanup_enabled": "1",

@@ -39,6 +39,7 @@ from orchestrator.launchers.embedded import SET_BY_RAY, Surroundings
 from orchestrator.launchers.host import ControllerHost
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.machine import usable_cores
+from orchestrator.launchers.own_ray import LOOPBACK, own_ray
 from orchestrator.launchers.protocol import Launch, NotPlaced, Others
 from orchestrator.launchers.shared_record import SharedRecord
 from orchestrator.launchers.strangers import Use, taken_by_others
@@ -364,22 +365,25 @@ class RayLauncher:
     # -- the cluster -------------------------------------------------------------------------------------------
 
     def _start_cluster(self) -> None:
-        """Start Ray on this machine, apart from any other Ray there."""
+        """Start Ray on this machine, apart from any other Ray there and out of reach of other machines."""
         for tries_left in reversed(range(STARTS)):
-            folder = self._surroundings.make(rank_environment(self._sweep, self._code))
+            folder = self._surroundings.make(
+                {**rank_environment(self._sweep, self._code), **LOOPBACK}
+            )
             _read_settings()
             try:
-                ray.init(
-                    address="local",
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    num_cpus=usable_cores() if self._cpus is None else self._cpus,
-                    num_gpus=self._gpus,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    namespace=NAMESPACE,
-                    _temp_dir=str(folder),
-                )
+                with own_ray():
+                    ray.init(
+                        address="local",
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                        num_cpus=usable_cores() if self._cpus is None else self._cpus,
+                        num_gpus=self._gpus,
+                        object_store_memory=OBJECT_STORE_BYTES,
+                        namespace=NAMESPACE,
+                        _temp_dir=str(folder),
+                    )
             except (RayError, RuntimeError, OSError, ValueError) as error:
                 if tries_left and isinstance(error, RayError | RuntimeError):
                     LOG.warning("Ray did not start (%s); once more", _first_line(error))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.scheduling.demand import Demand
+from orchestrator.scheduling.demand import UNIT, Demand, Node, nodes_needed
 
 IDLE_S = 60.0
 """How long a node may stand idle before it is given back: the next trial may be about to retry, and queueing takes longer."""
@@ -52,18 +52,24 @@ def decide(seen: Seen, *, max_nodes: int, now: float) -> Step:
 def nodes_for(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
     """Return how many empty nodes hold these demands at once, `most` at most: first fit, largest first.
 
-    What no node holds is left out. Fractions of a GPU are counted by their sum.
+    A gang that no single node holds takes whole nodes. What `most` nodes do not hold is left out. Fractions of a GPU are
+    counted by their sum.
     """
+    node = Node(node_id="", host="", cpus=capacity.cpus, gpus=("",) * (capacity.units // UNIT))
     free: list[tuple[int, int]] = []
     for demand in sorted(waiting, key=lambda one: one.order, reverse=True):
-        if demand.cpus > capacity.cpus or demand.units > capacity.units:
+        needed = nodes_needed(demand, node, most)
+        if needed is None:
+            continue
+        if needed > 1:
+            free += [(0, 0)] * needed
             continue
         for i, (cpus, units) in enumerate(free):
             if demand.cpus <= cpus and demand.units <= units:
                 free[i] = cpus - demand.cpus, units - demand.units
                 break
         else:
-            if len(free) == most:
-                return most
             free.append((capacity.cpus - demand.cpus, capacity.units - demand.units))
-    return len(free)
+        if len(free) >= most:
+            break
+    return min(most, len(free))

@@ -191,10 +191,12 @@ class PilotLauncher:
         """Return what a trial asked for."""
         if trial_id not in self._demands:
             asked = self._sweep.trial(trial_id).spec().resources
-            auto = float(min(asked.ranks, self._capacity.gpus))
+            auto = float(asked.ranks if self._capacity.gpus else 0)
+            gpus = auto if asked.gpus == "auto" else float(asked.gpus)
             self._demands[trial_id] = Demand(
                 cpus=asked.cpus * asked.ranks,
-                gpus=auto if asked.gpus == "auto" else float(asked.gpus),
+                gpus=gpus,
+                pieces=1 if 0 < gpus < 1 else asked.ranks,
             )
         return self._demands[trial_id]
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -145,12 +146,21 @@ GcsClient(address=sys.argv[1])
 """
 
 
-@pytest.mark.slow
-def test_whoever_has_not_the_token_of_the_cluster_is_refused(tmp_path):
+@pytest.mark.long
+def test_only_this_machine_reaches_the_cluster_and_only_with_its_token(tmp_path):
     before = dict(os.environ)
     launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
     launcher.start()
     try:
+        own = psutil.Process()
+        listening = [
+            connection.laddr.ip
+            for process in (own, *own.children(recursive=True))
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert len(listening) > 3
+        assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
         address = ray.get_runtime_context().gcs_address
         command = [sys.executable, "-c", STRANGER, address]
 

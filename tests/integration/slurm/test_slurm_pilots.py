@@ -55,6 +55,23 @@ def test_pilots_come_and_go_with_the_work(slurm, sweep, eventually):
     assert list(slurm.temporary.iterdir()) == []
 
 
+@pytest.mark.long
+def test_a_gang_gets_as_many_nodes_as_hold_it(slurm, sweep, eventually):
+    gang = sweep.spec(0, gate=True, ranks=2, cpus=2, gpus=8.0)
+
+    (head,) = sweep.submit([gang], PILOT, cpus=2, gpus=4, min_nodes=1, max_nodes=3).job_ids
+
+    eventually(lambda: sweep.at_gate(gang), "two nodes", 400.0)
+    assert len(slurm.jobs()) == 2
+    attempt = sweep.trial(gang).attempt(1)
+    assert len({process.host for process in registered(attempt)}) == 1, "one machine, two slurmd"
+    assert len(attempt.launch()["node"].split(", ")) == 2
+    sweep.open_gate(gang)
+    eventually(lambda: head not in slurm.jobs(), "the end of the job")
+    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert sweep.outcomes(gang) == ["done"]
+
+
 @pytest.mark.slow
 def test_a_preempted_pilot_goes_back_to_the_queue(slurm, sweep, eventually):
     specs = [sweep.spec(seed, gate=True) for seed in range(2)]
