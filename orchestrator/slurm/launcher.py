@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.ending import Ended
-from orchestrator.launchers.protocol import Launch
+from orchestrator.launchers.protocol import Launch, Others
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN
 from orchestrator.records import TrialState
 from orchestrator.scheduler import Demand, Node
+from orchestrator.scheduling.sharing import Standing
 from orchestrator.slurm import commands, elastic
 from orchestrator.slurm.bootstrap import RayNode, mark
 from orchestrator.slurm.commands import SlurmError
@@ -77,6 +78,7 @@ class PilotLauncher:
         self._asked: set[str] = set()
         """Jobs of further pilots that may still come or be there."""
         self._idle_since: dict[str, float] = {}
+        self._n_nodes = 0
         self._waiting: Sequence[str] = ()
         self._demands: dict[str, Demand] = {}
         """Of trials that have waited at some time."""
@@ -109,11 +111,22 @@ class PilotLauncher:
         if self._clock() - self._looked_at >= EVERY_S:
             self._looked_at = self._clock()
             try:
-                for label in self._adapt(stay):
+                for label in self._adapt(stay, busy):
                     del stay[label]
             except SlurmError as error:
                 LOG.warning("further pilots: %s", error)
+        self._n_nodes = len(stay)
         return tuple(stay.values())
+
+    def others(self, standing: Standing) -> Others:
+        """Nobody else uses the cluster; it may grow while something waits that more nodes would hold."""
+        return Others(
+            growing=self._n_nodes < self._max_nodes
+            and any(
+                elastic.nodes_holding(self._demand(one), self._capacity, most=self._max_nodes)
+                for one in self._waiting
+            )
+        )
 
     def tell(self, status: SweepStatus) -> None:
         """Take note of what waits."""
@@ -159,7 +172,7 @@ class PilotLauncher:
             except SlurmError as error:
                 LOG.warning("further pilots could not be taken back: %s", error)
 
-    def _adapt(self, stay: dict[str, Node]) -> tuple[str, ...]:
+    def _adapt(self, stay: dict[str, Node], busy: set[str]) -> tuple[str, ...]:
         """Ask for pilots, or give some back; return the labels of those that leave."""
         coming = self._coming(stay)
         if self._max_nodes <= self._own_nodes(stay) and not coming:
@@ -167,6 +180,7 @@ class PilotLauncher:
         step = elastic.decide(
             elastic.Seen(
                 nodes=len(stay),
+                empty=sum(node.node_id not in busy for node in stay.values()),
                 idle_since=self._idle_since,
                 coming=tuple(coming),
                 waiting=[self._demand(trial_id) for trial_id in self._waiting],
@@ -191,13 +205,7 @@ class PilotLauncher:
         """Return what a trial asked for."""
         if trial_id not in self._demands:
             asked = self._sweep.trial(trial_id).spec().resources
-            auto = float(asked.ranks if self._capacity.gpus else 0)
-            gpus = auto if asked.gpus == "auto" else float(asked.gpus)
-            self._demands[trial_id] = Demand(
-                cpus=asked.cpus * asked.ranks,
-                gpus=gpus,
-                pieces=1 if 0 < gpus < 1 else asked.ranks,
-            )
+            self._demands[trial_id] = elastic.demand_of(asked, self._capacity)
         return self._demands[trial_id]
 
     def _coming(self, stay: dict[str, Node]) -> dict[str, str]:

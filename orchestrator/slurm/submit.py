@@ -11,7 +11,8 @@ from pathlib import Path
 from orchestrator.launchers.supervisor import with_this_package
 from orchestrator.rank import TRAIN
 from orchestrator.records import TrialSpec
-from orchestrator.slurm import book, commands, direct, jobs, pilot
+from orchestrator.scheduling.demand import Demand
+from orchestrator.slurm import book, commands, direct, elastic, jobs, pilot
 from orchestrator.slurm.commands import Partition, SlurmError
 from orchestrator.slurm.request import Request
 from orchestrator.status import SweepStatus, status_from_disk
@@ -144,7 +145,30 @@ class SlurmSubmission(Submission):
                 f"--nodes {asked.min_nodes}: partition {partition.name} has {partition.nodes}; lower it or choose another --partition"
             )
         for spec in todo:
-            direct.shape(spec, partition)
+            if asked.backend == "slurm":
+                self._check_pilots_hold(spec, partition, todo)
+            else:
+                direct.shape(spec, partition)
+
+    def _check_pilots_hold(
+        self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
+    ) -> None:
+        capacity = Demand(
+            cpus=self.request.cpus or partition.cpus,
+            gpus=float(self._gpus_per_node(partition, todo)),
+        )
+        demand = elastic.demand_of(spec.resources, capacity)
+        if elastic.nodes_holding(demand, capacity, most=self.request.max_nodes) is not None:
+            return
+        needed = elastic.nodes_holding(demand, capacity, most=partition.nodes)
+        raise SlurmError(
+            f"trial {spec.trial_id}: needs {demand} in {demand.pieces} ranks; nodes have {capacity}; "
+            + (
+                f"choose another --partition, or lower resources (partition {partition.name} has {partition.nodes} nodes)"
+                if needed is None
+                else f"it takes {needed} of them: --nodes {needed}, or 1:{needed}"
+            )
+        )
 
     def _gpus_per_node(self, partition: Partition, todo: Sequence[TrialSpec]) -> int:
         if all(spec.resources.gpus == 0 for spec in todo):

@@ -128,6 +128,11 @@ def test_what_slurm_refuses(slurm, sweep):
         sweep.submit([sweep.spec(0)], DIRECT, options={"nodelist": "n9"})
     with pytest.raises(SlurmError, match="--nodes 9: partition low has 3"):
         sweep.submit([sweep.spec(0)], "slurm", min_nodes=9, max_nodes=9)
+    gang = sweep.spec(0, ranks=2, cpus=2, gpus=8.0)
+    with pytest.raises(SlurmError, match=r"needs 8 GPUs and 4 cores in 2 ranks; .* --nodes 2, or"):
+        sweep.submit([gang], "slurm")
+    with pytest.raises(SlurmError, match="lower resources .partition low has 3 nodes"):
+        sweep.submit([sweep.spec(0, ranks=8, cpus=2, gpus=32.0)], "slurm")
     assert slurm.jobs() == []
 
 

@@ -9,8 +9,15 @@ from orchestrator.slurm.elastic import IDLE_S, Seen, Step, decide, nodes_for
 NODE = Demand(cpus=8, gpus=4.0)
 
 
-def seen(*, nodes=1, idle=None, coming=(), waiting=()):
-    return Seen(nodes=nodes, idle_since=idle or {}, coming=coming, waiting=waiting, capacity=NODE)
+def seen(*, nodes=1, empty=0, idle=None, coming=(), waiting=()):
+    return Seen(
+        nodes=nodes,
+        empty=empty,
+        idle_since=idle or {},
+        coming=coming,
+        waiting=waiting,
+        capacity=NODE,
+    )
 
 
 def test_asks_for_what_waits_up_to_the_limit():
@@ -47,6 +54,10 @@ def test_a_gang_asks_for_the_whole_nodes_that_hold_it_and_no_more_than_there_may
     assert decide(seen(waiting=[gang]), max_nodes=8, now=0.0) == Step(ask=4)
     assert decide(seen(waiting=[gang, gang]), max_nodes=8, now=0.0) == Step(ask=7)
     assert decide(seen(waiting=[gang, Demand(cpus=1, gpus=1.0)]), max_nodes=8, now=0.0).ask == 5
+    # Of four nodes one is there and empty; a trial of one node that waits beside the gang has nothing of it.
+    assert decide(seen(empty=1, waiting=[gang]), max_nodes=8, now=0.0) == Step(ask=3)
+    small = Demand(cpus=1, gpus=1.0)
+    assert decide(seen(empty=1, waiting=[small]), max_nodes=8, now=0.0) == Step(ask=1)
     # By cores: two ranks of five fit no node of eight together.
     assert decide(seen(waiting=[Demand(cpus=10, pieces=2)]), max_nodes=8, now=0.0).ask == 2
     # Three nodes are all that there may ever be.
