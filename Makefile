@@ -44,7 +44,7 @@ test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (abo
 	$(PYTEST) -m "not integration and not long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 	$(PYTEST) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
-test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, ranks together
+test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
 	$(PYTEST) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests

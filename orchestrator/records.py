@@ -166,27 +166,42 @@ def canonical_json(value: Any) -> str:
         ValueError: For anything without one stable form (objects, NaN, infinities, non-text keys).
     """
     return json.dumps(
-        _canonical(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        _canonical(value, ("value",)), sort_keys=True, separators=(",", ":"), ensure_ascii=False
     )
 
 
-def _canonical(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool | str | int):
+def _canonical(value: Any, where: tuple[Any, ...]) -> Any:
+    """Return `value` with one form; `where` is (outer where, key), put into words only for an error: plans have millions of values."""
+    if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{where}: {value} has no canonical form; write a finite number")
+            raise ValueError(
+                f"{_path(where)}: {value} has no canonical form; write a finite number"
+            )
         return int(value) if value == int(value) else value
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"{where}: keys must be text, got {key!r}")
-        return {k: _canonical(v, f"{where}.{k}") for k, v in value.items() if v is not None}
+                raise ValueError(f"{_path(where)}: keys must be text, got {key!r}")
+        return {k: _canonical(v, (where, k)) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [_canonical(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [_canonical(v, (where, i)) for i, v in enumerate(value)]
+    if isinstance(value, bool | str | int):
+        return value
     raise ValueError(
-        f"{where}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings"
+        f"{_path(where)}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings"
     )
+
+
+_AS_THEY_ARE = frozenset((type(None), bool, str, int))
+
+
+def _path(where: tuple[Any, ...]) -> str:
+    if len(where) == 1:
+        return str(where[0])
+    outer, key = where
+    return _path(outer) + (f"[{key}]" if isinstance(key, int) else f".{key}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,36 @@ def test_row_sparse_gradient_is_the_dense_one_to_the_bit(shape, dtype):
     assert torch.equal(sparse[1], dense[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_need_not_be_contiguous(dtype):
+    table, ids, weights, x = _case((1000, 96, 37, 17), dtype)
+    t, w = table.requires_grad_(), weights.requires_grad_()
+    bags = weighted_bag.weighted_bag(t, ids, w)
+    expected = torch.autograd.grad(bags, (t, w), x, retain_graph=True)
+
+    found = torch.autograd.grad(bags, (t, w), x.T.contiguous().T)
+
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
+def test_products_of_rows_beyond_two_to_the_31(id_type):
+    rows, width = 2**21 + 3, 1056
+    table = torch.zeros(rows, width, device="cuda", dtype=torch.bfloat16)
+    table[-1] = 1.0
+    ids = torch.full((2, 3), rows - 1, device="cuda", dtype=id_type)
+    x = torch.ones(2, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    table.requires_grad_()
+
+    products = row_dot.row_dot(table, ids, x)
+    table_grad, x_grad = torch.autograd.grad(products.float().sum(), (table, x))
+
+    assert (products == width).all()
+    assert (table_grad[-1] == 6.0).all()
+    assert not table_grad[:-1].any()
+    assert (x_grad == 3.0).all()
+
+
 def test_offsets_beyond_two_to_the_31():
     rows, width = 2**21 + 3, 1056
     table = torch.zeros(rows, width, device="cuda", dtype=torch.bfloat16)

@@ -49,7 +49,7 @@ def test_every_trial_is_one_task_of_an_array(slurm, sweep, eventually):
     assert [sweep.seen_gpus(gated, rank) for rank in (0, 1)] == ["0", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_preempted_and_requeued(slurm, sweep, eventually):
     specs = [sweep.spec(seed, gate=True, cpus=2) for seed in range(3)]
     sweep.submit(specs, DIRECT, partition="low", max_nodes=3, minutes=30)
@@ -101,7 +101,7 @@ def test_killed_lost_and_submitted_again(slurm, sweep, eventually):
     assert list(sweep.submit([killed, requeued, lost], DIRECT).job_ids) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cancelled(slurm, sweep, eventually):
     running, *queued = (sweep.spec(seed, gate=True) for seed in range(3))
     sweep.submit([running, *queued], DIRECT, max_nodes=1)

@@ -32,7 +32,7 @@ def test_a_sweep_in_one_allocation(slurm, sweep, eventually):
     assert list(slurm.temporary.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pilots_come_and_go_with_the_work(slurm, sweep, eventually):
     gated = [sweep.spec(seed, gate=True, cpus=2) for seed in range(3)]
     rest = [sweep.spec(seed) for seed in range(3, 7)]
@@ -92,7 +92,7 @@ def test_a_preempted_pilot_goes_back_to_the_queue(slurm, sweep, eventually):
         assert sweep.steps(spec) == list(range(1, sweep.STEPS + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_preempted_worker_costs_no_step(slurm, sweep, eventually):
     specs = [sweep.spec(seed, gate=True, cpus=2) for seed in range(2)]
     (head,) = sweep.submit(

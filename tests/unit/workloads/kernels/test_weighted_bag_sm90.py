@@ -31,6 +31,44 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
     assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
 
 
+@pytest.mark.parametrize("ids", ["i32", "i64"])
+def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
+    made = compile_for_sm90(
+        kernel._forward,
+        {
+            **dict.fromkeys(("table", "weights", "out"), "*fp16:16"),
+            "ids": f"*{ids}:16",
+            "bag_size": "i32",
+            "width": "i32:16",
+        },
+        {"ROWS": 64, "WIDTH": 64, "EVEN": False},
+        num_warps=1,
+    )
+
+    assert made.spills == 0
+    assert made.registers <= 128
+    assert made.sass.count("LDG.E.128") >= 64 * 64 * 2 // 512
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, "fp16"])
+@pytest.mark.parametrize("ids", ["i32", "i64"])
+def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90, dtype, ids):
+    made = compile_for_sm90(
+        kernel._row_products,
+        {
+            **dict.fromkeys(("table", "x", "out"), f"*{dtype}:16"),
+            "ids": f"*{ids}:16",
+            **dict.fromkeys(("bag_size", "width"), "i32:16"),
+        },
+        {"ROWS": 32, "WIDTH": 128 if dtype == "fp32" else 256},
+        num_warps=4,
+    )
+
+    assert made.spills == 0
+    # 32 rows of 512 bytes by 128 lanes of 16 bytes.
+    assert made.sass.count("LDG.E.128") >= 8
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("products", [True, False], ids=["with products", "sums alone"])
 @pytest.mark.parametrize("name", ["_sum_rows", "_sum_splits"])

@@ -6,10 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workloads.kernels.row_dot import reference as row_dot_reference
 from workloads.kernels.weighted_bag import reference, row_sparse
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
+from workloads.kernels.row_dot import triton as row_dot
 from workloads.kernels.row_reduction import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
@@ -106,6 +108,43 @@ def test_products_alone_equal_the_reference(shape, seed):
     found = kernel.row_products(table, ids, grad)
 
     torch.testing.assert_close(found, reference.row_products(table, ids, grad))
+
+
+def test_nothing_need_be_contiguous():
+    table, ids, weights, grad = _case((17, 24, 7, 9))
+    apart = tuple(tensor.T.contiguous().T for tensor in (table, ids, weights, grad))
+    assert not any(tensor.is_contiguous() for tensor in apart)
+
+    def everything(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> list[Tensor]:
+        both = kernel.backward(table, ids, weights, grad, needs_table=True, needs_weights=True)
+        x_side = row_dot.backward(table, ids, grad, weights, needs_table=True, needs_x=True)
+        return [
+            kernel.forward(table, ids, weights),
+            *both,
+            row_dot.forward(table, ids, grad),
+            *x_side,
+        ]
+
+    for found, expected in zip(
+        everything(*apart), everything(table, ids, weights, grad), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(shape=SHAPES, seed=st.integers(0, 9))
+def test_row_dot_equals_its_reference(shape, seed):
+    table, ids, grad, x = _case(shape, seed)
+
+    found = row_dot.backward(table, ids, x, grad, needs_table=True, needs_x=True)
+
+    expected = row_dot_reference.backward(table, ids, x, grad, needs_table=True, needs_x=True)
+    torch.testing.assert_close(
+        row_dot.forward(table, ids, x), row_dot_reference.forward(table, ids, x)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_sums_without_products():
