@@ -6,8 +6,9 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.hash_bag import reference
-from workloads.kernels.sign_hash.op import in_triton, sign_hash
+from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.table_read import register_read
 from workloads.kernels.weighted_bag.op import weighted_bag
 

@@ -3,10 +3,10 @@
 from importlib import import_module
 from types import ModuleType
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.row_dot import reference
 from workloads.kernels.table_read import register_read
 
@@ -29,9 +29,7 @@ def row_dot(
 
 
 def _implementation(table: Tensor) -> ModuleType:
-    # Triton is not there where torch has no CUDA, and its kernels have no float64.
-    on_gpu = table.is_cuda and table.dtype != torch.float64
-    return import_module("workloads.kernels.row_dot.triton") if on_gpu else reference
+    return import_module("workloads.kernels.row_dot.triton") if in_triton(table) else reference
 
 
 _forward = register_read(

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.weighted_bag import reference
 
 Gradients: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -28,8 +29,7 @@ def sorted_reads(
     if not table.numel() or not ids.numel():
         found = torch.zeros_like(table), weights.new_zeros(ids.shape) if products else None
         return lambda grad: found
-    # Triton is not there where torch has no CUDA, and its kernels have no float64.
-    if not table.is_cuda or table.dtype == torch.float64:
+    if not in_triton(table):
 
         def summed(grad: Tensor) -> tuple[Tensor, Tensor | None]:
             table_grad, weights_grad = reference.backward(

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.sign_hash import reference
 
 
@@ -35,11 +36,6 @@ def sign_hash(
         return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)
     scores, rows = _forward(z, temperature, times_l1)
     return rows, scores
-
-
-def in_triton(x: Tensor) -> bool:
-    """Whether what is computed from `x` is computed by Triton's kernels, which have no float64."""
-    return x.is_cuda and x.dtype != torch.float64
 
 
 def _implementation(z: Tensor) -> ModuleType:

@@ -3,10 +3,10 @@
 from importlib import import_module
 from types import ModuleType
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.table_read import register_read
 from workloads.kernels.weighted_bag import reference, row_sparse
 
@@ -39,9 +39,7 @@ def weighted_bag(
 
 
 def _implementation(table: Tensor) -> ModuleType:
-    # Triton is not there where torch has no CUDA, and its kernels have no float64.
-    on_gpu = table.is_cuda and table.dtype != torch.float64
-    return import_module("workloads.kernels.weighted_bag.triton") if on_gpu else reference
+    return import_module("workloads.kernels.weighted_bag.triton") if in_triton(table) else reference
 
 
 _forward = register_read(
