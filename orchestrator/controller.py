@@ -15,11 +15,13 @@ from typing import Any
 
 from orchestrator import disk, exclusion, units
 from orchestrator.controlled import Attempt, Trial, checkpoint_bytes, submission_of, why_next
-from orchestrator.ending import Ended, Ending, judge
+from orchestrator.ending import EXIT_CODES, Ended, Ending, judge
+from orchestrator.errors import BusyError
 from orchestrator.known_statuses import KnownStatuses, result_ns
 from orchestrator.launchers.protocol import Launch, Launcher, NotPlaced, Others, SharedLauncher
 from orchestrator.lease import HEARTBEAT_S, ControllerLease
 from orchestrator.needs import Needs
+from orchestrator.outage import Outage
 from orchestrator.pace import time_left_s
 from orchestrator.processes import ProcessId
 from orchestrator.rank import TRAIN, registered
@@ -107,8 +109,13 @@ class Controller:
         """The cluster as last seen."""
         self._impossible: frozenset[str] = frozenset()
         self._blame = exclusion.Blame()
+        self._ended: list[Ended] = []
+        """Attempts that ended and are not dealt with yet: their folders could not be read."""
         self._unwritten: dict[Path, dict[str, Any]] = {}
         """Ends of attempts that the disk did not take yet."""
+        self._outage = Outage(sweep.path, clock=clock)
+        self._seen: SweepStatus | None = None
+        """The status as last read."""
         self._kept: tuple[str, ...] = ()
         """Nodes on which room is kept for the next in line."""
         self._growing = False
@@ -143,7 +150,7 @@ class Controller:
             on_update: Called about once a second and at every change.
 
         Raises:
-            BusyError: If another controller runs this sweep.
+            BusyError: If another controller runs this sweep, or took it over while the storage did not answer.
             ExperimentError: If the launcher cannot start.
         """
         self._lease.acquire()
@@ -158,6 +165,11 @@ class Controller:
                 self._launcher.start()
                 self._close_open(open_attempts)
                 self._loop(on_update)
+        except BusyError:
+            # From now on everything is the other's to decide and to write down.
+            self._trials.clear()
+            self._unwritten.clear()
+            raise
         except Exception as error:
             self._failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise
@@ -168,34 +180,70 @@ class Controller:
                 self._give_up_running()
                 self._write_ends()
                 for path in self._unwritten:
-                    LOG.error("%s: not written, since the disk is full", path)
-                status = self._status()
-                self._known.flush()
-                self._lease.beat(self._heartbeat(status))
-                self._lease.release()
+                    LOG.error("%s: not written, since the disk is full or fails", path)
+                try:
+                    status = self._look()
+                    self._known.flush()
+                    self._lease.beat(self._heartbeat(status))
+                finally:
+                    self._lease.release()
         status = replace(status, controller_alive=False, stopping=False, time_left_s=None)
-        on_update(status)
+        with self._outage.endured():
+            on_update(status)
         return status
 
     def _loop(self, on_update: Callable[[SweepStatus], None]) -> None:
         changed = True
         while True:
-            for ended in self._launcher.poll():
-                self._take_ended(ended)
-                changed = True
-            now = self._clock()
-            if changed or now - self._looked_at >= HEARTBEAT_S:
-                self._looked_at = now
-                self._heed_requests(now)
-                changed |= self._start_what_fits(now)
+            with self._outage.endured():
+                self._ended += self._launcher.poll()
+            if self._outage.lasts:
+                self._look_again(on_update)
+            if not self._outage.lasts:
+                with self._outage.endured():
+                    if self._lease.silent:  # whatever it was that took so long
+                        self._lease.beat({})
+                    self._turn(on_update, changed=changed)
             self._pass_on_stops()
-            if changed or now - self._told_at >= HEARTBEAT_S:
-                self._told_at = now
-                self._tell(on_update)
             if self._over():
                 return
             changed = False
             self._sleep(TICK_S)
+
+    def _turn(self, on_update: Callable[[SweepStatus], None], *, changed: bool) -> None:
+        for ended in list(self._ended):
+            # One that cannot be read keeps nothing else from going on.
+            with self._outage.endured():
+                self._take_ended(ended)
+                self._ended.remove(ended)
+                changed = True
+        now = self._clock()
+        if changed or now - self._looked_at >= HEARTBEAT_S:
+            self._looked_at = now
+            self._heed_requests(now)
+            changed |= self._start_what_fits(now)
+        if changed or now - self._told_at >= HEARTBEAT_S:
+            self._told_at = now
+            self._tell(on_update)
+
+    def _look_again(self, on_update: Callable[[SweepStatus], None]) -> None:
+        """See now and then whether the storage answers; until it does nothing is decided, and what runs goes on."""
+        now = self._clock()
+        if now - self._looked_at < HEARTBEAT_S:
+            return
+        self._looked_at = now
+        with self._outage.endured():
+            # The beat goes first: after a long silence it looks whether the sweep is still ours.
+            if self._lease.beat({}):
+                remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
+                self._write_ends()
+                if not self._unwritten:
+                    self._outage.over()
+                    return
+        self._outage.tell()
+        with self._outage.endured():
+            if self._seen is not None:
+                on_update(self._as_last_seen(self._seen))
 
     # -- reading back ------------------------------------------------------------------------------------------
 
@@ -250,24 +298,33 @@ class Controller:
         attempt = None if trial is None else trial.attempt
         if trial is None or attempt is None or attempt.launch.attempt != ended.attempt:
             return
-        trial.attempt, trial.resting = None, None
-        if trial.folder.result() is not None and ended.attempt == 1:
-            self._needs.saw(trial, self._clock() - attempt.started_at)
+        at_once = ended.attempt == 1 and trial.folder.result() is not None
         self._needs.probe(trial)
         ending = self._close(trial, attempt.folder, ended, asked=attempt.asked)
-        self._hold_responsible(trial, attempt, ending)
+        trial.attempt, trial.resting = None, None
+        if at_once:
+            self._needs.saw(trial, self._clock() - attempt.started_at)
+        with self._outage.endured():
+            self._hold_responsible(trial, attempt, ending)
 
     def _close(
         self, trial: Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
     ) -> Ending:
-        """Write end.json and decide what follows; return the verdict."""
+        """Write end.json and decide what follows; return the verdict. If the folder cannot be read, nothing has changed."""
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         has_result = trial.folder.result() is not None
-        ending = judge(ended, asked=asked, error=attempt.error(), has_result=has_result)
-        trial.remember(attempt, ending.outcome)
+        ending = judge(
+            ended,
+            asked=asked,
+            error=attempt.error(),
+            has_result=has_result,
+            folder=trial.folder.path,
+        )
+        cancelled = self._cancelled(trial)
         if ending.outcome is Outcome.DISK_FULL:
             trial.needs_bytes = checkpoint_bytes(trial)
+        trial.remember(attempt, ending.outcome)
         if ending.outcome is Outcome.GPU_OOM:
             self._needs.ran_out(trial)
         decision = decide(
@@ -288,7 +345,7 @@ class Controller:
         }
         self._unwritten[attempt.path / "end.json"] = end
         self._write_ends()
-        trial.finished = decision.action is Action.STOP or self._cancelled(trial)
+        trial.finished = decision.action is Action.STOP or cancelled
         trial.not_before = now + decision.delay_s
         trial.why_next = trial.why_not_before = why_next(end, again=False)
         trial.wait = f"{ending.outcome.value}: {reason}"
@@ -302,21 +359,24 @@ class Controller:
         return ending
 
     def _write_ends(self) -> None:
-        """Write the ends of attempts, those too that a full disk did not take before."""
+        """Write the ends of attempts, those too that a disk that was full or failed did not take before."""
         for path, end in list(self._unwritten.items()):
-            try:
-                write_json(path, end)
-            except OSError as error:
-                if not disk.is_full(error):
-                    raise
-                return
-            del self._unwritten[path]
+            with self._outage.endured():
+                try:
+                    write_json(path, end)
+                except OSError as error:
+                    if not disk.is_full(error):
+                        raise
+                    return
+                del self._unwritten[path]
 
     def _hold_responsible(self, trial: Trial, attempt: Attempt, ending: Ending) -> None:
         """Leave a node out when too much fails there that has nothing else in common."""
         node = exclusion.names(self._nodes).get(attempt.launch.node_id)
         if node is None or attempt.asked is not None:
             return
+        if ending.outcome is Outcome.STORAGE and self._unwritten:
+            return  # it fails here too
         why = self._blame.took(
             node,
             kind=trial.configuration,
@@ -334,20 +394,27 @@ class Controller:
 
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
+        for ended in self._ended:
+            with self._outage.endured():
+                self._take_ended(ended)
         for trial in self._trials.values():
             attempt, trial.attempt, trial.resting = trial.attempt, None, None
             if attempt is None:
                 continue
-            error = attempt.folder.error()
-            lost = None if self._failure is None else f"its controller failed: {self._failure}"
-            stopped = error is None and lost is None
-            asked = attempt.asked or (Outcome.INTERRUPTED if stopped else None)
-            ended = Ended(
-                trial_id=trial.folder.trial_id,
-                attempt=attempt.launch.attempt,
-                node_lost=lost if error is None else None,
-            )
-            self._close(trial, attempt.folder, ended, asked=asked)
+            with self._outage.endured():
+                self._give_up(trial, attempt)
+
+    def _give_up(self, trial: Trial, attempt: Attempt) -> None:
+        error = attempt.folder.error()
+        lost = None if self._failure is None else f"its controller failed: {self._failure}"
+        stopped = error is None and lost is None
+        asked = attempt.asked or (Outcome.INTERRUPTED if stopped else None)
+        ended = Ended(
+            trial_id=trial.folder.trial_id,
+            attempt=attempt.launch.attempt,
+            node_lost=lost if error is None else None,
+        )
+        self._close(trial, attempt.folder, ended, asked=asked)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -424,7 +491,7 @@ class Controller:
         return started
 
     def _waits_for_disk(self) -> bool:
-        """Whether nothing can start because the disk is full; if so, every waiting trial says what it waits for.
+        """Whether nothing can start because the disk is full or fails; if so, every waiting trial says what it waits for.
 
         They share the disk, so one that could not write its checkpoint keeps the others from trying in vain.
         """
@@ -435,6 +502,10 @@ class Controller:
             for trial in self._waiting():
                 trial.needs_bytes = 0.0
             return False
+        if self._outage.lasts:
+            for trial in self._waiting():
+                trial.wait = self._outage.sentence()
+            return True
         about = f", a checkpoint needs about {units.size(needs)}" if needs else ""
         for trial in self._waiting():
             trial.wait = (
@@ -514,10 +585,11 @@ class Controller:
                 }
             )
         except OSError as error:
-            if not disk.is_full(error):
+            if not disk.may_pass(error):
                 raise
+            what = disk.what_is_full if disk.is_full(error) else disk.what_fails
             trial.not_before = self._clock() + REPLACE_S
-            trial.why_not_before = disk.what_is_full(error, trial.folder.path)
+            trial.why_not_before = what(error, trial.folder.path)
             return False
         launch = Launch(
             trial_id=trial.folder.trial_id,
@@ -544,12 +616,24 @@ class Controller:
         )
         trial.wait = ""
         try:
-            trial.attempt.gpu_ids = self._launcher.launch(launch)
-        except NotPlaced as problem:
-            trial.attempt = None
-            shutil.rmtree(folder.path)
-            trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
-            return False
+            try:
+                trial.attempt.gpu_ids = self._launcher.launch(launch)
+            except NotPlaced as problem:
+                trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
+                shutil.rmtree(folder.path)
+                trial.attempt = None
+                return False
+        except OSError as error:
+            if not disk.is_storage(error):
+                raise
+            # Neither begun nor taken back: an attempt that came to nothing.
+            self._ended.append(
+                Ended(
+                    trial_id=launch.trial_id,
+                    attempt=launch.attempt,
+                    exit_codes={0: EXIT_CODES[Outcome.STORAGE]},
+                )
+            )
         self._n_started += 1
         return True
 
@@ -575,9 +659,10 @@ class Controller:
     # -- telling -----------------------------------------------------------------------------------------------
 
     def _tell(self, on_update: Callable[[SweepStatus], None]) -> None:
-        status = self._status()
+        status = self._look()
         self._known.flush()
-        self._lease.beat(self._heartbeat(status))
+        if not self._outage.lasts:
+            self._lease.beat(self._heartbeat(status))
         on_update(status)
 
     def _heartbeat(self, status: SweepStatus) -> dict[str, Any]:
@@ -587,6 +672,28 @@ class Controller:
             "stopping": status.stopping,
             "time_left_s": status.time_left_s,
         }
+
+    def _look(self) -> SweepStatus:
+        """Return where the sweep stands; what was seen of it before, if its storage fails now."""
+        if self._seen is None:
+            self._seen = self._status()
+            return self._seen
+        with self._outage.endured():
+            self._seen = self._status()
+            return self._seen
+        return self._as_last_seen(self._seen)
+
+    def _as_last_seen(self, seen: SweepStatus) -> SweepStatus:
+        why = self._outage.sentence()
+        return replace(
+            seen,
+            trials=tuple(
+                replace(trial, wait=why) if trial.state is TrialState.WAITING else trial
+                for trial in seen.trials
+            ),
+            stopping=self._stops > 0,
+            updated_at=self._clock(),
+        )
 
     def _status(self) -> SweepStatus:
         own, now = ProcessId.own(), self._clock()
@@ -625,11 +732,11 @@ class Controller:
             status = replace(status, state=TrialState.WAITING, wait=trial.wait)
         if waiting:
             trial.resting = status
-        if trial.finished:
+        if trial.finished and not self._unwritten:
+            written = result_ns(trial.folder.path)
             # Its status is all that is asked for from now on: with specs of trials that are over, memory would grow.
             self._frozen[trial.folder.trial_id] = status
             del self._trials[trial.folder.trial_id]
-            written = result_ns(trial.folder.path)
             if status.state is TrialState.DONE and written is not None:
                 self._known.add(known_line(status, result_ns=written))
         return status
@@ -644,9 +751,14 @@ class Controller:
 
     def _over(self) -> bool:
         if self._running():
-            return False
+            # Who asks twice does not wait for the storage; the next controller writes down what ended.
+            return (
+                self._stops > 1 and self._outage.lasts and len(self._ended) >= len(self._running())
+            )
         waiting = self._waiting()
         if waiting and self._growing and not self._stops:
+            return False
+        if self._unwritten and self._outage.lasts and not self._stops:
             return False
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
 

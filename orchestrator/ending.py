@@ -6,8 +6,10 @@ When one rank of several dies, the others fail too, mostly with network errors. 
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from orchestrator import disk
 from orchestrator.records import Outcome
 
 EXIT_CODES = {
@@ -21,6 +23,7 @@ EXIT_CODES = {
     Outcome.PREEMPTED: 87,
     Outcome.DISK_FULL: 88,
     Outcome.NODE_LOST: 89,
+    Outcome.STORAGE: 90,
 }
 """What a rank's process exits with. Away from the small numbers that Python, shells and signals use."""
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items()}
@@ -29,6 +32,7 @@ CAUSE_FIRST = (
     Outcome.KILLED,
     Outcome.NODE_LOST,
     Outcome.DISK_FULL,
+    Outcome.STORAGE,
     Outcome.USER_ERROR,
     Outcome.DIVERGED,
     Outcome.GPU_OOM,
@@ -71,7 +75,12 @@ class Ending:
 
 
 def judge(
-    ended: Ended, *, asked: Outcome | None, error: Mapping[str, Any] | None, has_result: bool
+    ended: Ended,
+    *,
+    asked: Outcome | None,
+    error: Mapping[str, Any] | None,
+    has_result: bool,
+    folder: Path,
 ) -> Ending:
     """Return how an attempt ended.
 
@@ -80,6 +89,7 @@ def judge(
         asked: What the controller had asked for: INTERRUPTED, CANCELLED, PREEMPTED, TIME_LIMIT or None.
         error: error.json, if a rank wrote one.
         has_result: Whether result.json exists. Then the trial is done, whatever happened to the processes.
+        folder: The trial's, for sentences about its storage.
     """
     if has_result:
         return Ending(outcome=Outcome.DONE, reason="every step and evaluation is done")
@@ -106,10 +116,10 @@ def judge(
             reason="asked to leave by a signal from outside; it checkpointed first",
         )
     if cause is not None:
-        return Ending(outcome=cause, reason=_message(error, cause))
+        return Ending(outcome=cause, reason=_message(error, cause, folder))
     if error is not None:
         kind = Outcome(error["kind"])
-        return Ending(outcome=kind, reason=_message(error, kind))
+        return Ending(outcome=kind, reason=_message(error, kind, folder))
     if not ended.exit_codes:
         return Ending(outcome=Outcome.NODE_LOST, reason="its controller ended without a word")
     return Ending(
@@ -179,7 +189,9 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _message(error: Mapping[str, Any] | None, outcome: Outcome) -> str:
+def _message(error: Mapping[str, Any] | None, outcome: Outcome, folder: Path) -> str:
+    if error is None and outcome is Outcome.STORAGE:
+        return f"{disk.fails_at(folder)}, and took no record of it; {disk.what_helps(folder)}"
     if error is None and outcome is Outcome.DISK_FULL:
         return "the disk took no more, not even the record of what did not fit"
     if error is None:

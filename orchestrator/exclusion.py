@@ -27,9 +27,10 @@ BLAMED = frozenset(
         Outcome.COMMUNICATION,
         Outcome.KILLED,
         Outcome.NODE_LOST,
+        Outcome.STORAGE,
     }
 )
-"""Endings that may be the node's doing: foreign processes in its memory, a broken device, cable or driver."""
+"""Endings that may be the node's doing: foreign processes in its memory, a broken device, cable, driver or mount."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class Journal:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{self._path}: cannot write ({os.strerror(error.errno or 0)}); free some space",
+                f"{self._path}: cannot write ({os.strerror(error.errno or 0)})",
             ) from error
         if written != len(line):
             os.ftruncate(self._file, before)

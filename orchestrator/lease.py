@@ -2,6 +2,9 @@
 
 A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json says who
 holds it, for people and for `memscale status`; it alone never decides.
+
+A network file system takes the locks of a machine away that it has not heard of for long. So a controller whose
+storage did not answer for STALE_S looks, before it says or decides anything again, whether the sweep is still its own.
 """
 
 import fcntl
@@ -62,7 +65,12 @@ class ControllerLease:
         self._trial = trial
         self._place = sweep.path if trial is None else trial.path
         self._clock = clock
-        self._locks: list[int] = []
+        self._locks: list[tuple[int, Path, int]] = []
+        """File, folder and kind of lock."""
+        self._told_at = 0.0
+        """When controller.json was last replaced."""
+        self._written = False
+        self._lost = False
         self._record: dict[str, Any] = {**ProcessId.own().to_json(), "submission": submission}
 
     def acquire(self) -> None:
@@ -76,23 +84,42 @@ class ControllerLease:
         if self._trial is not None:
             try:
                 self._take(self._trial.path, fcntl.LOCK_EX)
-            except BusyError:
+            except (BusyError, OSError):
                 self._let_go()
                 raise
-        self._record["started_at"] = self._clock()
+        self._record["started_at"] = self._told_at = self._clock()
         self.beat({})
 
-    def beat(self, fields: Mapping[str, Any]) -> None:
+    def beat(self, fields: Mapping[str, Any]) -> bool:
         """Replace controller.json: still here, and this is what status readers need beyond the trial directories.
 
-        It never decides anything, so a full disk is no reason to stop: the next beat tries again.
+        It never decides anything, so a disk that is full or fails is no reason to stop: the next beat tries again.
+
+        Returns:
+            Whether the disk took it.
+
+        Raises:
+            BusyError: If another controller runs the sweep, after a silence. Nothing is written then, nor later.
         """
-        self._record = {**self._record, **fields, "updated_at": self._clock()}
+        now = self._clock()
+        self._record = {**self._record, **fields, "updated_at": now}
+        if self._lost:
+            return False
         try:
+            if self.silent:
+                self._make_sure()
             write_json(self._place / "controller.json", self._record)
         except OSError as error:
-            if not disk.is_full(error):
+            if not disk.may_pass(error):
                 raise
+            return False
+        self._told_at, self._written = now, True
+        return True
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last beat is so long ago that another controller may have come."""
+        return self._clock() - self._told_at > STALE_S
 
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""
@@ -106,23 +133,53 @@ class ControllerLease:
 
     def _take(self, folder: Path, how: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+        lock = _locked(folder, how)
+        if lock is None:
             other = read_json(folder / "controller.json")
             alive = other is not None and other.get("ended_at") is None
             who = f"process {other['pid']} on {other['host']}" if other and alive else "a Slurm job"
             raise BusyError(
                 f"sweep {self._sweep.name}: {who} runs it already; "
                 f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
-            ) from None
-        self._locks.append(lock)
+            )
+        self._locks.append((lock, folder, how))
+
+    def _make_sure(self) -> None:
+        """Raise BusyError if somebody else has taken over; take the locks again if nobody has and they are gone."""
+        for index, (held, folder, how) in enumerate(self._locks):
+            again = _locked(folder, how)
+            if again is not None:
+                # Nobody has it, not even we: the file system took it away. (Shared ones are given twice.)
+                os.close(held)
+                self._locks[index] = (again, folder, how)
+        found = read_json(self._place / "controller.json")
+        if found is None or ProcessId.from_json(found) == ProcessId.own():
+            return
+        # Not ours: an earlier one's, if a full disk never took ours, else that of one that came after us.
+        if self._written or found.get("ended_at") is None:
+            self._lost = True
+            raise BusyError(
+                f"sweep {self._sweep.name}: process {found['pid']} on {found['host']} took it over while the storage of "
+                f"{self._place} did not answer here; watch it with `memscale status {self._sweep.name}`"
+            )
 
     def _let_go(self) -> None:
         while self._locks:
-            os.close(self._locks.pop())
+            os.close(self._locks.pop()[0])
+
+
+def _locked(folder: Path, how: int) -> int | None:
+    """Return the open file of a folder's lock, None if somebody holds it."""
+    lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 class TrialLease:

@@ -50,6 +50,8 @@ class Outcome(StrEnum):
     """The node's supervisor or the controller is gone, and the ranks with it; or a device of the node broke."""
     TIME_LIMIT = "time_limit"
     DISK_FULL = "disk_full"
+    STORAGE = "storage"
+    """The trial's files, or its data, could not be read or written: their storage failed or did not answer."""
     CANCELLED = "cancelled"
 
 

@@ -156,6 +156,9 @@ class RankReporter:
                     step_s=self._pace.step_s,
                 )
             )
+        if phase == "checkpoint" and self._journal is not None:
+            # What was measured before a checkpoint must be on the disk before that has its name: nobody measures it again.
+            self._journal.sync()
         now = self._clock()
         if now - self._beat_at >= HEARTBEAT_S or phase != self._beat_phase:
             self._beat_at, self._beat_phase = now, phase
@@ -208,7 +211,7 @@ class RankReporter:
             write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)
         except OSError as error:
             # It is for people to look at; training ends only when it cannot keep what it computes.
-            if not disk.is_full(error):
+            if not disk.may_pass(error):
                 raise
 
 

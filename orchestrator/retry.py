@@ -8,6 +8,7 @@
 | gpu_oom                                        | a larger share of the GPU, then a whole one, both free; then the failure budget and half the micro-batch |
 | host_oom, hang, communication, time_limit      | failure budget, from the last checkpoint            |
 | disk_full                                      | waits until the disk has room for a checkpoint; then preemption budget |
+| storage                                        | waits until the controller's storage answers; then preemption budget |
 | preempted, killed, node_lost                   | preemption budget, from the last checkpoint         |
 
 Only attempts of the same submission count: whoever submits again gets the budgets anew.
@@ -23,7 +24,15 @@ from orchestrator.scheduling.shares import promoted, promotions
 FAILURES = frozenset(
     {Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT}
 )
-PREEMPTIONS = frozenset({Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL})
+PREEMPTIONS = frozenset(
+    {
+        Outcome.PREEMPTED,
+        Outcome.KILLED,
+        Outcome.NODE_LOST,
+        Outcome.DISK_FULL,
+        Outcome.STORAGE,
+    }
+)
 HOPELESS = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})
 STUCK_ATTEMPTS = 5
 """Attempts in a row taken away from outside without one new step, after which it is no accident any more."""

@@ -261,15 +261,21 @@ class TrialDir:
         return AttemptDir(self.path / "attempts" / f"{number:04d}")
 
     def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
-        """Make the folder of the next attempt with its launch.json; nothing stays if the disk does not take it."""
+        """Make the folder of the next attempt with its launch.json; nothing stays if the disk does not take it.
+
+        Of storage that fails a folder may stay even so. It is taken for the next attempt: nothing ran in it.
+        """
         attempts = self.attempts()
-        number = attempts[-1].number + 1 if attempts else 1
+        left = bool(attempts) and attempts[-1].launch() is None and attempts[-1].end() is None
+        number = 1 + (attempts[-1].number if attempts else 0) - left
         attempt = self.attempt(number)
-        attempt.path.mkdir(parents=True, exist_ok=False)
+        attempt.path.mkdir(parents=True, exist_ok=left)
+        remove_temporary(attempt.path)
         try:
             write_json(attempt.path / "launch.json", launch)
         except OSError:
-            attempt.path.rmdir()
+            with suppress(OSError):
+                attempt.path.rmdir()
             raise
         return attempt
 
@@ -361,7 +367,9 @@ class SweepDir:
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submissions, oldest first: number, submitted_at, user, argv, files, trial_ids, new (id -> reason)."""
         folder = self.path / "submissions"
-        records = [read_json(p) for p in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+        # Not by glob, which passes over a folder that cannot be read: the next number would be that of another one.
+        names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
+        records = [read_json(folder / name) for name in names if re.fullmatch(r"\d+\.json", name)]
         return [record for record in records if record is not None]
 
     def add_submission(self, record: Mapping[str, Any]) -> int:

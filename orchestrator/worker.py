@@ -81,6 +81,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
     cap_gpu_memory(request)
     job = trainer.Job(
         data=spec.data,
+        data_sha256=spec.data_sha256,
         model=spec.model,
         train=spec.train,
         seed=spec.seed,
@@ -142,7 +143,7 @@ def main(request: RankRequest) -> int:
             if outcome is Outcome.INTERRUPTED:
                 LOG.info("trial %s: %s", request.trial.trial_id, error)
             else:
-                # The exit code tells the outcome, so that a disk that takes neither log nor record changes nothing.
+                # The exit code tells the outcome, so that storage that takes neither log nor record changes nothing.
                 with contextlib.suppress(OSError):
                     traceback.print_exc()
                 with contextlib.suppress(OSError):
@@ -232,6 +233,8 @@ def write_error(
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if outcome is Outcome.DISK_FULL:
         message = disk.what_is_full(error, request.trial.path, Path(request.cache))
+    elif outcome is Outcome.STORAGE:
+        message = disk.what_fails(error, request.trial.path)
     elif outcome is Outcome.GPU_OOM:
         message = gpu_memory_in_short(message)
     write_json(
@@ -263,6 +266,8 @@ def classify(error: BaseException) -> Outcome:
         return Outcome.PREEMPTED
     if disk.is_full(error):
         return Outcome.DISK_FULL
+    if disk.is_storage(error):
+        return Outcome.STORAGE
     if (
         isinstance(error, MemoryError)
         or "DefaultCPUAllocator: can't allocate memory" in str(error)

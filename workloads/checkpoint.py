@@ -112,6 +112,7 @@ def verify(path: Path) -> None:
 
     Raises:
         DamagedError: Saying what is missing or different.
+        OSError: If the storage fails.
     """
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
@@ -126,7 +127,11 @@ def verify(path: Path) -> None:
                 raise DamagedError(
                     f"{path}: {name} is not what its manifest says (SHA-256 differs)"
                 )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        *(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+        *(ValueError, KeyError, TypeError, AttributeError),
+    ) as error:
+        # Any other OSError is the storage's: what cannot be read now may be whole.
         raise DamagedError(f"{path}: manifest or state is unreadable ({error})") from error
 
 
@@ -211,8 +216,10 @@ def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
 
 def _steps(folder: Path) -> list[Path]:
     """Return the checkpoints of steps, newest first."""
-    found = {int(p.name[5:]): p for p in folder.glob("step-*") if p.name[5:].isdigit()}
-    return [found[step] for step in sorted(found, reverse=True)]
+    # Not by glob, which passes over a folder that cannot be read: training would begin anew.
+    names = [name.removeprefix("step-") for name in os.listdir(folder) if name.startswith("step-")]  # noqa: PTH208
+    steps = {int(name): folder / f"step-{name}" for name in names if name.isdigit()}
+    return [steps[step] for step in sorted(steps, reverse=True)]
 
 
 def _discard(path: Path) -> None:

@@ -21,6 +21,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from workloads import checkpoint, device, ranks
+from workloads.data.content import require_unchanged
 from workloads.data.corpus import Corpus
 from workloads.divergence import Watch
 from workloads.evaluate import evaluate
@@ -61,6 +62,8 @@ class Job:
     """Folder of this trial's checkpoints, shared by its ranks and attempts."""
     cache: Path
     """Folder where data sources keep what they prepared, shared by all trials."""
+    data_sha256: Mapping[str, str] = field(default_factory=dict)
+    """Content hash per field of `data` that names files (`workloads/data/content.py`)."""
     log_every_steps: int = 10
     evaluations: int = 4
     """Evaluations over the run, evenly spaced, the last one after the last step."""
@@ -100,7 +103,7 @@ def run(
         Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
         Diverged: The loss or a gradient is not finite, or the loss exploded (`workloads/divergence.py`).
         ranks.CommunicationError: The ranks did not find, or lost, each other.
-        ValueError: A section of the job is wrong.
+        ValueError: A section of the job is wrong, or its data have changed.
     """
     config = TrainConfig(**job.train)
     source = section_config("workloads.data.sources", "source", job.data)
@@ -125,6 +128,7 @@ def run(
 
         reporter.progress(state["step"], steps, "data", {})
         with spent.on("data"):
+            require_unchanged(source.files(), job.data_sha256, job.cache)
             corpus: Corpus = source.prepare(job.cache, LOG.info)
         model = build(
             partial(architecture.build, corpus.vocab_size),

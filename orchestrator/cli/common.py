@@ -78,14 +78,22 @@ ReadFrom = Annotated[
 
 
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Print an ExperimentError as its message, without a traceback, and exit with its code."""
+    """Print an ExperimentError, or what fails of the storage, as a sentence without a traceback; exit with its code."""
 
     @wraps(verb)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from orchestrator import disk
         from orchestrator.errors import ExperimentError
 
         try:
             return verb(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in disk.FAILING:
+                raise
+            runs = kwargs.get("runs")
+            place = runs if isinstance(runs, Path) else Path.cwd()
+            typer.echo(disk.what_fails(error, place), err=True)
+            raise typer.Exit(disk.EXIT_CODE) from None
         except ExperimentError as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(error.exit_code) from None

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator import units
 from orchestrator.display.command import command
+from orchestrator.outage import Outage
 from orchestrator.records import TrialState
 from orchestrator.status import SweepStatus, TrialStatus, status_from_disk
 from orchestrator.trial_dir import SweepDir
@@ -209,10 +210,13 @@ def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
 
 def watch(sweep: SweepDir, console: Console) -> None:
     """Refresh the table until no controller runs the sweep, or Ctrl-C."""
+    outage = Outage(sweep.path)
     with LiveSweep(console) as live, suppress(KeyboardInterrupt):
         while True:
-            now = status_from_disk(sweep)
-            live.update(now)
-            if not now.controller_alive:
-                return
+            with outage.endured():
+                now = status_from_disk(sweep)
+                outage.over()
+                live.update(now)
+                if not now.controller_alive:
+                    return
             time.sleep(1.0)

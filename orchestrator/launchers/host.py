@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from orchestrator import disk
 from orchestrator.errors import BusyError, StoreError
 from orchestrator.launchers.supervisor import with_this_package
 from orchestrator.trial_dir import SweepDir
 
 RESTARTS = 20
-"""How often a controller that a signal ended, or that found another one's lock, is started again on one node."""
+"""How often a controller that a signal ended, that found another one's lock, or storage that fails, is started again on one
+node."""
 PAUSE_S = 5.0
 """Before it is: what was killed for want of memory should find some."""
 OF_A_WORKER = (
@@ -101,7 +103,7 @@ class ControllerHost:
         code = self._run_once()
         for _ in range(RESTARTS):
             # Busy: a network file system holds the lock of a controller on a lost node for a minute or two.
-            if code >= 0 and code != BusyError.exit_code:
+            if code >= 0 and code not in (BusyError.exit_code, disk.EXIT_CODE):
                 break
             time.sleep(PAUSE_S)
             code = self._run_once()
@@ -109,7 +111,13 @@ class ControllerHost:
         self._on_end()
 
     def _run_once(self) -> int:
-        with (self._sweep.path / "controller.log").open("ab") as log:
+        try:
+            log = (self._sweep.path / "controller.log").open("ab")
+        except OSError as error:
+            if not disk.is_storage(error):
+                raise
+            return disk.EXIT_CODE
+        with log:
             return subprocess.Popen(
                 controller_command(
                     self._sweep, self._number, address=self._address, dies_with=os.getpid()

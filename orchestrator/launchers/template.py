@@ -117,9 +117,10 @@ class Template:
             try:
                 die_with_parent(parent)
                 code = self._become_rank(command)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):  # a full disk takes no log
                     traceback.print_exc()
+                code = _exit_code(error)
             finally:
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError):
@@ -164,6 +165,14 @@ class Template:
                 line = line[os.write(self._events, line) :]
             except BrokenPipeError:
                 return  # whoever listened is gone; the end of stdin follows
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return what tells the outcome of a rank that did not come as far as to write one down: its log cannot be opened."""
+    from orchestrator.ending import EXIT_CODES
+    from orchestrator.worker import classify
+
+    return EXIT_CODES[classify(error)]
 
 
 def main(arguments: Sequence[str]) -> None:

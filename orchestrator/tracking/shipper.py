@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from orchestrator import disk
 from orchestrator.errors import StoreError
 from orchestrator.tracking import progress
 from orchestrator.tracking.places import default_tracking_uri
@@ -109,7 +110,10 @@ def ship(
                 looked_at = clock()
                 for name in sender.take_cancel_requests():
                     LOG.info("cancelled from the page: %s", name)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
+            # The sweep's own storage may fail for a while, as the tracker may.
+            if not isinstance(error, StoreError) and not disk.may_pass(error):
+                raise
             if str(error) != problem:
                 LOG.warning("%s; trying again", error)
             problem = str(error)
@@ -180,17 +184,31 @@ def main(argv: list[str] | None = None) -> int:
     lock = take_lock(sweep, instructions)
     if lock is None:
         return INCOMPLETE
-    for folder in (sweep.path, *(trial.path for trial in sweep.trials())):
-        # Of shippers that were killed: the lock says that none is left.
-        remove_temporary(folder, of=progress.FILE)
+    remove_leftovers(sweep)
     store = Store(uri or default_tracking_uri(sweep.path.parent))
+    untold = False
 
     def tell(problem: str | None) -> None:
-        progress.save_problem(sweep, store.uri, problem)
+        nonlocal untold
+        try:
+            progress.save_problem(sweep, store.uri, problem)
+            if untold:
+                remove_leftovers(sweep)
+            untold = False
+        except OSError as error:
+            if not disk.may_pass(error):
+                raise
+            untold = True
 
     complete = ship(Sender(sweep, store), instructions, tell=tell)
     os.close(lock)
     return 0 if complete else INCOMPLETE
+
+
+def remove_leftovers(sweep: SweepDir) -> None:
+    """Delete what shippers that were killed, or storage that failed, left: the lock says that nobody else writes it."""
+    for folder in (sweep.path, *(trial.path for trial in sweep.trials())):
+        remove_temporary(folder, of=progress.FILE)
 
 
 def take_lock(sweep: SweepDir, instructions: Instructions) -> int | None:

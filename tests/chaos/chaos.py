@@ -6,8 +6,9 @@
     python tests/chaos/chaos.py --seeds 0 --hosts            # four network namespaces as four hosts, one of them cut off
 
 Killed are ranks, supervisors, raylets (with their nodes; others join), the head with the whole cluster, the submission
-(controller), its shipper and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted);
-the clock of one node is an hour ahead. With --hosts every node has a network and a host name of its own (hosts.py), and
+(controller), its shipper and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted),
+and for a while the sweep's storage fails in every process (faults/sitecustomize.py); the clock of one node is an hour
+ahead. With --hosts every node has a network and a host name of its own (hosts.py), and
 one is cut off from the others for a while, with all that runs there. When is drawn from the seed: a share of all steps, and a pause after it; the last
 steps of trials wait until everything has struck.
 Whoever ends is started again, as a person would: the cluster, the server, the submission.
@@ -49,7 +50,17 @@ from orchestrator.tracking.store import Store
 from orchestrator.trial_dir import AttemptDir, SweepDir
 
 HERE = Path(__file__).parent
-KINDS = ("rank", "supervisor", "raylet", "head", "controller", "shipper", "server", "disk")
+KINDS = (
+    "rank",
+    "supervisor",
+    "raylet",
+    "head",
+    "controller",
+    "shipper",
+    "server",
+    "disk",
+    "storage",
+)
 OF_HOSTS = ("network",)
 """What strikes in addition where each node is a host of its own."""
 CUT_S = 12.0
@@ -62,8 +73,15 @@ OUTCOMES = {
     "head": {"node_lost"},
     "controller": {"node_lost"},
     "disk": {"disk_full"},
+    "storage": {"storage"},
 }
 """What an attempt may have ended as, if this happened to it."""
+FAILS_S = 3.0
+"""For how long the storage fails: two looks of the controller at least."""
+ERRORS = ("EIO", "ESTALE")
+"""As which."""
+AHEAD_S = 3600.0
+"""How far the wrong clock is ahead."""
 MARK = "MEMSCALE_CHAOS"
 NODES = 4
 PATIENCE_S = 900.0
@@ -184,15 +202,12 @@ class Ray:
         raise AssertionError("the last try returns or raises")
 
     def _join(self, *, wrong_clock: bool) -> None:
-        before = os.environ.get("PYTHONPATH", "")
         if wrong_clock:
-            os.environ["PYTHONPATH"] = os.pathsep.join(
-                filter(None, (str(HERE / "wrong_clock"), before))
-            )
+            os.environ["CHAOS_AHEAD_S"] = str(AHEAD_S)
         try:
             node = self._patiently()
         finally:
-            os.environ["PYTHONPATH"] = before
+            os.environ.pop("CHAOS_AHEAD_S", None)
         node.wrong_clock = wrong_clock
 
     @property
@@ -291,6 +306,8 @@ class Chaos:
     def __post_init__(self) -> None:
         self.sweep = SweepDir(self.folder / "runs" / f"chaos-{self.plan.seed}")
         self.ids = write_trials(self.sweep, self.plan)
+        self.flag = self.folder / "storage-fails"
+        os.environ["CHAOS_STORAGE"] = f"{self.flag.absolute()}:{self.sweep.path.absolute()}"
         self.ray: Any = None
         self.server: Server | None = None
         self.controller: subprocess.Popen[bytes] | None = None
@@ -339,7 +356,7 @@ class Chaos:
 
     def _cluster(self) -> Any:
         if self.plan.hosts:
-            return hosts.Hosts(self.plan.nodes, wrong_clock=HERE / "wrong_clock")
+            return hosts.Hosts(self.plan.nodes, ahead_s=AHEAD_S)
         return Ray(self.plan.nodes)
 
     def _share(self) -> float:
@@ -529,6 +546,19 @@ class Chaos:
         self._expect("disk", running)
         return True
 
+    def _strike_storage(self) -> bool:
+        """Let the sweep's storage fail for a while, for whoever uses it."""
+        if not any(registered(a) for a in self._open()):
+            return False
+        end, running = time.monotonic() + FAILS_S, self._open()
+        self.flag.write_text(ERRORS[self.plan.seed % len(ERRORS)])
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            running += self._open()
+        self.flag.unlink()
+        self._expect("storage", [*running, *self._open()])
+        return True
+
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def told(self) -> str:
@@ -634,8 +664,8 @@ def until(look: Callable[[], Any], what: str, timeout_s: float = 120.0) -> None:
 def surroundings() -> Iterator[None]:
     """Mark every process that is started inside, and set Ray up as memscale does; put the environment back."""
     before = dict(os.environ)
-    root = str(HERE.parents[1])
-    path = os.pathsep.join(filter(None, (root, before.get("PYTHONPATH"))))
+    places = (str(HERE / "faults"), str(HERE.parents[1]), before.get("PYTHONPATH"))
+    path = os.pathsep.join(filter(None, places))
     # Ray reads its mode when it is imported, which in a test process may be long ago.
     mode = {"RAY_AUTH_MODE": "disabled"}
     os.environ.update({**SETTINGS, **mode, MARK: uuid.uuid4().hex, "PYTHONPATH": path})

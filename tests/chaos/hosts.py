@@ -119,7 +119,7 @@ class Host:
 class Hosts:
     """A Ray cluster with a node of two cores on each host. The last host's clock is wrong."""
 
-    def __init__(self, nodes: int, *, wrong_clock: Path) -> None:
+    def __init__(self, nodes: int, *, ahead_s: float) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mc-"))
         self.hosts = [Host(number=0)]
         try:
@@ -135,9 +135,7 @@ class Hosts:
                 host = Host(number=number, holder=holder)
                 self.hosts.append(host)
                 host.join_bridge()
-            before = os.environ.get("PYTHONPATH", "")
-            path = os.pathsep.join(filter(None, (str(wrong_clock), before)))
-            self.hosts[-1].environment = {"PYTHONPATH": path}
+            self.hosts[-1].environment = {"CHAOS_AHEAD_S": str(ahead_s)}
             for host in self.hosts:
                 self._start(host)
         except BaseException:

@@ -1,6 +1,8 @@
 """A short run of `make test-chaos`, and what the long one rests on."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,10 +37,57 @@ def test_the_wrong_clock_is_an_hour_ahead(monkeypatch):
     monkeypatch.setattr(time, "time", time.time)
     monkeypatch.setattr(time, "time_ns", time.time_ns)
 
-    load(HERE / "wrong_clock" / "sitecustomize.py", monkeypatch)
+    monkeypatch.setenv("CHAOS_AHEAD_S", str(load(HERE / "chaos.py", monkeypatch).AHEAD_S))
+    load(HERE / "faults" / "sitecustomize.py", monkeypatch)
 
     assert time.time() - before() == pytest.approx(3600.0, abs=60.0)
     assert time.time_ns() / 1e9 == pytest.approx(time.time(), abs=60.0)
+
+
+def test_storage_fails_while_the_flag_is_there_and_nowhere_else(tmp_path):
+    flag, folder = tmp_path / "flag", tmp_path / "sweep"
+    folder.mkdir()
+    code = """
+import sys, os, errno
+from pathlib import Path
+from orchestrator.trial_dir import read_json, write_json
+flag, folder = map(Path, sys.argv[1:])
+open_file = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT)
+for name in ("", "EIO", "", "ESTALE"):
+    flag.write_text(name) if name else flag.unlink(missing_ok=True)
+    for use in (
+        lambda: write_json(folder / "x.json", {}),
+        lambda: read_json(folder / "x.json"),
+        lambda: os.write(open_file, b"x"),
+        lambda: list(folder.iterdir()),
+        lambda: (folder / "x.json").exists(),
+        lambda: write_json(folder.parent / "y.json", {}),
+    ):
+        try:
+            use()
+            print("ok", end=" ")
+        except OSError as error:
+            print(errno.errorcode[error.errno], end=" ")
+    print()
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(flag), str(folder)],
+        env={
+            **os.environ,
+            "CHAOS_STORAGE": f"{flag}:{folder}",
+            "PYTHONPATH": os.pathsep.join((str(HERE / "faults"), str(HERE.parents[1]))),
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+
+    assert [line.split() for line in told] == [
+        ["ok"] * 6,
+        [*["EIO"] * 5, "ok"],
+        ["ok"] * 6,
+        [*["ESTALE"] * 5, "ok"],
+    ]
 
 
 @pytest.mark.integration

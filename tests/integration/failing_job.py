@@ -104,6 +104,11 @@ def disk_full(trial):
                 continue
 
 
+def storage(trial):
+    """The trial's folder can be neither read nor written until the flag is gone (tests/chaos/faults)."""
+    Path(os.environ["CHAOS_STORAGE"].partition(":")[0]).write_text("EIO")
+
+
 CAUSES = {
     cause.__name__: cause
     for cause in (
@@ -116,6 +121,7 @@ CAUSES = {
         preempted,
         slow,
         disk_full,
+        storage,
     )
 }
 

@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 STEPS = 24
 JOB = f"{Path(__file__).with_name('failing_job.py')}:run"
+FAULTS = str(Path(__file__).parents[1] / "chaos" / "faults")
+"""Folder of the sitecustomize.py that lets storage fail."""
 GROWTH_BYTES = 128 * 2**20
 """What the cgroup of the kernel's victim may take."""
 
@@ -102,11 +104,23 @@ def failed(tmp_path_factory, make_spec):
     sweep.add("lost_connection killed preempted", ranks=2)
     sweep.add("slow", time_limit_s=12.0)
     sweep.add("hang", ranks=2, hang_after_s=12.0)
+    sweep.add("storage")
+    flag = sweep.disk.path.parent / "storage-fails"
+    failing = sweep.trials["storage"]
+
+    def mend(status):
+        if flag.exists() and failing.attempt(1).end() is not None:
+            flag.unlink()
+
     with small_cgroup() as group, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHAOS_STORAGE", f"{flag}:{failing.path}")
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(filter(None, (FAULTS, os.environ.get("PYTHONPATH"))))
+        )
         if group is not None:
             patch.setenv("TEST_CGROUP", str(group))
             sweep.add("kernel_oom")
-        sweep.run()
+        sweep.run(mend)
     return sweep
 
 
@@ -178,6 +192,19 @@ def test_time_limit_checkpoints_first(failed):
 
     assert outcome == "time_limit"
     assert reason.startswith("reached its time limit; it checkpointed first (retry 1 of 4")
+
+
+def test_storage_that_fails_is_named_and_costs_an_attempt(failed):
+    outcome, reason, log = failed.first("storage")
+    trial = failed.trials["storage"]
+
+    assert outcome == "storage"
+    assert reason.startswith(f"the storage of {trial.path} fails")
+    assert "once it answers again, training goes on" in reason
+    assert "retry 1 of 100 after storage" in reason
+    assert f"Input/output error: '{trial.path}" in log
+    assert trial.attempt(1).error() is None, "what failed took no record either"
+    assert sorted(trial.metrics()["train/loss"]) == list(range(1, STEPS + 1))
 
 
 def test_hang_tells_where_every_rank_stood_and_leaves_all_stacks_in_the_log(failed):

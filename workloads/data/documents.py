@@ -84,6 +84,8 @@ def _parquet(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
     try:
         file = parquet.ParquetFile(path)
     except (ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # the storage's, not the file's
         problems.add(path, None, f"is not Parquet ({error})", "write it again")
         return
     if text_field not in file.schema_arrow.names:

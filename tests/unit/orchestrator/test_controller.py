@@ -1,6 +1,7 @@
 """The controller against a launcher that only pretends, in simulated time."""
 
 import errno
+import io
 import json
 import os
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from orchestrator import controller as controller_module
 from orchestrator import exclusion
+from orchestrator import trial_dir as trial_dir_module
 from orchestrator.controller import Controller
 from orchestrator.ending import EXIT_CODES, Ended
 from orchestrator.errors import BusyError, ExperimentError
@@ -781,3 +783,190 @@ def test_end_that_a_full_disk_does_not_take_is_written_later(world, monkeypatch)
 
     assert world.run(trial, script=script()).complete
     assert world.end(trial)["outcome"] == "disk_full"
+
+
+class FailingStorage:
+    """Everything that the controller reads or writes by this package fails while `code` is set."""
+
+    def __init__(self, monkeypatch, *, below):
+        self.code, self.below = None, str(below)
+        for name in ("open", "mkdir", "scandir", "listdir", "stat", "replace", "unlink"):
+            monkeypatch.setattr(os, name, self._failing(getattr(os, name)))
+        monkeypatch.setattr("io.open", self._failing(io.open))
+
+    def _failing(self, function):
+        def wrapped(path=".", *args, **more):
+            below = not isinstance(path, int) and str(path).startswith(self.below)
+            if self.code is not None and below:
+                raise OSError(self.code, os.strerror(self.code), str(path))
+            return function(path, *args, **more)
+
+        return wrapped
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+def test_storage_that_fails_stops_nothing_for_good(world, monkeypatch, caplog, code):
+    ids = [world.trial(seed, retries=Retries(failure=0)) for seed in range(4)]
+    storage = FailingStorage(monkeypatch, below=world.sweep.path)
+    told = []
+
+    def script():
+        # One has just written its result; the other met the failing storage too.
+        world.launcher.end(ids[0], DONE, steps=100)
+        world.launcher.end(ids[1], {0: EXIT_CODES[Outcome.STORAGE]}, steps=5)
+        storage.code = code
+        for _ in range(70):
+            yield
+            assert world.launcher.running == {}
+            told.append(world.updates[-1])
+        storage.code = None
+        while True:
+            for trial in list(world.launcher.running):
+                world.launcher.end(trial, DONE, steps=100)
+            yield
+
+    status = world.run(*ids, script=script())
+
+    assert status.complete
+    assert [launch.trial_id for launch in world.launcher.launches].count(ids[0]) == 1
+    assert [launch.trial_id for launch in world.launcher.launches].count(ids[1]) == 2
+    assert world.end(ids[0])["outcome"] == "done"
+    assert world.end(ids[1])["outcome"] == "storage"
+    assert world.end(ids[1])["reason"].startswith(
+        f"the storage of {world.sweep.trial(ids[1]).path} fails, and took no record of it; "
+    )
+    assert {len(trial.attempts()) for trial in world.sweep.trials()} == {1, 2}
+    waits = {trial.wait for trial in told[-1].trials if trial.state is TrialState.WAITING}
+    (wait,) = waits
+    assert wait.startswith(f"the storage of {world.sweep.path} fails ({os.strerror(code)}); see to")
+    assert "(for 1 min" in wait
+    assert sum("fails" in line for line in caplog.messages) == 2, "told once a minute"
+    assert [p for p in world.sweep.path.rglob(".*") if p.is_file()] == []
+
+
+def test_attempt_that_the_storage_did_not_take_is_begun_again_under_the_same_number(
+    world, monkeypatch
+):
+    trial = world.trial(0)
+    left = [2]
+    write = trial_dir_module.write_json
+
+    def sometimes(path, record, **more):
+        if path.name == "launch.json" and left[0]:
+            left[0] -= 1
+            (path.parent / ".launch.json-abcd1234").touch()
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        write(path, record, **more)
+
+    monkeypatch.setattr(trial_dir_module, "write_json", sometimes)
+
+    assert world.run(trial, script=finish(world, trial)).complete
+    assert [a.number for a in world.sweep.trial(trial).attempts()] == [1]
+    waits = {u.trials[0].wait for u in world.updates}
+    assert any(f"the storage of {world.sweep.trial(trial).path} fails" in wait for wait in waits)
+
+
+def test_who_asks_twice_does_not_wait_for_the_storage(world, monkeypatch):
+    trial = world.trial(0)
+    storage = FailingStorage(monkeypatch, below=world.sweep.path)
+
+    def script():
+        storage.code = errno.EIO
+        yield
+        world.the_controller.stop()
+        world.the_controller.stop()
+        while True:
+            yield
+
+    world.launcher.end = lambda trial_id, codes, **more: world.launcher.ended.append(
+        Ended(trial_id=trial_id, attempt=1, exit_codes=codes)
+    )
+    status = world.run(trial, script=script())
+
+    assert not status.complete
+    storage.code = None
+    assert world.end(trial) is None, "the next controller writes it down"
+    assert not world.updates[-1].controller_alive
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_controller_whose_sweep_was_taken_over_decides_nothing_more(world, monkeypatch, how):
+    trial = world.trial(0)
+    storage = FailingStorage(monkeypatch, below=world.sweep.path)
+    theirs = {**ProcessId.own().to_json(), "pid": 1, "start_ticks": 1, "submission": 2}
+
+    def script():
+        storage.code = errno.EIO if how == "fails" else None
+        for _ in range(70 if how == "fails" else 0):
+            yield
+        storage.code = None
+        world.now += 70.0 if how == "hangs" else 0.0
+        world.launcher.end(trial, {0: -9})
+        write_json(world.sweep.path / "controller.json", theirs)
+        yield
+
+    with pytest.raises(BusyError, match="process 1 on .* took it over"):
+        world.run(trial, script=script())
+
+    assert world.sweep.controller() == theirs
+    assert world.end(trial) is None
+    assert world.launcher.closed
+
+
+def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
+    trial = world.trial(0)
+    write, left = controller_module.write_json, [5]
+
+    def sometimes(path, record, **more):
+        if path.name == "end.json" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        write(path, record, **more)
+
+    monkeypatch.setattr(controller_module, "write_json", sometimes)
+
+    status = world.run(trial, script=finish(world, trial))
+
+    assert world.end(trial)["outcome"] == "done"
+    assert status.trials[0].outcome is Outcome.DONE
+
+
+def test_node_whose_mount_fails_is_left_out_when_the_storage_works_elsewhere(world):
+    blame = exclusion.Blame()
+    told = [
+        blame.took("n", kind=kind, trial_id=kind, outcome=Outcome.STORAGE)
+        for kind in ("a", "b", "c")
+    ]
+
+    assert told[:2] == [None, None]
+    assert "a (storage), b (storage), c (storage)" in told[2]
+
+
+def test_node_is_not_to_blame_for_storage_that_fails_everywhere(world, monkeypatch):
+    kinds = [
+        world.trial(seed, train={"tokens": 1000 + 10 * seed, "batch_tokens": 10, "seq_len": 10})
+        for seed in range(3)
+    ]
+    world.launcher = PretendLauncher(cpus=3)
+    world.launcher.more_nodes = (Node(node_id="g", host="host-good", cpus=0, gpus=()),)
+    write, fails = controller_module.write_json, [True]
+
+    def sometimes(path, record, **more):
+        if fails[0] and path.name == "end.json":
+            raise OSError(errno.EIO, "Input/output error")
+        write(path, record, **more)
+
+    monkeypatch.setattr(controller_module, "write_json", sometimes)
+
+    def script():
+        for trial in kinds:
+            world.launcher.end(trial, {0: EXIT_CODES[Outcome.STORAGE]})
+        yield
+        yield
+        fails[0] = False
+        yield from finish(world, *kinds)
+
+    status = world.run(*kinds, script=script())
+
+    assert status.complete
+    assert all(not update.excluded for update in world.updates)

@@ -1,4 +1,4 @@
-"""Full disks: real errors of the kernel (/dev/full) as libraries pass them on."""
+"""Full disks: real errors of the kernel (/dev/full) as libraries pass them on; and storage that fails."""
 
 import errno
 from pathlib import Path
@@ -39,6 +39,43 @@ def test_full_disk_is_recognised_whatever_a_library_makes_of_it():
     assert type(caught(fail_while_closing)) is RuntimeError
     assert disk.is_full(caught(fail_while_closing))
     assert disk.is_full(OSError(errno.EDQUOT, "Disk quota exceeded"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["EIO", "ESTALE", "EROFS", "ETIMEDOUT", "ENOTCONN", "ESHUTDOWN", "EHOSTDOWN", "EREMOTEIO"],
+)
+def test_storage_that_fails_is_told_from_wrong_paths_and_full_disks(code):
+    error = OSError(getattr(errno, code), "…")
+
+    def wrapped():
+        try:
+            raise error
+        finally:
+            raise RuntimeError("unexpected pos 704 vs 598")
+
+    assert disk.is_storage(error)
+    assert disk.is_storage(caught(wrapped))
+    assert disk.may_pass(error)
+    assert not disk.is_full(error)
+
+
+@pytest.mark.parametrize("code", ["EACCES", "ENOENT", "EISDIR", "EMFILE", "ENOSPC"])
+def test_other_errors_are_not_storage_that_fails(code):
+    assert not disk.is_storage(OSError(getattr(errno, code), "…"))
+
+
+def test_sentence_names_the_folder_and_what_to_do_without_asking_the_storage(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "stat", lambda *_: pytest.fail("asked"))
+    inside = OSError(errno.EIO, "Input/output error", str(tmp_path / ".x.json-abcd1234"))
+    outside = OSError(errno.ESTALE, "Stale file handle", "/data/text.jsonl")
+
+    told = disk.what_fails(inside, tmp_path)
+
+    assert told.startswith(f"the storage of {tmp_path} fails (Input/output error); ")
+    assert f"`df {tmp_path}`" in told
+    assert "training goes on from its last checkpoint" in told
+    assert disk.what_fails(outside, tmp_path).startswith("the storage of /data/text.jsonl fails (S")
 
 
 def test_other_errors_are_not_full_disks():

@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from orchestrator.ending import EXIT_CODES, Ended, judge
 from orchestrator.records import Outcome
+
+FOLDER = Path("/runs/s/trials/t")
 
 
 def ended(codes=None, **more):
@@ -9,7 +13,7 @@ def ended(codes=None, **more):
 
 
 def verdict(end, asked=None, error=None, has_result=False):
-    return judge(end, asked=asked, error=error, has_result=has_result)
+    return judge(end, asked=asked, error=error, has_result=has_result, folder=FOLDER)
 
 
 def error(kind, message="it broke"):
@@ -146,3 +150,11 @@ def test_full_disk_is_the_outcome_even_when_the_disk_took_no_error_json():
 
     assert ending.outcome is Outcome.DISK_FULL
     assert ending.reason.startswith("the disk took no more")
+
+
+def test_failing_storage_that_takes_no_record_is_named_even_so():
+    ending = verdict(ended({0: EXIT_CODES[Outcome.STORAGE], 1: EXIT_CODES[Outcome.COMMUNICATION]}))
+
+    assert ending.outcome is Outcome.STORAGE
+    assert ending.reason.startswith(f"the storage of {FOLDER} fails, and took no record of it; ")
+    assert f"`df {FOLDER}`" in ending.reason

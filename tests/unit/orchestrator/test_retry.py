@@ -34,7 +34,8 @@ def test_failures_use_up_the_failure_budget(outcome):
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL]
+    "outcome",
+    [Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL, Outcome.STORAGE],
 )
 def test_what_comes_from_outside_uses_up_the_preemption_budget(outcome):
     retries = Retries(failure=0, preemption=2)

@@ -1,11 +1,12 @@
 """One rank, run in this process with the job that counts instead of training."""
 
 import errno
+import hashlib
 import json
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -251,7 +252,10 @@ def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
         (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
         (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.HOST_OOM),
-        (OSError(errno.EIO, "Input/output error"), Outcome.USER_ERROR),
+        (OSError(errno.EIO, "Input/output error"), Outcome.STORAGE),
+        (OSError(errno.ESTALE, "Stale file handle"), Outcome.STORAGE),
+        (OSError(errno.EACCES, "Permission denied"), Outcome.USER_ERROR),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), Outcome.USER_ERROR),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Outcome.NODE_LOST),
         (RuntimeError("CUDA error: device-side assert triggered"), Outcome.USER_ERROR),
     ],
@@ -333,6 +337,51 @@ def test_the_trainer_takes_every_field_that_it_is_given(make, monkeypatch):
     assert asked[0].usage_every_steps is None
 
 
+@pytest.mark.parametrize("edited", [False, True])
+def test_data_that_changed_since_the_submission_are_not_trained_on(
+    make, tmp_path, monkeypatch, edited
+):
+    from workloads import train as trainer
+    from workloads.architectures import dense
+
+    file = tmp_path / "corpus.txt"
+    file.write_text("A line of text.\n\n" * 2000)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "text", "path": str(file), "vocab_size": 300, "valid_share": 0.5},
+        data_sha256={"path": digest},
+        model={"architecture": "dense", **asdict(dense.Config(**dense.PRESETS["d16"]))},
+        train={"tokens": 64, "batch_tokens": 32, "seq_len": 32, "lr": 1.0e-3},
+        seed=0,
+        logging=Logging(evaluations=1),
+    )
+    trial = SweepDir(tmp_path / "s").trial(spec.trial_id)
+    trial.create(spec)
+    request = replace(
+        make(),
+        trial_path=str(trial.path),
+        attempt=trial.new_attempt({"submission": 1}).number,
+        cache=str(tmp_path / "cache"),
+        job=rank.TRAIN,
+    )
+    monkeypatch.setattr(trainer, "build", lambda *_, **more: pytest.fail("it went on to train"))
+    if edited:
+        file.write_text("Another line of text.\n\n" * 2000)
+
+    code = main(request)
+
+    message = request.attempt_dir.error()["message"]
+    if not edited:
+        assert message == "Failed: it went on to train"
+        return
+    assert code == EXIT_CODES[Outcome.USER_ERROR]
+    assert message == (
+        f"DataError: data.path: {file} changed since this trial was submitted; "
+        "restore it, or submit again (which makes other trials)"
+    )
+
+
 def pretend_torch(monkeypatch, *, available=True):
     """Stand in for torch; return the caps that were set."""
     caps = []
@@ -385,13 +434,45 @@ def test_a_disk_that_takes_no_record_either_still_ends_as_full(make, monkeypatch
     assert request.attempt_dir.error() is None
 
 
-def test_heartbeat_that_finds_the_disk_full_ends_nothing(make, monkeypatch):
-    def full(*arguments, **more):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_journal_is_on_the_disk_before_a_checkpoint_has_its_name(make, monkeypatch):
+    told = RankReporter(make())
+    told.metrics(1, {"train/loss": 1.0})
+    told.progress(1, 10, "train", {})
 
-    monkeypatch.setattr(reporter, "write_json", full)
+    def lost(file):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.journal.os.fsync", lost)
+        with pytest.raises(OSError, match="Input/output error"):
+            told.progress(1, 10, "checkpoint", {})
+    told.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_heartbeat_that_the_disk_does_not_take_ends_nothing(make, monkeypatch, code):
+    def refused(*arguments, **more):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(reporter, "write_json", refused)
 
     assert main(make()) == 0
+
+
+def test_storage_that_fails_is_named_in_the_record(make, monkeypatch):
+    request = make()
+
+    def stale(*arguments, **more):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("orchestrator.journal.os.write", stale)
+
+    assert main(request) == EXIT_CODES[Outcome.STORAGE]
+    error = request.attempt_dir.error()
+    assert error["kind"] == "storage"
+    assert error["message"].startswith(
+        f"the storage of {request.trial.path} fails (Stale file handle); see to its server"
+    )
 
 
 def test_step_time_is_the_median_over_laps_of_training_alone():

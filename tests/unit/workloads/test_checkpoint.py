@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -110,6 +111,27 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capl
     assert names(tmp_path) == ["step-00000001"], (
         "a damaged newer one would be kept before a whole older one"
     )
+
+
+@pytest.mark.parametrize("where", ["manifest.json", "state.pt", "."])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_given_up(tmp_path, monkeypatch, where):
+    path = checkpoint.save(tmp_path, 1, state(1))
+    unreadable = {str(path / where), str(tmp_path)} if where == "." else {str(path / where)}
+
+    def failing(function):
+        def wrapper(target, *args, **kwargs):
+            if str(target) in unreadable:
+                raise OSError(errno.EIO, "Input/output error", str(target))
+            return function(target, *args, **kwargs)
+
+        return wrapper
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", failing(Path.open))
+        patch.setattr(os, "listdir", failing(os.listdir))
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint.latest(tmp_path)
+    assert checkpoint.latest(tmp_path) == path
 
 
 class Killed(BaseException):

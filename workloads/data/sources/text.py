@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
+from workloads.data.content import require_still
 from workloads.data.corpus import ProbeSet
 from workloads.data.documents import documents, expand
 from workloads.data.permutation import shuffled
@@ -122,15 +123,15 @@ class Config:
         """
         files = self.files()
         require_files(files, self.FORMAT)
-        content = {
-            name: [
-                content_sha256(p, cache) for p in (paths if isinstance(paths, tuple) else (paths,))
-            ]
-            for name, paths in files.items()
-        }
+        content = _content(files, cache)
         settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
         key = cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
-        folder = cached_folder(cache, key, lambda scratch: _build(self, scratch, log), log)
+
+        def build(scratch: Path) -> None:
+            _build(self, scratch, log)
+            require_still(content, _content(files, cache))
+
+        folder = cached_folder(cache, key, build, log)
         meta = json.loads((folder / "meta.json").read_text())
         train_tokens = TokenShards.load(folder, "train")
         corpus = Corpus(
@@ -193,6 +194,13 @@ class _Scan:
     threshold: float = 0.0
     """Documents whose hash is below are held out; 0 where there is a valid_path."""
     train_documents: int = 0
+
+
+def _content(files: Mapping[str, Path | tuple[Path, ...]], cache: Path) -> dict[str, list[str]]:
+    return {
+        name: [content_sha256(p, cache) for p in (paths if isinstance(paths, tuple) else (paths,))]
+        for name, paths in files.items()
+    }
 
 
 def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:

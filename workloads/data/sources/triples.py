@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
+from workloads.data.content import require_still
 from workloads.data.corpus import ProbeSet
 from workloads.data.fact_documents import (
     VALIDATION_TOKENS,
@@ -132,16 +133,24 @@ class Config:
             DataError: If a file is missing or wrong; one line per mistake.
         """
         require_files(self.files(), self.FORMAT)
-        content = {name: content_sha256(path, cache) for name, path in self._single_files().items()}
+        content = self._content(cache)
         settings = {k: v for k, v in asdict(self).items() if k not in (*content, "n_probe_facts")}
         key = cache_key("triples", {"version": _CACHE_VERSION, **settings, "content": content})
-        folder = cached_folder(cache, key, lambda scratch: _build(self, scratch, log), log)
+
+        def build(scratch: Path) -> None:
+            _build(self, scratch, log)
+            require_still(content, self._content(cache))
+
+        folder = cached_folder(cache, key, build, log)
         corpus = _corpus(self, FactPieces.load(folder))
         log(
             f"{corpus.n_facts:,} facts, {corpus.total_bits / 1e6:.3g} Mbit, "
             f"{corpus.tokens_per_epoch:,} tokens per exposure"
         )
         return corpus
+
+    def _content(self, cache: Path) -> dict[str, str]:
+        return {name: content_sha256(path, cache) for name, path in self._single_files().items()}
 
     def _single_files(self) -> dict[str, Path]:
         return {name: path for name, path in self.files().items() if isinstance(path, Path)}

@@ -1,11 +1,14 @@
 """Who keeps a controller alive on a cluster, without a cluster."""
 
+import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import StoreError
+from orchestrator import disk
+from orchestrator.errors import BusyError, StoreError
 from orchestrator.launchers import host
 from orchestrator.launchers.host import ControllerHost, controller_command
 from orchestrator.trial_dir import SweepDir
@@ -43,8 +46,24 @@ def test_a_controller_that_was_killed_is_started_again_and_one_that_ended_is_not
     assert (tmp_path / "said").read_text().split() == ["mark", "mark"]
 
 
-def test_the_lock_of_a_controller_on_a_lost_node_is_waited_for(hosted, tmp_path):
-    assert hosted("echo x >> said; [ $(wc -l < said) -gt 2 ] && exit 0; exit 3") == 0
+@pytest.mark.parametrize("code", [BusyError.exit_code, disk.EXIT_CODE])
+def test_the_lock_of_a_controller_on_a_lost_node_and_failing_storage_are_waited_for(hosted, code):
+    assert hosted(f"echo x >> said; [ $(wc -l < said) -gt 2 ] && exit 0; exit {code}") == 0
+
+
+def test_storage_that_takes_no_log_is_waited_for(hosted, monkeypatch):
+    really_open, left = Path.open, [2]
+
+    def failing(path, *args, **more):
+        if path.name == "controller.log" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return really_open(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", failing)
+
+    assert hosted("exit 7") == 7
+    assert left == [0]
 
 
 def test_a_controller_that_dies_again_and_again_is_given_up(hosted, tmp_path, monkeypatch):

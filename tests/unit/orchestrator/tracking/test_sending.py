@@ -1,5 +1,6 @@
 """Rounds over a sweep, against a tracker in memory that fails anywhere."""
 
+import errno
 import time
 
 import pytest
@@ -364,3 +365,28 @@ def test_the_waiting_points_are_counted_without_a_tracker(sweep, disk, store):
 
     assert progress.points_waiting(sweep.disk, store.uri) == 0
     assert progress.points_waiting(sweep.disk, "http://elsewhere") == expected
+
+
+def test_storage_that_fails_between_any_two_writes_loses_and_doubles_nothing(
+    sweep, disk, store, monkeypatch
+):
+    spec = interrupted_and_resumed(sweep, disk)
+    write, sender, left = progress.write_json, Sender(sweep.disk, store), [0]
+
+    def failing(path, record, **more):
+        if left[0] == 0:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        left[0] -= 1
+        write(path, record, **more)
+
+    monkeypatch.setattr(progress, "write_json", failing)
+    for rounds in range(40):
+        left[0] = rounds
+        try:
+            assert sender.round() is True
+        except OSError:
+            continue
+        break
+
+    assert 3 < rounds < 39, "it failed at every write once"
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)

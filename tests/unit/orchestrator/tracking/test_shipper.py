@@ -1,5 +1,6 @@
 """The loop around the rounds: outages, the way it ends. No tracker, no real time."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -101,6 +102,22 @@ def test_an_hour_of_outage_does_not_end_it_and_is_told_once(caplog):
     assert ship(rounds, Waits(clock, [(3700.0, drain(5))]), clock=clock) is True
 
     assert [record.message for record in caplog.records] == ["no answer; trying again"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_storage_that_fails_is_waited_for_as_an_outage(code):
+    clock = Clock()
+    failing = OSError(code, os.strerror(code), "/runs/s/tracking.json")
+    rounds, told = Rounds(True, *[failing] * 3, True), []
+
+    assert ship(rounds, Waits(clock, [(60.0, drain(5))]), clock=clock, tell=told.append) is True
+
+    assert told[1:5] == [str(failing)] * 3 + [None]
+
+
+def test_an_error_of_ours_is_not_waited_for():
+    with pytest.raises(PermissionError):
+        ship(Rounds(PermissionError(errno.EACCES, "…")), Waits(Clock()), clock=Clock())
 
 
 def test_the_end_waits_only_a_little_for_a_tracker_that_is_down():
