@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workloads.kernels.table_update.master import write_halves
 from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.rule import Kind, Rule, new_state
 from workloads.layers.deferred_gradient import Hits
@@ -21,6 +22,12 @@ RULE_OF: Mapping[str, Kind] = {
     "sgd": "sgd",
 }
 """Rule of each `train.table_optimizer` but adamw, which needs dense gradients."""
+READ_AS: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bf16_master": torch.bfloat16,
+}
+"""Type that a table has for whoever reads it, by `train.table_precision`."""
 
 
 class TableOptimizer:
@@ -30,7 +37,7 @@ class TableOptimizer:
     has the bits of `torch.optim.AdamW(foreach=False)` where a table is read once in a step and nothing is clipped, and
     otherwise differs by the order of sums. `previous` clips by the norm of the step before, which is known for free
     (the first step's is exact), so it is another algorithm wherever clipping acts. bf16 tables are rounded
-    stochastically: they follow the fp32 ones on average.
+    stochastically: they follow the fp32 ones on average. With a master their updates are the fp32 ones.
 
     Of a table that the ranks of `mesh` share out, each updates its part as the whole would be updated there: norms, and
     for the rowwise rule under columns the squares of each row, are summed over the ranks that hold it together.
@@ -51,21 +58,27 @@ class TableOptimizer:
             for name, module in model.named_modules()
             if isinstance(module, MemoryTable) and module.weight.requires_grad
         }
-        for table in self._tables.values():
-            if config.table_precision == "bf16":
-                table.store_as(torch.bfloat16)
-            table.defer()
-        kind = RULE_OF[config.table_optimizer]
-        self._config, self._kind, self._seed = config, kind, seed
-        self._states = {
-            name: new_state(kind, table.weight, zeros_like=table.zeros_like)
-            for name, table in self._tables.items()
-        }
+        self._config, self._seed = config, seed
+        self._kind = RULE_OF[config.table_optimizer]
+        self._states = {name: self._begin(table) for name, table in self._tables.items()}
         self._steps = dict.fromkeys(self._tables, 0)
         self._previous_norm: Tensor | None = None
         self._hits: dict[str, Hits] | None = None
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
+
+    def _begin(self, table: MemoryTable) -> dict[str, Tensor]:
+        """Store and read a table as `table_precision` wants it; return the state that it begins with."""
+        precision = self._config.table_precision
+        master = precision == "bf16_master"
+        exact = table.weight.detach()
+        if precision != "fp32":
+            table.store_as(READ_AS[precision])
+        table.defer()
+        state = new_state(self._kind, table.weight, master=master, zeros_like=table.zeros_like)
+        if master:
+            write_halves(exact, high=table.weight.detach(), low=state["low"])
+        return state
 
     @property
     def parameters(self) -> set[nn.Parameter]:

@@ -41,8 +41,10 @@ class TrainConfig:
     table_clip: Literal["exact", "previous"] = "exact"
     """Norm that memory values are clipped by: this step's, or the step before's, which costs no pass of its own. Only
     exact with adamw."""
-    table_precision: Literal["fp32", "bf16"] = "fp32"
-    """What memory values and their moments are stored in; bf16 rounds stochastically and is not for adamw."""
+    table_precision: Literal["fp32", "bf16", "bf16_master"] = "fp32"
+    """What memory values are stored in; only fp32 with adamw. bf16: they and their moments, rounded stochastically.
+    bf16_master: models read bf16, and what each number is off by is kept beside it (`kernels/table_update/master.py`), so
+    that updates are those of fp32 tables, whose moments and memory these have too."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1.0e-8

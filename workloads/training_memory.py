@@ -11,7 +11,7 @@ from workloads.kernels.table_update.rule import new_state
 from workloads.layers.memory_table import TablePart
 from workloads.sharding.columns import columns_of_each
 from workloads.sharding.share_out import Layout
-from workloads.table_optim import RULE_OF
+from workloads.table_optim import READ_AS, RULE_OF
 from workloads.train_config import TrainConfig
 
 TEMPORARIES = 0.2
@@ -31,10 +31,10 @@ table, state and reads. They include the products of the bags, so it is at most 
 class TrainingMemory:
     """What one rank holds, beside what the process and libraries take.
 
-    Weights are fp32, and tables 2 bytes a number with `table_precision: bf16`. AdamW keeps two moments like the weights;
-    `table_update.rule` says what the others keep of a table. Of tables that `memory_ranks` share out it is the largest
-    part. Of tables in the host's memory, the rank's device holds only the rows that it fetched, and what is kept per row.
-    Left out: step counts, buffers, the batch.
+    Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW keeps two moments
+    like the weights; `table_update.rule` says what the others keep of a table, and of a master. Of tables that
+    `memory_ranks` share out it is the largest part. Of tables in the host's memory, the rank's device holds only the
+    rows that it fetched, and what is kept per row. Left out: step counts, buffers, the batch.
     """
 
     parameters: int
@@ -132,14 +132,15 @@ def training_memory(
             state + 8 * values,
         )
     else:
-        dtype = torch.bfloat16 if train.table_precision == "bf16" else torch.float32
+        dtype = READ_AS[train.table_precision]
+        master = train.table_precision == "bf16_master"
         for shape in shapes:
             with torch.device("meta"):
                 table = torch.empty(shape, dtype=dtype)
             parameters += 0 if tables_on_host else table.nbytes
             state += sum(
                 kept.nbytes
-                for kept in new_state(RULE_OF[train.table_optimizer], table).values()
+                for kept in new_state(RULE_OF[train.table_optimizer], table, master=master).values()
                 if not (tables_on_host and kept.shape == table.shape)
             )
         if tables_on_host and micro_batch_tokens:

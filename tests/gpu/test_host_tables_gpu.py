@@ -98,7 +98,7 @@ def test_outputs_and_gradients_have_the_bits_of_a_table_on_the_device(
         assert torch.equal(expected, other)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_master"])
 @pytest.mark.parametrize("name", [*RULE_OF])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_three_optimizer_steps_have_the_bits_of_a_table_on_the_device(

@@ -43,9 +43,9 @@ def empty_on_host(*shape: int, dtype: torch.dtype, device: torch.device) -> Floa
     return mapped.view(dtype).view(shape)
 
 
-def zeros_on_host(like: Tensor) -> Tensor:
-    """Return zeros of the shape, type and device of `like`, in pinned host memory."""
-    return empty_on_host(*like.shape, dtype=like.dtype, device=like.device).zero_()
+def zeros_on_host(like: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Return zeros of the shape and device of `like`, in pinned host memory."""
+    return empty_on_host(*like.shape, dtype=dtype, device=like.device).zero_()
 
 
 def fetch_rows(

@@ -66,9 +66,11 @@ class MemoryTable(nn.Module):
         else:
             self.to(dtype)
 
-    def zeros_like(self, tensor: Tensor) -> Tensor:
-        """Return zeros like `tensor` that lie where the values do."""
-        return zeros_on_host(tensor) if self.on_host else torch.zeros_like(tensor)
+    def zeros_like(self, tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return zeros of the shape of `tensor` that lie where the values do."""
+        if self.on_host:
+            return zeros_on_host(tensor, dtype=dtype)
+        return torch.zeros_like(tensor, dtype=dtype)
 
     def forward(
         self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]

@@ -10,14 +10,22 @@ from torch import Tensor, nn
 
 from workloads import checkpoint
 from workloads.architectures import memory_plus
+from workloads.kernels.table_update.master import join, split
+from workloads.kernels.table_update.op import row_sums
+from workloads.kernels.table_update.rule import Rule, new_state
 from workloads.layers import host_memory
 from workloads.layers.initialise import initialise
 from workloads.layers.linear import Linear
 from workloads.layers.memory_table import MemoryTable
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted
+from workloads.ranks import World
+from workloads.sharding.mesh import Mesh
+from workloads.sharding.saved import apart, together
+from workloads.sharding.shard import shards
+from workloads.sharding.share_out import share_out
 from workloads.table_optim import RULE_OF
-from workloads.train import Job, accumulate_gradients, run
+from workloads.train import Job, accumulate_gradients, put_weights, run, weights
 from workloads.train_config import TrainConfig
 
 MODEL = {
@@ -77,6 +85,98 @@ def test_ten_steps_of_a_table_shared_by_three_layers_are_adamws(grad_clip):
     assert min(norms) > 0.01
     for (name, a), b in zip(expected.named_parameters(), found.parameters(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp32") for name in RULE_OF), ("lazy_adamw", "bf16"), ("rowwise", "bf16_master")],
+)
+def test_while_nothing_clips_the_previous_norm_gives_the_bits_of_the_exact_one(name, precision):
+    """On a CPU; on a GPU where rows are updated in as many passes (tests/gpu/test_table_update_gpu.py)."""
+    exact, previous = shared_by_three(torch.float32), shared_by_three(torch.float32)
+
+    train = {"table_optimizer": name, "table_precision": precision, "grad_clip": 100.0}
+    norms = [
+        ten_steps(model, Optimizer(model, config(**train, table_clip=clip)))
+        for model, clip in ((exact, "exact"), (previous, "previous"))
+    ]
+
+    assert norms[1] == [norms[0][0], *norms[0][:-1]]
+    assert 0.0 < max(norms[0]) < 100.0
+    for (name, a), b in zip(exact.named_parameters(), previous.parameters(), strict=True):
+        assert torch.equal(b, a), name
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.01])
+@pytest.mark.parametrize("name", [*RULE_OF])
+def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, grad_clip):
+    """Bit for bit: beside the model an fp32 table of its own is updated by the model's reads, and rounded for it."""
+    train = config(table_optimizer=name, table_precision="bf16_master", grad_clip=grad_clip)
+    model = shared_by_three(torch.float32)
+    (table,) = (m for m in model.modules() if isinstance(m, MemoryTable))
+    exact = table.weight.detach().clone()
+    kept = new_state(RULE_OF[name], exact)
+    optimizer = Optimizer(model, train)
+    assert table.weight.dtype == torch.bfloat16
+
+    for step in range(1, 11):
+        assert torch.equal(table.weight, split(exact)[0])
+        accumulate_gradients(model, windows(step), batch_tokens=64, rows=3, autocast=nullcontext)
+        hits = table.deferred.take()
+        table.deferred._hits = [hits]
+        norm = optimizer.clip()["value_grad_norm"]
+        optimizer.step(0.01)
+        rule = Rule(
+            kind=RULE_OF[name], lr=0.01, beta1=train.beta1, beta2=train.beta2, eps=train.eps,
+            weight_decay=train.value_weight_decay, step=step,
+        )  # fmt: skip
+        scale = None if grad_clip is None else (grad_clip / (norm + 1e-6)).clamp(max=1.0)
+        row_sums(exact, hits.ids, hits.weights, hits.x).update_(kept, rule, scale)
+
+    state = optimizer.tables.state_dict()["states"]["memory_table"]
+    assert torch.equal(join(table.weight.detach(), state.pop("low")), exact)
+    assert state.keys() == kept.keys()
+    assert all(torch.equal(state[key], value) for key, value in kept.items())
+
+
+def seen_by(whole: dict, layout: str, rank: int, size: int, parts: list) -> tuple[dict, dict]:
+    """Return what a rank has of a saved state after loading it, by what it would save: what all have, and its part."""
+    model = shared_by_three(torch.float32)
+    mesh = Mesh(memory=World(rank=rank, size=size))
+    if size > 1:
+        share_out(model, mesh, layout=layout)
+    optimizer = Optimizer(model, MASTER, mesh)
+    state = together(whole, parts, shards(model), optimizer.names)
+    put_weights(model, state["weights"])
+    optimizer.tables.load_state_dict(state["tables"])
+    own = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
+    alike, part = apart(own, mesh, shards(model), optimizer.names)
+    return alike, {} if part is None else part.state
+
+
+MASTER = config(table_optimizer="lazy_adamw", table_precision="bf16_master")
+
+
+def test_a_master_is_saved_and_shared_out_over_any_ranks():
+    """By three ranks' columns, two ranks' rows, and one process again: both halves and the moments keep their bits."""
+    model = shared_by_three(torch.float32)
+    optimizer = Optimizer(model, MASTER)
+    ten_steps(model, optimizer)
+    begun = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
+
+    state, parts = begun, []
+    for layout, size in (("columns", 3), ("rows", 2), ("rows", 1)):
+        seen = [seen_by(state, layout, rank, size, parts) for rank in range(size)]
+        state, parts = seen[0][0], [part for _, part in seen if part]
+        assert len(parts) == (size if size > 1 else 0)
+
+    low = state["tables"]["states"]["memory_table"]["low"]
+    assert low.dtype == torch.int16
+    assert (low != 0).float().mean() > 0.9
+    for name, kept in begun["tables"]["states"]["memory_table"].items():
+        assert torch.equal(kept, state["tables"]["states"]["memory_table"][name]), name
+    for name, value in begun["weights"].items():
+        assert torch.equal(value, state["weights"][name]), name
 
 
 @pytest.mark.parametrize("name", ["lazy_adamw", "rowwise", "sgd"])
@@ -175,6 +275,7 @@ def test_a_state_of_another_rule_is_refused():
     [
         ({"table_clip": "previous"}, "table_clip must be exact with table_optimizer adamw"),
         ({"table_precision": "bf16"}, "table_precision must be fp32 with table_optimizer adamw"),
+        ({"table_precision": "bf16_master"}, "must be fp32 .* adamw, got bf16_master"),
     ],
 )
 def test_what_dense_adamw_cannot_do_is_refused(changes, message):
@@ -245,15 +346,21 @@ class Recorder:
         return self._asked >= self._stop_at
 
 
-@pytest.mark.parametrize("clip", ["exact", "previous"])
-@pytest.mark.parametrize("name", [*RULE_OF])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, clip):
+@pytest.mark.parametrize(
+    ("name", "clip", "precision"),
+    [
+        *((name, clip, "bf16") for name in RULE_OF for clip in ("exact", "previous")),
+        ("deferred_adamw", "exact", "bf16_master"),
+        ("sgd", "previous", "bf16_master"),
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, clip, precision):
     cache = tmp_path_factory.getbasetemp() / "cache"
     train = {
         "table_optimizer": name,
         "table_clip": clip,
         "grad_clip": 0.1,
-        "table_precision": "bf16",
+        "table_precision": precision,
     }
     undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
     run(job_in(tmp_path / "a", cache, **train), undisturbed)

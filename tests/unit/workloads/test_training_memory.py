@@ -53,7 +53,11 @@ def _meta(config: Any) -> nn.Module:
 WITH_TABLES = [name for name in catalog.architectures() if _tables(_meta(_smallest(name)))]
 UPDATES = [
     ("adamw", "fp32"),
-    *((o, p) for o in ("deferred_adamw", "lazy_adamw", "rowwise", "sgd") for p in ("fp32", "bf16")),
+    *(
+        (o, p)
+        for o in ("deferred_adamw", "lazy_adamw", "rowwise", "sgd")
+        for p in ("fp32", "bf16", "bf16_master")
+    ),
 ]
 CONFIG = memory_plus.Config(
     **{**memory_plus.PRESETS["d8"], "n_keys": 9, "value_dim": 20, "memory_layers": (0, 1)}
@@ -152,7 +156,7 @@ def test_bytes_a_row_are_those_that_the_manual_says(table_optimizer, fp32, bf16)
     """docs/sweep-files.md, "Sections", for rows of 20 numbers; all else takes 16 bytes a number."""
     count = CONFIG.param_count(VOCAB_SIZE)
 
-    for table_precision, expected in (("fp32", fp32), ("bf16", bf16)):
+    for table_precision, expected in (("fp32", fp32), ("bf16", bf16), ("bf16_master", fp32)):
         train = _train(table_optimizer=table_optimizer, table_precision=table_precision)
         found = _estimate(CONFIG, train)
         state = found.parameters + found.gradients + found.optimizer_state
@@ -278,6 +282,15 @@ def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads(opt
     assert whole.parameters - outside.parameters == 4 * values
     moments = 2 * 4 * values if optimizer == "lazy_adamw" else 0
     assert whole.optimizer_state - outside.optimizer_state == moments
+
+    train = _train(table_optimizer=optimizer, table_precision="bf16_master")
+    whole, outside = (
+        _estimate(CONFIG, train, micro_batch_tokens=2, tables_on_host=on_host)
+        for on_host in (False, True)
+    )
+    assert outside.fetched_rows == rows_read["memory_values"]
+    assert whole.parameters - outside.parameters == 2 * values
+    assert whole.optimizer_state - outside.optimizer_state == 2 * values + moments
 
 
 @pytest.mark.parametrize("memory_ranks", [1, 2, 4])

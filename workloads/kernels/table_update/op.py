@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.device import in_triton
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.rule import Rule
 
@@ -61,9 +62,8 @@ def row_sums(
         raise ValueError(f"table must be fp32 or bf16, got {table.dtype}")
     if not table.is_contiguous():
         raise ValueError("table must be contiguous: it is updated in place")
-    # Triton is not there where torch has no CUDA, and its kernels have no float64, and no grid for a part without
-    # rows or columns.
-    if table.is_cuda and table.numel() and table.dtype != torch.float64:
+    # A part without rows or columns has no grid.
+    if in_triton(table) and table.numel():
         module = import_module("workloads.kernels.table_update.triton")
         result: RowSums = module.RowSums(table, ids, weights, x)
         return result

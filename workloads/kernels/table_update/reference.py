@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.kernels.table_update.master import join, split
 from workloads.kernels.table_update.rounding import round_to_bf16
 from workloads.kernels.table_update.rule import Rule
 from workloads.kernels.weighted_bag.reference import row_products
@@ -64,7 +65,9 @@ class RowSums:
         if rule.kind == "adamw":
             rows = torch.arange(len(table), device=table.device)
             g = g.new_zeros(table.shape).index_copy_(0, self._rows, g)
-        w = table.detach()[rows].to(g.dtype).mul_(1 - rule.lr * rule.weight_decay)
+        w = table.detach()[rows]
+        w = join(w, state["low"][rows]) if "low" in state else w.to(g.dtype)
+        w.mul_(1 - rule.lr * rule.weight_decay)
         if rule.kind in ("adamw", "lazy_adamw"):
             # The order of operations of `torch.optim.AdamW(foreach=False)`, so that the bits are its too.
             m, s = (state[name][rows].to(g.dtype) for name in ("exp_avg", "exp_avg_sq"))
@@ -84,7 +87,12 @@ class RowSums:
             w.addcdiv_(g, (q.sqrt() + rule.eps)[:, None], value=-rule.lr)
         else:
             w.add_(g, alpha=-rule.lr)
-        _write(table.detach(), rows, w, rule, stream=0)
+        if "low" in state:
+            high, low = split(w)
+            table.detach().index_copy_(0, rows, high)
+            state["low"].index_copy_(0, rows, low)
+        else:
+            _write(table.detach(), rows, w, rule, stream=0)
         return self.norm()
 
     def update_with_products_(

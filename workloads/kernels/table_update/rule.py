@@ -31,6 +31,10 @@ class Rule:
 
     Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and lazy_adamw keep 8 v in
     fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is rounded stochastically (`rounding.py`).
+
+    A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values (`master.py`). Those, and
+    moments of 8 v in fp32, are updated as an fp32 table's are, bit for bit given the same sums; the table itself is
+    always the master's nearest bf16 numbers.
     """
 
     kind: Kind
@@ -57,15 +61,29 @@ def new_state(
     kind: Kind,
     table: Float[Tensor, "rows width"],
     *,
-    zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
+    master: bool = False,
+    zeros_like: Callable[..., Tensor] = torch.zeros_like,
 ) -> dict[str, Tensor]:
     """Return what a rule keeps between the steps of a table, as it begins: zeros.
 
-    `zeros_like` makes what is as large as the table.
+    Args:
+        kind: Of the rule.
+        table: What is updated.
+        master: Whether a bf16 table is the upper half of fp32 values; the lower halves are in the state then.
+        zeros_like: Makes what is as large as the table, of the type `dtype`.
+
+    Raises:
+        ValueError: If a table with a master is not bf16.
     """
+    if master and table.dtype != torch.bfloat16:
+        raise ValueError(f"a table with a master must be bf16, got {table.dtype}")
+    wide = torch.promote_types(table.dtype, torch.float32)
+    state = {}
     if kind in ("adamw", "lazy_adamw"):
-        return {name: zeros_like(table) for name in ("exp_avg", "exp_avg_sq")}
-    if kind == "rowwise":
-        wide = torch.promote_types(table.dtype, torch.float32)
-        return {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}
-    return {}
+        dtype = wide if master else table.dtype
+        state = {name: zeros_like(table, dtype=dtype) for name in ("exp_avg", "exp_avg_sq")}
+    elif kind == "rowwise":
+        state = {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}
+    if master:
+        state["low"] = zeros_like(table, dtype=torch.int16)
+    return state

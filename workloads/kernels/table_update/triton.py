@@ -94,7 +94,7 @@ class RowSums:
         squares, found = self._pass(
             rule, state=state, coefficient=coefficient, products=products, block_width=whole_row
         )
-        return (squares if self._squares is None else self._squares).sum().sqrt(), found
+        return squares.sum().sqrt(), found
 
     def _update_mean_square(
         self,
@@ -118,42 +118,78 @@ class RowSums:
         products: bool = False,
         block_width: int | None = None,
     ) -> tuple[Float[Tensor, "blocks rows"], Float[Tensor, " reads"] | None]:
-        """Go over the rows once; return the squares of the sums, and the products if wanted."""
+        """Go over the rows once; return the squares of the sums, made now if not before, and the products if wanted."""
         todo = begin_pass(
             self._reads, self._x, self._table, products=products, block_width=block_width
         )
         n_rows = self._reads.n_rows
-        squares = self._x.new_zeros(todo.n_blocks, n_rows, dtype=torch.float32)
-        first, *rest = [*(state or {}).values(), self._table]
+        squares = self._squares
+        if squares is None:
+            squares = self._x.new_zeros(todo.n_blocks, n_rows, dtype=torch.float32)
         if coefficient is None:
             coefficient = squares.new_ones(())
         _update_rows[(triton.cdiv(n_rows, _GROUP), todo.n_blocks)](
-            first, rest[0] if rest else first, squares, coefficient, *todo.arguments,
-            1 - rule.lr * rule.weight_decay,
-            rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
-            1 - rule.beta1, rule.beta2, 1 - rule.beta2, (1 - rule.beta2**rule.step) ** -0.5, rule.eps,
-            rule.key(0), rule.key(1), rule.key(2), *rule.origin,
-            RULE="squares" if only_squares else rule.kind, WHOLE_ROW=block_width is not None,
-            SQUARES=only_squares or self._squares is None, GROUP=_GROUP, **todo.tiling,
-        )  # fmt: skip
+            *todo.arguments,
+            squares=squares,
+            coefficient=coefficient,
+            **_kept(state or {}, self._table),
+            **_numbers(rule),
+            RULE="squares" if only_squares else rule.kind,
+            MASTER="low" in (state or {}),
+            WHOLE_ROW=block_width is not None,
+            SQUARES=self._squares is None,
+            GROUP=_GROUP,
+            **todo.tiling,
+        )
         found = in_order_of_ids(self._reads, todo.products, self._x.dtype) if products else None
         return squares, found
+
+
+def _kept(state: dict[str, Tensor], table: Tensor) -> dict[str, Tensor]:
+    """Return the kernel's tensors of a rule's state; in the place of those that there are not, the table."""
+    return {
+        "first": state.get("exp_avg", state.get("mean_square", table)),
+        "second": state.get("exp_avg_sq", table),
+        "low": state.get("low", table),
+    }
+
+
+def _numbers(rule: Rule) -> dict[str, float]:
+    """Return the kernel's numbers of a rule."""
+    return {
+        "decay": 1 - rule.lr * rule.weight_decay,
+        "step_size": rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
+        "rest1": 1 - rule.beta1,
+        "beta2": rule.beta2,
+        "rest2": 1 - rule.beta2,
+        "correction2": (1 - rule.beta2**rule.step) ** -0.5,
+        "eps": rule.eps,
+        "table_key": rule.key(0),
+        "first_key": rule.key(1),
+        "second_key": rule.key(2),
+        "origin_row": rule.origin[0],
+        "origin_column": rule.origin[1],
+    }
 
 
 @triton.jit(
     do_not_specialize=["table_key", "first_key", "second_key", "origin_row", "origin_column"]
 )
 def _update_rows(
-    first, second, squares, coefficient,
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
+    squares, coefficient, first, second, low,
     decay, step_size, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
     origin_row, origin_column,
-    RULE: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr, GROUP: tl.constexpr,
-    CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations."""
+    """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations.
+
+    A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows, width), squares (blocks,
+    rows), the row-wise moment (rows,).
+    """
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
@@ -168,10 +204,12 @@ def _update_rows(
             w = tl.zeros([1, WIDTH], tl.float32)
             # Asked for before the reads are summed, so that it arrives meanwhile.
             if RULE != "squares":
-                w = _load(table + place, inside)
+                w = _load(table + place, inside).to(tl.float32)
+            if MASTER:
+                rest = _load(low + place, inside)
             if (RULE == "adamw") | (RULE == "lazy_adamw"):
-                m = _load(first + place, inside)
-                s = _load(second + place, inside)
+                m = _load(first + place, inside).to(tl.float32)
+                s = _load(second + place, inside).to(tl.float32)
             g = row_sum(
                 row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end, split_sums,
                 products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
@@ -180,11 +218,10 @@ def _update_rows(
                 tl.store(squares + tl.program_id(1).to(tl.int64) * n_rows + row, tl.sum(g * g))
             if RULE != "squares":
                 g *= scale
-                w *= decay
                 if (RULE == "adamw") | (RULE == "lazy_adamw"):
                     m += (g - m) * rest1
                     s = s * beta2 + g * g * rest2
-                    w -= step_size * m / (tl.sqrt(s) * correction2 + eps)
+                    change = step_size * m / (tl.sqrt(s) * correction2 + eps)
                     _store(first, place, m, random_row, random_cols, inside, first_key)
                     _store(second, place, s, random_row, random_cols, inside, second_key)
                 elif RULE == "rowwise":
@@ -193,20 +230,45 @@ def _update_rows(
                         now = tl.sum(g * g) / width
                         q = tl.where(q == 0.0, now, q * beta2 + now * rest2)
                         tl.store(first + row, q)
-                    w -= step_size * g / (tl.sqrt(q) + eps)
+                    change = step_size * g / (tl.sqrt(q) + eps)
                 else:
-                    w -= step_size * g
-                _store(table, place, w, random_row, random_cols, inside, table_key)
+                    change = step_size * g
+                # Only now: halves take fewer registers than what they make.
+                if MASTER:
+                    w = _joined(w, rest)
+                w = w * decay - change
+                if MASTER:
+                    _store_halves(table, low, place, w, inside)
+                else:
+                    _store(table, place, w, random_row, random_cols, inside, table_key)
 
 
 @triton.jit
 def _load(place, inside):
-    # Read once: out of the way of what is gathered.
-    return tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    """Return numbers [1, WIDTH] that are read once: out of the way of what is gathered."""
+    return tl.load(place, mask=inside, other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _joined(high, low):
+    """Return the fp32 values [1, WIDTH] of bf16 ones, as fp32, and their int16 lower halves (`master.join`)."""
+    return (high.to(tl.int32, bitcast=True) + low.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _store_halves(table, low, place, value, inside):
+    """Store fp32 values [1, WIDTH] in two halves (`master.split`)."""
+    bits = value.to(tl.int32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    high = (tl.where(finite, bits + 0x8000, bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    rest = tl.where(finite, bits, 0).to(tl.int16)
+    tl.store(table + place, high, mask=inside, eviction_policy="evict_first")
+    tl.store(low + place, rest, mask=inside, eviction_policy="evict_first")
 
 
 @triton.jit
 def _store(into, place, value, row, cols, inside, key):
+    """Store fp32 values [1, WIDTH] of a row, in bf16 rounded by the random numbers of key, row and columns."""
     if into.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         random = _mix(tl.cast(row, tl.uint32)) ^ tl.cast(key, tl.uint32)
@@ -220,6 +282,7 @@ def _store(into, place, value, row, cols, inside, key):
 
 @triton.jit
 def _mix(x):
+    """Return 32 bits of each element mixed, `rounding.py`'s way."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from workloads.kernels.table_update.master import join, split, write_halves
 from workloads.kernels.table_update.op import row_sums
 from workloads.kernels.table_update.rounding import random_bits, round_to_bf16
 from workloads.kernels.table_update.rule import Rule, new_state
@@ -60,6 +61,24 @@ def test_adamw_has_the_bits_of_torch(dtype):
         assert torch.equal(table, parameter)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sgd_without_decay_has_the_bits_of_torch(dtype):
+    generator = torch.Generator().manual_seed(0)
+    table = torch.randn(10, 7, generator=generator).to(dtype)
+    parameter = torch.nn.Parameter(table.clone())
+    sgd = torch.optim.SGD([parameter], lr=0.1, foreach=False)
+    for step in range(1, 11):
+        ids, weights, x = hits(generator, rows=10, width=7, dtype=dtype)
+        sums = row_sums(table, ids, weights, x)
+        parameter.grad = torch.zeros_like(table).index_copy_(0, sums._rows, sums._sums)
+        torch.testing.assert_close(parameter.grad, dense(ids, weights, x, 10))
+        sgd.step()
+
+        sums.update_({}, Rule(kind="sgd", step=step, **{**RULE, "weight_decay": 0.0}))
+
+        assert torch.equal(table, parameter)
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -106,10 +125,86 @@ def test_every_rule_is_its_equation(kind, rows, width, bags, seed):
             torch.testing.assert_close(state[name], value)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_a_master_a_table_is_the_fp32_one_rounded(kind, clipped):
+    """Bit for bit over ten steps, moments included: the fp32 table's own tests say that it is torch's."""
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(10, 7, generator=generator)
+    table, low = split(exact)
+    exact_state, state = new_state(kind, exact), {**new_state(kind, table, master=True), "low": low}
+    coefficient = torch.tensor(0.3) if clipped else None
+    nearest = 0
+    for step in range(1, 11):
+        read = hits(generator, rows=10, width=7, dtype=torch.float32)
+        rule = Rule(kind=kind, step=step, **{**RULE, "lr": 1e-4})
+        expected = row_sums(exact, *read).update_(exact_state, rule, coefficient)
+
+        found = row_sums(table, *read).update_(state, rule, coefficient)
+
+        assert torch.equal(found, expected)
+        assert torch.equal(join(table, state["low"]), exact)
+        nearest += torch.equal(table, exact.bfloat16())
+    assert nearest == 10
+    assert (state["low"] != 0).float().mean() > 0.9
+    for name, value in exact_state.items():
+        assert state[name].dtype == torch.float32
+        assert torch.equal(state[name], value)
+
+
+def test_halves_are_the_nearest_bf16_and_what_is_left():
+    every_low = torch.arange(2**16, dtype=torch.int32)
+    highs = [0x0000, 0x0001, 0x007F, 0x0080, 0x3F80, 0x7F7E, 0x7F7F]
+    highs += [high - 2**15 for high in highs]
+    bits = torch.stack([(high << 16) + every_low for high in highs])
+    values = bits.view(torch.float32)
+
+    high, low = split(values)
+
+    assert torch.equal(join(high, low).view(torch.int32), bits)
+    ties = (bits & 0xFFFF) == 0x8000
+    assert torch.equal(high[~ties], values.bfloat16()[~ties])
+    assert (high[ties].float().abs() > values[ties].abs()).all()
+
+
+def test_halves_of_what_is_not_finite():
+    payloads = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, -(2**23) + 1], dtype=torch.int32)
+    values = torch.cat([payloads.view(torch.float32), torch.tensor([math.inf, -math.inf])])
+
+    high, low = split(values)
+
+    assert high[:4].isnan().all()
+    assert high[4:].tolist() == [math.inf, -math.inf]
+    assert low.tolist() == [0] * 6
+    assert join(high, low)[:4].isnan().all()
+    assert join(high, low)[4:].tolist() == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize(
+    ("shape", "at_once"), [((7, 5), 10), ((7, 5), 1), ((3, 0), 4), ((0, 3), 4)]
+)
+def test_halves_are_written_in_pieces(shape, at_once):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    high, low = torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape, dtype=torch.int16)
+
+    write_halves(values, high=high, low=low, at_once=at_once)
+
+    assert torch.equal(join(high, low), values.float())
+
+
+def test_only_a_bf16_table_has_a_master():
+    with pytest.raises(ValueError, match="a table with a master must be bf16, got torch.float32"):
+        new_state("sgd", torch.zeros(2, 2), master=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "master"),
+    [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)],
+    ids=["bf16", "bf16_master", "fp32"],
+)
 @pytest.mark.parametrize("part", [(slice(3, 9), slice(0, 16)), (slice(0, 10), slice(5, 12))])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype):
+def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype, master):
     """Bit for bit, rounding included; the numbers are small and whole, so that no sum has an order."""
     generator = torch.Generator().manual_seed(2)
     table = torch.randn(10, 16, generator=generator).to(dtype)
@@ -117,7 +212,8 @@ def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype):
     x = torch.randint(-4, 5, (14, 16), generator=generator).to(dtype)
     weights = weights.to(dtype)
     rows, columns = part
-    own, state, own_state = table[part].clone(), *(new_state(kind, t) for t in (table, table[part]))
+    own = table[part].clone()
+    state, own_state = (new_state(kind, t, master=master) for t in (table, own))
     here = ((ids >= rows.start) & (ids < rows.stop))[:, 0]
     for step in (1, 2):
         rule = Rule(kind=kind, step=step, **RULE)
@@ -150,11 +246,14 @@ def test_a_part_without_rows_or_columns_is_updated_to_nothing(kind, shape):
     assert sums.update_(new_state(kind, table), Rule(kind=kind, step=1, **RULE)) == 0.0
 
 
+@pytest.mark.parametrize("master", [False, True], ids=["no master", "master"])
 @pytest.mark.parametrize("kind", ["lazy_adamw", "rowwise", "sgd"])
-def test_rows_that_are_not_read_keep_their_bits(kind):
+def test_rows_that_are_not_read_keep_their_bits(kind, master):
     generator = torch.Generator().manual_seed(1)
     table = torch.randn(10, 7, generator=generator).bfloat16()
-    state = new_state(kind, table)
+    state = new_state(kind, table, master=master)
+    if master:
+        state["low"].random_(-(2**15), 2**15, generator=generator)
     before = table.clone(), {name: value.clone() for name, value in state.items()}
 
     row_sums(table, *hits(generator, rows=10, width=7, dtype=torch.bfloat16)).update_(

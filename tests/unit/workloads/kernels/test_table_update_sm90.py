@@ -23,7 +23,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("table", ["bf16", "fp32"])
+@pytest.mark.parametrize("table", ["bf16", "fp32", "bf16_master"])
 @pytest.mark.parametrize(
     ("rule", "whole_row"),
     [
@@ -36,6 +36,8 @@ NUMBERS = {
     ],
 )
 def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, whole_row, table):
+    master = table == "bf16_master" and rule != "squares"
+    table, moment = ("bf16", "fp32") if table == "bf16_master" else (table, table)
     made = compile_for_sm90(
         kernels._update_rows,
         {
@@ -43,12 +45,14 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, wh
             **NUMBERS,
             "x": "*bf16:16",
             "table": f"*{table}:16",
-            "first": "*fp32:16" if rule == "rowwise" else f"*{table}:16",
-            "second": f"*{table}:16",
+            "first": "*fp32:16" if rule == "rowwise" else f"*{moment}:16",
+            "second": f"*{moment}:16",
+            "low": "*i16:16",
         },
         {
-            "RULE": rule, "WHOLE_ROW": whole_row, "SQUARES": True, "GROUP": 16, "CHUNK": 512,
-            "READS": 4, "WIDTH": 256, "PRODUCTS": rule != "squares", "EVEN": True, "ASSEMBLY": True,
+            "RULE": rule, "MASTER": master, "WHOLE_ROW": whole_row, "SQUARES": True, "GROUP": 16,
+            "CHUNK": 512, "READS": 4, "WIDTH": 256, "PRODUCTS": rule != "squares", "EVEN": True,
+            "ASSEMBLY": True,
         },
         num_warps=1,
     )  # fmt: skip
@@ -56,9 +60,11 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, wh
     assert made.spills == 0
     # Two or more blocks of eight warps fit a multiprocessor's registers beside what hides latency.
     assert made.registers <= 128
-    streams = {"squares": 0, "adamw": 3, "lazy_adamw": 3}.get(rule, 1)
-    per_stream = 2 if table == "fp32" else 1
-    # Eight numbers a thread: of the table and its moments, in and out.
+    moments = 2 if "adamw" in rule else 0
+    # Eight numbers are one access in 16 bits, two in 32.
+    accesses = (rule != "squares") * (2 if table == "fp32" else 1)
+    accesses += master + moments * (2 if moment == "fp32" else 1)
+    # Eight numbers a thread: of the table, its other half and its moments, in and out.
     marked = r"global\.L1::evict_first\.L2::cache_hint\.v4\.b32"
-    assert len(re.findall(rf"ld\.{marked}", made.ptx)) == streams * per_stream
-    assert len(re.findall(rf"st\.{marked}", made.ptx)) == streams * per_stream
+    assert len(re.findall(rf"ld\.{marked}", made.ptx)) == accesses
+    assert len(re.findall(rf"st\.{marked}", made.ptx)) == accesses

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.row_reduction import triton as row_reduction
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update import triton as kernel
+from workloads.kernels.table_update.master import join, split
 from workloads.kernels.table_update.rule import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
 
@@ -110,6 +111,95 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
     torch.testing.assert_close(norm, wanted.norm())
     torch.testing.assert_close(table, expected)
     torch.testing.assert_close(state["mean_square"], expected_state["mean_square"])
+
+
+# Two tables an example, so fewer of them; the kernels' own arithmetic is what the test above is for.
+@settings(
+    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    shape=st.tuples(
+        *(st.sampled_from(sizes) for sizes in [(1, 5), (1, 16, 33), (0, 1, 4), (1, 3)])
+    ),
+    kind=st.sampled_from(KINDS),
+    exact=st.booleans(),
+    whole_rows=st.booleans(),
+)
+@example((5, 33, 4, 3), "adamw", False, True)
+@example((5, 33, 4, 3), "lazy_adamw", True, True)
+@example((5, 16, 4, 3), "rowwise", False, True)
+@example((5, 33, 4, 3), "rowwise", True, False)
+@example((5, 33, 4, 3), "sgd", False, True)
+def test_with_a_master_a_table_is_the_fp32_one_rounded(shape, kind, exact, whole_rows):
+    """Bit for bit, from any state on: also with splits, and whatever of the table is not there yet."""
+    values, hits = case(shape, 0)
+    table, low = split(values)
+    exact_state = {name: kept.random_(1, 9) / 8 for name, kept in new_state(kind, values).items()}
+    state = {name: kept.clone() for name, kept in exact_state.items()} | {"low": low}
+    before = table.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_reduction, "CHUNK", 2)
+        patch.setattr(row_reduction, "_block_width", lambda *_: 16)
+        if not whole_rows:
+            patch.setattr(kernel, "_WHOLE_ROW_BYTES", 0)
+        wanted, sums = kernel.RowSums(values, *hits), kernel.RowSums(table, *hits)
+        if exact:
+            assert torch.equal(sums.norm(), wanted.norm())
+        norm = wanted.update_(exact_state, rule(kind, 3))
+        found, products = sums.update_with_products_(state, rule(kind, 3))
+
+    assert torch.equal(found, norm)
+    torch.testing.assert_close(products, row_products(before.float(), hits[0], hits[2]))
+    assert torch.equal(join(table, low), values)
+    assert torch.equal(table, split(values)[0])
+    for name, value in exact_state.items():
+        assert torch.equal(state[name], value)
+
+
+def test_values_at_the_ends_of_a_masters_range_survive_a_step_that_moves_nothing():
+    """Not below bf16's normal numbers, which the interpreter reads as NaN; `tests/gpu` has those."""
+    bits = [0, 0x807FFF, 0x808000, 0x3F808000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF]
+    bits = torch.tensor([*bits, *(b - 2**31 for b in bits), 0x7F800000, -(2**23), 0x7FFFFFFF, -1])
+    values = bits.int().view(torch.float32)[None]
+    table, low = split(values)
+    one = torch.ones(1, 1)
+
+    kernel.RowSums(table, one.long() - 1, one, torch.ones_like(values)).update_(
+        {"low": low}, Rule(kind="sgd", step=1, lr=0.0)
+    )
+
+    assert join(table, low)[0, :-2].tolist() == values[0, :-2].tolist()
+    assert table[0, -2:].isnan().all()
+    assert low[0, -4:].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("width", [16, 33])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_norm_asked_for_before_changes_bits_of_narrow_rowwise_rows_only(monkeypatch, kind, width):
+    """`table_clip: exact` beside `previous`, while nothing clips."""
+    monkeypatch.setattr(kernel, "_WHOLE_ROW_BYTES", 64)
+    monkeypatch.setattr(row_reduction, "_block_width", lambda *_: 16)
+    table, hits = case((5, width, 4, 3), 0)
+    other, state, other_state = table.clone(), new_state(kind, table), new_state(kind, table)
+
+    kernel.RowSums(table, *hits).update_(state, rule(kind, 2))
+    sums = kernel.RowSums(other, *hits)
+    sums.norm()
+    sums.update_(other_state, rule(kind, 2), torch.tensor(1.0))
+
+    if kind != "rowwise" or width > 16:
+        assert torch.equal(table, other)
+        assert all(torch.equal(value, other_state[name]) for name, value in state.items())
+    torch.testing.assert_close(table, other, rtol=1e-5, atol=1e-6)
+
+
+def test_squares_are_kept_only_where_they_are_wanted(monkeypatch):
+    table, hits = case((5, 24, 4, 3), 0)
+    sums = kernel.RowSums(table, *hits)
+    norm = sums.norm()
+    monkeypatch.setattr(Tensor, "new_zeros", lambda *_, **__: pytest.fail("made again"))
+
+    assert torch.equal(sums.update_({}, rule("sgd", 1)), norm)
 
 
 @pytest.mark.parametrize("kind", KINDS)

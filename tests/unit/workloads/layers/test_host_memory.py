@@ -18,7 +18,7 @@ from workloads.optim import Optimizer
 from workloads.ranks import World
 from workloads.sharding.mesh import Mesh
 from workloads.sharding.share_out import Place, build
-from workloads.table_optim import RULE_OF
+from workloads.table_optim import READ_AS, RULE_OF
 from workloads.train import accumulate_gradients
 from workloads.train_config import TrainConfig
 
@@ -93,7 +93,7 @@ def test_logits_and_three_steps_are_those_of_tables_on_the_device(
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_master"])
 @pytest.mark.parametrize("name", [*RULE_OF])
 def test_every_table_optimizer_makes_the_same_steps(monkeypatch, name, precision):
     monkeypatch.setattr(host_memory, "DIRECT_READS", 0)
@@ -110,7 +110,7 @@ def test_every_table_optimizer_makes_the_same_steps(monkeypatch, name, precision
         found.append((model.memory_table.weight, optimizer.tables.state_dict()))
 
     (values, state), (host_values, host_state) = found
-    assert host_values.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    assert host_values.dtype == READ_AS[precision]
     assert torch.equal(values, host_values)
     for key, moment in state["states"]["memory_table"].items():
         assert torch.equal(moment, host_state["states"]["memory_table"][key])
