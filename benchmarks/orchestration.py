@@ -43,6 +43,8 @@ from orchestrator.trial_dir import SweepDir
 JOB = f"{Path(__file__).with_name('trivial_job.py')}:run"
 PARTS = ("trials", "stub", "many", "nodes", "joining")
 AT_ONCE = 2
+FOREIGN = {**SETTINGS, "RAY_AUTH_MODE": "disabled"}
+"""For clusters that memscale does not start: set up as it does, but for the token. Ray reads this when it is imported."""
 NODES = [Node(node_id=f"n{i}", host=f"h{i}", cpus=8, gpus=()) for i in range(64)]
 
 
@@ -52,8 +54,7 @@ def main() -> None:
     if arguments.arm:
         root = Path(arguments.folder)
         if not arguments.arm.startswith("memscale"):
-            # As memscale sets Ray up, but for its token, which Ray reads when it is imported.
-            os.environ.update({**SETTINGS, "RAY_AUTH_MODE": "disabled"})
+            os.environ.update(FOREIGN)
         print(json.dumps(ARMS[arguments.arm](root, arguments.trials)), flush=True)
         return
     packages = ", ".join(f"{name} {version(name)}" for name in ("ray", "mlflow"))
@@ -355,13 +356,12 @@ def _status_command(runs: Path) -> None:
 
 def joining(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
     """Let Ray nodes of this machine join a running sweep and leave it, killed."""
+    os.environ.update(FOREIGN)
     import ray
     from ray.cluster_utils import Cluster
 
-    from orchestrator.launchers.embedded import SETTINGS
     from orchestrator.launchers.ray_cluster import RayLauncher
 
-    os.environ.update(SETTINGS)
     n = 40 * arguments.real_nodes
     sweep = SweepDir(folder / "joining")
     ids = add_trials(sweep, n)
