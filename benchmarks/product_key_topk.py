@@ -2,6 +2,7 @@
 
     python benchmarks/product_key_topk.py                         # 64k tokens, 4 heads, 2 x 1,024 sub-keys, top 32
     python benchmarks/product_key_topk.py --half-key-dim 256 --variants
+    python benchmarks/product_key_topk.py --many-keys 10000      # of further numbers of sub-keys, 10^8 rows alone
 
 Medians of CUDA event times. Beside each time: the share of ids that are those of float64, and the largest error of a
 score, both over the first 2,048 tokens. `--variants` times tiles and chunk sizes, `--kernels` lists what each kernel
@@ -17,10 +18,13 @@ import triton
 from torch import Tensor
 from triton.testing import do_bench
 
-from workloads.kernels.product_key_topk import reference
+from workloads.kernels.product_key_topk import op, reference
 from workloads.kernels.product_key_topk import triton as kernels
+from workloads.kernels.product_key_topk.gradients import gradients
 
 CHECKED = 2048
+SCORE_BYTES = 2**32
+"""Most memory for a chunk of the scores of many sub-keys."""
 
 
 def main() -> None:
@@ -35,15 +39,17 @@ def main() -> None:
         f"{tokens} tokens, {heads} heads, {n_keys} sub-keys of {half} a half, top {knn}"
     )
     rounded = query.bfloat16()
-    answers = {x.dtype: _answer(x, sub_keys, knn) for x in (query, rounded)}
+    answer, rounded_answer = (_answer(x, sub_keys, knn) for x in (query, rounded))
 
-    def row(name: str, run: Callable[[], object], of: Tensor | None = None) -> None:
+    def row(
+        name: str, run: Callable[[], object], answer: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         result = run()
         torch.cuda.synchronize()
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
-        checks = _checks(result, answers[of.dtype]) if of is not None else ""
+        checks = _checks(result, answer) if answer is not None else ""
         del result
         milliseconds = do_bench(run, warmup=25, rep=arguments.rep, return_mode="median")
         print(f"{name:<44} {milliseconds:8.3f} ms {peak:8.0f} MiB  {checks}", flush=True)
@@ -53,23 +59,23 @@ def main() -> None:
     row("bare score product, bf16", partial(torch.matmul, products, low_keys.mT))
     row("bare score product, fp32", partial(torch.matmul, products.float(), sub_keys.mT))
     del products
-    row("plain torch, fp32 query", lambda: reference.product_key_topk(query, sub_keys, knn), query)
+    row("plain torch, fp32 query", lambda: reference.product_key_topk(query, sub_keys, knn), answer)
     row(
         "plain torch, bf16 query",
         lambda: reference.product_key_topk(rounded, sub_keys, knn),
-        rounded,
+        rounded_answer,
     )
-    row("two torch.topk, fp32 scores", lambda: _two_topk(query, sub_keys, knn), query)
-    row("two torch.topk, bf16 scores", lambda: _two_topk(rounded, low_keys, knn), rounded)
+    row("two torch.topk, fp32 scores", lambda: _two_topk(query, sub_keys, knn), answer)
+    row("two torch.topk, bf16 scores", lambda: _two_topk(rounded, low_keys, knn), rounded_answer)
     compiled = torch.compile(reference.product_key_topk)
     try:
-        row("torch.compile, fp32 query", lambda: compiled(query, sub_keys, knn), query)
+        row("torch.compile, fp32 query", lambda: compiled(query, sub_keys, knn), answer)
     except Exception as error:
         print(f"torch.compile, fp32 query: {type(error).__name__}: {str(error)[:200]}")
-    for name, x in (("fp32", query), ("bf16", rounded)):
-        row(f"ours, {name} query", lambda x=x: kernels.product_key_topk(x, sub_keys, knn), x)
+    row("ours, fp32 query", lambda: op.product_key_topk(query, sub_keys, knn), answer)
+    row("ours, bf16 query", lambda: op.product_key_topk(rounded, sub_keys, knn), rounded_answer)
     if arguments.variants:
-        _variants(row, rounded, sub_keys, knn)
+        _variants(row, rounded, sub_keys, knn, rounded_answer)
     for name, x in (("fp32", query), ("bf16", rounded)):
         _backward(row, name, x, sub_keys, knn)
     if arguments.variants:
@@ -77,16 +83,37 @@ def main() -> None:
         for size in (2**25, 2**26, 2**27, 2**28, 2**29):
             row(
                 f"  backward of ours, bf16, weights {size >> 20} MiB",
-                lambda size=size: kernels.gradients(
-                    scores, ids, rounded, sub_keys, weight_bytes=size
-                ),
+                lambda size=size: gradients(scores, ids, rounded, sub_keys, weight_bytes=size),
             )
         del scores, ids
     if arguments.kernels:
         _each_kernel(rounded, sub_keys, knn)
+    for more in arguments.many_keys:
+        _many_keys(row, more, query, knn)
 
 
-def _variants(row: Callable, query: Tensor, sub_keys: Tensor, knn: int) -> None:
+def _many_keys(row: Callable, n_keys: int, query: Tensor, knn: int) -> None:
+    """Time selection among so many rows that its peer has to go chunk by chunk: 10,000 sub-keys have 21 GB of scores."""
+    heads, width = query.shape[1:]
+    sub_keys = torch.randn(2, heads, n_keys, width // 2, device="cuda") / (width // 2) ** 0.5
+    print(f"{n_keys} sub-keys a half, {n_keys**2:.1e} rows:")
+    for name, x in (("fp32", query), ("bf16", query.bfloat16())):
+        answer = _answer(x, sub_keys, knn)
+        # Of fp32 scores for a bf16 query, too, because ours are.
+        chunk = max(1, SCORE_BYTES // (2 * heads * n_keys * 4))
+
+        def in_chunks(x: Tensor = x, chunk: int = chunk) -> tuple[Tensor, ...]:
+            parts = [_two_topk(part.float(), sub_keys, knn) for part in x.split(chunk)]
+            return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+        row(f"  two torch.topk, fp32 scores, {name} query", in_chunks, answer)
+        row(f"  ours, {name} query", lambda x=x: op.product_key_topk(x, sub_keys, knn), answer)
+        _backward(row, name, x, sub_keys, knn, alone=True)
+
+
+def _variants(
+    row: Callable, query: Tensor, sub_keys: Tensor, knn: int, answer: tuple[Tensor, Tensor]
+) -> None:
     tiles = [
         (64, 64, 64, 4, 3),
         (64, 64, 128, 4, 2),
@@ -101,7 +128,7 @@ def _variants(row: Callable, query: Tensor, sub_keys: Tensor, knn: int) -> None:
             row(
                 f"  ours, bf16, tile {tile}",
                 lambda tile=tile: kernels.select(query, sub_keys, knn, tile=tile),
-                query,
+                answer,
             )
         except triton.runtime.errors.OutOfResources as error:
             print(f"  ours, bf16, tile {tile}: {error}")
@@ -109,17 +136,17 @@ def _variants(row: Callable, query: Tensor, sub_keys: Tensor, knn: int) -> None:
         row(
             f"  ours, bf16, chunks of {size >> 20} MiB",
             lambda size=size: kernels.select(query, sub_keys, knn, chunk_bytes=size),
-            query,
+            answer,
         )
 
 
-def _backward(row: Callable, name: str, query: Tensor, sub_keys: Tensor, knn: int) -> None:
-    """Time backward passes alone, and print how far ours is from plain torch's in float64."""
+def _backward(
+    row: Callable, name: str, query: Tensor, sub_keys: Tensor, knn: int, *, alone: bool = False
+) -> None:
+    """Time backward passes alone, and print how far ours is from plain torch's, where that has the memory."""
     found = []
-    for whose, run in (
-        ("plain torch", reference.product_key_topk),
-        ("ours", kernels.product_key_topk),
-    ):
+    runs = {"plain torch": reference.product_key_topk, "ours": op.product_key_topk}
+    for whose, run in list(runs.items())[alone:]:
         leaves = query.clone().requires_grad_(), sub_keys.clone().requires_grad_()
         scores, ids = run(*leaves, knn)
         generator = torch.Generator("cuda").manual_seed(1)
@@ -130,6 +157,8 @@ def _backward(row: Callable, name: str, query: Tensor, sub_keys: Tensor, knn: in
 
         row(f"backward of {whose}, {name} query", backward)
         found.append((ids, backward()))
+    if alone:
+        return
     same = (found[0][0] == found[1][0]).double().mean().item()
     errors = [
         ((a - b).abs().max() / b.abs().max()).item()
@@ -145,7 +174,7 @@ def _each_kernel(query: Tensor, sub_keys: Tensor, knn: int) -> None:
     leaves = query.clone().requires_grad_(), sub_keys.clone().requires_grad_()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        scores, _ = kernels.product_key_topk(*leaves, knn)
+        scores, _ = op.product_key_topk(*leaves, knn)
         scores.backward(torch.ones_like(scores))
         torch.cuda.synchronize()
     for event in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
@@ -185,6 +214,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--n-keys", type=int, default=1024)
     parser.add_argument("--half-key-dim", type=int, default=128)
     parser.add_argument("--knn", type=int, default=32)
+    parser.add_argument(
+        "--many-keys",
+        type=int,
+        nargs="*",
+        default=[3163, 10_000],
+        help="sub-keys a half of further runs, against two torch.topk alone (default: 1e7 and 1e8 rows)",
+    )
     parser.add_argument("--rep", type=int, default=100, help="milliseconds to time each row for")
     parser.add_argument("--variants", action="store_true")
     parser.add_argument("--kernels", action="store_true")

@@ -19,7 +19,11 @@ SHAPES = [
     (131, 3, 97, 24, 16),
     (257, 1, 480, 100, 7),
     (129, 2, 2000, 64, 64),
+    (65, 1, 3000, 256, 32),
     (65, 1, 4096, 128, 32),
+    (33, 1, 10_000, 128, 32),
+    (17, 1, 10_000, 256, 64),
+    (9, 1, 11_585, 192, 32),
     (200, 2, 512, 192, 32),
     (200, 2, 512, 300, 16),
 ]
@@ -78,6 +82,19 @@ def test_exact_scores_and_ties(shape, largest, dtype):
     assert torch.equal(scores.double(), expected)
 
 
+@pytest.mark.parametrize("half_key_dim", [128, 192])
+def test_many_rows_of_equal_scores_at_once(half_key_dim):
+    """All search on their own, side by side, each in the room of its program."""
+    tokens, n_keys, knn = 2000, 40, 7
+    query = torch.randint(1, 4, (tokens, 2, 2 * half_key_dim), device="cuda").float()
+    sub_keys = torch.ones(2, 2, n_keys, half_key_dim, device="cuda")
+
+    scores, ids = op.product_key_topk(query, sub_keys, knn)
+
+    assert torch.equal(scores, query.sum(-1, keepdim=True).expand(-1, -1, knn))
+    assert torch.equal(ids, torch.arange(knn, device="cuda").expand_as(ids))
+
+
 def test_chunks_and_strides():
     query, sub_keys = _normal((300, 2, 64, 32, 8), torch.float32)
     strided = query.transpose(0, 1).contiguous().transpose(0, 1)
@@ -118,9 +135,7 @@ def test_gradients_of_the_same_slots(shape, dtype, tolerance):
 def test_the_operator_keeps_its_promises():
     query, sub_keys = _normal((130, 2, 64, 32, 8), torch.bfloat16)
 
-    torch.library.opcheck(
-        _kernels()._select, (query.requires_grad_(), sub_keys.requires_grad_(), 8)
-    )
+    torch.library.opcheck(op._select, (query.requires_grad_(), sub_keys.requires_grad_(), 8))
 
 
 def test_compiles_to_one_graph():

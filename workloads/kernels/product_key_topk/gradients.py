@@ -8,6 +8,8 @@ from torch import Tensor
 
 WEIGHT_BYTES = 2**28
 """Most memory for the dense weights of a chunk of tokens."""
+SCATTERED = 512
+"""Slots that a program of `_scatter_weights` takes: with more, its threads put numbers away in local memory."""
 
 
 def gradients(
@@ -58,7 +60,7 @@ def gradients(
     shares = max(1, min(256 // (2 * n_heads * tiles[0] * tiles[1]), chunk // block_tokens, 16))
     weights = torch.empty(2 * n_heads, chunk, n_keys, device=query.device, dtype=torch.float32)
     sums = torch.zeros(shares, *sub_keys.shape, device=query.device, dtype=torch.float32)
-    scatter_block = 32
+    scatter_block = SCATTERED // slots
     for start in range(0, n_tokens, chunk):
         tokens = min(chunk, n_tokens - start)
         weights.zero_()

@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
-LARGEST_ID = tl.constexpr(2**24 - 1)
+ID_BITS = tl.constexpr(27)
+"""1.3e8 ids. `together` leaves no more than 30: 32 bits of score, shifted by them, must stay below 2**62."""
+LARGEST_ID = tl.constexpr(2**ID_BITS.value - 1)
 
 
 @triton.jit
@@ -23,16 +25,17 @@ def as_number(rising):
 def together(score, id):
     """Return numbers in the order of scores, equal scores by lowest id first, that tell both.
 
-    They are fp64, which compares in one instruction where int64 takes two, and never near infinity or zero.
+    They are fp64, which compares in one instruction where int64 takes two: as integers between 2**60 and 2**61, hence
+    normal numbers, which rise with their bits and of which none is infinite, none no number, whatever the score is.
     """
     rising = (as_rising(score) ^ -(2**31)).to(tl.uint32, bitcast=True).to(tl.int64)
-    return ((rising << 24) + (id ^ LARGEST_ID) + 2**60).to(tl.float64, bitcast=True)
+    return ((rising << ID_BITS) + (id ^ LARGEST_ID) + 2**60).to(tl.float64, bitcast=True)
 
 
 @triton.jit
 def score_of(together):
     """Return the score of `together`'s number."""
-    rising = (together.to(tl.int64, bitcast=True) >> 24).to(tl.int32)
+    rising = (together.to(tl.int64, bitcast=True) >> ID_BITS).to(tl.int32)
     return as_number(rising ^ -(2**31))
 
 

@@ -68,7 +68,7 @@ def _select(
     n_keys = left.shape[-1]
     per_half = min(knn, n_keys)
     key_ids = torch.arange(n_keys, device=left.device)
-    ranks_left, ranks_right = _candidate_ranks(knn, per_half, left.device)
+    ranks_left, ranks_right = candidate_ranks(knn, per_half, left.device)
     best_left, best_right = (ordered_topk(half, key_ids, per_half) for half in (left, right))
     sums = (
         left.gather(-1, best_left)[..., ranks_left] + right.gather(-1, best_right)[..., ranks_right]
@@ -78,7 +78,7 @@ def _select(
 
 
 @cache
-def _candidate_ranks(knn: int, n_keys: int, device: torch.device) -> Int[Tensor, "2 pairs"]:
+def candidate_ranks(knn: int, n_keys: int, device: torch.device) -> Int[Tensor, "2 pairs"]:
     """Return `candidate_pairs` on a device; made once, because a copy to a GPU makes the host wait."""
     with torch.inference_mode(False):
         return torch.tensor(candidate_pairs(knn, n_keys), device=device)

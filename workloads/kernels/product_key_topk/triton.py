@@ -14,6 +14,8 @@ A chunk of tokens at a time, so that memory stays within `CHUNK_BYTES`, goes thr
 No atomics: all sums have one order.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -22,7 +24,6 @@ from torch import Tensor
 
 from workloads.kernels.product_key_topk import reference
 from workloads.kernels.product_key_topk.fp16_parts import fp16_parts, padded_width
-from workloads.kernels.product_key_topk.gradients import gradients
 from workloads.kernels.product_key_topk.ranking import (
     LARGEST_ID,
     as_rising,
@@ -34,11 +35,14 @@ from workloads.kernels.product_key_topk.ranking import (
 )
 
 MAX_KNN = 64
-MAX_KEYS = 4096
+"""One thread sorts twice as many numbers of 64 bits, and it has 255 registers of 32."""
+MAX_KEYS = math.isqrt(LARGEST_ID.value + 1)
+"""A half; 11,585, which make 1.3e8 slots, whose ids `together` still tells."""
+MAX_GROUPS = 256
+"""A thread of `_search` holds the largest scores of all groups of a row, and 512 would not fit its registers."""
 CHUNK_BYTES = 2**28
 """Most memory for what a chunk of tokens leaves between the kernels."""
 
-_CROWDED_PROGRAMS = 2112
 _ERROR = tl.constexpr(1.25 * 2**-10)
 """Most by which a product of high parts errs, over the product of the norms: 2**-11 for each low part that is left out,
 and a quarter more for what is rounded on the way."""
@@ -56,53 +60,6 @@ def applies(query: Tensor, sub_keys: Tensor, knn: int) -> bool:
         and n_keys <= MAX_KEYS
         and 1 <= knn <= min(n_keys, MAX_KNN)
     )
-
-
-def product_key_topk(
-    query: Float[Tensor, "tokens heads key_dim"],
-    sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
-    knn: int,
-) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
-    """Return scores and ids of the best `knn` of n_keys**2 slots (`reference.product_key_topk`).
-
-    Gradients are sums in a fixed order, so a second run gives the same bits.
-    """
-    scores, ids = _select(query, sub_keys, knn)
-    return scores, ids
-
-
-@torch.library.custom_op("memscale::product_key_topk", mutates_args=())
-def _select(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    return select(query, sub_keys, knn)
-
-
-@_select.register_fake
-def _(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    shape = (query.shape[0], query.shape[1], knn)
-    return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.int64)
-
-
-@torch.library.custom_op("memscale::product_key_topk_backward", mutates_args=())
-def _gradients(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> tuple[Tensor, Tensor]:
-    return gradients(grad, ids, query, sub_keys)
-
-
-@_gradients.register_fake
-def _(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), sub_keys.new_empty(sub_keys.shape)
-
-
-def _keep(ctx, inputs, output) -> None:
-    query, sub_keys, _ = inputs
-    ctx.save_for_backward(query, sub_keys, output[1])
-
-
-def _backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
-    query, sub_keys, ids = ctx.saved_tensors
-    return *_gradients(grad, ids, query, sub_keys), None
-
-
-_select.register_autograd(_backward, setup_context=_keep)
 
 
 def select(
@@ -134,8 +91,7 @@ def select(
     slots = 2 * best
     padded_keys = triton.cdiv(n_keys, block_keys) * block_keys
     tiles_n = padded_keys // block_keys
-    # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
-    groups = min(block_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles_n))))
+    groups, together, all_groups = _grouping(tiles_n, block_keys, best)
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, device=query.device, dtype=dtype)
@@ -147,17 +103,16 @@ def select(
         sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
     )
     block_width = min(block_width, columns)
-    per_token = books * (query_parts * columns * 2 + tiles_n * groups * 4 + (slots + best) * 8)
+    per_token = books * (query_parts * columns * 2 + all_groups * 4 + (slots + best) * 8)
     chunk = _even_chunk(n_tokens, chunk_bytes // per_token, block_tokens)
-    maxima = new(books, chunk, tiles_n * groups, dtype=torch.float32)
+    maxima = new(books, chunk, all_groups, dtype=torch.float32)
     found = new(books, slots, chunk, dtype=torch.int64)
     counts = new(books, chunk, dtype=torch.int32)
     ordered = new(books, best, chunk, dtype=torch.int64)
-    row_warps = max(1, triton.next_power_of_2(n_keys) // 1024)
-    lanes = min(32 * row_warps, triton.next_power_of_2(n_keys))
-    deep = triton.next_power_of_2(triton.cdiv(n_keys, lanes))
-    row_scores = new(_CROWDED_PROGRAMS, deep * lanes, dtype=torch.float32)
-    ranks = reference._candidate_ranks(knn, n_keys, query.device)
+    row_warps, lanes, deep = _crowded_layout(n_keys)
+    crowded_programs = _crowded_programs(query.device, row_warps)
+    row_scores = new(crowded_programs, deep * lanes, dtype=torch.float32)
+    ranks = reference.candidate_ranks(knn, n_keys, query.device)
     out_scores = new(n_tokens, n_heads, knn, dtype=torch.float32)
     out_ids = new(n_tokens, n_heads, knn, dtype=torch.int64)
 
@@ -174,14 +129,14 @@ def select(
             queries, query_norms, keys, key_scales, key_norms, maxima, found, counts,
             tokens, chunk, padded_keys, n_keys, knn, tiles_t,
             QUERY_PARTS=query_parts, KEY_PARTS=len(keys),
-            GROUPS=groups, ALL_GROUPS=triton.next_power_of_2(tiles_n * groups), SLOTS=slots,
+            GROUPS=groups, TOGETHER=together, ALL_GROUPS=triton.next_power_of_2(all_groups), SLOTS=slots,
             # The interpreter knows no assembly.
             EVEN=n_keys == padded_keys, ASSEMBLY=isinstance(_search, triton.JITFunction),
             HELD=block_width == columns, WIDTH=columns,
             BLOCK_T=block_tokens, BLOCK_N=block_keys, BLOCK_D=block_width,
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
-        _search_crowded[(_CROWDED_PROGRAMS,)](
+        _search_crowded[(crowded_programs,)](
             queries, keys, key_scales, row_scores, found, counts,
             books, tokens, chunk, padded_keys, n_keys, knn,
             QUERY_PARTS=query_parts, KEY_PARTS=len(keys), SLOTS=slots,
@@ -209,6 +164,31 @@ def _tile(columns: int, query_parts: int) -> tuple[int, int, int, int, int]:
     if columns == 256:
         return (128, 64, 256, 8, 2) if query_parts == 1 else (64, 64, 256, 4, 2)
     return 128, 128, 64, 8, 3
+
+
+def _grouping(tiles: int, block_keys: int, best: int) -> tuple[int, int, int]:
+    """Return the groups that tiles of `block_keys` keys have, how many tiles share them, and the groups of all tiles.
+
+    At least four times as many as are wanted, so that the bound keeps 1.15 times as many, and at most `MAX_GROUPS`.
+    """
+    # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
+    groups = min(block_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles))))
+    together = triton.cdiv(tiles * groups, MAX_GROUPS)
+    return groups, together, triton.cdiv(tiles, together) * groups
+
+
+def _crowded_layout(n_keys: int) -> tuple[int, int, int]:
+    """Return the warps of a program of `_search_crowded`, its threads, and the scores of each, up to 32."""
+    padded = triton.next_power_of_2(n_keys)
+    warps = max(1, padded // 1024)
+    lanes = min(32 * warps, padded)
+    return warps, lanes, padded // lanes
+
+
+def _crowded_programs(device: torch.device, warps: int) -> int:
+    """Return the programs of `_search_crowded`: sixteen warps a multiprocessor, whose registers hold no more of them."""
+    multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors * max(1, 16 // warps)
 
 
 def _even_chunk(n_tokens: int, at_most: int, multiple_of: int) -> int:
@@ -248,7 +228,7 @@ def _search(
     maxima_ptr, found_ptr, counts_ptr,
     n_tokens, padded_tokens, padded_keys, n_keys, knn, tiles_t,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr,
-    GROUPS: tl.constexpr, ALL_GROUPS: tl.constexpr, SLOTS: tl.constexpr,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, ALL_GROUPS: tl.constexpr, SLOTS: tl.constexpr,
     EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -272,10 +252,13 @@ def _search(
     if HELD and QUERY_PARTS == 2:
         low_q = tl.load(query + next_query_part)
 
-    n_groups = padded_keys // BLOCK_N * GROUPS
+    # A group has the keys of every so many columns of TOGETHER tiles.
+    n_groups = (padded_keys + (TOGETHER - 1) * BLOCK_N) // (TOGETHER * BLOCK_N) * GROUPS
     maxima = maxima_ptr + row[:, None] * n_groups
     group = tl.arange(0, GROUPS)[None, :]
     longest = tl.zeros([BLOCK_N], tl.float32)
+    if TOGETHER > 1:
+        so_far = tl.full([BLOCK_T, GROUPS], -float("inf"), tl.float32)
     for start in range(0, padded_keys, BLOCK_N):
         scale = tl.load(key_scales_ptr + start)
         scores = _tile_scores(
@@ -285,7 +268,15 @@ def _search(
         if not EVEN:
             scores = tl.where((key < n_keys - start)[None, :], scores, -float("inf"))
         largest = tl.max(tl.reshape(scores, [BLOCK_T, BLOCK_N // GROUPS, GROUPS]), 1)
-        tl.store(maxima + start // BLOCK_N * GROUPS + group, largest)
+        to = maxima + start // (TOGETHER * BLOCK_N) * GROUPS + group
+        if TOGETHER > 1:
+            largest = tl.maximum(largest, so_far)
+            after = start // BLOCK_N + 1
+            last = (after % TOGETHER == 0) | (after * BLOCK_N == padded_keys)
+            tl.store(to, largest, mask=last)
+            so_far = tl.where(last, -float("inf"), largest)
+        else:
+            tl.store(to, largest)
         longest = tl.maximum(longest, tl.load(key_norms_ptr + start) * scale)
 
     # Other threads of this program read what these have written.
@@ -383,7 +374,7 @@ def _search_crowded(
                     _score_row(
                         query_ptr + row * WIDTH, keys_ptr + book * padded_keys * WIDTH,
                         n_rows * WIDTH, books.to(tl.int64) * padded_keys * WIDTH,
-                        key_scales_ptr + book * padded_keys, row_scores_ptr, padded_keys,
+                        key_scales_ptr + book * padded_keys, row_scores_ptr, n_keys,
                         QUERY_PARTS, KEY_PARTS, WIDTH, BLOCK_D,
                     )  # fmt: skip
                     tl.debug_barrier()
@@ -396,16 +387,17 @@ def _search_crowded(
 
 @triton.jit
 def _score_row(
-    query, keys, next_query_part, next_key_part, key_scales, to, padded_keys,
+    query, keys, next_query_part, next_key_part, key_scales, to, n_keys,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """Store the scores of one row at `to`, which has room for n_keys rounded up to 16 and need not have more."""
     KEYS: tl.constexpr = 16
     column = tl.arange(0, BLOCK_D)
     inside = column < WIDTH
     q = tl.load(query + column, mask=inside, other=0.0).to(tl.float32)
     if QUERY_PARTS == 2:
         q += tl.load(query + next_query_part + column, mask=inside, other=0.0).to(tl.float32)
-    for start in range(0, padded_keys, KEYS):
+    for start in range(0, n_keys, KEYS):
         key = start + tl.arange(0, KEYS)
         place = keys + key[:, None] * WIDTH + column[None, :]
         k = tl.load(place, mask=inside[None, :], other=0.0).to(tl.float32)
@@ -435,14 +427,16 @@ def _keep_best(
         first = tl.where(enough, middle, first)
         last = tl.where(enough, last, middle - 1)
         count = tl.where(enough, above, count)
-    keep = _reach(rising, key, first) & inside.to(tl.int32)
-
-    by_lane = tl.reshape(keep, [DEEP, LANES])
-    totals = tl.sum(by_lane, 0)
-    slot = tl.cumsum(by_lane, 0) - 1 + (tl.cumsum(totals, 0) - totals)[None, :]
-    slot = tl.reshape(slot, [DEEP * LANES])
-    packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | key
-    tl.store(found_ptr + slot.to(tl.int64) * padded_tokens, packed, mask=keep != 0)
+    # Once more from memory: places beside all scores would not fit the registers.
+    slot = 0
+    for start in range(0, n_keys, LANES):
+        some = start + tl.arange(0, LANES)
+        score = tl.load(scores_ptr + some, mask=some < n_keys, other=0.0)
+        keep = tl.where(some < n_keys, _reach(as_rising(score), some, first), 0)
+        packed = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | some
+        to = (slot + tl.cumsum(keep, 0) - 1).to(tl.int64) * padded_tokens
+        tl.store(found_ptr + to, packed, mask=keep != 0)
+        slot += tl.sum(keep, 0)
     tl.store(count_ptr, count)
 
 

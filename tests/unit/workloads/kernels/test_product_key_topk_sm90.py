@@ -1,23 +1,46 @@
 """What the compiler makes of product-key selection for an H100 or H200: nothing spilled, wide copies, tensor cores."""
 
+import re
+
 import pytest
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+import triton
+import triton.language as tl
 
+from workloads.kernels.product_key_topk import gradients as gradient_kernels
 from workloads.kernels.product_key_topk import triton as kernels
 
 WIDE = "cp.async.cg.shared.global"
 """Only copies of 16 bytes may go past the first cache."""
 
 
+def _number(name: str, value: int) -> dict[str, str]:
+    return {name: "i32:16" if value % 16 == 0 else "i32"}
+
+
 @pytest.mark.parametrize(
-    ("query_parts", "width", "tokens"),
-    [(1, 128, 64), (1, 256, 128), (2, 256, 64)],
-    ids=["bf16 query", "wide bf16 query", "wide fp32 query"],
+    ("n_keys", "width", "query_parts"),
+    [
+        (1024, 128, 1),
+        (3000, 256, 1),
+        (10_000, 256, 2),
+        *(
+            pytest.param(n_keys, width, query_parts, marks=pytest.mark.slow)
+            for n_keys in (512, 1024, 2000, 2048, 3163, 4096, 10_000, kernels.MAX_KEYS)
+            for width in (128, 256)
+            for query_parts in (1, 2)
+        ),
+    ],
+    ids=str,
 )
 def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
-    compile_for_sm90, query_parts, width, tokens
+    compile_for_sm90, n_keys, width, query_parts
 ):
+    block_tokens, block_keys, block_width, warps, stages = kernels._tile(width, query_parts)
+    tiles = triton.cdiv(n_keys, block_keys)
+    groups, together, all_groups = kernels._grouping(tiles, block_keys, 32)
+
     made = compile_for_sm90(
         kernels._search,
         {
@@ -27,25 +50,27 @@ def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
             ),
             "found_ptr": "*i64:16",
             "counts_ptr": "*i32:16",
-            **dict.fromkeys(("n_tokens", "padded_tokens", "padded_keys", "n_keys"), "i32:16"),
+            **dict.fromkeys(("n_tokens", "padded_tokens", "padded_keys"), "i32:16"),
+            **_number("n_keys", n_keys),
             **dict.fromkeys(("knn", "tiles_t"), "i32"),
         },
         {
             "QUERY_PARTS": query_parts,
             "KEY_PARTS": 2,
-            "GROUPS": 8,
-            "ALL_GROUPS": 128,
+            "GROUPS": groups,
+            "TOGETHER": together,
+            "ALL_GROUPS": triton.next_power_of_2(all_groups),
             "SLOTS": 64,
-            "EVEN": True,
+            "EVEN": n_keys % block_keys == 0,
             "ASSEMBLY": True,
             "HELD": True,
             "WIDTH": width,
-            "BLOCK_T": tokens,
-            "BLOCK_N": 64,
-            "BLOCK_D": width,
+            "BLOCK_T": block_tokens,
+            "BLOCK_N": block_keys,
+            "BLOCK_D": block_width,
         },
-        num_warps=tokens // 16,
-        num_stages=2,
+        num_warps=warps,
+        num_stages=stages,
     )
 
     assert made.spills == 0
@@ -56,18 +81,110 @@ def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
     assert made.ptx.count(WIDE) > 4 * made.ptx.count("cp.async.ca")
 
 
-def test_a_token_is_sorted_by_one_thread(compile_for_sm90):
+@pytest.mark.parametrize("n_keys", [pytest.param(1024, marks=pytest.mark.slow), 10_000])
+def test_a_crowded_row_fits_the_registers(compile_for_sm90, n_keys):
+    warps, lanes, deep = kernels._crowded_layout(n_keys)
+
     made = compile_for_sm90(
-        kernels._order,
+        kernels._search_crowded,
         {
-            **dict.fromkeys(("found_ptr", "ordered_ptr"), "*i64:16"),
+            **dict.fromkeys(("query_ptr", "keys_ptr"), "*fp16:16"),
+            **dict.fromkeys(("key_scales_ptr", "row_scores_ptr"), "*fp32:16"),
+            "found_ptr": "*i64:16",
             "counts_ptr": "*i32:16",
-            "query_scales_ptr": "*fp32:16",
-            **dict.fromkeys(("n_tokens", "padded_tokens"), "i32"),
+            **dict.fromkeys(("padded_keys", "n_keys", "knn"), "i32:16"),
+            **dict.fromkeys(("books", "n_tokens", "padded_tokens"), "i32"),
         },
-        {"SLOTS": 64, "LOG": 5, "BLOCK_T": 128},
+        {
+            "QUERY_PARTS": 2,
+            "KEY_PARTS": 2,
+            "SLOTS": 64,
+            "WIDTH": 256,
+            "BLOCK_D": 256,
+            "LANES": lanes,
+            "DEEP": deep,
+        },
+        num_warps=warps,
     )
+
+    assert made.spills == 0
+    # The sixteen warps that `_crowded_programs` begins on a multiprocessor share its 65,536.
+    assert made.registers <= 65536 // (32 * 16)
+
+
+SORTED = {
+    **dict.fromkeys(("found_ptr", "ordered_ptr", "ranks_ptr", "out_ids_ptr"), "*i64:16"),
+    "counts_ptr": "*i32:16",
+    **dict.fromkeys(("query_scales_ptr", "out_scores_ptr"), "*fp32:16"),
+    **dict.fromkeys(("n_tokens", "padded_tokens", "n_heads", "n_keys", "knn"), "i32"),
+}
+
+
+def test_a_token_is_sorted_by_one_thread(compile_for_sm90):
+    made = compile_for_sm90(kernels._order, SORTED, {"SLOTS": 64, "LOG": 5, "BLOCK_T": 128})
 
     assert made.spills == 0
     assert made.shared_bytes == 0
     assert "SHFL" not in made.sass
+
+
+@pytest.mark.slow
+def test_the_pairs_of_a_token_are_sorted_by_one_thread(compile_for_sm90):
+    made = compile_for_sm90(kernels._pair, SORTED, {"PAIRS": 119, "LOG": 5, "BLOCK_T": 128})
+
+    assert made.spills == 0
+    assert "SHFL" not in made.sass
+
+
+OF_GRADIENTS = {
+    **dict.fromkeys(("grad_ptr", "weights_ptr", "sub_keys_ptr", "sums_ptr"), "*fp32:16"),
+    "ids_ptr": "*i64:16",
+    **dict.fromkeys(
+        ("stride_half", "stride_head", "stride_key", "stride_token", "n_tokens", "padded_tokens"),
+        "i32:16",
+    ),
+    **dict.fromkeys(("n_keys", "width", "knn"), "i32:16"),
+    **dict.fromkeys(("n_heads", "tiles_d"), "i32"),
+}
+
+
+@pytest.mark.parametrize("slots", [32, 64])
+def test_weights_are_added_up_in_registers(compile_for_sm90, slots):
+    made = compile_for_sm90(
+        gradient_kernels._scatter_weights,
+        OF_GRADIENTS,
+        {"SLOTS": slots, "BLOCK_T": gradient_kernels.SCATTERED // slots},
+    )
+
+    assert made.spills == 0
+
+
+@pytest.mark.parametrize(("query", "width"), [("bf16", 128), ("fp32", 256)])
+def test_gradients_of_queries_stay_in_registers(compile_for_sm90, query, width):
+    made = compile_for_sm90(
+        gradient_kernels._query_gradient,
+        {**OF_GRADIENTS, "grad_query_ptr": f"*{query}:16"},
+        {"BLOCK_T": 16, "BLOCK_D": width},
+    )
+
+    assert made.spills == 0
+
+
+@pytest.mark.parametrize(("query", "parts"), [("bf16", 1), ("fp32", 2)])
+def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, parts):
+    made = compile_for_sm90(
+        gradient_kernels._key_gradient,
+        {**OF_GRADIENTS, "query_ptr": f"*{query}:16"},
+        {
+            "QUERY_PARTS": parts,
+            "TYPE": tl.bfloat16,
+            "BLOCK_T": 64,
+            "BLOCK_N": 64,
+            "BLOCK_D": 128,
+        },
+    )
+
+    # From an fp32 query, addresses of the result wait in local memory for the end of the loop.
+    assert parts == 2 or made.spills == 0
+    products = made.sass[made.sass.index("HGMMA") : made.sass.rindex("HGMMA")]
+    assert not re.search(r"\b(?:LDL|STL)\b", products)

@@ -1,5 +1,7 @@
 """The GPU kernels of product-key selection, in Triton's interpreter: every slot and every gradient is the reference's."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +13,7 @@ from workloads.kernels.product_key_topk import reference
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 import triton.language as tl
 
-from workloads.kernels.product_key_topk import fp16_parts, ranking
+from workloads.kernels.product_key_topk import fp16_parts, op, ranking
 from workloads.kernels.product_key_topk import gradients as gradient_kernels
 from workloads.kernels.product_key_topk import triton as kernels
 
@@ -24,7 +26,7 @@ def _interpreted(interpreted, poisoned, monkeypatch):
     for module in (ranking, fp16_parts, gradient_kernels, kernels):
         interpreted(module)
     # Each takes the interpreter as long as one that has something to do.
-    monkeypatch.setattr(kernels, "_CROWDED_PROGRAMS", 3)
+    monkeypatch.setattr(kernels, "_crowded_programs", lambda device, warps: 3)
 
 
 def _integers(
@@ -83,6 +85,68 @@ def test_any_width_by_the_tile_that_a_gpu_takes(half_key_dim):
 
 def test_more_keys_than_one_warp_holds():
     _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=(16, 256, 16, 4, 1))
+
+
+def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
+    monkeypatch.setattr(kernels, "MAX_GROUPS", 32)
+    assert kernels._grouping(13, 16, 16) == (8, 4, 32)
+
+    _assert_equal(*_integers(3, 1, 200, 4, 2), 9)
+
+
+def test_groups_of_several_tiles_keep_hardly_more_than_is_wanted(monkeypatch):
+    """A coupon collector's numbers: to hit 16 of 48 groups takes 48/48 + 48/47 + ... + 48/33 = 19.3 random keys."""
+    counts: list[Tensor] = []
+    crowded = kernels._search_crowded
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def launch(*arguments: object, **constants: object) -> None:
+                counts.append(arguments[5].clone())
+                crowded[grid](*arguments, **constants)
+
+            return launch
+
+    monkeypatch.setattr(kernels, "_search_crowded", Watched())
+    monkeypatch.setattr(kernels, "MAX_GROUPS", 64)
+    assert kernels._grouping(17, 64, 16) == (8, 3, 48)
+
+    _assert_equal(*_integers(16, 1, 1088, 16, 99), 16, tile=(16, 64, 16, 4, 1))
+
+    (kept,) = counts
+    assert (kept >= 16).all()
+    # Nothing was left to the search of crowded rows.
+    assert (kept <= 32).all()
+    assert kept.float().mean() < 1.1 * sum(48 / (48 - i) for i in range(16))
+
+
+@pytest.mark.slow
+def test_the_most_keys_and_the_last_are_the_best():
+    """Each score but the first is that of several slots."""
+    query = torch.ones(1, 1, 2)
+    sub_keys = torch.arange(40.0 - kernels.MAX_KEYS, 40.0).clamp(min=0.0).expand(2, 1, -1)
+
+    _assert_equal(query, sub_keys[..., None], 5, tile=(16, 64, 16, 4, 1))
+
+
+@pytest.mark.slow
+def test_the_most_keys_all_equal():
+    _assert_equal(*_integers(1, 1, kernels.MAX_KEYS, 2, 0), 5, tile=(16, 64, 16, 4, 1))
+
+
+@pytest.mark.parametrize("n_keys", [33, 40, 64])
+def test_a_row_of_scores_needs_no_more_room_than_there_are_keys(n_keys):
+    """Rounded up to a power of two; a tile may have 128 keys."""
+    keys = torch.ones(128, 16, dtype=torch.float16)
+    scores = torch.full((256,), float("nan"))
+
+    kernels._score_row[(1,)](
+        keys[0], keys, 0, 0, torch.ones(128), scores, n_keys,
+        QUERY_PARTS=1, KEY_PARTS=1, WIDTH=16, BLOCK_D=16,
+    )  # fmt: skip
+
+    assert (scores[:n_keys] == 16.0).all()
+    assert scores[64:].isnan().all()
 
 
 def test_tokens_beyond_a_block_and_a_chunk():
@@ -154,7 +218,7 @@ def test_gradients(shape, dtype):
     expected = torch.autograd.grad(scores, leaves, grad)
 
     # bf16 products are wrong in the interpreter.
-    found = kernels.gradients(
+    found = gradient_kernels.gradients(
         grad, ids, query, sub_keys, weight_bytes=20_000, product_type=tl.float32
     )
 
@@ -168,7 +232,7 @@ def test_the_operator_keeps_its_promises():
     query, sub_keys = _integers(3, 1, 9, 4, 5)
 
     torch.library.opcheck(
-        kernels._select,
+        op._select,
         (query.requires_grad_(), sub_keys.requires_grad_(), 4),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
