@@ -42,6 +42,8 @@ class Trial:
     past: list[Past] = field(default_factory=list)
     best_step: int = 0
     """How far its attempts got."""
+    renewed_after: int = 0
+    """Number of the attempt after which somebody asked for a retry: up to it, none counts against the budgets."""
     attempt: Attempt | None = None
     finished: bool = False
     not_before: float = 0.0
@@ -61,6 +63,7 @@ class Trial:
                 outcome=outcome,
                 progressed=reached > self.best_step,
                 submission=submission_of(attempt),
+                counts=attempt.number > self.renewed_after,
             )
         )
         self.best_step = max(self.best_step, reached)
@@ -99,7 +102,7 @@ def checkpoint_bytes(trial: Trial) -> float:
     return disk.MARGIN * max(guess, *there, disk.LEAST_BYTES)
 
 
-def why_next(end: Mapping[str, Any], *, again: bool) -> str:
-    """Return why there is another attempt after one that ended so."""
-    verb = "submitted again" if again else "retry"
+def why_next(end: Mapping[str, Any], *, again: bool, by: str | None = None) -> str:
+    """Return why there is another attempt after one that ended so; `by`: who asked for it."""
+    verb = "submitted again" if again else f"retry ({by})" if by else "retry"
     return f"{verb} after {end['outcome']}: {end['reason']}"

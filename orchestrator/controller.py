@@ -249,22 +249,27 @@ class Controller:
 
     def _read(self) -> None:
         for trial_id in self._trial_ids:
-            folder = self._sweep.trial(trial_id)
-            trial = self._trials[trial_id] = Trial(folder=folder, spec=folder.spec())
-            if folder.result() is not None:
-                trial.finished = True
-                self._needs.probe(trial)
-                continue
-            for attempt in folder.attempts():
-                end = attempt.end()
-                if end is not None:
-                    trial.remember(attempt, Outcome(end["outcome"]))
-                    trial.why_next = why_next(end, again=submission_of(attempt) != self._submission)
-                    trial.finished = (
-                        bool(end["final"]) and submission_of(attempt) == self._submission
-                    )
-            if self._cancelled(trial):
-                trial.finished = True
+            self._trials[trial_id] = self._read_back(trial_id)
+
+    def _read_back(self, trial_id: str) -> Trial:
+        folder = self._sweep.trial(trial_id)
+        asked = folder.last_request_to_retry() or {"after": 0, "by": None}
+        trial = Trial(folder=folder, spec=folder.spec(), renewed_after=asked["after"])
+        if folder.result() is not None:
+            trial.finished = True
+            self._needs.probe(trial)
+            return trial
+        for attempt in folder.attempts():
+            end = attempt.end()
+            if end is not None:
+                trial.remember(attempt, Outcome(end["outcome"]))
+                again = submission_of(attempt) != self._submission
+                met = attempt.number != asked["after"]
+                trial.why_next = why_next(end, again=again, by=None if met else asked["by"])
+                trial.finished = bool(end["final"]) and not again and met
+        if self._cancelled(trial):
+            trial.finished = True
+        return trial
 
     def _open_attempts(self) -> list[tuple[TrialDir, AttemptDir]]:
         """Return attempts without end.json, of all trials that are ours: their controller is dead, for we hold its lock."""
@@ -432,6 +437,18 @@ class Controller:
             limit = trial.spec.resources.time_limit_s
             if attempt is not None and limit is not None and now - attempt.started_at > limit:
                 self._ask(attempt, Outcome.TIME_LIMIT)
+        if not all_cancelled:
+            self._heed_requests_to_retry()
+
+    def _heed_requests_to_retry(self) -> None:
+        """Have trials wait again that had failed or were cancelled. Nothing is written: the next attempt meets the request."""
+        over = [i for i, status in self._frozen.items() if status.state is not TrialState.DONE]
+        for trial_id in over:
+            folder = self._sweep.trial(trial_id)
+            if folder.retry_requested() and not folder.cancel_requested():
+                del self._frozen[trial_id]
+                self._trials[trial_id] = self._read_back(trial_id)
+                LOG.info("trial %s: somebody asked for a retry", trial_id)
 
     def _cancelled(self, trial: Trial) -> bool:
         return trial.folder.cancel_requested() or self._sweep.cancel_requested()

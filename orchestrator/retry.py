@@ -11,7 +11,8 @@
 | storage                                        | waits until the controller's storage answers; then preemption budget |
 | preempted, killed, node_lost                   | preemption budget, from the last checkpoint         |
 
-Only attempts of the same submission count: whoever submits again gets the budgets anew.
+Only attempts of the same submission count, and of those only the ones since somebody last asked for a retry: whoever submits
+again, or asks, gets the budgets anew.
 """
 
 from collections.abc import Sequence
@@ -57,6 +58,8 @@ class Past:
     progressed: bool
     """Whether it got beyond every attempt before it."""
     submission: int
+    counts: bool = True
+    """Whether it counts against the budgets: not if somebody asked for a retry after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ def decide(attempts: Sequence[Past], retries: Retries, *, free_ooms: int = 0) ->
     counted = [
         past
         for i, past in enumerate(attempts)
-        if past.submission == last.submission and i not in free
+        if past.submission == last.submission and past.counts and i not in free
     ]
     stuck = _trailing_stuck(counted)
     if outcome in FAILURES:

@@ -93,7 +93,7 @@ class Submission:
 
         Raises:
             BusyError: If a live controller runs this sweep already.
-            ExperimentError: If the launcher cannot start.
+            ExperimentError: If the launcher cannot start; if there is no cluster, before anything is written.
         """
         disk = sweep_dir(self.runs, self.plan.sweep.name)
         number = self._record(disk)
@@ -131,8 +131,15 @@ class Submission:
         return log
 
     def _record(self, disk: SweepDir) -> int:
-        """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel."""
+        """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            ExperimentError: If nobody listens at the address of the cluster that is to train it. Then nothing is written.
+        """
         refuse_if_busy(disk)
+        if self.address is not None and any(trial.to_train for trial in self.plan.trials):
+            _ray().knock(self.address)
         code = code_snapshot.take(disk)
         (disk.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:

@@ -15,6 +15,7 @@
       trials/<trial_id>/
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
+        retry.json                 somebody asked for another attempt: by, asked_at, after (number of the last attempt then, 0: none)
         heartbeat.json             rank 0: attempt, pid, step, steps, phase, loss, tokens per second; replaced about once a second
         controller.json, controller.lock   as of the sweep: of a Slurm job that runs this trial alone
         lease.lock                 flocked by rank 0 while it trains, so that no two processes train one trial
@@ -80,8 +81,8 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
 """What `write_json`, and a rank before it links its result, leave behind when they are killed."""
 
 
-WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json")
-"""Files beside the controller's that the shipper and `memscale cancel` write."""
+WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
+"""Files beside the controller's that the shipper, `memscale cancel` and `memscale retry` write."""
 
 
 def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:
@@ -256,6 +257,11 @@ class TrialDir:
             return []
         return [AttemptDir(folder / name) for name in sorted(names)]
 
+    def last_attempt(self) -> int:
+        """Return the number of the last attempt, 0 when none was started."""
+        attempts = self.attempts()
+        return attempts[-1].number if attempts else 0
+
     def attempt(self, number: int) -> AttemptDir:
         """Return the folder of an attempt, which need not exist."""
         return AttemptDir(self.path / "attempts" / f"{number:04d}")
@@ -299,6 +305,27 @@ class TrialDir:
         """Ask whoever runs this trial to stop it for good."""
         write_json(self.path / "cancel.json", {"by": by})
 
+    def last_request_to_retry(self) -> dict[str, Any] | None:
+        """Return retry.json, also of a request that was met since."""
+        return read_json(self.path / "retry.json")
+
+    def retry_requested(self) -> bool:
+        """Whether somebody asked for another attempt and none was made since: that alone ends a request."""
+        request = self.last_request_to_retry()
+        return request is not None and request["after"] == self.last_attempt()
+
+    def request_retry(self, by: str, *, after: int, at: float) -> None:
+        """Ask whoever runs this trial, now or later, for another attempt; take back a request to cancel it.
+
+        Args:
+            by: Who asks.
+            after: Number of the last attempt that this is about; once there is a later one, the request counts as met.
+            at: Seconds since 1970.
+        """
+        if (self.last_request_to_retry() or {"after": -1})["after"] < after:
+            write_json(self.path / "retry.json", {"by": by, "asked_at": at, "after": after})
+        (self.path / "cancel.json").unlink(missing_ok=True)
+
     def state(self) -> TrialState:
         """Derive where the trial stands.
 
@@ -313,7 +340,7 @@ class TrialDir:
             return TrialState.RUNNING
         if self.cancel_requested():
             return TrialState.CANCELLED
-        if end is not None and end.get("final"):
+        if end is not None and end.get("final") and not self.retry_requested():
             return (
                 TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
             )

@@ -160,7 +160,11 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
 
     disk = sweep_dir(runs, name)
     if not (disk.path / "trials").is_dir():
-        known = sorted(p.parent.name for p in runs.glob("*/trials")) if runs.is_dir() else []
+        if not runs.is_dir():
+            raise StoreError(
+                f"sweep {name!r}: there is no folder {runs}; say where the sweeps are with --runs or MEMSCALE_RUNS"
+            )
+        known = sorted(p.parent.name for p in runs.glob("*/trials"))
         there = (
             f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
         )

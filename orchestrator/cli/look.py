@@ -1,4 +1,4 @@
-"""`memscale status`, `logs` and `cancel`: look at what runs, and stop it, from any terminal that sees the runs folder."""
+"""`memscale status`, `logs`, `cancel` and `retry`: look at what runs, stop it, have it run again, from any terminal that sees the runs folder."""
 
 import sys
 from pathlib import Path
@@ -80,7 +80,34 @@ def cancel(
     chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
     asked = submission.cancel(disk, chosen, whole_sweep=not trials)
     typer.echo(
-        f"Asked {len(asked)} unfinished trials of {sweep} to stop."
+        f"Asked {len(asked)} unfinished trial{'s' * (len(asked) != 1)} of {sweep} to stop."
         if asked
         else f"Nothing of {sweep} is unfinished."
     )
+
+
+@app.command(
+    epilog="Examples: memscale retry quickstart  ·  memscale retry quickstart memory_plus-1f0c"
+)
+@reports_errors
+def retry(
+    sweep: SweepName,
+    trials: Annotated[
+        list[str] | None,
+        typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
+    ] = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Have failed and cancelled trials of a running sweep run again, budgets anew; of one that has ended, submit again."""
+    import os
+    import time
+
+    from orchestrator import ask_again
+
+    disk = find_sweep(runs, sweep)
+    chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
+    worked_on = ask_again.ids_worked_on(disk, disk.submissions())
+    asked = ask_again.request(disk, chosen, worked_on=worked_on, whole_sweep=not trials)
+    who = f"memscale retry, pid {os.getpid()}"
+    ask_again.write(disk, asked.after, by=who, at=time.time(), whole_sweep=not trials)
+    typer.echo(f"{sweep}: {ask_again.what_became(asked, worked_on=worked_on)}.")

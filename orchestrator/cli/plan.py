@@ -107,10 +107,12 @@ def _simulate(
         cluster = cluster_spec.parse(cluster_text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--simulate") from None
-    if picture is not None and picture.suffix.lower() not in gantt.SUFFIXES:
-        raise typer.BadParameter(
-            f"{picture}: a picture ends in {', '.join(gantt.SUFFIXES)}", param_hint="--picture"
-        )
+    if picture is not None:
+        # Before the work, which may take minutes.
+        try:
+            gantt.check_place(picture)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--picture") from None
     priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
     trials, label = planned.waiting(priced, cluster)
     result = simulate(cluster.nodes, trials)

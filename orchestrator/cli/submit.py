@@ -56,17 +56,22 @@ def submit(
         ),
     ] = None,
     priority: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Among the sweeps of one cluster, higher ones go first.", min=-100, max=100
+            help="With --address: among the sweeps of one cluster, higher ones go first. Default: 0.",
+            min=-100,
+            max=100,
+            show_default=False,
         ),
-    ] = 0,
+    ] = None,
     weight: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="Share of the cluster, relative to other sweeps of the same priority.", min=0.01
+            help="With --address: share of the cluster, relative to other sweeps of the same priority. Default: 1.",
+            min=0.01,
+            show_default=False,
         ),
-    ] = 1.0,
+    ] = None,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -117,6 +122,12 @@ def submit(
         raise typer.BadParameter(
             f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
         )
+    for name, value in {"--priority": priority, "--weight": weight}.items():
+        if value is not None and address is None:
+            raise typer.BadParameter(
+                "is among the sweeps of one Ray cluster: add --address, or leave it out",
+                param_hint=name,
+            )
     request_slurm = slurm_options.asked(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
@@ -143,8 +154,8 @@ def submit(
             cpus=cpus,
             gpus=gpus,
             address=address,
-            priority=priority,
-            weight=weight,
+            priority=0 if priority is None else priority,
+            weight=1.0 if weight is None else weight,
             argv=tuple(sys.argv),
         )
     except ValueError as error:

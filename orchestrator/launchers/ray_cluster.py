@@ -194,6 +194,7 @@ class RayLauncher:
             if self._address is None:
                 self._start_cluster()
             else:
+                knock(self._address)
                 _join(self._address, self._code)
                 self._record = SharedRecord(_ClusterStore(), str(self._sweep.path.absolute()))
             self._surroundings.undo_what_ray_did()
@@ -699,7 +700,7 @@ def host(
         sweep: On storage that the cluster's nodes see under the same path.
         number: Of the submission.
         code: Folder to import from.
-        address: `ray://HOST:PORT` from any machine; `HOST:PORT` or `auto` from a node of the cluster.
+        address: `ray://HOST:PORT` from any machine; `HOST:PORT` or `auto` from a node of the cluster. Knock there first.
         environment: Variables for the controller. They travel through Ray's memory and are written nowhere by us.
         started: Whether the controller runs the sweep, seen from here.
         timeout_s: How long that may take.
@@ -759,7 +760,6 @@ def _join(address: str, code: Path | None) -> None:
         **({} if code is None else {"PYTHONPATH": f"{code}{os.pathsep}${{PYTHONPATH}}"}),
     }
     try:
-        _knock(address)
         ray.init(
             address=address,
             log_to_driver=False,
@@ -768,18 +768,29 @@ def _join(address: str, code: Path | None) -> None:
             runtime_env={"env_vars": variables},
         )
     except (RayError, RuntimeError, OSError, ValueError) as error:
-        raise ExperimentError(
-            f"--address {address}: no Ray cluster could be joined ({_first_line(error)}); is it running, and of this version of "
-            "Ray and Python? HOST:PORT and auto are for machines that are nodes of it, ray://HOST:10001 for any other. "
-            "A cluster with authentication wants its RAY_AUTH_TOKEN here too"
-        ) from error
+        raise _not_joined(address, error) from error
 
 
-def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at an address that names a host and a port: Ray itself would try for minutes."""
+def knock(address: str) -> None:
+    """See whether anybody listens at an address that names a host and a port: Ray itself would try for minutes.
+
+    Raises:
+        ExperimentError: If nobody does.
+    """
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        except (OSError, ValueError) as error:
+            raise _not_joined(address, error) from error
+
+
+def _not_joined(address: str, error: BaseException) -> ExperimentError:
+    return ExperimentError(
+        f"--address {address}: no Ray cluster could be joined ({_first_line(error)}); is it running, and of this version of "
+        "Ray and Python? HOST:PORT and auto are for machines that are nodes of it, ray://HOST:10001 for any other. "
+        "A cluster with authentication wants its RAY_AUTH_TOKEN here too"
+    )
 
 
 def _as_one(endings: Sequence[Ended]) -> Ended:

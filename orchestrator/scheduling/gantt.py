@@ -1,6 +1,7 @@
 """The picture of a simulated sweep: who is where when, how much of the cluster is busy, how many wait. Needs matplotlib."""
 
 import importlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,27 @@ OUTLINED = 1500
 TIMES = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0, 60.0, "minutes"))
 """From how many seconds on, the seconds of one, and the word."""
 INK = "#333333"
+
+
+def check_place(path: Path) -> None:
+    """Make the folder of a picture.
+
+    Raises:
+        ValueError: If the file has no suffix that can be drawn, or cannot be where it is to be.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The name alone does not tell: only the file system knows whether it takes a file there.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {path.parent} takes no file ({error.strerror}); name another folder"
+        ) from error
+    if path.is_dir():
+        raise ValueError(f"{path}: is a folder; name a file")
 
 
 def draw(
@@ -37,11 +59,10 @@ def draw(
         colours: Of each label.
 
     Raises:
-        StoreError: If matplotlib is not installed.
-        ValueError: If the suffix is another one.
+        StoreError: If matplotlib is not installed, or the file cannot be written.
+        ValueError: As `check_place`.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
+    check_place(path)
     try:
         figures: Any = importlib.import_module("matplotlib.figure")
         collections: Any = importlib.import_module("matplotlib.collections")
@@ -82,8 +103,12 @@ def draw(
             ticker.MaxNLocator(integer=True, nbins=8 if axes is chart else 3)
         )
     figure.align_ylabels((chart, busy, waiting))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: the picture cannot be written ({error.strerror or error})"
+        ) from error
 
 
 def _bars(

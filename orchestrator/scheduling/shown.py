@@ -110,7 +110,7 @@ def _summary(simulation: Simulation, cluster: Cluster, rate: str) -> RenderableT
         f"half of the trials up to {units.short_duration(waited[len(waited) // 2])}, "
         f"nine of ten up to {units.short_duration(waited[int(0.9 * (len(waited) - 1))])}, all up to {units.short_duration(waited[-1])}",
     )
-    table.add_row("times", rate)
+    table.add_row("times", f"{rate}; of training alone: start-up and evaluations come on top")
     if cluster.gpus and all(node.gpu_memory_bytes is None for node in cluster.nodes):
         table.add_row("memory", "not looked at: say gpu_memory=80GB to see what fits")
     return table

@@ -19,6 +19,9 @@ KEY = "memscale.key"
 CANCEL = "memscale.cancel"
 """Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
 CANCEL_TAKEN = "memscale.cancel_taken"
+RETRY = "memscale.retry"
+"""Tag that somebody sets on the page to have another attempt of a trial, or on the parent run of all that failed or were cancelled."""
+RETRY_TAKEN = "memscale.retry_taken"
 
 
 def trial_name(spec: TrialSpec) -> str:
@@ -127,18 +130,24 @@ def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
 
 
 def submission_points(
-    endings: Sequence[tuple[float, TrialState]], *, n_trials: int, submitted_at_s: float
+    endings: Sequence[Sequence[tuple[float, TrialState]]], *, n_trials: int, submitted_at_s: float
 ) -> list[Point]:
     """Return how the sweep went over time: trials done and failed after each ending.
 
     Args:
-        endings: When a trial ended for good in this submission, seconds since 1970, and how. Trials that were
-            done before count at its start.
+        endings: Of each trial, oldest first: when it ended for good in this submission, seconds since 1970, and how.
+            More than one if somebody asked for a retry; then the last one so far counts. Trials that were done before
+            count at its start.
         n_trials: Trials the submission asked for.
         submitted_at_s: Its start; step 0.
     """
-    earlier = [state for at, state in endings if at <= submitted_at_s]
-    later = sorted((at, state) for at, state in endings if at > submitted_at_s)
+    earlier = [state for of in endings for at, state in of if at <= submitted_at_s]
+    later = sorted(
+        (at, state, before)
+        for of in endings
+        for (at, state), before in zip(of, (None, *(state for _, state in of)), strict=False)
+        if at > submitted_at_s
+    )
     done, failed = earlier.count(TrialState.DONE), earlier.count(TrialState.FAILED)
     start = round(submitted_at_s * 1000)
     points = [
@@ -146,9 +155,9 @@ def submission_points(
         Point("trials/done", float(done), start, 0),
         Point("trials/failed", float(failed), start, 0),
     ]
-    for step, (at, state) in enumerate(later, 1):
+    for step, (at, state, before) in enumerate(later, 1):
         done += state is TrialState.DONE
-        failed += state is TrialState.FAILED
+        failed += (state is TrialState.FAILED) - (before is TrialState.FAILED)
         points.append(Point("trials/done", float(done), round(at * 1000), step))
         points.append(Point("trials/failed", float(failed), round(at * 1000), step))
     return points

@@ -106,18 +106,23 @@ def look_at(trial: TrialDir, *, controlled: bool, why_new: str) -> Look:
     )
 
 
-def ending(
+def endings(
     trial: TrialDir, attempts: Sequence[AttemptDir], *, submission: int, submitted_at_s: float
-) -> tuple[float, TrialState] | None:
-    """Return when, in seconds since 1970, and how a trial ended for good in a submission; None if it did not."""
+) -> list[tuple[float, TrialState]]:
+    """Return when, in seconds since 1970, and how a trial ended for good in a submission, oldest first.
+
+    Once at most, unless somebody asked for a retry. A trial that was done before the submission has that ending.
+    """
+    found = []
     for attempt in reversed(attempts):
         launched_by = int((attempt.launch() or {}).get("submission", 0))
         if launched_by < submission:
             break
         end = attempt.end()
         if launched_by == submission and end is not None and end["final"]:
-            return float(end["ended_at"]), FINAL.get(end["outcome"], TrialState.FAILED)
+            state = FINAL.get(end["outcome"], TrialState.FAILED)
+            found.append((float(end["ended_at"]), state))
     result = trial.result()
-    if result is not None and float(result["finished_at"]) <= submitted_at_s:
-        return float(result["finished_at"]), TrialState.DONE
-    return None
+    if not found and result is not None and float(result["finished_at"]) <= submitted_at_s:
+        found.append((float(result["finished_at"]), TrialState.DONE))
+    return found[::-1]

@@ -126,6 +126,19 @@ def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
         _save_tracker(sweep, uri, {**kept, "problem": sentence})
 
 
+def retries_taken(sweep: SweepDir, uri: str) -> dict[str, dict[str, int]]:
+    """Return the retry tags that are being acted on: run id to trial id to the number of its last attempt."""
+    found: dict[str, dict[str, int]] = _tracker(sweep, uri).get("retries_taken", {})
+    return found
+
+
+def save_retries_taken(sweep: SweepDir, uri: str, taken: Mapping[str, Mapping[str, int]]) -> None:
+    """Keep which retry tags are being acted on, so that a killed shipper's successor acts on none of them twice."""
+    kept = _tracker(sweep, uri)
+    if kept.get("retries_taken", {}) != taken:
+        _save_tracker(sweep, uri, {**kept, "retries_taken": taken})
+
+
 def folder_id(sweep: SweepDir) -> str:
     """Return the name that this sweep's folder has in every tracker, made on first use.
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator import ask_again
 from orchestrator.errors import StoreError
-from orchestrator.lease import is_alive
 from orchestrator.records import TrialSpec, TrialState
 from orchestrator.tracking import layout, page, progress
 from orchestrator.tracking.look import Look, look_at
@@ -64,6 +64,8 @@ class Sender:
         """Trials with nothing left to send, and how they looked then."""
         self._warned: set[str] = set()
         self._colours: dict[str, str] = {}
+        self._queued: dict[str, Mapping[str, int]] = {}
+        """Retries that a tag said were back in the queue: run id to trial id to the number of its last attempt."""
 
     def round(self) -> bool:
         """Send what there is; return whether everything was taken.
@@ -75,7 +77,7 @@ class Sender:
         known = self._look_up()
         submissions = {int(s["number"]): s for s in self._sweep.submissions()}
         first = layout.first_asked(list(submissions.values()))
-        working_on = self._working_on(submissions)
+        working_on = ask_again.ids_worked_on(self._sweep, submissions.values())
         looks: dict[str, Look] = {}
         taken = True
         self._colours = self._colours_of(first)
@@ -105,14 +107,6 @@ class Sender:
             taken &= outcome.taken
         return taken
 
-    def _working_on(self, submissions: Mapping[int, Mapping[str, Any]]) -> frozenset[str]:
-        """Return the ids of the trials that a live controller works on."""
-        controller = self._sweep.controller()
-        if controller is None or not is_alive(controller):
-            return frozenset()
-        submission = submissions.get(int(controller["submission"]), {})
-        return frozenset(map(str, submission.get("trial_ids", ())))
-
     def _colours_of(self, trial_ids: Iterable[str]) -> dict[str, str]:
         architectures = []
         for trial_id in trial_ids:
@@ -138,15 +132,88 @@ class Sender:
         """
         known = self._look_up()
         cancelled = []
-        for run in self._store.cancel_requests(known.experiment_id, known.folder_id):
-            if run.tags[layout.CANCEL].strip().lower() not in {"false", "no", "0"}:
+        for run in self._store.tagged(known.experiment_id, known.folder_id, layout.CANCEL):
+            if not _says_no(run.tags[layout.CANCEL]):
                 cancelled += self._cancel(run)
-            self._store.set_tags(
-                run.run_id,
-                {layout.CANCEL_TAKEN: time.strftime("%F %T", time.localtime(self._clock()))},
-            )
+            self._store.set_tags(run.run_id, {layout.CANCEL_TAKEN: self._now()})
             self._store.delete_tag(run.run_id, layout.CANCEL)
         return cancelled
+
+    def take_retry_requests(self) -> list[str]:
+        """Act on the retry tags that people set on the page; return what became of them, a sentence each.
+
+        Which trials a tag is about, and after which attempts, is written down before anything follows from it, and kept
+        until the tag is gone: a shipper that is killed in between neither loses the request nor has its successor act on
+        it a second time, after the attempt that it asked for.
+        """
+        known, sentences = self._look_up(), []
+        tagged = self._store.tagged(known.experiment_id, known.folder_id, layout.RETRY)
+        before = progress.retries_taken(self._sweep, self._store.uri)
+        taken = {run.run_id: before[run.run_id] for run in tagged if run.run_id in before}
+        working_on = ask_again.ids_worked_on(self._sweep, self._sweep.submissions())
+        for run in tagged:
+            said = self._retry(run, taken, working_on)
+            self._tell_of_retry(run.run_id, said)
+            self._store.delete_tag(run.run_id, layout.RETRY)
+            sentences.append(said)
+        progress.save_retries_taken(self._sweep, self._store.uri, {})
+        self._tell_whom_the_controller_left(working_on)
+        return sentences
+
+    def _retry(
+        self, run: TrackedRun, taken: dict[str, dict[str, int]], working_on: frozenset[str]
+    ) -> str:
+        """Write the requests of one tag; `taken` are the tags that this or a killed shipper is acting on."""
+        if _says_no(run.tags[layout.RETRY]):
+            return "nothing to retry: the tag says no"
+        whole_sweep = run.tags.get(layout.KIND) == layout.SUBMISSION_KIND
+        try:
+            asked = (
+                ask_again.Request(after=taken[run.run_id])
+                if run.run_id in taken
+                else ask_again.request(
+                    self._sweep, self._trials_of(run), worked_on=working_on, whole_sweep=whole_sweep
+                )
+            )
+        except (
+            StoreError
+        ) as error:  # a broken file of one trial must not keep the others' tags waiting
+            return f"nothing was retried: {error}"
+        taken[run.run_id] = dict(asked.after)
+        progress.save_retries_taken(self._sweep, self._store.uri, taken)
+        ask_again.write(
+            self._sweep,
+            asked.after,
+            by="tag memscale.retry in MLflow",
+            at=self._clock(),
+            whole_sweep=whole_sweep,
+        )
+        self._queued[run.run_id] = taken[run.run_id]
+        return ask_again.what_became(asked, worked_on=working_on)
+
+    def _tell_whom_the_controller_left(self, working_on: frozenset[str]) -> None:
+        """Correct what was said to those whose controller ended before it took up the request."""
+        for run_id, after in list(self._queued.items()):
+            left = {i: n for i, n in after.items() if self._sweep.trial(i).retry_requested()}
+            if not left:
+                del self._queued[run_id]
+            elif not working_on.issuperset(left):
+                said = ask_again.what_became(ask_again.Request(after=left), worked_on=working_on)
+                self._tell_of_retry(run_id, said)
+                del self._queued[run_id]
+
+    def _tell_of_retry(self, run_id: str, said: str) -> None:
+        self._store.set_tags(run_id, {layout.RETRY_TAKEN: f"{self._now()}: {said}"})
+
+    def _trials_of(self, run: TrackedRun) -> list[TrialDir]:
+        """Return the trial of a run, or the trials of a submission's."""
+        if run.tags.get(layout.KIND) != layout.SUBMISSION_KIND:
+            return [self._sweep.trial(run.tags[layout.KEY])]
+        submission = self._sweep.submission(int(run.tags[layout.KEY]))
+        return [self._sweep.trial(str(trial_id)) for trial_id in submission["trial_ids"]]
+
+    def _now(self) -> str:
+        return time.strftime("%F %T", time.localtime(self._clock()))
 
     def _cancel(self, run: TrackedRun) -> list[str]:
         by = "tag memscale.cancel in MLflow"
@@ -265,3 +332,8 @@ class Sender:
 def _started_at_s(attempts: Sequence[AttemptDir]) -> float | None:
     launch = attempts[0].launch() if attempts else None
     return None if launch is None else float(launch["started_at"])
+
+
+def _says_no(value: str) -> bool:
+    """Whether somebody set a tag to a word that asks for nothing."""
+    return value.strip().lower() in {"false", "no", "0"}

@@ -30,8 +30,8 @@ from orchestrator.trial_dir import SweepDir, remove_temporary
 LOG = logging.getLogger("shipper")
 ROUND_S = 1.0
 """Between two rounds."""
-CANCEL_ROUND_S = 5.0
-"""Between two looks for cancel tags: each is a search in the tracker."""
+REQUESTS_ROUND_S = 5.0
+"""Between two looks for tags that ask to cancel or to retry: each is a search in the tracker."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 OUTAGE_S = 10.0
@@ -102,14 +102,17 @@ def ship(
     problem: str | None = None
     refused = 0
     looked_at = clock()
+    asked_last = False
+    """Whether the page was looked at since the drain began: a tag must not wait for the next submission."""
     while not instructions.orphaned:
         draining = instructions.drain_by is not None
         try:
             complete = sender.round()
-            if not draining and clock() - looked_at >= CANCEL_ROUND_S:
+            changed = False
+            if clock() - looked_at >= REQUESTS_ROUND_S if not draining else not asked_last:
                 looked_at = clock()
-                for name in sender.take_cancel_requests():
-                    LOG.info("cancelled from the page: %s", name)
+                changed = _take_requests(sender)
+                asked_last = draining
         except (StoreError, OSError) as error:
             # The sweep's own storage may fail for a while, as the tracker may.
             if not isinstance(error, StoreError) and not disk.may_pass(error):
@@ -130,12 +133,22 @@ def ship(
         tell(None if complete else "something was refused; see tracking.log beside the sweep")
         backoff_s, failing_since = FIRST_BACKOFF_S, None
         refused = 0 if complete else refused + 1
-        if draining and (complete or refused > 1):
+        if draining and ((complete and not changed) or refused > 1):
             return complete
         if instructions.time_is_up:
             return False
         instructions.wait(FIRST_BACKOFF_S if draining else ROUND_S)
     return False
+
+
+def _take_requests(sender: Sender) -> bool:
+    """Act on the tags that people set on the page; return whether there were any."""
+    cancelled, retried = sender.take_cancel_requests(), sender.take_retry_requests()
+    for name in cancelled:
+        LOG.info("cancelled from the page: %s", name)
+    for sentence in retried:
+        LOG.info("retry asked for on the page: %s", sentence)
+    return bool(cancelled or retried)
 
 
 def listen(instructions: Instructions, source: IO[str], *, parent: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.errors import StoreError
 from orchestrator.tracking.journal_points import Point
-from orchestrator.tracking.layout import CANCEL, FOLDER_ID, KEY, KIND
+from orchestrator.tracking.layout import FOLDER_ID, KEY, KIND
 from orchestrator.tracking.places import database_file, without_password
 
 LOG = logging.getLogger(__name__)
@@ -123,9 +123,9 @@ class Store:
         return found
 
     @opens_tracker
-    def cancel_requests(self, experiment_id: str, folder_id: str) -> list[TrackedRun]:
-        """Return the runs whose cancel tag somebody set."""
-        asked = f"tags.`{FOLDER_ID}` = '{folder_id}' AND tags.`{CANCEL}` != ''"
+    def tagged(self, experiment_id: str, folder_id: str, tag: str) -> list[TrackedRun]:
+        """Return the runs on which somebody set a tag."""
+        asked = f"tags.`{FOLDER_ID}` = '{folder_id}' AND tags.`{tag}` != ''"
         return list(self._search(experiment_id, asked, deleted_too=False))
 
     def _search(

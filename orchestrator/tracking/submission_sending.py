@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.records import TrialState
 from orchestrator.tracking import layout, progress
 from orchestrator.tracking.journal_points import MAX_POINTS
-from orchestrator.tracking.look import ENDED, Look, ending
+from orchestrator.tracking.look import ENDED, Look, endings
 from orchestrator.tracking.progress import SubmissionProgress
 from orchestrator.tracking.store import Store, artifact_text
 from orchestrator.trial_dir import SweepDir
@@ -43,12 +43,11 @@ def send_submission(
     seen = {i: looks[i] for i in map(str, submission["trial_ids"]) if i in looks}
     at_s = float(submission["submitted_at"])
     found = [
-        ending(sweep.trial(i), look.attempts, submission=number, submitted_at_s=at_s)
+        endings(sweep.trial(i), look.attempts, submission=number, submitted_at_s=at_s)
         for i, look in seen.items()
     ]
-    endings = [each for each in found if each is not None]
 
-    points = layout.submission_points(endings, n_trials=len(seen), submitted_at_s=at_s)
+    points = layout.submission_points(found, n_trials=len(seen), submitted_at_s=at_s)
     for first in range(kept.points, len(points), MAX_POINTS):
         store.log_points(run_id, points[first : first + MAX_POINTS])
     news = replace(news, points=max(kept.points, len(points)))
@@ -63,7 +62,7 @@ def send_submission(
         ),
     )
     if status != kept.status:
-        ended_at_s = max((at for at, _ in endings), default=at_s)
+        ended_at_s = max((at for of in found for at, _ in of), default=at_s)
         store.set_status(run_id, status, ended_at_s=ended_at_s if status in ENDED else None)
         news = replace(news, status=status)
     sweep_file = sweep.path / "sweep.yaml"

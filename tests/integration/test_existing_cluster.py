@@ -19,7 +19,7 @@ from orchestrator.controller import Controller
 from orchestrator.launchers.ray_cluster import RayLauncher
 from orchestrator.processes import writing_below
 from orchestrator.rank import registered
-from orchestrator.records import Resources, TrialSpec
+from orchestrator.records import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.sharing import Standing
 from orchestrator.status import status_from_disk
 from orchestrator.trial_dir import SweepDir
@@ -205,7 +205,9 @@ name: outlives
 data: {source: biographies, style: compact, n_people: 60}
 train: {tokens: 25_600, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}
 model: {architecture: dense, preset: d12}
-seeds: [0, 1]
+trials:
+  - grid: {train.lr: [1.0e-2, 2.0e-2]}
+  - set: {train.tokens: 102_400_000}
 resources: {gpus: 0}
 logging: {every_steps: 5, evaluations: 1, checkpoint_every_s: 0.1}
 """
@@ -260,37 +262,55 @@ def test_the_ray_client_submits_from_elsewhere(client_address, tmp_path):
 
 
 def outlives(address, tmp_path):
-    """Submit, kill the controller, and see the cluster bring the sweep to its end."""
+    """Submit, kill the controller, and see the cluster bring the sweep to its end; but for a trial that would take hours.
+
+    Its log is read, and it is cancelled, by processes that know the folder only.
+    """
     (tmp_path / "outlives.yaml").write_text(SWEEP)
     disk = SweepDir(tmp_path / "runs" / "outlives")
 
     def memscale(*words):
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-P", "-m", "orchestrator.cli", *words],
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            check=True,
             timeout=400,
-        ).stdout
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     assert "in the background" in memscale(
         "submit", "outlives.yaml", "--address", address, "--detach"
     )
     first = disk.controller()
     (tmp_path / "outlives.yaml").unlink()  # all it needs is in the folder
-    wait_until(lambda: any(trial.checkpoint_step() for trial in disk.trials()), timeout_s=600.0)
+    (long,) = (t for t in disk.trials() if t.spec().train["tokens"] > 1_000_000)
+    wait_until(long.checkpoint_step, timeout_s=600.0)
     os.kill(first["pid"], signal.SIGKILL)
 
-    def finished():
-        record = disk.controller()
-        return record["pid"] != first["pid"] and record.get("ended_at") is not None
+    def only_the_long_one_is_left():
+        states = [trial.state() for trial in disk.trials()]
+        again = disk.controller()["pid"] != first["pid"] and (long.heartbeat() or {}).get("step")
+        return again and states.count(TrialState.DONE) == 2 and long.state() is TrialState.RUNNING
 
-    wait_until(finished, timeout_s=600.0)
-    assert "2 done" in memscale("status", "outlives")
+    wait_until(only_the_long_one_is_left, timeout_s=600.0)
+    assert "1 running" in memscale("status", "outlives")
+    said = memscale("logs", long.trial_id)
+    assert f"attempt {long.last_attempt()}: " in said
+    assert "── node_lost: " in memscale("logs", long.trial_id, "--attempt", "1")
+    assert memscale("cancel", "outlives") == "Asked 1 unfinished trial of outlives to stop.\n"
+
+    wait_until(lambda: disk.controller().get("ended_at") is not None, timeout_s=600.0)
+    status = memscale("status", "outlives")
+    assert "2 done" in status
+    assert "1 cancelled" in status
     ends = [a.end()["outcome"] for trial in disk.trials() for a in trial.attempts()]
     assert ends.count("done") == 2
-    assert set(ends) == {"done", "node_lost"}
+    assert set(ends) == {"done", "node_lost", "cancelled"}
+    assert long.attempts()[-1].end()["outcome"] == "cancelled"
+    assert long.checkpoint_step() > 0
+    assert "── cancelled: " in memscale("logs", long.trial_id)
     assert "2 done" in (disk.path / "controller.log").read_text()
 
 
@@ -301,3 +321,21 @@ def test_no_cluster_at_an_address_is_said_with_what_to_do(tmp_path):
 
     with pytest.raises(ExperimentError, match=r"no Ray cluster could be joined .*ray://HOST:10001"):
         launcher.start()
+
+
+def test_a_submission_to_no_cluster_writes_nothing(tmp_path):
+    (tmp_path / "outlives.yaml").write_text(SWEEP)
+    words = ("submit", "outlives.yaml", "--address", "127.0.0.1:1")
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "orchestrator.cli", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+    assert done.returncode == 1
+    assert "no Ray cluster could be joined" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

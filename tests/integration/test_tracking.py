@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 
 from orchestrator import ui
+from orchestrator.controller import Controller
+from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.processes import ProcessId
-from orchestrator.tracking.layout import CANCEL
+from orchestrator.records import TrialState
+from orchestrator.tracking.layout import CANCEL, RETRY, RETRY_TAKEN
 from orchestrator.tracking.places import default_tracking_uri
 from orchestrator.tracking.supervise import ShipperProcess, shipping
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent
+JOB = f"{HERE.parent / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
 
 
 def load(path):
@@ -218,6 +222,88 @@ def test_a_cancel_tag_on_the_page_reaches_the_trial(runs, client, sweep):
 
     assert shipper.problem is None
     assert client.get_run(run_id).info.status == "KILLED"
+
+
+def test_a_retry_tag_on_the_page_has_a_failed_trial_run_again(runs, client, sweep):
+    """The first attempt fails on its own; another trial waits at a gate, so that the controller is still there."""
+    train = {"tokens": 100, "batch_tokens": 10, "seq_len": 10}
+    fails, waits = (
+        disk_sweep.make_spec(seed, sweep=sweep.disk.name, data={"source": "x", **data}, train=train)
+        for seed, data in enumerate([{"fail": {"1": "user"}}, {"gate_at": 3}])
+    )
+    sweep.submit([fails, waits], at_s=time.time())
+    trial, go = sweep.disk.trial(fails.trial_id), sweep.disk.trial(waits.trial_id).path / "go"
+    controller = Controller(
+        sweep.disk,
+        submission=1,
+        trial_ids=[fails.trial_id, waits.trial_id],
+        launcher=ProcessLauncher(sweep.disk, cpus=2, job=JOB),
+        cache=runs / "cache",
+        job=JOB,
+    )
+    asked = []
+
+    def set_the_tag_once_it_failed(status):
+        if status.trials[0].state is TrialState.DONE:
+            go.touch()
+        elif status.trials[0].state is TrialState.FAILED and not asked:
+            experiment = client.get_experiment_by_name(sweep.disk.name)
+            if experiment and fails.trial_id in run_ids(client, sweep):
+                asked.append(run_ids(client, sweep)[fails.trial_id])
+                client.set_tag(asked[0], RETRY, "please")
+
+    with shipping(sweep.disk) as shipper:
+        status = controller.run(set_the_tag_once_it_failed)
+
+    assert status.complete
+    assert [a.end()["outcome"] for a in trial.attempts()] == ["user_error", "done"]
+    assert trial.attempt(2).launch()["why"].startswith("retry (tag memscale.retry in MLflow) after")
+    assert (shipper.unshipped_points, shipper.problem) == (0, None)
+    assert_equal_to_journals(client, sweep)
+    run = client.get_run(asked[0])
+    assert RETRY not in run.data.tags
+    assert run.data.tags[RETRY_TAKEN].endswith(": 1 trial back in the queue")
+    assert (run.info.status, run.data.tags["memscale.attempt"]) == ("FINISHED", "2")
+    parent = client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert parent.info.status == "FINISHED"
+    assert (parent.data.metrics["trials/done"], parent.data.metrics["trials/failed"]) == (2, 0)
+
+
+def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, make_store):
+    from mlflow import MlflowClient
+
+    sweep = disk_sweep.DiskSweep(tmp_path / "runs", "lost")
+    specs = submitted(sweep, 1)
+    for spec in specs:
+        first = sweep.start(spec)
+        sweep.measure(first, range(40))
+        sweep.end(first, "killed", final=False)
+        second = sweep.start(spec)
+        sweep.measure(second, range(30, 60), late_ms=70_000)
+        sweep.finish(second, step=59)
+    sweep.uncontrol()
+    store = tmp_path / "runs" / "mlflow.db"
+
+    def sync():
+        command = ("-P", "-m", "orchestrator.cli", "sync", "lost", "--runs", tmp_path / "runs")
+        environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=400
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "The tracker has every point of lost" in done.stdout
+        client = MlflowClient(tracking_uri=default_tracking_uri(tmp_path / "runs"))
+        assert_equal_to_journals(client, sweep)
+        ids = run_ids(client, sweep).values()
+        assert {client.get_run(run_id).info.status for run_id in ids} == {"FINISHED"}
+
+    make_store(tmp_path / "runs")
+    sync()
+
+    # Of one trial the shipper's own file still says that the tracker has everything, of the other it is gone, too.
+    store.unlink()
+    (sweep.disk.trials()[0].path / "tracking.json").unlink()
+    sync()
 
 
 @pytest.mark.slow

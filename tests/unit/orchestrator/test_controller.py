@@ -556,6 +556,145 @@ def test_cancelled_trials_stop_for_good_and_the_others_go_on(world):
     assert status.count(TrialState.DONE) == 2
 
 
+def fail(world, trial_id, *, steps=0):
+    """Have what runs of a trial end for good."""
+    while trial_id not in world.launcher.running:
+        yield
+    world.launcher.end(trial_id, {0: 1}, steps=steps, error=Outcome.USER_ERROR)
+    while world.sweep.trial(trial_id).state() is TrialState.RUNNING:
+        yield
+    yield  # it is told of, and would be over
+
+
+def ask_again(world, trial_id):
+    trial = world.sweep.trial(trial_id)
+    trial.request_retry("test", after=trial.last_attempt(), at=world.now)
+
+
+def test_a_failed_trial_runs_again_when_somebody_asks(world):
+    failed, other = world.trial(0), world.trial(1)
+
+    def script():
+        yield from fail(world, failed)
+        assert status_from_disk(world.sweep).trials[0].state is TrialState.FAILED
+        ask_again(world, failed)
+        ask_again(world, failed)
+        yield from finish(world, failed, other)
+
+    status = world.run(failed, other, script=script())
+
+    assert status.complete
+    assert [t.trial_id for t in status.trials] == [failed, other]
+    first, second = world.sweep.trial(failed).attempts()
+    assert first.end()["final"]
+    assert second.launch()["why"].startswith("retry (test) after user_error: ")
+
+
+def test_cancelled_trials_run_again_when_somebody_asks_whether_or_not_they_had_started(world):
+    ids = [world.trial(seed) for seed in range(3)]
+    waiting = ids[2]
+
+    def script():
+        running = ids[0]
+        for trial_id in (running, waiting):
+            world.sweep.trial(trial_id).request_cancel("test")
+        while running in world.launcher.running:
+            yield
+        yield
+        assert status_from_disk(world.sweep).count(TrialState.CANCELLED) == 2
+        for trial_id in (running, waiting):
+            ask_again(world, trial_id)
+        yield from finish(world, *ids)
+
+    assert world.run(*ids, script=script()).complete
+
+    assert [len(world.sweep.trial(i).attempts()) for i in ids] == [2, 1, 1]
+    assert not any(world.sweep.trial(i).cancel_requested() for i in ids)
+
+
+def test_a_retry_that_was_asked_for_has_the_budgets_anew(world):
+    trial, other = world.trial(0, retries=Retries(preemption=1)), world.trial(1)
+
+    def script():
+        for attempt in (1, 2, 3, 4):
+            while trial not in world.launcher.running:
+                yield
+            world.launcher.end(trial, {0: -9})
+            while world.end(trial, attempt) is None:
+                yield
+            yield
+            if attempt == 2:
+                ask_again(world, trial)
+        yield from finish(world, other)
+
+    status = world.run(trial, other, script=script())
+
+    assert status.count(TrialState.FAILED) == 1
+    assert [world.end(trial, n)["final"] for n in (1, 2, 3, 4)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("state", ["done", "running"])
+def test_other_trials_do_not_heed_a_request_to_retry(world, state):
+    trial, other = world.trial(0), world.trial(1)
+
+    def script():
+        if state == "running":
+            ask_again(world, trial)
+        yield from finish(world, trial)
+        if state == "done":
+            ask_again(world, trial)
+        yield
+        yield from finish(world, other)
+
+    assert world.run(trial, other, script=script()).complete
+
+    assert len(world.sweep.trial(trial).attempts()) == 1
+
+
+def test_a_request_that_no_controller_saw_is_met_once_by_the_next_of_the_same_submission(world):
+    trial = world.trial(0)
+    world.run(trial, script=fail(world, trial))
+    assert not world.run(trial, script=None).complete
+    assert len(world.launcher.launches) == 1
+    ask_again(world, trial)
+
+    assert world.run(trial, script=finish(world, trial)).complete
+
+    assert len(world.sweep.trial(trial).attempts()) == 2
+    assert not world.sweep.trial(trial).retry_requested()
+
+
+def test_a_new_submission_retries_what_failed_whether_or_not_somebody_asked(world):
+    asked, not_asked = world.trial(0), world.trial(1)
+
+    def script():
+        yield from fail(world, asked)
+        yield from fail(world, not_asked)
+
+    world.run(asked, not_asked, script=script())
+    ask_again(world, asked)
+
+    status = world.run(asked, not_asked, script=finish(world, asked, not_asked), submission=2)
+
+    assert status.complete
+    assert [len(world.sweep.trial(i).attempts()) for i in (asked, not_asked)] == [2, 2]
+
+
+def test_a_retry_in_a_cancelled_sweep_is_not_taken_up(world):
+    failed, other = world.trial(0), world.trial(1)
+
+    def script():
+        yield from fail(world, failed)
+        write_json(world.sweep.path / "cancel.json", {"by": "test"})
+        ask_again(world, failed)
+        yield
+
+    status = world.run(failed, other, script=script())
+
+    assert len(world.sweep.trial(failed).attempts()) == 1
+    assert not status.complete
+
+
 def test_cancelled_sweep_ends(world):
     ids = [world.trial(seed) for seed in range(4)]
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.records import Outcome, Resources, Retries
@@ -138,3 +140,15 @@ def test_micro_batch_stays_whole_sequences_and_at_least_one():
 
 def test_other_endings_leave_the_resources_alone():
     assert widened(Outcome.KILLED, Outcome.HANG, gpus=0.5) == Resources(gpus=0.5)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.HANG, Outcome.PREEMPTED])
+def test_attempts_before_somebody_asked_for_a_retry_do_not_count(outcome):
+    retries = Retries(failure=1, preemption=1)
+    used_up = past(outcome, outcome)
+    assert decide(used_up, retries).action is Action.STOP
+
+    before = [replace(one, counts=False) for one in used_up]
+
+    assert decide([*before, *past(outcome)], retries).action is Action.RETRY
+    assert decide([*before, *used_up], retries).action is Action.STOP

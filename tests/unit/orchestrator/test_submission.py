@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import submission
-from orchestrator.errors import StoreError
+from orchestrator.errors import ExperimentError, StoreError
 from orchestrator.plan import Plan, make_plan
 from orchestrator.submission import Submission
 from orchestrator.sweep import load_sweep
@@ -98,6 +98,24 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
         submission.run_recorded(disk, number, print, address="10.0.0.1:6379")
     assert seen["address"] == "10.0.0.1:6379"
     assert seen["code"] == code
+
+
+def test_nothing_is_written_where_there_is_no_cluster(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ray:
+        @staticmethod
+        def knock(address: str) -> None:
+            raise ExperimentError(f"--address {address}: nobody there")
+
+    monkeypatch.setattr(submission, "_ray", Ray)
+    asked = Submission(plan=priced, runs=tmp_path / "none", address="127.0.0.1:1")
+
+    for submit in (asked.detach, lambda: asked.run(print)):
+        with pytest.raises(ExperimentError, match="nobody there"):
+            submit()
+
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("address", ["auto", "head:6379", "ray://10.0.0.1:10001", "[::1]:6379"])

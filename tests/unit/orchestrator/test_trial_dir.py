@@ -63,6 +63,24 @@ def test_state_follows_the_files(trial):
     assert trial.state() is TrialState.DONE
 
 
+def test_a_request_to_retry_stands_until_the_next_attempt(trial):
+    trial.request_cancel("somebody")
+    trial.request_retry("somebody", after=0, at=1.0)
+    assert trial.state() is TrialState.WAITING
+    assert trial.retry_requested()
+
+    trial.new_attempt({"submission": 1})
+    assert not trial.retry_requested()
+    end(trial, "user_error", final=True)
+    assert trial.state() is TrialState.FAILED
+    trial.request_retry("somebody", after=1, at=2.0)
+    assert trial.state() is TrialState.WAITING
+    trial.request_retry("an older request, written late", after=0, at=3.0)
+    assert trial.last_request_to_retry() == {"by": "somebody", "asked_at": 2.0, "after": 1}
+    trial.request_cancel("somebody")
+    assert trial.state() is TrialState.CANCELLED
+
+
 def test_attempts_are_numbered_from_one_and_never_reused(trial):
     first, second = trial.new_attempt({"why": "first"}), trial.new_attempt({"why": "second"})
 

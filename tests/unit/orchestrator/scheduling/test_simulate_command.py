@@ -96,11 +96,32 @@ def test_picture_and_numbers_are_made_by_one_command(sweep):
         assert word in done.stdout, word
 
 
+def test_times_say_what_they_leave_out(sweep):
+    done = memscale(sweep, "--simulate", "gpus=16")
+
+    assert "of training alone: start-up and evaluations come on top" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_a_picture_that_cannot_be_written_in_the_end_is_one_sentence(sweep, monkeypatch):
+    """Its folder took a file before the work, and none after it."""
+    monkeypatch.setattr("orchestrator.scheduling.gantt.check_place", lambda path: None)
+
+    done = memscale(sweep, "--simulate", "gpus=16", "--picture", "/proc/g.png")
+
+    assert done.exit_code == 1
+    assert "/proc/g.png: the picture cannot be written" in done.output
+    assert "Traceback" not in done.output
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--simulate", "gpu=8"], "did you mean gpus?"),
         (["--simulate", "gpus=8", "--picture", "g.doc"], "a picture ends in .png"),
+        (["--simulate", "gpus=8", "--picture", "/proc/zz/g.png"], "name another folder"),
+        (["--simulate", "gpus=8", "--picture", "/dev/null/g.png"], "name another folder"),
         (["--picture", "g.png"], "needs --simulate"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import uuid
 
-from orchestrator.tracking.layout import CANCEL, FOLDER_ID, KEY, KIND
+from orchestrator.tracking.layout import FOLDER_ID, KEY, KIND
 from orchestrator.tracking.store import RefusedError, RunGoneError, TrackedRun, TrackerError
 
 
@@ -73,10 +73,10 @@ class FakeStore:
 
         return self._call("runs", effect)
 
-    def cancel_requests(self, experiment_id, folder_id):
+    def tagged(self, experiment_id, folder_id, tag):
         return self._call(
-            "cancel_requests",
-            lambda: [self._tracked(i, r) for i, r in self._runs.items() if r.tags.get(CANCEL)],
+            "tagged",
+            lambda: [self._tracked(i, r) for i, r in self._runs.items() if r.tags.get(tag)],
         )
 
     def create_run(self, experiment_id, *, start_s, name, tags):

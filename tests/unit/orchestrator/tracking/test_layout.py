@@ -34,7 +34,7 @@ def test_the_parents_status_follows_its_trials(states, controlled, status):
 
 
 def test_the_parent_counts_over_time_from_what_was_done_before():
-    endings = [(5.0, DONE), (30.0, FAILED), (20.0, DONE), (40.0, CANCELLED)]
+    endings = [[(5.0, DONE)], [(30.0, FAILED)], [(20.0, DONE)], [(40.0, CANCELLED)], []]
 
     points = layout.submission_points(endings, n_trials=6, submitted_at_s=10.0)
 
@@ -52,12 +52,32 @@ def test_the_parent_counts_over_time_from_what_was_done_before():
 
 
 def test_more_endings_only_add_points():
-    endings = [(20.0, DONE), (30.0, FAILED), (45.0, DONE)]
+    endings = [[(20.0, DONE)], [(30.0, FAILED)], [(45.0, DONE)]]
     before = layout.submission_points(endings[:2], n_trials=3, submitted_at_s=10.0)
 
     assert (
         layout.submission_points(endings, n_trials=3, submitted_at_s=10.0)[: len(before)] == before
     )
+
+
+def test_a_retry_adds_points_and_its_failure_no_longer_counts():
+    before = [[(20.0, FAILED)], [(30.0, FAILED)], [(35.0, CANCELLED)]]
+    after = [[(20.0, FAILED), (50.0, DONE)], [(30.0, FAILED), (60.0, FAILED)], before[2]]
+
+    first, then = (
+        layout.submission_points(endings, n_trials=3, submitted_at_s=10.0)
+        for endings in (before, after)
+    )
+
+    assert then[: len(first)] == first
+    assert [(p.key, p.value, p.step) for p in then[-6:]] == [
+        ("trials/done", 0, 3),
+        ("trials/failed", 2, 3),
+        ("trials/done", 1, 4),
+        ("trials/failed", 1, 4),
+        ("trials/done", 1, 5),
+        ("trials/failed", 1, 5),
+    ]
 
 
 def test_a_trial_belongs_to_the_submission_that_first_asked_for_it():

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.records import TrialState
 from orchestrator.tracking import progress
-from orchestrator.tracking.layout import CANCEL, CANCEL_TAKEN
+from orchestrator.tracking.layout import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
 from orchestrator.tracking.sending import Sender
 from orchestrator.tracking.store import TrackerError
 from orchestrator.trial_dir import write_json
@@ -339,6 +339,174 @@ def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
     assert sender.take_cancel_requests() == []
 
     assert not sweep.disk.trial(spec.trial_id).cancel_requested()
+
+
+@pytest.fixture
+def ended(sweep, disk, store):
+    """A submission under a live controller: failed, cancelled, done, running and waiting trials, already in the tracker."""
+    specs = [disk.make_spec(seed) for seed in range(5)]
+    sweep.submit(specs)
+    sweep.control()
+    for spec, outcome in zip(specs, ("user_error", "cancelled"), strict=False):
+        sweep.end(sweep.start(spec), outcome)
+    sweep.disk.trial(specs[1].trial_id).request_cancel("somebody")
+    sweep.finish(sweep.start(specs[2]), step=29)
+    sweep.start(specs[3])
+    Sender(sweep.disk, store).round()
+    return [sweep.disk.trial(spec.trial_id) for spec in specs]
+
+
+def told(run):
+    assert RETRY not in run.tags
+    when, _, said = run.tags[RETRY_TAKEN].partition(": ")
+    assert time.strptime(when, "%Y-%m-%d %H:%M:%S")
+    return said
+
+
+def states(trials):
+    return [trial.state().value for trial in trials]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["failed", "cancelled"])
+def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[which].trial_id)
+    run.tags[RETRY] = "yes"
+
+    assert sender.take_retry_requests() == ["1 trial back in the queue"]
+
+    assert told(run) == "1 trial back in the queue"
+    assert ended[which].state() is TrialState.WAITING
+    assert ended[which].retry_requested()
+    assert ended[which].last_request_to_retry()["by"] == "tag memscale.retry in MLflow"
+    assert sender.take_retry_requests() == []
+    assert sender.round() is True
+    assert (run.tags["memscale.state"], run.status) == ("waiting", "SCHEDULED")
+
+
+def test_retrying_the_parent_retries_what_failed_or_was_cancelled(sweep, store, ended):
+    store.submission(1).tags[RETRY] = "1"
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert states(ended) == ["waiting", "waiting", "done", "running", "waiting"]
+    assert [trial.retry_requested() for trial in ended] == [True, True, False, False, False]
+    said = "2 trials back in the queue (not the others: 1 done, 1 running, 1 waiting)"
+    assert told(store.submission(1)) == said
+
+
+@pytest.mark.parametrize(("which", "how"), [(2, "done"), (3, "running"), (4, "waiting")])
+def test_other_trials_ignore_it_and_the_tag_says_why(sweep, store, ended, which, how):
+    store.trial(ended[which].trial_id).tags[RETRY] = "yes"
+    before = states(ended)
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert told(store.trial(ended[which].trial_id)) == f"nothing to retry: 1 {how}"
+    assert states(ended) == before
+    assert not (ended[which].path / "retry.json").exists()
+
+
+@pytest.mark.parametrize("word", ["false", "No", "0"])
+def test_a_retry_tag_that_says_no_retries_nothing(sweep, store, ended, word):
+    store.submission(1).tags[RETRY] = word
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert told(store.submission(1)) == "nothing to retry: the tag says no"
+    assert not any((trial.path / "retry.json").exists() for trial in ended)
+
+
+def test_a_second_tag_before_the_attempt_changes_nothing_and_after_it_asks_again(
+    sweep, disk, store, ended
+):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    run.tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    run.tags[RETRY] = "yes"
+
+    assert sender.take_retry_requests() == ["nothing to retry: 1 waiting"]
+
+    sweep.end(sweep.start(disk.make_spec(0)), "user_error")
+    assert ended[0].state() is TrialState.FAILED
+    run.tags[RETRY] = "yes"
+    assert sender.take_retry_requests() == ["1 trial back in the queue"]
+    assert ended[0].last_request_to_retry()["after"] == 2
+
+
+def test_without_a_controller_the_request_stands_and_the_tag_says_what_to_do(sweep, store, ended):
+    sweep.uncontrol()
+    store.trial(ended[0].trial_id).tags[RETRY] = "yes"
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    said = "1 trial noted; no controller is at work on that, so submit the sweep again"
+    assert told(store.trial(ended[0].trial_id)) == said
+    assert ended[0].state() is TrialState.WAITING
+
+
+def test_a_controller_that_ended_just_then_is_told_of(sweep, store, ended):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    run.tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    sweep.uncontrol()
+
+    assert sender.take_retry_requests() == []
+
+    assert "submit the sweep again" in run.tags[RETRY_TAKEN]
+
+
+def test_a_broken_trial_keeps_no_tag_of_another_waiting(sweep, store, ended):
+    for trial in ended[:2]:
+        store.trial(trial.trial_id).tags[RETRY] = "yes"
+    (ended[0].attempt(1).path / "end.json").write_text("torn")
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert "end.json: not valid JSON" in told(store.trial(ended[0].trial_id))
+    assert told(store.trial(ended[1].trial_id)) == "1 trial back in the queue"
+
+
+def test_a_trial_of_a_cancelled_sweep_is_retried_with_all_of_it(sweep, store, ended):
+    write_json(sweep.disk.path / "cancel.json", {"by": "test"})
+    sender = Sender(sweep.disk, store)
+    store.trial(ended[4].trial_id).tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    said = "nothing to retry: 1 cancelled with the whole sweep: ask for all of it"
+    assert told(store.trial(ended[4].trial_id)) == said
+
+    store.submission(1).tags[RETRY] = "yes"
+    sender.take_retry_requests()
+
+    assert [trial.retry_requested() for trial in ended] == [True, True, False, False, True]
+    assert not sweep.disk.cancel_requested()
+
+
+@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", ["tagged", "set_tags", "delete_tag"])
+@pytest.mark.parametrize("attempted", [False, True], ids=["at once", "after its attempt"])
+def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
+    sweep, disk, store, ended, after_effect, call, attempted
+):
+    store.submission(1).tags[RETRY] = "yes"
+    sender = Sender(sweep.disk, store)
+    counts = {"tagged": 1, "set_tags": 2, "delete_tag": 3}
+    sender._look_up()
+    store.calls, store.fail_at, store.after_effect = 0, counts[call], after_effect
+    with pytest.raises(TrackerError, match="down"):
+        sender.take_retry_requests()
+    assert store.log[-1] == call
+    store.fail_at = None
+    written = ended[0].retry_requested()
+    assert written == (call != "tagged")
+    if attempted and written:
+        sweep.end(sweep.start(disk.make_spec(0)), "user_error")
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert RETRY not in store.submission(1).tags
+    assert ended[0].last_request_to_retry()["after"] == 1
+    assert ended[0].retry_requested() == (not (attempted and written))
+    assert ended[1].retry_requested()
 
 
 def test_growing_a_sweep_keeps_the_colours(sweep, disk, store):

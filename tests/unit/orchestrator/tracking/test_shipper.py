@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking.shipper import (
-    CANCEL_ROUND_S,
     LONGEST_BACKOFF_S,
     OUTAGE_S,
+    REQUESTS_ROUND_S,
     Instructions,
     ship,
 )
@@ -44,7 +44,7 @@ class Rounds:
     """Stands for the Sender: each round returns or raises what the script says; the last one repeats."""
 
     def __init__(self, *script, duration_s=0.0, clock=None):
-        self.script, self.n, self.cancels = list(script), 0, 0
+        self.script, self.n, self.looks, self.tags = list(script), 0, 0, {}
         self.duration_s, self.clock = duration_s, clock
 
     def round(self):
@@ -57,8 +57,11 @@ class Rounds:
         return answer
 
     def take_cancel_requests(self):
-        self.cancels += 1
+        self.looks += 1
         return []
+
+    def take_retry_requests(self):
+        return self.tags.pop(self.looks, [])
 
 
 def drain(seconds):
@@ -79,7 +82,17 @@ def test_it_goes_on_until_told_to_drain_and_sends_once_more():
     assert ship(rounds, Waits(clock, [(10.0, drain(5))]), clock=clock) is True
 
     assert rounds.n == 11
-    assert rounds.cancels == 10 // CANCEL_ROUND_S - 1
+    assert rounds.looks == (10 // REQUESTS_ROUND_S - 1) + 1, "and once more at the end"
+
+
+def test_what_a_tag_changes_at_the_very_end_is_sent_too():
+    clock = Clock()
+    rounds = Rounds(True)
+    rounds.tags = {1: ["1 trial noted"]}
+
+    assert ship(rounds, Waits(clock, [(3.0, drain(5))]), clock=clock) is True
+
+    assert (rounds.n, rounds.looks) == (4 + 1, 1)
 
 
 def test_an_outage_is_waited_out_with_growing_pauses_and_told():
