@@ -61,7 +61,8 @@ SHARED_PLACE_TIMEOUT_S = 3.0
 SETTLE_S = 2.0
 """How long Ray may still count as used what was given back: it tells its nodes' free resources about once a second."""
 STARTS = 3
-"""How often to start a cluster of our own: each of Ray's processes must come up in 30 s, which a busy machine may not give it."""
+"""How often to start a cluster of our own, or to join one: each of Ray's processes must come up in 30 s, which a busy
+machine may not give it."""
 TRIES_PER_NODE = 3
 """Supervisors that may fail to come up before a node is left out: one may have been killed, or out of memory."""
 KNOCK_S = 15.0
@@ -759,16 +760,23 @@ def _join(address: str, code: Path | None) -> None:
         # Ray puts in what the variable is on the node: a cluster may need its own.
         **({} if code is None else {"PYTHONPATH": f"{code}{os.pathsep}${{PYTHONPATH}}"}),
     }
-    try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            namespace=NAMESPACE,
-            runtime_env={"env_vars": variables},
-        )
-    except (RayError, RuntimeError, OSError, ValueError) as error:
-        raise _not_joined(address, error) from error
+    for tries_left in reversed(range(STARTS)):
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                namespace=NAMESPACE,
+                runtime_env={"env_vars": variables},
+            )
+            return
+        except (RayError, RuntimeError, OSError, ValueError) as error:
+            # A client's server, which Ray starts for each, sometimes dies at once.
+            if tries_left and isinstance(error, ConnectionAbortedError):
+                LOG.warning("%s: not joined (%s); once more", address, _first_line(error))
+                ray.shutdown()
+                continue
+            raise _not_joined(address, error) from error
 
 
 def knock(address: str) -> None:

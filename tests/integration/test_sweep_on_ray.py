@@ -14,6 +14,7 @@ import ray
 
 from orchestrator.controller import Controller
 from orchestrator.errors import ExperimentError
+from orchestrator.launchers import ray_cluster
 from orchestrator.launchers.embedded import remove_leftovers
 from orchestrator.launchers.protocol import Launch
 from orchestrator.launchers.ray_cluster import RayLauncher
@@ -209,3 +210,24 @@ def test_a_ray_that_does_not_come_up_in_time_is_started_again(tmp_path, monkeypa
 
     assert len(tokens) == len(set(tokens)) == min(failures + 1, 3)
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_client_whose_server_died_at_once_joins_again(tmp_path, monkeypatch, failures):
+    asked = []
+
+    def init(**options):
+        asked.append(options["address"])
+        if len(asked) <= failures:
+            raise ConnectionAbortedError("Initialization failure from server")
+        raise ValueError("came so far")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_cluster, "knock", lambda address: None)
+    launcher = RayLauncher(SweepDir(tmp_path / "s"), address="ray://head:10001", job=JOB)
+
+    told = "came so far" if failures == 1 else "Initialization failure from server"
+    with pytest.raises(ExperimentError, match=f"no Ray cluster could be joined .{told}"):
+        launcher.start()
+
+    assert asked == ["ray://head:10001"] * min(failures + 1, 3)
