@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import exclusion
 from orchestrator.controller import Controller
 from orchestrator.launchers.ray_cluster import RayLauncher
 from orchestrator.processes import writing_below
@@ -132,6 +133,36 @@ def test_a_gang_fills_whole_nodes_ends_as_one_and_leaves_strangers_alone(cluster
     ]
     assert gpus == ["0", "1", "0", "1"]
     assert not ray.is_initialized()
+
+
+@pytest.mark.long
+def test_a_node_on_which_three_kinds_of_trials_die_is_left_out_and_named(cluster, tmp_path):
+    sweep = SweepDir(tmp_path / "blames")
+    # Without GPUs they go where there are none first.
+    trials = [
+        add(sweep, kind, {"dies_where": "BAD_NODE", "kind": kind}, gpus=0) for kind in range(16)
+    ]
+    bad = cluster.add_node(num_cpus=2, num_gpus=0, env_vars={"BAD_NODE": "1"})
+    try:
+        status = Controller(
+            sweep,
+            submission=1,
+            trial_ids=[trial.trial_id for trial in trials],
+            launcher=RayLauncher(sweep, address=cluster.address, job=JOB),
+            cache=tmp_path / "cache",
+            job=JOB,
+        ).run()
+    finally:
+        cluster.remove_node(bad)
+
+    assert status.complete
+    assert {trial.state() for trial in trials} == {TrialState.DONE}
+    ((name, why),) = exclusion.excluded(sweep).items()
+    assert name == f"{socket.gethostname()}-{bad.node_id[:8]}"
+    assert "3 trials of different kinds failed there and none was done since: " in why
+    killed = [trial for trial in trials if trial.attempt(1).end()["outcome"] == "killed"]
+    assert len(killed) >= 3
+    assert sum(why.count(trial.trial_id) for trial in killed) == 3
 
 
 @pytest.mark.slow
