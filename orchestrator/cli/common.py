@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="memscale",
-    help="Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy curve out.",
     epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  memscale submit quickstart",
     no_args_is_help=True,
     add_completion=False,
@@ -28,6 +27,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"memscale {version('memscale')}")
+        except PackageNotFoundError:
+            typer.echo("memscale, from a source tree that is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy curve out."""
 
 
 P = ParamSpec("P")

@@ -1,6 +1,7 @@
 """What the command says, to mistakes and to requests, before anything runs."""
 
 import re
+from importlib.metadata import version
 
 import pytest
 from typer.testing import CliRunner
@@ -35,6 +36,10 @@ def sweep(tmp_path):
     write_json(attempt.path / "end.json", {"outcome": "user_error", "reason": "", "final": True})
     disk.add_submission({"trial_ids": [failed.trial_id, waiting.trial_id], "submitted_at": 0.0})
     return disk, failed, waiting
+
+
+def test_version_is_that_of_the_distribution():
+    assert memscale("--version") == (0, f"memscale {version('memscale')}")
 
 
 @pytest.mark.parametrize("option", [("--priority", "0"), ("--weight", "2")])
