@@ -14,15 +14,16 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ray._private import ray_constants, services
-
-LOOPBACK = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """For the environment of Ray's processes."""
 
 
 @contextmanager
 def own_ray() -> Iterator[None]:
     """Start what Ray starts within this block in a session of its own each, with loopback addresses."""
+    # Not above: whoever reads `LOOPBACK` need not wait for Ray.
+    from ray._private import ray_constants, services
+
     popen, clusters = services.ConsolePopen, ray_constants.ENABLE_RAY_CLUSTER
     services.ConsolePopen = functools.partial(popen, start_new_session=True)  # type: ignore[misc, assignment]
     # Read from the environment when Ray was imported.
