@@ -54,7 +54,7 @@ def run(request, spec, reporter):
             },
             file,
         )
-    if spec.data.get("dies_where") in os.environ:
+    if spec.data.get("dies_where", "") in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
     reporter.progress(state["step"], steps, "train", {})
     metrics = {}
