@@ -140,6 +140,17 @@ def test_folders_of_controllers_that_are_gone_are_removed(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
 
 
+def listening():
+    """Return the addresses at which this process and those below it take connections."""
+    own = psutil.Process()
+    return {
+        connection.laddr
+        for process in (own, *own.children(recursive=True))
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 STRANGER = """
 import sys
 from ray._raylet import GcsClient
@@ -151,17 +162,12 @@ GcsClient(address=sys.argv[1])
 def test_only_this_machine_reaches_the_cluster_and_only_with_its_token(tmp_path):
     before = dict(os.environ)
     launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
+    others = listening()  # daemons of other tests that this process runs
     launcher.start()
     try:
-        own = psutil.Process()
-        listening = [
-            connection.laddr.ip
-            for process in (own, *own.children(recursive=True))
-            for connection in process.net_connections("tcp")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert len(listening) > 3
-        assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
+        opened = {address.ip for address in listening() - others}
+        assert opened
+        assert {ip.removeprefix("::ffff:") for ip in opened} <= {"127.0.0.1", "::1"}
         address = ray.get_runtime_context().gcs_address
         command = [sys.executable, "-c", STRANGER, address]
 
