@@ -61,16 +61,19 @@ def logs(
         sys.stdout.flush()
 
 
+SomeTrials = Annotated[
+    list[str] | None,
+    typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
+]
+
+
 @app.command(
     epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c"
 )
 @reports_errors
 def cancel(
     sweep: SweepName,
-    trials: Annotated[
-        list[str] | None,
-        typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
-    ] = None,
+    trials: SomeTrials = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
@@ -92,10 +95,7 @@ def cancel(
 @reports_errors
 def retry(
     sweep: SweepName,
-    trials: Annotated[
-        list[str] | None,
-        typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
-    ] = None,
+    trials: SomeTrials = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Have failed and cancelled trials of a running sweep run again, budgets anew; of one that has ended, submit again."""

@@ -11,8 +11,9 @@ from orchestrator.errors import BusyError
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.lease import ControllerLease
 from orchestrator.rank import TRAIN
-from orchestrator.records import Outcome, Resources, TrialSpec, TrialState
-from orchestrator.slurm import book, inside, jobs
+from orchestrator.records import Outcome, TrialSpec, TrialState
+from orchestrator.scheduling.demand import Demand
+from orchestrator.slurm import book, elastic, inside, jobs
 from orchestrator.slurm.commands import Partition, SlurmError
 from orchestrator.slurm.request import Request
 from orchestrator.trial_dir import SweepDir
@@ -78,9 +79,9 @@ def shape(spec: TrialSpec, partition: Partition) -> Shape:
     Raises:
         SlurmError: If no node of the partition has that much.
     """
-    asked: Resources = spec.resources
-    gpus = min(asked.ranks, partition.gpus) if asked.gpus == "auto" else float(asked.gpus)
-    needs = Shape(cpus=asked.cpus * asked.ranks, gpus=math.ceil(gpus))
+    node = Demand(cpus=partition.cpus, gpus=float(partition.gpus))
+    demand = elastic.demand_of(spec.resources, node)
+    needs = Shape(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
     if needs.gpus > partition.gpus:
         raise SlurmError(
             f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; nodes of partition {partition.name} have "

@@ -153,8 +153,10 @@ class SlurmSubmission(Submission):
     def _check_pilots_hold(
         self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
     ) -> None:
+        asked = spec.resources
         capacity = Demand(
-            cpus=self.request.cpus or partition.cpus,
+            # Whole nodes: what is known is the smallest, and `--slurm nodelist=…` may name a larger one.
+            cpus=self.request.cpus or max(partition.cpus, asked.cpus * asked.ranks),
             gpus=float(self._gpus_per_node(partition, todo)),
         )
         demand = elastic.demand_of(spec.resources, capacity)

@@ -6,8 +6,8 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.device import in_triton
 from workloads.kernels.hash_bag import reference
+from workloads.kernels.in_triton import in_triton
 from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.table_read import register_read
 from workloads.kernels.weighted_bag.op import weighted_bag

@@ -6,7 +6,7 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.device import in_triton
+from workloads.kernels.in_triton import in_triton
 from workloads.kernels.row_dot import reference
 from workloads.kernels.table_read import register_read
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.device import in_triton
+from workloads.kernels.in_triton import in_triton
 from workloads.kernels.weighted_bag import reference
 
 Gradients: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]

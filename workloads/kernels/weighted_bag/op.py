@@ -6,7 +6,7 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.device import in_triton
+from workloads.kernels.in_triton import in_triton
 from workloads.kernels.table_read import register_read
 from workloads.kernels.weighted_bag import reference, row_sparse
 
@@ -30,7 +30,7 @@ def weighted_bag(
         sparse: Whether the table's gradient holds the rows that were read and no others, as `torch.sparse_coo_tensor`
             (`row_sparse.py`): for tables of which a step reads a small part, and torch's optimizers for such gradients.
     """
-    if sparse:
+    if sparse and table.requires_grad:
         return row_sparse.weighted_bag(table, ids, weights, _forward)
     if not table.is_cuda:
         # A custom operation costs half a millisecond more, which small models feel, and says nothing new.

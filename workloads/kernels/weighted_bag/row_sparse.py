@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.device import in_triton
+from workloads.kernels.in_triton import in_triton
 from workloads.kernels.weighted_bag import reference
 
 
@@ -80,11 +80,11 @@ class _RowSparseBag(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
         table, ids, weights = ctx.saved_tensors
-        needs_table, _, needs_weights, _ = ctx.needs_input_grad
+        needs_weights = ctx.needs_input_grad[2]
         rows, sums, weights_grad = gradients(
             table, ids, weights, grads[0], needs_weights=needs_weights
         )
         table_grad = torch.sparse_coo_tensor(
             rows[None].long(), sums, table.shape, is_coalesced=True, check_invariants=False
         )
-        return table_grad if needs_table else None, None, weights_grad, None
+        return table_grad, None, weights_grad, None

@@ -77,3 +77,16 @@ def test_two_reads_of_one_table_add_up(make_gather):
         + gradients((table, ids.flip(0), weights, grad), sparse=False)[1]
     )
     torch.testing.assert_close(found.to_dense(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_alone_get_the_gradient_that_they_get_without(make_gather):
+    table, ids, weights, grad = make_gather((13, 4, 6, 5), torch.float64)
+
+    found, expected = (
+        torch.autograd.grad(
+            op.weighted_bag(table.detach(), ids, weights, sparse=kind), weights, grad
+        )
+        for kind in (True, False)
+    )
+
+    assert torch.equal(*found, *expected)
