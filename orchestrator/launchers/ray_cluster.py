@@ -126,6 +126,18 @@ class _Held:
     """Of the other nodes."""
 
 
+@dataclass(kw_only=True)
+class _Death:
+    """Of a node's supervisor, which is not told yet."""
+
+    node: Node
+    host: str
+    """As the supervisor called it."""
+    gone: list[_Held]
+    """What had ranks there."""
+    node_lives: bool = False
+
+
 class _Unfit(ExperimentError):
     """A node that will not do, however often it is tried."""
 
@@ -175,6 +187,7 @@ class RayLauncher:
         self._idle: list[_Reservation] = []
         self._given_back: list[tuple[float, Use]] = []
         self._ended: list[Ended] = []
+        self._deaths: list[_Death] = []
         self._surroundings = Surroundings()
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
         self._asked_at = 0.0
@@ -297,7 +310,11 @@ class RayLauncher:
         return reservation.uses[0].gpu_ids
 
     def poll(self) -> list[Ended]:
-        """Return what ended; replaces supervisors that died. Answers that are not there yet are left for next time."""
+        """Return what ended; replaces supervisors that died. Answers that are not there yet are left for next time.
+
+        Raises:
+            OSError: If the storage fails; what ended with a supervisor is then told by a later call.
+        """
         for supervised in self._supervised.values():
             if supervised.polling is None:
                 supervised.polling = supervised.actor.poll.remote()
@@ -312,6 +329,9 @@ class RayLauncher:
                         self._part_ended(supervised.node.node_id, one)
                 except RayError as error:
                     self._lost(supervised, _first_line(error))
+        while self._deaths:
+            self._tell_of(self._deaths[0])
+            del self._deaths[0]
         ended, self._ended = self._ended, []
         oldest = time.monotonic() - KEEP_RESERVATION_S
         self._release(
@@ -334,14 +354,11 @@ class RayLauncher:
         left: list[ProcessId] = []
         for host in {process.host for process in processes}:
             there = [process for process in processes if process.host == host]
-            actor = next(
-                (s.actor for s in self._supervised.values() if s.process.host == host), None
-            )
-            left += (
-                there
-                if actor is None
-                else ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
-            )
+            try:
+                actor = next(s.actor for s in self._supervised.values() if s.process.host == host)
+                left += ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
+            except (StopIteration, RayError):  # none there, or it dies itself
+                left += there
         return left
 
     def close(self) -> None:
@@ -590,9 +607,9 @@ class RayLauncher:
         """The ranks of an attempt on one node are gone. Those on others must follow; then the attempt has ended."""
         key = f"{ended.trial_id}/{ended.attempt}"
         held = self._held.get(key)
-        if held is None:
+        if held is None or node_id not in held.open:
             return
-        held.open.discard(node_id)
+        held.open.remove(node_id)
         held.endings.append(ended)
         if not held.open:
             del self._held[key]
@@ -607,29 +624,33 @@ class RayLauncher:
                 other.actor.end_with.remote(key, failed=any(ended.exit_codes.values()))
 
     def _lost(self, supervised: _Supervised, why: str) -> None:
-        """A supervisor died. Its ranks died with it; make sure, say so, and put another one in its place."""
+        """A supervisor died. Put another one in its place."""
         node = supervised.node
         LOG.warning("node %s: its supervisor is gone (%s)", node.host, why)
         del self._supervised[node.node_id]
         self._changed_at = time.monotonic()
         self._release(lambda idle: node.node_id in idle.node_ids)
         gone = [held for held in self._held.values() if node.node_id in held.open]
+        death = _Death(node=node, host=supervised.process.host, gone=gone)
+        self._deaths.append(death)
         there = [other for other in self._ask_for_nodes() if other.node_id == node.node_id]
         if there:
+            death.node_lives = True
             self._begin(there[0])
             for problem in self._wait_for_nodes(REPLACE_TIMEOUT_S, only=[node.node_id]):
                 LOG.warning("%s; this node runs nothing for now", problem)
-            ranks = [process for held in gone for process in registered(held.launch.folder)]
-            for process in self.end_orphans(
-                [p for p in ranks if p.host == supervised.process.host]
-            ):
-                LOG.warning("node %s: rank %d could not be ended", node.host, process.pid)
-            what = f"the supervisor of {node.host} died"
-        else:
-            what = f"the node {node.host} died"
-        for held in gone:
+
+    def _tell_of(self, death: _Death) -> None:
+        """The ranks of a supervisor died with it: make sure, and say so."""
+        what = f"the node {death.node.host} died"
+        if death.node_lives:
+            what = f"the supervisor of {death.node.host} died"
+            ranks = [process for held in death.gone for process in registered(held.launch.folder)]
+            for process in self.end_orphans([p for p in ranks if p.host == death.host]):
+                LOG.warning("node %s: rank %d could not be ended", death.node.host, process.pid)
+        for held in death.gone:
             self._part_ended(
-                node.node_id,
+                death.node.node_id,
                 Ended(
                     trial_id=held.launch.trial_id,
                     attempt=held.launch.attempt,

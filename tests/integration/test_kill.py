@@ -6,6 +6,7 @@
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from orchestrator import logs
 from orchestrator.trial_dir import TrialDir
 
 pytestmark = pytest.mark.integration
+
+FAULTS = str(Path(__file__).parents[1] / "chaos" / "faults")
+"""Folder of the sitecustomize.py that lets storage fail."""
 
 
 def outcomes(trial):
@@ -65,6 +69,31 @@ def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undistur
     assert "── node_lost: the supervisor of" in told
     ended = [outcome for trial in tiny.disk.trials() for outcome in outcomes(trial)]
     assert set(ended) == {"killed", "node_lost", "done"}
+    tiny.assert_finished_like(undisturbed)
+    tiny.assert_nothing_left(rank)
+
+
+def test_a_supervisor_killed_while_the_storage_fails_is_told_once_it_answers(
+    tiny, undisturbed, tmp_path, monkeypatch
+):
+    flag = tmp_path / "fails"
+    monkeypatch.setenv("CHAOS_STORAGE", f"{flag}:{tiny.disk.path}")
+    monkeypatch.setenv("PYTHONPATH", FAULTS, prepend=os.pathsep)
+    controller = tiny.submit(1, "ray")
+    lost, rank = tiny.middle()
+    supervisor = parent_of(parent_of(rank.pid))
+    (tmp_path / "new").write_text("EIO")
+    (tmp_path / "new").rename(flag)
+    os.kill(supervisor, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while "the storage of" not in tiny.log(1) or "its supervisor is gone" not in tiny.log(1):
+        assert controller.poll() is None, tiny.log(1)
+        assert time.monotonic() < deadline, tiny.log(1)
+        time.sleep(0.1)
+    flag.unlink()
+
+    assert controller.wait(timeout=200) == 0, tiny.log(1)
+    assert lost.end()["outcome"] == "node_lost"
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left(rank)
 
