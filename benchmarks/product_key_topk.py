@@ -66,7 +66,11 @@ def main() -> None:
         rounded_answer,
     )
     row("two torch.topk, fp32 scores", lambda: _two_topk(query, sub_keys, knn), answer)
-    row("two torch.topk, bf16 scores", lambda: _two_topk(rounded, low_keys, knn), rounded_answer)
+    row(
+        "two torch.topk, bf16 scores",
+        lambda: _two_topk(rounded, low_keys, knn),
+        _answer(rounded, low_keys, knn),
+    )
     compiled = torch.compile(reference.product_key_topk)
     try:
         row("torch.compile, fp32 query", lambda: compiled(query, sub_keys, knn), answer)
@@ -74,6 +78,11 @@ def main() -> None:
         print(f"torch.compile, fp32 query: {type(error).__name__}: {str(error)[:200]}")
     row("ours, fp32 query", lambda: op.product_key_topk(query, sub_keys, knn), answer)
     row("ours, bf16 query", lambda: op.product_key_topk(rounded, sub_keys, knn), rounded_answer)
+    row(
+        "ours, bf16 query and sub-keys",
+        lambda: op.product_key_topk(rounded, low_keys, knn),
+        _answer(rounded, low_keys, knn),
+    )
     if arguments.variants:
         _variants(row, rounded, sub_keys, knn, rounded_answer)
     for name, x in (("fp32", query), ("bf16", rounded)):
@@ -115,24 +124,24 @@ def _variants(
     row: Callable, query: Tensor, sub_keys: Tensor, knn: int, answer: tuple[Tensor, Tensor]
 ) -> None:
     tiles = [
-        (64, 64, 64, 4, 3),
-        (64, 64, 128, 4, 2),
-        (64, 64, 256, 4, 2),
-        (128, 64, 128, 8, 3),
-        (128, 64, 256, 8, 2),
-        (128, 128, 64, 8, 3),
-        (128, 128, 128, 8, 2),
+        kernels.Tile(64, 64, 128, warps=4, stages=2),
+        kernels.Tile(64, 64, 128, warps=4, stages=3),
+        kernels.Tile(64, 64, 256, warps=4, stages=2),
+        kernels.Tile(128, 64, 64, warps=8, stages=3),
+        kernels.Tile(128, 64, 128, warps=8, stages=2, registers=128),
+        kernels.Tile(128, 64, 128, warps=8, stages=2),
+        kernels.Tile(128, 64, 256, warps=8, stages=2),
     ]
     for tile in tiles:
         try:
             row(
-                f"  ours, bf16, tile {tile}",
+                f"  ours, bf16, {tuple(tile)}",
                 lambda tile=tile: kernels.select(query, sub_keys, knn, tile=tile),
                 answer,
             )
         except triton.runtime.errors.OutOfResources as error:
-            print(f"  ours, bf16, tile {tile}: {error}")
-    for size in (2**26, 2**27, 2**29, 2**30):
+            print(f"  ours, bf16, {tuple(tile)}: {error}")
+    for size in (2**26, 2**27, 2**28, 2**30):
         row(
             f"  ours, bf16, chunks of {size >> 20} MiB",
             lambda size=size: kernels.select(query, sub_keys, knn, chunk_bytes=size),

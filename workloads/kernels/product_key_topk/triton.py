@@ -6,24 +6,27 @@ A chunk of tokens at a time, so that memory stays within `CHUNK_BYTES`, goes thr
 2. `_search`: goes over the sub-keys twice. The first time it keeps the largest score of each group of keys: the knn-th
    largest of these cannot exceed the knn-th largest score. The second time it keeps what reaches that bound, about
    1.15 knn of 1,024 scores. Scores take one tensor-core product of high parts the first time, because their error has a
-   bound, and two for a bf16 query or three for an fp32 one the second time.
+   bound. The second time they take all products but that of two low parts: one if query and sub-keys are bf16, two if
+   one of them is fp32, three if both are.
 3. `_search_crowded`: rows of which more reach the bound than there is room for, because of ties, search once more.
 4. `_order`: the best knn of these in order. Score and id share one integer, so that ties fall to the lowest id.
-5. `_pair`: the best knn among the sums of `reference.candidate_pairs`.
+5. `choose_pairs`: the best knn among the sums of `reference.candidate_pairs`.
 
 No atomics: all sums have one order.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workloads.kernels.product_key_topk import reference
 from workloads.kernels.product_key_topk.fp16_parts import fp16_parts, padded_width
+from workloads.kernels.product_key_topk.pairs import arrange, choose_pairs
 from workloads.kernels.product_key_topk.ranking import (
     LARGEST_ID,
     as_rising,
@@ -40,13 +43,29 @@ MAX_KEYS = math.isqrt(LARGEST_ID.value + 1)
 """A half; 11,585, which make 1.3e8 slots, whose ids `together` still tells."""
 MAX_GROUPS = 256
 """A thread of `_search` holds the largest scores of all groups of a row, and 512 would not fit its registers."""
-CHUNK_BYTES = 2**28
+WARP = 32
+"""Tokens of a program that sorts, one a thread."""
+CHUNK_BYTES = 2**29
 """Most memory for what a chunk of tokens leaves between the kernels."""
 
 _ERROR = tl.constexpr(1.25 * 2**-10)
 """Most by which a product of high parts errs, over the product of the norms: 2**-11 for each low part that is left out,
 and a quarter more for what is rounded on the way."""
+_COUNTED = tl.constexpr(0x4B000000)
+"""The bits of the fp32 number 2**23, from which on they count its units."""
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Tile(NamedTuple):
+    """What a program of `_search` takes at a time."""
+
+    tokens: int
+    keys: int
+    columns: int
+    warps: int
+    stages: int
+    registers: int | None = None
+    """Most that a thread may have, so that more programs fit a multiprocessor: worth what is spilled for it."""
 
 
 def applies(query: Tensor, sub_keys: Tensor, knn: int) -> bool:
@@ -68,7 +87,7 @@ def select(
     knn: int,
     *,
     chunk_bytes: int = CHUNK_BYTES,
-    tile: tuple[int, int, int, int, int] | None = None,
+    tile: Tile | None = None,
 ) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
     """Run the forward kernels.
 
@@ -77,21 +96,23 @@ def select(
         sub_keys: Left and right codebooks.
         knn: Slots per head.
         chunk_bytes: Most memory for what lies between the kernels.
-        tile: Tokens of a program of `_search`, keys and columns that it multiplies at a time, its warps and its stages.
+        tile: In the place of what was fastest.
     """
     n_tokens, n_heads, _ = query.shape
     n_keys, width = sub_keys.shape[2:]
-    query_parts = 2 if query.dtype == torch.float32 else 1
+    query_parts, key_parts = (2 if x.dtype == torch.float32 else 1 for x in (query, sub_keys))
     columns = padded_width(width)
-    block_tokens, block_keys, block_width, warps, stages = tile or _tile(columns, query_parts)
+    tile = tile or _tile(columns, query_parts, key_parts)
+    tile = tile._replace(columns=min(tile.columns, columns))
     books = 2 * n_heads
     log_best = max(4, (knn - 1).bit_length())
     best = 2**log_best
     # Of those that reach the bound: 1.15 knn of many keys, and more than twice knn hardly ever.
     slots = 2 * best
-    padded_keys = triton.cdiv(n_keys, block_keys) * block_keys
-    tiles_n = padded_keys // block_keys
-    groups, together, all_groups = _grouping(tiles_n, block_keys, best)
+    # In the place of the low parts, which the first pass leaves out, there is room for more keys.
+    first_keys = tile.keys * key_parts
+    padded_keys = triton.cdiv(n_keys, first_keys) * first_keys
+    groups, together, all_groups = _grouping(padded_keys // first_keys, first_keys, best)
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, device=query.device, dtype=dtype)
@@ -102,21 +123,23 @@ def select(
     keys, key_scales, key_norms = fp16_parts(
         sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
     )
-    block_width = min(block_width, columns)
-    per_token = books * (query_parts * columns * 2 + all_groups * 4 + (slots + best) * 8)
-    chunk = _even_chunk(n_tokens, chunk_bytes // per_token, block_tokens)
-    maxima = new(books, chunk, all_groups, dtype=torch.float32)
+    longest = (key_norms * key_scales).amax(1)
+    first_tiles, key_tiles = (
+        TensorDescriptor.from_tensor(keys.view(-1, columns), [rows, tile.columns])
+        for rows in (first_keys, tile.keys)
+    )
+    per_token = books * (query_parts * columns * 2 + all_groups * 2 + slots * 8)
+    chunk = _even_chunk(n_tokens, chunk_bytes // per_token, max(tile.tokens, WARP))
+    maxima = new(books, chunk, all_groups, dtype=torch.bfloat16)
     found = new(books, slots, chunk, dtype=torch.int64)
     counts = new(books, chunk, dtype=torch.int32)
-    ordered = new(books, best, chunk, dtype=torch.int64)
     row_warps, lanes, deep = _crowded_layout(n_keys)
     crowded_programs = _crowded_programs(query.device, row_warps)
     row_scores = new(crowded_programs, deep * lanes, dtype=torch.float32)
-    ranks = reference.candidate_ranks(knn, n_keys, query.device)
+    pairs = arrange(knn, log_best)
     out_scores = new(n_tokens, n_heads, knn, dtype=torch.float32)
     out_ids = new(n_tokens, n_heads, knn, dtype=torch.int64)
 
-    order_rows = 128
     for start in range(0, n_tokens, chunk):
         part = query[start : start + chunk]
         tokens = len(part)
@@ -124,46 +147,53 @@ def select(
         queries, query_scales, query_norms = fp16_parts(
             part, strides, tokens, chunk, n_heads, width
         )
-        tiles_t = triton.cdiv(tokens, block_tokens)
+        tiles_t = triton.cdiv(tokens, tile.tokens)
         _search[(books * tiles_t,)](
-            queries, query_norms, keys, key_scales, key_norms, maxima, found, counts,
+            queries, query_norms, first_tiles, key_tiles, key_scales, longest, maxima, found, counts,
             tokens, chunk, padded_keys, n_keys, knn, tiles_t,
-            QUERY_PARTS=query_parts, KEY_PARTS=len(keys),
+            QUERY_PARTS=query_parts, KEY_PARTS=key_parts,
             GROUPS=groups, TOGETHER=together, ALL_GROUPS=triton.next_power_of_2(all_groups), SLOTS=slots,
             # The interpreter knows no assembly.
             EVEN=n_keys == padded_keys, ASSEMBLY=isinstance(_search, triton.JITFunction),
-            HELD=block_width == columns, WIDTH=columns,
-            BLOCK_T=block_tokens, BLOCK_N=block_keys, BLOCK_D=block_width,
-            num_warps=warps, num_stages=stages,
+            PACKED=_compares_bf16_pairs(query.device),
+            HELD=tile.columns == columns, WIDTH=columns,
+            BLOCK_T=tile.tokens, BLOCK_F=first_keys, BLOCK_N=tile.keys, BLOCK_D=tile.columns,
+            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
         )  # fmt: skip
         _search_crowded[(crowded_programs,)](
             queries, keys, key_scales, row_scores, found, counts,
             books, tokens, chunk, padded_keys, n_keys, knn,
-            QUERY_PARTS=query_parts, KEY_PARTS=len(keys), SLOTS=slots,
+            QUERY_PARTS=query_parts, KEY_PARTS=key_parts, SLOTS=slots,
             WIDTH=columns, BLOCK_D=triton.next_power_of_2(columns),
             LANES=lanes, DEEP=deep, num_warps=row_warps,
         )  # fmt: skip
-        _order[(triton.cdiv(tokens, order_rows), books)](
-            found, counts, query_scales, ordered, tokens, chunk,
-            SLOTS=slots, LOG=log_best, BLOCK_T=order_rows, num_warps=order_rows // 32,
+        _order[(triton.cdiv(tokens, WARP), books)](
+            # In place. One name would keep addresses from loading to storing, half of what a thread may have.
+            found, found, counts, query_scales, tokens, chunk,
+            SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
         )  # fmt: skip
-        _pair[(triton.cdiv(tokens, order_rows), n_heads)](
-            ordered, ranks, out_scores[start:], out_ids[start:], tokens, chunk, n_heads, n_keys, knn,
-            PAIRS=ranks.shape[1], LOG=log_best, BLOCK_T=order_rows, num_warps=order_rows // 32,
+        choose_pairs[(triton.cdiv(tokens, WARP), n_heads)](
+            found, out_scores[start:], out_ids[start:], tokens, chunk, n_heads, n_keys, knn,
+            BLOCKS=pairs.blocks, TABLE=pairs.table, SIZES=pairs.sizes,
+            SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
         )  # fmt: skip
     return out_scores, out_ids
 
 
-def _tile(columns: int, query_parts: int) -> tuple[int, int, int, int, int]:
+def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:
     """Return what was fastest on an H200: the query's tile stays in shared memory, where there is room for it.
 
     A tile has a power of two of columns, which `columns` is a multiple of.
     """
     if columns <= 128:
-        return 64, 64, 128, 4, 2
+        if (query_parts, key_parts) == (1, 2):
+            return Tile(128, 64, 128, warps=8, stages=2, registers=128)
+        return Tile(64, 64, 128, warps=4, stages=3 if key_parts == 1 else 2)
     if columns == 256:
-        return (128, 64, 256, 8, 2) if query_parts == 1 else (64, 64, 256, 4, 2)
-    return 128, 128, 64, 8, 3
+        if (query_parts, key_parts) == (1, 2):
+            return Tile(128, 64, 256, warps=8, stages=2)
+        return Tile(64, 64, 256, warps=4, stages=2)
+    return Tile(128, 64, 64, warps=8, stages=3, registers=128 if query_parts == 1 else None)
 
 
 def _grouping(tiles: int, block_keys: int, best: int) -> tuple[int, int, int]:
@@ -191,6 +221,11 @@ def _crowded_programs(device: torch.device, warps: int) -> int:
     return multiprocessors * max(1, 16 // warps)
 
 
+def _compares_bf16_pairs(device: torch.device) -> bool:
+    """Return whether a GPU has an instruction for it: from compute capability 9.0 on. The interpreter has none."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _even_chunk(n_tokens: int, at_most: int, multiple_of: int) -> int:
     """Return the tokens of a chunk: as few chunks as there can be, none of them small."""
     chunks = triton.cdiv(n_tokens, max(multiple_of, at_most // multiple_of * multiple_of))
@@ -200,7 +235,7 @@ def _even_chunk(n_tokens: int, at_most: int, multiple_of: int) -> int:
 
 @triton.jit
 def _tile_scores(
-    query, keys, next_query_part, next_key_part, scale, q, low_q,
+    query, keys, row, next_query_part, next_key_part, scale, q, low_q,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, HELD: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -211,10 +246,10 @@ def _tile_scores(
             q = tl.load(query + start)
             if QUERY_PARTS == 2:
                 low_q = tl.load(query + next_query_part + start)
-        k = tl.load(keys + start)
+        k = keys.load([row, start])
         # What tensor cores add to a sum is cut off at the sum's last place, so the small products come first.
         if KEY_PARTS == 2:
-            low = tl.load(keys + next_key_part + start)
+            low = keys.load([row + next_key_part, start])
             scores = tl.dot(q, low.T, scores)
         if QUERY_PARTS == 2:
             scores = tl.dot(low_q, k.T, scores)
@@ -224,13 +259,14 @@ def _tile_scores(
 
 @triton.jit
 def _search(
-    query_ptr, query_norms_ptr, keys_ptr, key_scales_ptr, key_norms_ptr,
+    query_ptr, query_norms_ptr, first_keys, keys, key_scales_ptr, longest_ptr,
     maxima_ptr, found_ptr, counts_ptr,
     n_tokens, padded_tokens, padded_keys, n_keys, knn, tiles_t,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr,
     GROUPS: tl.constexpr, TOGETHER: tl.constexpr, ALL_GROUPS: tl.constexpr, SLOTS: tl.constexpr,
-    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, PACKED: tl.constexpr,
+    HELD: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Find the scores of BLOCK_T rows that can be among their best knn."""
     # Neighbours share the sub-keys.
@@ -238,14 +274,11 @@ def _search(
     books = tl.num_programs(0) // tiles_t
     token = tl.program_id(0) % tiles_t * BLOCK_T + tl.arange(0, BLOCK_T)
     row = book * padded_tokens + token
-    key = tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     query = query_ptr + row[:, None] * WIDTH + column[None, :]
-    first_keys = keys_ptr + (book * padded_keys + key[:, None]) * WIDTH + column[None, :]
     next_query_part = books.to(tl.int64) * padded_tokens * WIDTH
-    next_key_part = books.to(tl.int64) * padded_keys * WIDTH
-    key_scales_ptr += book * padded_keys + key
-    key_norms_ptr += book * padded_keys + key
+    next_key_part = (books * padded_keys).to(tl.int32)
+    key_scales_ptr += book * padded_keys
 
     q = tl.load(query)
     low_q = q
@@ -253,83 +286,103 @@ def _search(
         low_q = tl.load(query + next_query_part)
 
     # A group has the keys of every so many columns of TOGETHER tiles.
-    n_groups = (padded_keys + (TOGETHER - 1) * BLOCK_N) // (TOGETHER * BLOCK_N) * GROUPS
+    n_groups = (padded_keys + (TOGETHER - 1) * BLOCK_F) // (TOGETHER * BLOCK_F) * GROUPS
     maxima = maxima_ptr + row[:, None] * n_groups
     group = tl.arange(0, GROUPS)[None, :]
-    longest = tl.zeros([BLOCK_N], tl.float32)
-    if TOGETHER > 1:
-        so_far = tl.full([BLOCK_T, GROUPS], -float("inf"), tl.float32)
-    for start in range(0, padded_keys, BLOCK_N):
-        scale = tl.load(key_scales_ptr + start)
+    key = tl.arange(0, BLOCK_F)
+    so_far = tl.full([BLOCK_T, GROUPS], -float("inf"), tl.float32)
+    lowest = tl.full([BLOCK_T, GROUPS], float("inf"), tl.float32)
+    highest = so_far
+    for start in range(0, padded_keys, BLOCK_F):
+        scale = tl.load(key_scales_ptr + start + key)
         scores = _tile_scores(
-            query, first_keys + start * WIDTH, next_query_part, next_key_part, scale, q, q,
-            1, 1, HELD, WIDTH, BLOCK_T, BLOCK_N, BLOCK_D,
+            query, first_keys, (book * padded_keys + start).to(tl.int32), next_query_part, next_key_part, scale, q, q,
+            1, 1, HELD, WIDTH, BLOCK_T, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if not EVEN:
             scores = tl.where((key < n_keys - start)[None, :], scores, -float("inf"))
-        largest = tl.max(tl.reshape(scores, [BLOCK_T, BLOCK_N // GROUPS, GROUPS]), 1)
-        to = maxima + start // (TOGETHER * BLOCK_N) * GROUPS + group
+        largest = tl.max(tl.reshape(scores, [BLOCK_T, BLOCK_F // GROUPS, GROUPS]), 1)
+        highest = tl.maximum(highest, largest)
+        to = maxima + start // (TOGETHER * BLOCK_F) * GROUPS + group
         if TOGETHER > 1:
             largest = tl.maximum(largest, so_far)
-            after = start // BLOCK_N + 1
-            last = (after % TOGETHER == 0) | (after * BLOCK_N == padded_keys)
+            after = start // BLOCK_F + 1
+            last = (after % TOGETHER == 0) | (after * BLOCK_F == padded_keys)
             tl.store(to, largest, mask=last)
             so_far = tl.where(last, -float("inf"), largest)
+            # Groups without keys have no largest score.
+            lowest = tl.where(last & (largest > -float("inf")), tl.minimum(lowest, largest), lowest)
         else:
             tl.store(to, largest)
-        longest = tl.maximum(longest, tl.load(key_norms_ptr + start) * scale)
+            if not EVEN:
+                largest = tl.where(largest > -float("inf"), largest, lowest)
+            lowest = tl.minimum(lowest, largest)
 
     # Other threads of this program read what these have written.
     tl.debug_barrier()
     group = tl.arange(0, ALL_GROUPS)[None, :]
     largest = tl.load(maxima + group, mask=group < n_groups, other=-float("inf"))
-    bound = _bound(largest, knn)
-    bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.max(longest, 0)
+    bound = _bound(largest, tl.min(lowest, 1), tl.max(highest, 1), knn, PACKED)
+    bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.load(longest_ptr + book)
     bound = tl.where(token < n_tokens, bound, float("inf"))
 
     # How many of a row were kept before each key, by a product with a triangle of ones: the sums stay in the threads
-    # that hold the scores. From 2**23 on the bits of an fp32 number count its units.
+    # that hold the scores, and their bits times the distance of two slots lead to where a score goes.
     found_ptr += book * SLOTS * padded_tokens
+    key = tl.arange(0, BLOCK_N)
     triangle = (key[:, None] < key[None, :]).to(tl.float16)
+    first = (found_ptr + token).to(tl.int64) - (8 * padded_tokens).to(tl.int64) * _COUNTED
     kept = tl.full([BLOCK_T], 2.0**23, tl.float32)
     for start in range(0, padded_keys, BLOCK_N):
         scores = _tile_scores(
-            query, first_keys + start * WIDTH, next_query_part, next_key_part,
-            tl.load(key_scales_ptr + start), q, low_q,
+            query, keys, (book * padded_keys + start).to(tl.int32), next_query_part, next_key_part,
+            tl.load(key_scales_ptr + start + key), q, low_q,
             QUERY_PARTS, KEY_PARTS, HELD, WIDTH, BLOCK_T, BLOCK_N, BLOCK_D,
         )  # fmt: skip
         # Not a number is not below the bound either, and the reference, too, takes it for the best.
-        keep = (scores < bound[:, None]) == 0
+        keep = _not_below(scores, bound[:, None], ASSEMBLY)
         if not EVEN:
-            keep = keep & (key < n_keys - start)[None, :]
+            keep = tl.where((key < n_keys - start)[None, :], keep, 0.0)
         before = tl.dot(
             keep.to(tl.float16), triangle, tl.broadcast_to(kept[:, None], [BLOCK_T, BLOCK_N])
         )
-        slot = before.to(tl.int32, bitcast=True) - 0x4B000000
+        kept += tl.sum(keep, 1)
+        if not EVEN:
+            before = tl.where((key < n_keys - start)[None, :], before, 2.0**24)
         if ASSEMBLY:
             _store_pairs(
-                found_ptr, slot * padded_tokens + token[:, None], (start + key)[None, :], scores,
-                keep & (slot < SLOTS),
+                first[:, None], 8 * padded_tokens, before, 2.0**23 + SLOTS, (start + key)[None, :],
+                scores, bound[:, None],
             )  # fmt: skip
         else:
+            slot = before.to(tl.int32, bitcast=True) - _COUNTED
             packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (start + key)[None, :]
             to = found_ptr + slot * padded_tokens + token[:, None]
-            tl.store(to, packed, mask=keep & (slot < SLOTS))
-        kept += tl.sum(keep.to(tl.float32), 1)
+            tl.store(to, packed, mask=(keep != 0) & (slot < SLOTS))
     tl.store(counts_ptr + row, (kept - 2.0**23).to(tl.int32))
 
 
 @triton.jit
-def _store_pairs(pointer, offset, low, high, mask):
-    """Store two words at `pointer` + 8 `offset`, from the threads that hold them.
+def _not_below(x, bound, ASSEMBLY: tl.constexpr):
+    """Return 1.0 where x is not below the bound, else 0.0."""
+    if not ASSEMBLY:
+        return tl.where(x < bound, 0.0, 1.0)
+    return tl.inline_asm_elementwise(
+        "set.geu.f32.f32 $0, $1, $2;", "=f,f,f", [x, bound], dtype=tl.float32, is_pure=True, pack=1
+    )
 
-    `tl.store` would bring them to other threads first, through shared memory.
+
+@triton.jit
+def _store_pairs(first, stride, before, end, low, high, bound):
+    """Store two words at `first` + `stride` times the bits of `before`, where it is below `end` and `high` not below `bound`.
+
+    From the threads that hold them: `tl.store` would bring them to other threads first, through shared memory.
     """
     tl.inline_asm_elementwise(
-        "{ .reg .pred p; .reg .b64 to; setp.ne.b32 p, $5, 0; mad.wide.s32 to, $2, 8, $1; "
-        "@p st.global.v2.b32 [to], {$3, $4}; mov.b32 $0, 0; }",
-        "=r,l,r,r,f,r",
-        [pointer.to(tl.int64), offset, low, high, mask.to(tl.int32)],
+        "{ .reg .pred p; .reg .b64 to; setp.lt.f32 p, $3, $4; setp.geu.and.f32 p, $6, $7, p; "
+        "mad.wide.u32 to, $8, $2, $1; @p st.global.v2.b32 [to], {$5, $6}; mov.b32 $0, 0; }",
+        "=r,l,r,f,f,r,f,f,r",
+        [first, stride, before, end, low, high, bound, before.to(tl.int32, bitcast=True)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -337,19 +390,40 @@ def _store_pairs(pointer, offset, low, high, mask):
 
 
 @triton.jit
-def _bound(largest, knn):
-    """Return for each row of [rows, groups] a number that at least knn reach, hardly more; -inf if that is knn's."""
-    high = tl.max(largest, 1)
-    low = tl.min(tl.where(largest > -float("inf"), largest, high[:, None]), 1)
-    # Groups without keys have no largest score.
-    enough = tl.sum((largest >= low[:, None]).to(tl.int32), 1) >= knn
-    low = tl.where(enough, low, -float("inf"))
+def _bound(largest, low, high, knn, PACKED: tl.constexpr):
+    """Return for each row of bf16 [rows, groups] a number that at least knn reach, hardly more; -inf if that is knn's.
+
+    All lie between `low` and `high`, which are given in fp32.
+    """
+    low = _below(low)  # what rounding makes of it
+    low = tl.where(_reaching(largest, low, PACKED) >= knn, low, -float("inf"))
     for _ in range(7):
         middle = 0.5 * low + 0.5 * high
-        enough = tl.sum((largest >= middle[:, None]).to(tl.int32), 1) >= knn
+        enough = _reaching(largest, middle, PACKED) >= knn
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
-    return low
+    # Maxima and bounds may have been rounded up.
+    return _below(low)
+
+
+@triton.jit
+def _below(x):
+    """Return less than what rounds to the same bf16 number as x."""
+    return tl.minimum(x * (1 - 2.0**-7), x * (1 + 2.0**-7)) - 2.0**-126
+
+
+@triton.jit
+def _reaching(x, bound, PACKED: tl.constexpr):
+    """Return how many bf16 numbers of each row [rows, n] reach its bound, rounded to bf16."""
+    bound = bound.to(tl.bfloat16)[:, None]
+    if not PACKED:
+        return tl.sum((x.to(tl.float32) >= bound.to(tl.float32)).to(tl.float32), 1)
+    reached = tl.inline_asm_elementwise(
+        "set.ge.bf16x2.bf16x2 $0, $1, $2;", "=r,r,r", [x, bound],
+        dtype=tl.bfloat16, is_pure=True, pack=2,
+    )  # fmt: skip
+    # A sum over a row's threads takes five times as many instructions.
+    return tl.max(tl.dot(reached, tl.full([x.shape[1], 16], 1.0, tl.bfloat16)), 1)
 
 
 @triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
@@ -450,10 +524,10 @@ def _reach(rising, key, bound):
 
 @triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
 def _order(
-    found_ptr, counts_ptr, query_scales_ptr, ordered_ptr, n_tokens, padded_tokens,
+    found_ptr, ordered_ptr, counts_ptr, query_scales_ptr, n_tokens, padded_tokens,
     SLOTS: tl.constexpr, LOG: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """Sort what was found of each row; keep the best 2**LOG."""
+    """Sort what was found of each row; put the best 2**LOG in its place."""
     # Rows apart by a number that is not specialised are loaded one number at a time, so that one thread holds all
     # slots of a token and sorts without talking to its neighbours.
     BEST: tl.constexpr = 2**LOG
@@ -463,14 +537,20 @@ def _order(
     count = tl.load(counts_ptr + book * padded_tokens + token, mask=inside, other=0)
     rank = tl.arange(0, BEST)[None, :]
     found_ptr += book * SLOTS * padded_tokens
+    ordered_ptr += book * SLOTS * padded_tokens
     best = sort(_found(found_ptr, rank, token, count, padded_tokens), LOG, 0)
-    for start in tl.static_range(BEST, SLOTS, BEST):
-        new = sort(_found(found_ptr, start + rank, token, count, padded_tokens), LOG, 1)
-        # One falls, the other rises: the larger of each two numbers are the best of both.
-        best = merge(tl.where(best < new, new, best), LOG, LOG, 0)
+    most = tl.max(count, 0)
+    half = tl.arange(0, BEST // 2)[None, :]
+    # Mostly there are few more than knn.
+    for start in tl.static_range(BEST, SLOTS, BEST // 2):
+        if most > start:
+            new = sort(_found(found_ptr, start + half, token, count, padded_tokens), LOG - 1, 1)
+            new = tl.permute(tl.join(tl.zeros_like(new), new), [0, 2, 1])
+            new = tl.reshape(new, [BLOCK_T, BEST])
+            # One falls, the other rises: the larger of each two numbers are the best of both.
+            best = merge(tl.where(best < new, new, best), LOG, LOG, 0)
     scale = tl.load(query_scales_ptr + book * padded_tokens + token, mask=inside, other=0.0)
     score = score_of(best) * scale[:, None]
-    ordered_ptr += book * BEST * padded_tokens
     packed = (score.to(tl.int32, bitcast=True).to(tl.int64) << 32) | id_of(best)
     tl.store(ordered_ptr + rank * padded_tokens + token[:, None], packed, mask=inside[:, None])
 
@@ -481,44 +561,3 @@ def _found(found_ptr, slot, token, count, padded_tokens):
     packed = tl.load(found_ptr + slot * padded_tokens + token[:, None], mask=valid, other=0)
     score = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     return tl.where(valid, together(score, packed & LARGEST_ID), 0.0)
-
-
-@triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])
-def _pair(
-    ordered_ptr, ranks_ptr, out_scores_ptr, out_ids_ptr,
-    n_tokens, padded_tokens, n_heads, n_keys, knn,
-    PAIRS: tl.constexpr, LOG: tl.constexpr, BLOCK_T: tl.constexpr,
-):  # fmt: skip
-    """Choose among the pairs of sub-keys that can win."""
-    BEST: tl.constexpr = 2**LOG
-    head = tl.program_id(1).to(tl.int64)
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    inside = (token < n_tokens)[:, None]
-    left_ptr = ordered_ptr + head * BEST * padded_tokens + token[:, None]
-    right_ptr = ordered_ptr + (n_heads + head) * BEST * padded_tokens + token[:, None]
-    rank = tl.arange(0, BEST)
-    sums = _sums(left_ptr, right_ptr, ranks_ptr, rank, PAIRS, inside, padded_tokens, n_keys)
-    best = sort(sums, LOG, 0)
-    for start in tl.static_range(BEST, PAIRS, BEST):
-        pair = start + rank
-        sums = _sums(left_ptr, right_ptr, ranks_ptr, pair, PAIRS, inside, padded_tokens, n_keys)
-        new = sort(sums, LOG, 1)
-        best = merge(tl.where(best < new, new, best), LOG, LOG, 0)
-    to = (token[:, None].to(tl.int64) * n_heads + head) * knn + rank[None, :]
-    valid = inside & (rank < knn)[None, :]
-    tl.store(out_scores_ptr + to, score_of(best), mask=valid)
-    tl.store(out_ids_ptr + to, id_of(best), mask=valid)
-
-
-@triton.jit
-def _sums(left_ptr, right_ptr, ranks_ptr, pair, PAIRS: tl.constexpr, inside, padded_tokens, n_keys):
-    known = pair < PAIRS
-    left_rank = tl.load(ranks_ptr + pair, mask=known, other=0).to(tl.int32)
-    right_rank = tl.load(ranks_ptr + PAIRS + pair, mask=known, other=0).to(tl.int32)
-    valid = inside & known[None, :]
-    left = tl.load(left_ptr + (left_rank * padded_tokens)[None, :], mask=valid, other=0)
-    right = tl.load(right_ptr + (right_rank * padded_tokens)[None, :], mask=valid, other=0)
-    score = (left >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    score += (right >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    slot = left.to(tl.int32) * n_keys + right.to(tl.int32)
-    return tl.where(valid, together(score, slot), 0.0)

@@ -13,17 +13,17 @@ from workloads.kernels.product_key_topk import reference
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 import triton.language as tl
 
-from workloads.kernels.product_key_topk import fp16_parts, op, ranking
+from workloads.kernels.product_key_topk import fp16_parts, op, pairs, ranking
 from workloads.kernels.product_key_topk import gradients as gradient_kernels
 from workloads.kernels.product_key_topk import triton as kernels
 
-SMALL = (16, 16, 16, 4, 1)
+SMALL = kernels.Tile(16, 16, 16, warps=4, stages=1)
 """Tile of `_search`; the interpreter takes as long for a number as for a tile."""
 
 
 @pytest.fixture(autouse=True)
 def _interpreted(interpreted, poisoned, monkeypatch):
-    for module in (ranking, fp16_parts, gradient_kernels, kernels):
+    for module in (ranking, fp16_parts, pairs, gradient_kernels, kernels):
         interpreted(module)
     # Each takes the interpreter as long as one that has something to do.
     monkeypatch.setattr(kernels, "_crowded_programs", lambda device, warps: 3)
@@ -61,15 +61,30 @@ def _cases(draw: st.DrawFn) -> tuple[int, int, int, int, int, int]:
     )
 
 
-@given(case=_cases(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+@given(case=_cases(), dtypes=st.tuples(*[st.sampled_from([torch.float32, torch.bfloat16])] * 2))
 @settings(
     deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_same_slots_in_the_same_order_with_many_ties(case, dtype):
+def test_same_slots_in_the_same_order_with_many_ties(case, dtypes):
     *shape, knn, largest = case
     query, sub_keys = _integers(*shape, largest)
 
-    _assert_equal(query.to(dtype), sub_keys, knn)
+    _assert_equal(query.to(dtypes[0]), sub_keys.to(dtypes[1]), knn)
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["left", "right"])
+def test_different_scores_whose_sums_round_to_one_number(side):
+    """Their ids decide, in no order of ranks: 1 + i 2**-16 beside 256 and more, where numbers are 2**-15 apart."""
+    generator = torch.Generator().manual_seed(side)
+    close = 1 + torch.randperm(40, generator=generator) * 2.0**-16
+    large = 256.0 + torch.randperm(40, generator=generator)
+    halves = [close, large] if side == 0 else [large, close]
+    sub_keys = torch.stack(halves)[:, None, :, None]
+    query = torch.ones(33, 1, 2)
+    scores, _ = reference.product_key_topk(query[:1], sub_keys, 20)
+    assert (scores[..., 1:] == scores[..., :-1]).any()
+
+    _assert_equal(query, sub_keys, 20)
 
 
 @pytest.mark.parametrize("largest", [0, 1], ids=["all equal", "many ties"])
@@ -84,7 +99,7 @@ def test_any_width_by_the_tile_that_a_gpu_takes(half_key_dim):
 
 
 def test_more_keys_than_one_warp_holds():
-    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=(16, 256, 16, 4, 1))
+    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=SMALL._replace(keys=256))
 
 
 def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
@@ -111,9 +126,10 @@ def test_groups_of_several_tiles_keep_hardly_more_than_is_wanted(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_GROUPS", 64)
     assert kernels._grouping(17, 64, 16) == (8, 3, 48)
 
-    _assert_equal(*_integers(16, 1, 1088, 16, 99), 16, tile=(16, 64, 16, 4, 1))
+    query, sub_keys = _integers(16, 1, 1088, 16, 99)
+    _assert_equal(query, sub_keys.bfloat16(), 16, tile=SMALL._replace(keys=64))
 
-    (kept,) = counts
+    kept = counts[0][:, : len(query)]
     assert (kept >= 16).all()
     # Nothing was left to the search of crowded rows.
     assert (kept <= 32).all()
@@ -126,12 +142,12 @@ def test_the_most_keys_and_the_last_are_the_best():
     query = torch.ones(1, 1, 2)
     sub_keys = torch.arange(40.0 - kernels.MAX_KEYS, 40.0).clamp(min=0.0).expand(2, 1, -1)
 
-    _assert_equal(query, sub_keys[..., None], 5, tile=(16, 64, 16, 4, 1))
+    _assert_equal(query, sub_keys[..., None], 5, tile=SMALL._replace(keys=64))
 
 
 @pytest.mark.slow
 def test_the_most_keys_all_equal():
-    _assert_equal(*_integers(1, 1, kernels.MAX_KEYS, 2, 0), 5, tile=(16, 64, 16, 4, 1))
+    _assert_equal(*_integers(1, 1, kernels.MAX_KEYS, 2, 0), 5, tile=SMALL._replace(keys=64))
 
 
 @pytest.mark.parametrize("n_keys", [33, 40, 64])
