@@ -114,7 +114,7 @@ class Submission:
         environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
         if self.address is None:
             return _detach_here(disk, number, environment)
-        cluster = _ray()
+        cluster = _ray("existing_cluster")
         code = Path(disk.submission(number)["run"]["code"])
         log: Path = cluster.host(
             disk,
@@ -139,7 +139,7 @@ class Submission:
         """
         refuse_if_busy(disk)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
-            _ray().knock(self.address)
+            _ray("existing_cluster").knock(self.address)
         code = code_snapshot.take(disk)
         (disk.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:
@@ -222,7 +222,7 @@ def _launcher(disk: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
         return local.ProcessLauncher(disk, cpus=how["cpus"], gpus=how["gpus"], code=code)
     if how["launcher"] == "debug":
         return local.DebugLauncher(cpus=how["cpus"], gpus=how["gpus"])
-    launcher: Launcher = _ray().RayLauncher(
+    launcher: Launcher = _ray("ray_cluster").RayLauncher(
         disk,
         address=how["address"],
         cpus=how["cpus"],
@@ -234,10 +234,10 @@ def _launcher(disk: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
     return launcher
 
 
-def _ray() -> Any:
-    """Return the module that knows Ray."""
+def _ray(name: str) -> Any:
+    """Return a module that knows Ray."""
     try:
-        return importlib.import_module("orchestrator.launchers.ray_cluster")
+        return importlib.import_module(f"orchestrator.launchers.{name}")
     except ModuleNotFoundError as error:
         raise StoreError(
             "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"

@@ -1,4 +1,4 @@
-"""The Ray launcher: reservations by placement groups, ranks by our own supervisors. The only file that imports ray.
+"""The Ray launcher: reservations by placement groups, ranks by our own supervisors. Ray is imported here and in `existing_cluster.py` only.
 
 Ray's part is small on purpose: it knows the nodes, reserves each trial's resources in a placement group (so that
 other users of a cluster are kept out), and carries calls to one supervisor actor per node, which holds no
@@ -13,7 +13,6 @@ starts its share of the ranks, and the attempt ends as one.
 
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +24,6 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -34,9 +32,16 @@ from ray.util.scheduling_strategies import (
 
 from orchestrator.code_snapshot import disagreement, pinned
 from orchestrator.ending import Ended
-from orchestrator.errors import ExperimentError, StoreError
+from orchestrator.errors import ExperimentError
 from orchestrator.launchers.embedded import SET_BY_RAY, Surroundings
-from orchestrator.launchers.host import ControllerHost
+from orchestrator.launchers.existing_cluster import (
+    NAMESPACE,
+    ClusterStore,
+    first_line,
+    join,
+    knock,
+    reason_of,
+)
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.machine import usable_cores
 from orchestrator.launchers.own_ray import LOOPBACK, own_ray
@@ -61,12 +66,10 @@ SHARED_PLACE_TIMEOUT_S = 3.0
 SETTLE_S = 2.0
 """How long Ray may still count as used what was given back: it tells its nodes' free resources about once a second."""
 STARTS = 3
-"""How often to start a cluster of our own, or to join one: each of Ray's processes must come up in 30 s, which a busy
-machine may not give it."""
+"""How often to start a cluster of our own: each of Ray's processes must come up in 30 s, which a busy machine may not
+give it."""
 TRIES_PER_NODE = 3
 """Supervisors that may fail to come up before a node is left out: one may have been killed, or out of memory."""
-KNOCK_S = 15.0
-"""How long a cluster may take to accept a connection."""
 NODES_WAIT_S = 300.0
 """How long after its nodes last changed an existing cluster is expected to change again: a lost node is often replaced."""
 REPLACE_TIMEOUT_S = 30.0
@@ -75,7 +78,6 @@ CALL_TIMEOUT_S = 60.0
 """How long a supervisor may take to answer a call that does no waiting of its own."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; we pass nothing through it."""
-NAMESPACE = "memscale"
 
 
 @dataclass(kw_only=True)
@@ -209,8 +211,8 @@ class RayLauncher:
                 self._start_cluster()
             else:
                 knock(self._address)
-                _join(self._address, self._code)
-                self._record = SharedRecord(_ClusterStore(), str(self._sweep.path.absolute()))
+                join(self._address, self._code)
+                self._record = SharedRecord(ClusterStore(), str(self._sweep.path.absolute()))
             self._surroundings.undo_what_ray_did()
             self._look_for_nodes()
             problems = self._wait_for_nodes(START_TIMEOUT_S)
@@ -304,7 +306,7 @@ class RayLauncher:
                 LOG.warning(
                     "node %s: its supervisor does not answer (%s)",
                     one.node.host,
-                    _first_line(error),
+                    first_line(error),
                 )
                 ray.kill(one.actor)
         return reservation.uses[0].gpu_ids
@@ -328,7 +330,7 @@ class RayLauncher:
                     for one in ray.get(poll):
                         self._part_ended(supervised.node.node_id, one)
                 except RayError as error:
-                    self._lost(supervised, _first_line(error))
+                    self._lost(supervised, first_line(error))
         while self._deaths:
             self._tell_of(self._deaths[0])
             del self._deaths[0]
@@ -405,12 +407,12 @@ class RayLauncher:
                     )
             except (RayError, RuntimeError, OSError, ValueError) as error:
                 if tries_left and isinstance(error, RayError | RuntimeError):
-                    LOG.warning("Ray did not start (%s); once more", _first_line(error))
+                    LOG.warning("Ray did not start (%s); once more", first_line(error))
                     self._surroundings.close()
                     self._surroundings.remember()
                     continue
                 raise ExperimentError(
-                    f"Ray did not start on this machine: {_first_line(error)}; "
+                    f"Ray did not start on this machine: {first_line(error)}; "
                     "`memscale doctor` looks closer, `--launcher process` does without Ray"
                 ) from error
             return
@@ -459,7 +461,7 @@ class RayLauncher:
                 bundle_label_selector=[{"ray.io/node-id": node_id} for node_id in node_ids],
             )
         except RayError as error:
-            raise NotPlaced(f"Ray made no reservation: {_first_line(error)}") from error
+            raise NotPlaced(f"Ray made no reservation: {first_line(error)}") from error
         try:
             timeout_s = PLACE_TIMEOUT_S if self._record is None else SHARED_PLACE_TIMEOUT_S
             if not group.wait(timeout_s):
@@ -478,7 +480,7 @@ class RayLauncher:
         except RayError as error:
             remove_placement_group(group)
             raise NotPlaced(
-                f"Ray did not say which GPUs it reserved: {_first_line(error)}"
+                f"Ray did not say which GPUs it reserved: {first_line(error)}"
             ) from error
         except BaseException:
             remove_placement_group(group)
@@ -568,11 +570,11 @@ class RayLauncher:
             raise ExperimentError(f"node {host}: {error.cause}") from error
         except RayActorError as error:
             raise ExperimentError(
-                f"node {host}: its supervisor died at once ({_reason(error)}); the node must see {self._sweep.path.absolute()} "
+                f"node {host}: its supervisor died at once ({reason_of(error)}); the node must see {self._sweep.path.absolute()} "
                 "and have memscale's dependencies installed"
             ) from error
         except RayError as error:
-            raise ExperimentError(f"node {host}: no supervisor ({_first_line(error)})") from error
+            raise ExperimentError(f"node {host}: no supervisor ({first_line(error)})") from error
         if self._code is not None and (wrong := disagreement(pinned(self._code), versions)):
             ray.kill(joining.actor)
             raise _Unfit(
@@ -666,162 +668,6 @@ def _read_settings() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-class _Host(ControllerHost):
-    """A `ControllerHost` as a detached actor."""
-
-    def __init__(self, sweep: str, number: int, environment: Mapping[str, str]) -> None:
-        context = ray.get_runtime_context()
-        own = context.current_actor
-        super().__init__(
-            sweep,
-            number,
-            address=context.gcs_address,
-            environment=environment,
-            on_end=lambda: ray.kill(own, no_restart=True),
-        )
-
-
-class _ClusterStore:
-    """Ray's own key-value store as a `shared_record.Store`."""
-
-    _PREFIX = b"memscale/sweeps/"
-
-    def put(self, name: str, value: bytes) -> None:
-        internal_kv._internal_kv_put(self._key(name), value, overwrite=True, namespace=NAMESPACE)
-
-    def get_all(self) -> dict[str, bytes]:
-        keys = internal_kv._internal_kv_list(self._PREFIX, namespace=NAMESPACE)
-        found = {key: internal_kv._internal_kv_get(key, namespace=NAMESPACE) for key in keys}
-        # One may have left between the two questions.
-        return {
-            key.removeprefix(self._PREFIX).decode(): value
-            for key, value in found.items()
-            if value is not None
-        }
-
-    def delete(self, name: str) -> None:
-        internal_kv._internal_kv_del(self._key(name), namespace=NAMESPACE)
-
-    def _key(self, name: str) -> bytes:
-        return self._PREFIX + name.encode()
-
-
-def host(
-    sweep: SweepDir,
-    number: int,
-    *,
-    code: Path,
-    address: str,
-    environment: Mapping[str, str],
-    started: Callable[[], bool],
-    timeout_s: float,
-) -> Path:
-    """Have a cluster run the controller of a recorded submission, so that it outlives this process; return its log.
-
-    Args:
-        sweep: On storage that the cluster's nodes see under the same path.
-        number: Of the submission.
-        code: Folder to import from.
-        address: `ray://HOST:PORT` from any machine; `HOST:PORT` or `auto` from a node of the cluster. Knock there first.
-        environment: Variables for the controller. They travel through Ray's memory and are written nowhere by us.
-        started: Whether the controller runs the sweep, seen from here.
-        timeout_s: How long that may take.
-
-    Raises:
-        StoreError: If it ended at once, or did not start in time.
-        ExperimentError: If the cluster cannot be reached.
-    """
-    log = sweep.path.absolute() / "controller.log"
-    _join(address, code)
-    try:
-        name = f"controller of {sweep.path.absolute()}"
-        if name in ray.util.list_named_actors():
-            # Left from an earlier submission, which has no controller any more.
-            ray.kill(ray.get_actor(name))
-        actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=-1)(_Host)
-        actor = actor_class.options(name=name, lifetime="detached").remote(
-            str(sweep.path.absolute()), number, dict(environment)
-        )
-        deadline = time.monotonic() + timeout_s
-        while not started():
-            try:
-                code_of_end = ray.get(actor.exit_code.remote(), timeout=timeout_s)
-            except RayActorError as error:
-                if started():
-                    break
-                raise StoreError(
-                    f"{log}: the controller did not start ({_reason(error)})"
-                ) from error
-            except RayError as error:
-                raise StoreError(
-                    f"{log}: the controller did not start ({_first_line(error)})"
-                ) from error
-            if code_of_end is not None and not started():
-                raise StoreError(f"{log}: the controller ended at once; see there")
-            if time.monotonic() > deadline:
-                ray.kill(actor)
-                raise StoreError(
-                    f"{log}: the controller did not start in {timeout_s:.0f} s; see there"
-                )
-            time.sleep(0.2)
-    finally:
-        ray.shutdown()
-    return log
-
-
-def _join(address: str, code: Path | None) -> None:
-    """Connect to an existing cluster; whatever it runs for us imports from `code` first.
-
-    Raises:
-        ExperimentError: If that fails; says what to look at.
-    """
-    variables = {
-        # The supervisors choose GPUs for the ranks; Ray must not hide them from an actor that holds none.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # Ray puts in what the variable is on the node: a cluster may need its own.
-        **({} if code is None else {"PYTHONPATH": f"{code}{os.pathsep}${{PYTHONPATH}}"}),
-    }
-    for tries_left in reversed(range(STARTS)):
-        try:
-            ray.init(
-                address=address,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                namespace=NAMESPACE,
-                runtime_env={"env_vars": variables},
-            )
-            return
-        except (RayError, RuntimeError, OSError, ValueError) as error:
-            # A client's server, which Ray starts for each, sometimes dies at once.
-            if tries_left and isinstance(error, ConnectionAbortedError):
-                LOG.warning("%s: not joined (%s); once more", address, _first_line(error))
-                ray.shutdown()
-                continue
-            raise _not_joined(address, error) from error
-
-
-def knock(address: str) -> None:
-    """See whether anybody listens at an address that names a host and a port: Ray itself would try for minutes.
-
-    Raises:
-        ExperimentError: If nobody does.
-    """
-    host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
-    if port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
-        except (OSError, ValueError) as error:
-            raise _not_joined(address, error) from error
-
-
-def _not_joined(address: str, error: BaseException) -> ExperimentError:
-    return ExperimentError(
-        f"--address {address}: no Ray cluster could be joined ({_first_line(error)}); is it running, and of this version of "
-        "Ray and Python? HOST:PORT and auto are for machines that are nodes of it, ray://HOST:10001 for any other. "
-        "A cluster with authentication wants its RAY_AUTH_TOKEN here too"
-    )
-
-
 def _as_one(endings: Sequence[Ended]) -> Ended:
     """Return how an attempt ended whose ranks were on several nodes."""
     return Ended(
@@ -839,14 +685,3 @@ def _as_one(endings: Sequence[Ended]) -> Ended:
 def _gpu_ids() -> list[str]:
     """Return the GPUs of the bundle that this runs in."""
     return [str(gpu) for gpu in ray.get_gpu_ids()]
-
-
-def _reason(error: RayActorError) -> str:
-    """Return what a dead actor died of: an exception of its own says that in its last line."""
-    cause = getattr(error, "cause", None)
-    text = str(cause or error).strip()
-    return text.splitlines()[-1] if text else type(error).__name__
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -209,7 +209,7 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
     launcher = RayLauncher(sweep, address=cluster.address, job=JOB)
     launcher.start()
     try:
-        from orchestrator.launchers.ray_cluster import _ClusterStore
+        from orchestrator.launchers.existing_cluster import ClusterStore
         from orchestrator.launchers.shared_record import SharedRecord
 
         nodes = launcher.nodes()
@@ -218,7 +218,7 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
         assert (alone.taken, alone.grant.closed) == ([], frozenset())
         assert alone.grant.allows(wants, gpus=0)
 
-        other = SharedRecord(_ClusterStore(), "/shared/runs/other")
+        other = SharedRecord(ClusterStore(), "/shared/runs/other")
         other.exchange(Standing(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))
         beside = launcher.others(wants)
 

@@ -108,7 +108,7 @@ def test_nothing_is_written_where_there_is_no_cluster(
         def knock(address: str) -> None:
             raise ExperimentError(f"--address {address}: nobody there")
 
-    monkeypatch.setattr(submission, "_ray", Ray)
+    monkeypatch.setattr(submission, "_ray", lambda name: Ray)
     asked = Submission(plan=priced, runs=tmp_path / "none", address="127.0.0.1:1")
 
     for submit in (asked.detach, lambda: asked.run(print)):
