@@ -85,6 +85,8 @@ AHEAD_S = 3600.0
 MARK = "MEMSCALE_CHAOS"
 NODES = 4
 PATIENCE_S = 900.0
+NOTICED_S = 5.0
+"""Within what time a controller knows that a supervisor is dead."""
 STALLED_S = 5.0
 HEAD_S = 20.0
 """How long a submission may take to notice that its cluster is gone, before a person would end it."""
@@ -301,6 +303,8 @@ class Chaos:
     expected: dict[Path, set[str]] = field(default_factory=dict)
     """Attempt to what it may have ended as, besides done."""
     struck: list[str] = field(default_factory=list)
+    left_at: list[float] = field(default_factory=list)
+    """Times of day at which a supervisor was struck, or a raylet with its own."""
     submissions: int = 0
 
     def __post_init__(self) -> None:
@@ -470,6 +474,7 @@ class Chaos:
             return False
         self._expect("supervisor", self._below(carrying[0].pid))
         carrying[0].kill()
+        self.left_at.append(time.time())
         return True
 
     def _strike_raylet(self) -> bool:
@@ -478,6 +483,7 @@ class Chaos:
             return False
         self._expect("raylet", self._below(carrying[0]))
         self.ray.kill_raylet(carrying[0])
+        self.left_at.append(time.time())
         return True
 
     def _strike_network(self) -> bool:
@@ -594,6 +600,12 @@ class Chaos:
             for attempt in trial.attempts():
                 end = attempt.end()
                 may = self.expected.get(attempt.path, set()) | {"done"}
+                # The controller may have sent it to a supervisor of whose death it did not know yet.
+                started = attempt.launch()["started_at"]
+                if not registered(attempt) and any(
+                    left - 1.0 <= started <= left + NOTICED_S for left in self.left_at
+                ):
+                    may.add("node_lost")
                 where = f"{trial.trial_id}, attempt {attempt.number}"
                 assert end["outcome"] in may, f"{where}: {end}, expected one of {sorted(may)}"
                 assert end["reason"], f"{where}: no reason"
