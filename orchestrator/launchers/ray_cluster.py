@@ -138,6 +138,8 @@ class _Death:
     gone: list[_Held]
     """What had ranks there."""
     node_lives: bool = False
+    waits: bool = False
+    """For the storage to say which ranks there were."""
 
 
 class _Unfit(ExperimentError):
@@ -314,8 +316,7 @@ class RayLauncher:
     def poll(self) -> list[Ended]:
         """Return what ended; replaces supervisors that died. Answers that are not there yet are left for next time.
 
-        Raises:
-            OSError: If the storage fails; what ended with a supervisor is then told by a later call.
+        So is what ended with a supervisor, where the storage does not say which ranks there were.
         """
         for supervised in self._supervised.values():
             if supervised.polling is None:
@@ -331,9 +332,15 @@ class RayLauncher:
                         self._part_ended(supervised.node.node_id, one)
                 except RayError as error:
                     self._lost(supervised, first_line(error))
-        while self._deaths:
-            self._tell_of(self._deaths[0])
-            del self._deaths[0]
+        for death in list(self._deaths):
+            try:
+                self._tell_of(death)
+            except OSError as error:
+                if not death.waits:
+                    LOG.warning("node %s: what ran there is not known yet (%s)", death.host, error)
+                death.waits = True
+            else:
+                self._deaths.remove(death)
         ended, self._ended = self._ended, []
         oldest = time.monotonic() - KEEP_RESERVATION_S
         self._release(
@@ -356,10 +363,16 @@ class RayLauncher:
         left: list[ProcessId] = []
         for host in {process.host for process in processes}:
             there = [process for process in processes if process.host == host]
+            actor = next(
+                (s.actor for s in self._supervised.values() if s.process.host == host), None
+            )
             try:
-                actor = next(s.actor for s in self._supervised.values() if s.process.host == host)
-                left += ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
-            except (StopIteration, RayError):  # none there, or it dies itself
+                left += (
+                    there
+                    if actor is None
+                    else ray.get(actor.end_orphans.remote(there), timeout=CALL_TIMEOUT_S)
+                )
+            except RayError:  # it dies itself
                 left += there
         return left
 
