@@ -95,7 +95,7 @@ def _line(shape: Shape, tokens: int, copy_gbps: float, *, tune: bool) -> None:
         return weighted_bag.forward(table, *sign_hash.forward(z, **HOW, by_chunk=False))
 
     both_ms = median_ms(both)
-    bag_ms = median_ms(lambda: kernel.forward(table, rows, scores))
+    bag_ms = median_ms(lambda: kernel.bag(table, rows, scores))
     requested_bytes = tokens * shape.chunks * shape.width * table.element_size()
     ids, weights = rows.contiguous(), scores.contiguous().to(shape.dtype)
     embedding_bag_ms = median_ms(
@@ -133,14 +133,14 @@ def _line(shape: Shape, tokens: int, copy_gbps: float, *, tune: bool) -> None:
 
 
 def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
-    expected = kernel.forward(table, rows, scores)
+    expected = kernel.bag(table, rows, scores)
     for tokens, warps in itertools.product((16, 32, 64, 128, 256), (1, 2, 4, 8)):
         # 16 to 128 sums per thread.
         if not 512 <= tokens * 32 // warps <= 4096:
             continue
         how = {"block_tokens": tokens, "num_warps": warps}
-        torch.testing.assert_close(kernel.forward(table, rows, scores, **how), expected)
-        ms = median_ms(lambda how=how: kernel.forward(table, rows, scores, **how))
+        torch.testing.assert_close(kernel.bag(table, rows, scores, **how), expected)
+        ms = median_ms(lambda how=how: kernel.bag(table, rows, scores, **how))
         print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
 
 

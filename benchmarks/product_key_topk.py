@@ -124,13 +124,13 @@ def _variants(
     row: Callable, query: Tensor, sub_keys: Tensor, knn: int, answer: tuple[Tensor, Tensor]
 ) -> None:
     tiles = [
-        kernels.Tile(64, 64, 128, warps=4, stages=2),
-        kernels.Tile(64, 64, 128, warps=4, stages=3),
-        kernels.Tile(64, 64, 256, warps=4, stages=2),
-        kernels.Tile(128, 64, 64, warps=8, stages=3),
-        kernels.Tile(128, 64, 128, warps=8, stages=2, registers=128),
-        kernels.Tile(128, 64, 128, warps=8, stages=2),
-        kernels.Tile(128, 64, 256, warps=8, stages=2),
+        kernels.Tile(64, 64, 64, 128, warps=4, stages=3),
+        kernels.Tile(64, 32, 64, 128, warps=4, stages=2),
+        kernels.Tile(64, 64, 128, 128, warps=4, stages=2),
+        kernels.Tile(128, 64, 128, 128, warps=8, stages=3),
+        kernels.Tile(128, 64, 64, 256, warps=8, stages=3),
+        kernels.Tile(128, 64, 128, 256, warps=8, stages=2),
+        kernels.Tile(64, 64, 128, 64, warps=4, stages=4),
     ]
     for tile in tiles:
         try:

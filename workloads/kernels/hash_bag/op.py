@@ -1,15 +1,18 @@
 """The one entry to look-ups by signs."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.hash_bag import reference
 from workloads.kernels.in_triton import in_triton
-from workloads.kernels.sign_hash.op import sign_hash
-from workloads.kernels.table_read import register_read
+from workloads.kernels.sign_hash.op import sign_hash, sign_hash_backward
+from workloads.kernels.sign_hash.reference import row_type
 from workloads.kernels.weighted_bag.op import weighted_bag
 
 
@@ -26,7 +29,7 @@ def hash_bag(
 
     Gradients reach `table` (dense), and `z` through the scores. Both passes are deterministic. What several tables are
     read with the same z, as queries, keys and values are, belongs side by side in the columns of one: then hash, sort
-    and the gradient of z are taken once.
+    and the gradient of z are taken once. `torch.compile` sees one operation.
 
     Args:
         table: 2**bits rows for each chunk, those of the first chunk first.
@@ -34,9 +37,10 @@ def hash_bag(
         temperature: t in `sign_hash`.
         times_l1: Scores are also times the chunk's sum of absolute values.
     """
+    if in_triton(table) and in_triton(z):
+        out, scores, rows = _forward(table, z, temperature, times_l1)
+        return out, rows, scores
     rows, scores = sign_hash(z, temperature=temperature, times_l1=times_l1)
-    if in_triton(table):
-        return _forward(table, rows, scores), rows, scores
     return weighted_bag(table, rows, scores.to(table.dtype)), rows, scores
 
 
@@ -44,17 +48,82 @@ def _implementation(table: Tensor) -> ModuleType:
     return import_module("workloads.kernels.hash_bag.triton") if in_triton(table) else reference
 
 
-def _new_scores_gradient(table: Tensor, scores: Tensor) -> Tensor:
-    tokens, chunks = scores.shape
-    if in_triton(table):
-        return scores.new_empty(chunks, tokens).T
-    return scores.new_empty(tokens, chunks)
+# Rows come last because opcheck adds up all outputs in the type of the first.
+@torch.library.custom_op("memscale::hash_bag", mutates_args=())
+def _forward(
+    table: Tensor, z: Tensor, temperature: float, times_l1: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    how = {"temperature": temperature, "times_l1": times_l1}
+    out, rows, scores = _implementation(table).forward(table, z, **how)
+    return out, scores, rows
 
 
-_forward = register_read(
-    "hash_bag",
-    _implementation,
-    third="scores",
-    new_output=lambda table, rows, scores: table.new_empty(rows.shape[0], table.shape[1]),
-    new_third_gradient=_new_scores_gradient,
-)
+@_forward.register_fake
+def _(
+    table: Tensor, z: Tensor, temperature: float, times_l1: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, chunks, bits = z.shape
+    out = table.new_empty(tokens, table.shape[1])
+    scores = _by_chunk(z, (tokens, chunks), torch.promote_types(z.dtype, torch.float32))
+    return out, scores, _by_chunk(z, (tokens, chunks), row_type(chunks, bits))
+
+
+@torch.library.custom_op("memscale::hash_bag_backward", mutates_args=())
+def _backward(
+    table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
+) -> tuple[Tensor, Tensor]:
+    table_grad, scores_grad = _implementation(table).backward(
+        table, rows, scores, grad, needs_table=needs_table, needs_scores=needs_scores
+    )
+    # An operation returns tensors: an empty one says none.
+    return (
+        table.new_empty(0) if table_grad is None else table_grad,
+        scores.new_empty(0) if scores_grad is None else scores_grad,
+    )
+
+
+@_backward.register_fake
+def _(
+    table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
+) -> tuple[Tensor, Tensor]:
+    return (
+        table.new_empty(table.shape if needs_table else 0),
+        _by_chunk(scores, scores.shape, scores.dtype) if needs_scores else scores.new_empty(0),
+    )
+
+
+def _by_chunk(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return open numbers as the kernels store them, those of a chunk side by side; in plain torch those of a token."""
+    tokens, chunks = shape
+    if in_triton(like):
+        return like.new_empty(chunks, tokens, dtype=dtype).T
+    return like.new_empty(tokens, chunks, dtype=dtype)
+
+
+def _keep(
+    ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    table, z, *ctx.how = inputs
+    _, scores, rows = output
+    ctx.save_for_backward(table, z, rows, scores)
+    # Otherwise autograd makes zeros for a gradient of the rows.
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, grad: Tensor | None, more_of_scores: Tensor | None, _rows: None
+) -> tuple[Tensor | None, Tensor | None, None, None]:
+    table, z, rows, scores = ctx.saved_tensors
+    needs_table, needs_z, _, _ = ctx.needs_input_grad
+    table_grad, scores_grad = None, more_of_scores
+    if grad is not None:
+        found = _backward(table, rows, scores, grad, needs_table, needs_z)
+        table_grad = found[0] if needs_table else None
+        if needs_z:
+            scores_grad = found[1] if more_of_scores is None else found[1] + more_of_scores
+    if not needs_z or scores_grad is None:
+        return table_grad, None, None, None
+    return table_grad, sign_hash_backward(z, scores_grad, *ctx.how), None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_keep)

@@ -1,21 +1,32 @@
-"""Look-up by signs in plain torch: the definition of correct, and the CPU path.
-
-The whole is `sign_hash` and then a weighted bag; what is here is the bag, which need not know that its k-th read lies in
-the k-th table.
-"""
+"""Look-up by signs in plain torch, `sign_hash` and then a weighted bag: the definition of correct, and the CPU path."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.sign_hash import reference as sign_hash
 from workloads.kernels.weighted_bag import reference as weighted_bag
 
 
 def forward(
     table: Float[Tensor, "rows width"],
+    z: Float[Tensor, "tokens chunks bits"],
+    *,
+    temperature: float,
+    times_l1: bool,
+) -> tuple[
+    Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
+]:
+    """Return `y[t] = sum_k scores[t, k] * table[rows[t, k]]`, and the rows and scores."""
+    rows, scores = sign_hash.forward(z, temperature=temperature, times_l1=times_l1)
+    return bag(table, rows, scores), rows, scores
+
+
+def bag(
+    table: Float[Tensor, "rows width"],
     rows: Int[Tensor, "tokens chunks"],
     scores: Float[Tensor, "tokens chunks"],
 ) -> Float[Tensor, "tokens width"]:
-    """Return `y[t] = sum_k scores[t, k] * table[rows[t, k]]`."""
+    """Return the sums alone."""
     return weighted_bag.forward(table, rows, scores.to(table.dtype))
 
 

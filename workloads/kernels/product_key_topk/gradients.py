@@ -52,6 +52,7 @@ def gradients(
         num_warps=4,
     )
 
+    query_parts = 1 if query.dtype == torch.bfloat16 else 2
     block_tokens, block_keys, block_width = 64, 64, min(128, padded)
     chunk = max(1, weight_bytes // (2 * n_heads * n_keys * 4) // block_tokens) * block_tokens
     chunk = min(chunk, triton.cdiv(n_tokens, block_tokens) * block_tokens)
@@ -89,13 +90,13 @@ def gradients(
             n_keys,
             width,
             tiles[1],
-            QUERY_PARTS=1 if query.dtype == torch.bfloat16 else 2,
+            QUERY_PARTS=query_parts,
             TYPE=product_type,
             BLOCK_T=block_tokens,
             BLOCK_N=block_keys,
             BLOCK_D=block_width,
             num_warps=4,
-            num_stages=3,
+            num_stages=4 - query_parts,  # an fp32 query leaves registers for two
         )
     return grad_query, sums.sum(0).to(sub_keys.dtype)
 
@@ -211,7 +212,7 @@ def _key_gradient(
     shares = tl.num_programs(2)
     to = (share * 2 * n_heads + book) * n_keys * width + key[:, None] * width + column[None, :]
     inside = (key < n_keys)[:, None] & (column < width)[None, :]
-    total = tl.load(sums_ptr + to, mask=inside, other=0.0)  # [BLOCK_N, BLOCK_D]
+    total = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for start in range(tl.program_id(2) * BLOCK_T, n_tokens, shares * BLOCK_T):
         token = start + tl.arange(0, BLOCK_T)
         weights = tl.load(
@@ -232,4 +233,6 @@ def _key_gradient(
         if QUERY_PARTS == 2:
             query_low = (query.to(tl.float32) - query_high.to(tl.float32)).to(TYPE)
             total = tl.dot(high, query_low, total, input_precision="ieee")
+    # Loaded here and not before the loop, over which addresses would not fit the registers.
+    total += tl.load(sums_ptr + to, mask=inside, other=0.0)
     tl.store(sums_ptr + to, total, mask=inside)

@@ -61,11 +61,13 @@ class Tile(NamedTuple):
 
     tokens: int
     keys: int
+    first_keys: int
+    """Keys in the first pass, which leaves out the low parts and has room for more: a multiple of `keys`."""
     columns: int
     warps: int
     stages: int
-    registers: int | None = None
-    """Most that a thread may have, so that more programs fit a multiprocessor: worth what is spilled for it."""
+    groups: int = 8
+    """Most groups for each of the best that are wanted, up to `MAX_GROUPS`: half of 8 fill fewer registers."""
 
 
 def applies(query: Tensor, sub_keys: Tensor, knn: int) -> bool:
@@ -109,10 +111,9 @@ def select(
     best = 2**log_best
     # Of those that reach the bound: 1.15 knn of many keys, and more than twice knn hardly ever.
     slots = 2 * best
-    # In the place of the low parts, which the first pass leaves out, there is room for more keys.
-    first_keys = tile.keys * key_parts
+    first_keys = tile.first_keys
     padded_keys = triton.cdiv(n_keys, first_keys) * first_keys
-    groups, together, all_groups = _grouping(padded_keys // first_keys, first_keys, best)
+    groups, together, all_groups = _grouping(padded_keys // first_keys, tile, best)
 
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, device=query.device, dtype=dtype)
@@ -158,7 +159,7 @@ def select(
             PACKED=_compares_bf16_pairs(query.device),
             HELD=tile.columns == columns, WIDTH=columns,
             BLOCK_T=tile.tokens, BLOCK_F=first_keys, BLOCK_N=tile.keys, BLOCK_D=tile.columns,
-            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers,
+            num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         _search_crowded[(crowded_programs,)](
             queries, keys, key_scales, row_scores, found, counts,
@@ -185,25 +186,30 @@ def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:
 
     A tile has a power of two of columns, which `columns` is a multiple of.
     """
+    parts = query_parts, key_parts
     if columns <= 128:
-        if (query_parts, key_parts) == (1, 2):
-            return Tile(128, 64, 128, warps=8, stages=2, registers=128)
-        return Tile(64, 64, 128, warps=4, stages=3 if key_parts == 1 else 2)
+        if parts == (1, 2):
+            return Tile(64, 32, 64, 128, warps=4, stages=2, groups=4)
+        if parts == (2, 2):
+            return Tile(128, 64, 128, 128, warps=8, stages=3)
+        return Tile(64, 64, 64, 128, warps=4, stages=3 if key_parts == 1 else 2)
     if columns == 256:
-        if (query_parts, key_parts) == (1, 2):
-            return Tile(128, 64, 256, warps=8, stages=2)
-        return Tile(64, 64, 256, warps=4, stages=2)
-    return Tile(128, 64, 64, warps=8, stages=3, registers=128 if query_parts == 1 else None)
+        if parts == (1, 2):
+            return Tile(128, 64, 128, 256, warps=8, stages=2)
+        if parts == (1, 1):
+            return Tile(128, 64, 64, 256, warps=8, stages=3)
+        return Tile(64, 64, 64 * key_parts, 256, warps=4, stages=2)
+    return Tile(64, 64, 128, 64, warps=4, stages=4 if query_parts == 1 else 3)
 
 
-def _grouping(tiles: int, block_keys: int, best: int) -> tuple[int, int, int]:
-    """Return the groups that tiles of `block_keys` keys have, how many tiles share them, and the groups of all tiles.
+def _grouping(tiles: int, tile: Tile, best: int) -> tuple[int, int, int]:
+    """Return the groups that tiles of the first pass have, how many tiles share them, and the groups of all tiles.
 
-    At least four times as many as are wanted, so that the bound keeps 1.15 times as many, and at most `MAX_GROUPS`.
+    At least four times as many as are wanted, so that the bound keeps 1.15 times as many, if the tile may have them.
     """
     # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
-    groups = min(block_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles))))
-    together = triton.cdiv(tiles * groups, MAX_GROUPS)
+    groups = min(tile.first_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles))))
+    together = triton.cdiv(tiles * groups, min(MAX_GROUPS, tile.groups * best))
     return groups, together, triton.cdiv(tiles, together) * groups
 
 

@@ -61,14 +61,15 @@ def _(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("memscale::sign_hash_backward", mutates_args=())
-def _backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
+def sign_hash_backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
+    """Return the gradient of `z` for that of the scores."""
     result: Tensor = _implementation(z).backward(
         z, grad, temperature=temperature, times_l1=times_l1
     )
     return result
 
 
-@_backward.register_fake
+@sign_hash_backward.register_fake
 def _(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
     return torch.empty_like(z, memory_format=torch.contiguous_format)
 
@@ -84,7 +85,7 @@ def _gradient(ctx: Any, grad: Tensor | None, _rows: None) -> tuple[Tensor | None
     if grad is None:
         return None, None, None
     (z,) = ctx.saved_tensors
-    return _backward(z, grad, ctx.temperature, ctx.times_l1), None, None
+    return sign_hash_backward(z, grad, ctx.temperature, ctx.times_l1), None, None
 
 
 _forward.register_autograd(_gradient, setup_context=_keep)

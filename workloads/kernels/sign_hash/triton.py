@@ -91,6 +91,19 @@ def _rest(size, place, factor, BITS: tl.constexpr):
 
 
 @triton.jit
+def code_and_score(numbers, place, factor, TIMES_L1: tl.constexpr, BITS: tl.constexpr):
+    """Return the code and the score [a, b] of fp32 numbers [a, b, places], of which BITS are there."""
+    # A NaN compares as negative, so whatever z holds, the row is one of the chunk's table.
+    bit = tl.where((numbers >= 0) & (place < BITS), 1 << tl.maximum(BITS - 1 - place, 0), 0)
+    size = tl.abs(numbers)
+    # One division for all bits: their product is 2**BITS at most.
+    score = 1.0 / tl.reduce(1.0 + _rest(size, place, factor, BITS), 2, _product)
+    if TIMES_L1:
+        score *= tl.sum(size, axis=2)
+    return tl.sum(bit, axis=2), score
+
+
+@triton.jit
 def _forward(
     z, rows, scores, n_tokens, n_chunks, token_stride, chunk_stride, factor,
     TIMES_L1: tl.constexpr, BITS: tl.constexpr, PLACES: tl.constexpr,
@@ -99,14 +112,8 @@ def _forward(
     numbers, _, token, chunk, live, place = _chunks(
         z, n_tokens, n_chunks, BITS, PLACES, TOKENS, CHUNKS
     )
-    # A NaN compares as negative, so whatever z holds, the row is one of the chunk's table.
-    bit = tl.where((numbers >= 0) & (place < BITS), 1 << tl.maximum(BITS - 1 - place, 0), 0)
-    size = tl.abs(numbers)
-    # One division for all bits: their product is 2**BITS at most.
-    score = 1.0 / tl.reduce(1.0 + _rest(size, place, factor, BITS), 2, _product)
-    if TIMES_L1:
-        score *= tl.sum(size, axis=2)
-    row = (chunk.to(rows.dtype.element_ty) << BITS) + tl.sum(bit, axis=2)  # [TOKENS, CHUNKS]
+    code, score = code_and_score(numbers, place, factor, TIMES_L1, BITS)
+    row = (chunk.to(rows.dtype.element_ty) << BITS) + code  # [TOKENS, CHUNKS]
     at = token * token_stride + chunk.to(tl.int64) * chunk_stride
     tl.store(rows + at, row, mask=live)
     tl.store(scores + at, score, mask=live)

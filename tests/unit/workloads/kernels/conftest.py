@@ -66,8 +66,6 @@ class Resources:
     """Of 32 bits, per thread."""
     spills: int
     """Instructions that load or store local memory, which is where registers that run out go."""
-    spills_in_loops: int
-    """Those that run again and again."""
     shared_bytes: int
     """Shared memory per program."""
     ptx: str
@@ -75,23 +73,6 @@ class Resources:
 
 
 _SPILL = r"\b(?:LDL|STL)\b"
-
-
-def _in_loops(pattern: str, sass: str) -> int:
-    """Count instructions that match between a label and a jump back to it.
-
-    What follows the last EXIT is not part of the way through: waits that failed are repeated there and lead back.
-    """
-    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(\S.*?);", sass)
-    code = [(int(address, 16), text) for address, text in found]
-    end = max(address for address, text in code if re.search(r"\bEXIT\b", text))
-    jumps = [(a, re.search(r"\bBRA\b.* 0x([0-9a-f]+)", text)) for a, text in code if a <= end]
-    loops = [(int(to[1], 16), a) for a, to in jumps if to and int(to[1], 16) <= a]
-    return sum(
-        any(first <= address <= last for first, last in loops)
-        for address, text in code
-        if re.search(pattern, text)
-    )
 
 
 @pytest.fixture
@@ -120,7 +101,6 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
         constexprs: Mapping[str, Any],
         num_warps: int = 4,
         num_stages: int = 3,
-        max_registers: int | None = None,
     ) -> Resources:
         names = kernel.arg_names
         types = {
@@ -135,7 +115,7 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
         compiled = triton.compile(
             ASTSource(kernel, types, dict(constexprs), divisible),
             target=GPUTarget("cuda", 90, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers},
+            options={"num_warps": num_warps, "num_stages": num_stages},
         )
         cubin = tmp_path / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
@@ -145,7 +125,6 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
         return Resources(
             registers=int(registers[1]),
             spills=len(re.findall(_SPILL, sass)),
-            spills_in_loops=_in_loops(_SPILL, sass),
             shared_bytes=compiled.metadata.shared,
             ptx=compiled.asm["ptx"],
             sass=sass,

@@ -115,10 +115,29 @@ def test_gradients_by_finite_differences():
 
 def test_is_a_sound_custom_operation():
     table, z, _ = _case(torch.float32)
-    rows, scores = sign_hash(z.detach(), temperature=1.0, times_l1=False)
 
-    torch.library.opcheck(
-        torch.ops.memscale.hash_bag.default, (table, rows, scores.requires_grad_())
+    torch.library.opcheck(torch.ops.memscale.hash_bag.default, (table, z, 0.7, True))
+
+
+def test_gradients_of_the_operation_are_those_of_its_definition():
+    """Through the output, through the scores, and through both."""
+    table, z, grad = _case(torch.float64)
+    more = torch.randn(6, 3, dtype=torch.float64)
+    expected = hash_bag(table, z, temperature=0.7, times_l1=True)
+
+    found = torch.ops.memscale.hash_bag(table, z, 0.7, True)
+
+    assert all(torch.equal(found[i], expected[j]) for i, j in enumerate((0, 2, 1)))
+    for wanted in (table, z):
+        for outputs, grads in (((0,), (grad,)), ((0, 1), (grad, more))):
+            torch.testing.assert_close(
+                torch.autograd.grad([found[i] for i in outputs], wanted, grads, retain_graph=True),
+                torch.autograd.grad(
+                    [expected[(0, 2)[i]] for i in outputs], wanted, grads, retain_graph=True
+                ),
+            )
+    torch.testing.assert_close(
+        torch.autograd.grad(found[1], z, more), torch.autograd.grad(expected[2], z, more)
     )
 
 

@@ -32,7 +32,7 @@ def bag(compile_for_sm90):
     def compiled(dtype: str):
         words = hash_bag._LINE_BYTES // {"bf16": 4, "fp16": 2, "fp32": 4}[dtype]
         return compile_for_sm90(
-            hash_bag._forward,
+            hash_bag._bag,
             {
                 "table": TABLES[dtype],
                 "rows": "*i32:16",
@@ -74,6 +74,39 @@ def test_a_number_of_16_bits_takes_three_instructions(bag, dtype):
 
     assert sum(instruction.startswith("FFMA") for instruction in loop) == numbers
     assert len(loop) <= 3 * numbers
+
+
+@pytest.mark.parametrize("dtype", TABLES)
+@pytest.mark.parametrize("bits", [8, 10])
+@pytest.mark.parametrize("row_bytes", [128, 512])
+def test_one_kernel_for_few_tokens_spills_nothing_and_loads_16_bytes(
+    compile_for_sm90, dtype, bits, row_bytes
+):
+    made = compile_for_sm90(
+        hash_bag._hash_and_sum,
+        {
+            "table": TABLES[dtype],
+            "z": "*fp32:16",
+            "rows": "*i32:16",
+            "scores": "*fp32:16",
+            "out": f"*{dtype}:16",
+            "factor": "fp32",
+            **dict.fromkeys(("n_chunks", "n_words"), "i32:16"),
+        },
+        {
+            "TIMES_L1": True,
+            "BITS": bits,
+            "PLACES": 8 if bits == 8 else 16,
+            "CHUNKS": 32,
+            "WORDS": row_bytes // {"bf16": 4, "fp16": 2, "fp32": 4}[dtype],
+            "PAIRS": dtype == "bf16",
+            "EVEN": True,
+        },
+        num_warps=1,
+    )
+
+    assert made.spills == 0
+    assert "LDG.E.128" in made.sass
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])

@@ -12,6 +12,7 @@ from workloads.kernels.hash_bag import reference
 from workloads.kernels.hash_bag import triton as kernel
 from workloads.kernels.row_reduction import triton as row_reduction
 from workloads.kernels.sign_hash import reference as sign_hash
+from workloads.kernels.sign_hash import triton as sign_hash_kernel
 from workloads.kernels.weighted_bag import triton as weighted_bag
 
 SHAPES = st.tuples(
@@ -28,7 +29,7 @@ SETTINGS = settings(
 
 @pytest.fixture(autouse=True)
 def _interpreted(interpreted, poisoned):
-    for module in (kernel, row_reduction, weighted_bag):
+    for module in (kernel, row_reduction, sign_hash_kernel, weighted_bag):
         interpreted(module)
 
 
@@ -53,7 +54,7 @@ def _case(
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),
-    block_tokens=st.sampled_from([None, 4]),
+    block_tokens=st.sampled_from([2, 4]),
     by_chunk=st.booleans(),
 )
 def test_forward_equals_the_reference(shape, seed, block_tokens, by_chunk):
@@ -61,9 +62,52 @@ def test_forward_equals_the_reference(shape, seed, block_tokens, by_chunk):
     if not by_chunk:
         rows, scores = rows.contiguous(), scores.contiguous()
 
-    found = kernel.forward(table, rows, scores, block_tokens=block_tokens)
+    found = kernel.bag(table, rows, scores, block_tokens=block_tokens)
 
-    torch.testing.assert_close(found, reference.forward(table, rows, scores))
+    torch.testing.assert_close(found, reference.bag(table, rows, scores))
+
+
+@SETTINGS
+@given(
+    shape=SHAPES,
+    seed=st.integers(0, 9),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    times_l1=st.booleans(),
+)
+def test_one_kernel_that_hashes_and_sums_equals_the_reference(shape, seed, dtype, times_l1):
+    """Of more chunks than one round takes, too, and of tables read in pairs or not."""
+    tokens, chunks, bits, width = shape
+    chunks *= 9
+    table, *_ = _case((tokens, chunks, bits, width), seed, dtype)
+    z = torch.randn(tokens, chunks, bits, generator=torch.Generator().manual_seed(seed)) + 0.5
+    how = {"temperature": 0.7, "times_l1": times_l1}
+    expected, rows, scores = reference.forward(table.double(), z, **how)
+
+    found, found_rows, found_scores = kernel.forward(table, z, few=True, **how)
+
+    assert found.dtype == dtype
+    assert torch.equal(found_rows, rows)
+    assert found_rows.T.is_contiguous()
+    torch.testing.assert_close(found_scores, scores)
+    accuracy = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]
+    size = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=accuracy * size)
+
+
+def test_one_kernel_keeps_what_is_no_number_to_its_token():
+    table, *_ = _case((5, 3, 2, 6), dtype=torch.bfloat16)
+    z = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))
+    how = {"temperature": 1.0, "times_l1": False}
+    expected = kernel.forward(table, z, few=True, **how)
+    z[2, 1] = torch.nan
+
+    found = kernel.forward(table, z, few=True, **how)
+
+    assert found[0][2].isnan().all()
+    assert found[1][2, 1] == 4  # the first row of its own table
+    others = torch.tensor([0, 1, 3, 4])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one[others], other[others])
 
 
 @SETTINGS
@@ -76,9 +120,9 @@ def test_forward_equals_the_reference(shape, seed, block_tokens, by_chunk):
 def test_forward_of_16_bits_is_summed_in_fp32(tokens, width, dtype, seed):
     """Even widths of bf16 are read in pairs, odd ones one by one."""
     table, rows, scores, _ = _case((tokens, 3, 2, width), seed, dtype)
-    expected = reference.forward(table.double(), rows, scores)
+    expected = reference.bag(table.double(), rows, scores)
 
-    found = kernel.forward(table, rows, scores, block_tokens=8)
+    found = kernel.bag(table, rows, scores, block_tokens=8)
 
     assert found.dtype == dtype
     # The interpreter cuts off what does not fit bf16.
@@ -91,10 +135,10 @@ def test_small_integers_are_summed_exactly(width):
     """So nothing of one number of a pair gets into the other."""
     table, rows, scores, _ = _case((9, 3, 2, width), dtype=torch.bfloat16)
     table, scores = (4 * table).round(), (2 * scores).round()
-    expected = reference.forward(table.double(), rows, scores)
+    expected = reference.bag(table.double(), rows, scores)
     assert expected.abs().max() < 2**8
 
-    found = kernel.forward(table, rows, scores, block_tokens=8)
+    found = kernel.bag(table, rows, scores, block_tokens=8)
 
     assert torch.equal(found.double(), expected)
 
@@ -104,20 +148,20 @@ def test_a_table_that_begins_between_two_words():
     shifted = torch.cat([table.flatten()[:1], table.flatten()])[1:].view_as(table)
     assert shifted.storage_offset() == 1
 
-    found = kernel.forward(shifted, rows, scores, block_tokens=8)
+    found = kernel.bag(shifted, rows, scores, block_tokens=8)
 
-    assert torch.equal(found, kernel.forward(table, rows, scores, block_tokens=8))
+    assert torch.equal(found, kernel.bag(table, rows, scores, block_tokens=8))
 
 
 def test_nan_stays_with_the_token_and_the_row_that_hold_it():
     table, rows, scores, _ = _case((5, 3, 2, 6), dtype=torch.bfloat16)
-    expected = kernel.forward(table, rows, scores, block_tokens=8)
+    expected = kernel.bag(table, rows, scores, block_tokens=8)
     unread = torch.ones(len(table), dtype=torch.bool)
     unread[rows.flatten().long()] = False
     table[unread] = torch.nan
     scores[2, 1] = torch.nan
 
-    found = kernel.forward(table, rows, scores, block_tokens=8)
+    found = kernel.bag(table, rows, scores, block_tokens=8)
 
     assert unread.any()
     assert found[2].isnan().all()

@@ -1,7 +1,5 @@
 """What the compiler makes of product-key selection for an H100 or H200: nothing spilled, wide copies, tensor cores."""
 
-import re
-
 import pytest
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
@@ -23,11 +21,12 @@ def _number(name: str, value: int) -> dict[str, str]:
         (1024, 128, 1, 1),
         (1024, 128, 1, 2),
         (3000, 256, 1, 2),
+        (1024, 512, 1, 2),
         (10_000, 256, 2, 2),
         *(
             pytest.param(n_keys, width, *parts, marks=pytest.mark.slow)
             for n_keys in (512, 1024, 2000, 2048, 3163, 4096, 10_000, kernels.MAX_KEYS)
-            for width in (128, 256)
+            for width in (128, 256, 512)
             for parts in ((1, 1), (1, 2), (2, 1), (2, 2))
         ),
     ],
@@ -37,9 +36,9 @@ def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
     compile_for_sm90, n_keys, width, query_parts, key_parts
 ):
     tile = kernels._tile(width, query_parts, key_parts)
-    first_keys = tile.keys * key_parts
+    first_keys = tile.first_keys
     padded_keys = triton.cdiv(n_keys, first_keys) * first_keys
-    groups, together, all_groups = kernels._grouping(padded_keys // first_keys, first_keys, 32)
+    groups, together, all_groups = kernels._grouping(padded_keys // first_keys, tile, 32)
 
     made = compile_for_sm90(
         kernels._search,
@@ -65,7 +64,7 @@ def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
             "EVEN": n_keys == padded_keys,
             "ASSEMBLY": True,
             "PACKED": True,
-            "HELD": True,
+            "HELD": tile.columns == width,
             "WIDTH": width,
             "BLOCK_T": tile.tokens,
             "BLOCK_F": first_keys,
@@ -74,12 +73,9 @@ def test_scores_come_from_tensor_cores_and_are_found_where_they_are(
         },
         num_warps=tile.warps,
         num_stages=tile.stages,
-        max_registers=tile.registers,
     )
 
-    # With 128 registers some addresses are spilled, and a fifth of the time is saved (docs/kernels.md).
-    assert made.spills == 0 or tile.registers == 128
-    assert made.spills_in_loops <= (10 if n_keys <= 2048 else 60)
+    assert made.spills == 0
     # What a multiprocessor of an H100 has.
     assert made.shared_bytes <= 227 * 1024
     assert "wgmma.mma_async" in made.ptx
@@ -201,9 +197,8 @@ def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, p
             "BLOCK_N": 64,
             "BLOCK_D": 128,
         },
+        num_stages=4 - parts,
     )
 
-    # From an fp32 query, addresses of the result wait in local memory for the end of the loop.
-    assert parts == 2 or made.spills == 0
-    products = made.sass[made.sass.index("HGMMA") : made.sass.rindex("HGMMA")]
-    assert not re.search(r"\b(?:LDL|STL)\b", products)
+    assert made.spills == 0
+    assert "HGMMA" in made.sass

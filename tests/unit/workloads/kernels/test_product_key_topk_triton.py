@@ -17,7 +17,7 @@ from workloads.kernels.product_key_topk import fp16_parts, op, pairs, ranking
 from workloads.kernels.product_key_topk import gradients as gradient_kernels
 from workloads.kernels.product_key_topk import triton as kernels
 
-SMALL = kernels.Tile(16, 16, 16, warps=4, stages=1)
+SMALL = kernels.Tile(16, 16, 16, 16, warps=4, stages=1)
 """Tile of `_search`; the interpreter takes as long for a number as for a tile."""
 
 
@@ -99,12 +99,23 @@ def test_any_width_by_the_tile_that_a_gpu_takes(half_key_dim):
 
 
 def test_more_keys_than_one_warp_holds():
-    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=SMALL._replace(keys=256))
+    _assert_equal(*_integers(1, 1, 1100, 4, 9), 7, tile=SMALL._replace(keys=256, first_keys=256))
+
+
+def test_more_keys_in_the_first_pass_than_in_the_second():
+    _assert_equal(*_integers(3, 2, 200, 20, 5), 9, tile=SMALL._replace(first_keys=64))
+
+
+def test_a_tile_may_have_half_as_many_groups():
+    tile = SMALL._replace(groups=2)
+    assert kernels._grouping(13, tile, 16) == (8, 4, 32)
+
+    _assert_equal(*_integers(3, 1, 200, 4, 2), 9, tile=tile)
 
 
 def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_GROUPS", 32)
-    assert kernels._grouping(13, 16, 16) == (8, 4, 32)
+    assert kernels._grouping(13, SMALL, 16) == (8, 4, 32)
 
     _assert_equal(*_integers(3, 1, 200, 4, 2), 9)
 
@@ -124,10 +135,11 @@ def test_groups_of_several_tiles_keep_hardly_more_than_is_wanted(monkeypatch):
 
     monkeypatch.setattr(kernels, "_search_crowded", Watched())
     monkeypatch.setattr(kernels, "MAX_GROUPS", 64)
-    assert kernels._grouping(17, 64, 16) == (8, 3, 48)
+    tile = SMALL._replace(keys=64, first_keys=64)
+    assert kernels._grouping(17, tile, 16) == (8, 3, 48)
 
     query, sub_keys = _integers(16, 1, 1088, 16, 99)
-    _assert_equal(query, sub_keys.bfloat16(), 16, tile=SMALL._replace(keys=64))
+    _assert_equal(query, sub_keys.bfloat16(), 16, tile=tile)
 
     kept = counts[0][:, : len(query)]
     assert (kept >= 16).all()
@@ -142,12 +154,14 @@ def test_the_most_keys_and_the_last_are_the_best():
     query = torch.ones(1, 1, 2)
     sub_keys = torch.arange(40.0 - kernels.MAX_KEYS, 40.0).clamp(min=0.0).expand(2, 1, -1)
 
-    _assert_equal(query, sub_keys[..., None], 5, tile=SMALL._replace(keys=64))
+    _assert_equal(query, sub_keys[..., None], 5, tile=SMALL._replace(keys=64, first_keys=64))
 
 
 @pytest.mark.slow
 def test_the_most_keys_all_equal():
-    _assert_equal(*_integers(1, 1, kernels.MAX_KEYS, 2, 0), 5, tile=SMALL._replace(keys=64))
+    _assert_equal(
+        *_integers(1, 1, kernels.MAX_KEYS, 2, 0), 5, tile=SMALL._replace(keys=64, first_keys=64)
+    )
 
 
 @pytest.mark.parametrize("n_keys", [33, 40, 64])
