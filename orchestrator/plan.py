@@ -208,6 +208,7 @@ def account(spec: TrialSpec) -> dict[str, float]:
         memory_ranks=spec.resources.memory_ranks,
         memory_layout=spec.resources.memory_layout,
         tables_on_host=_outside(spec.resources),
+        dense_sharded=spec.resources.dense_parameters == "sharded",
     )
     return {
         **{f"params_{group}": float(n) for group, n in per_group.items()},
@@ -252,6 +253,7 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
             spec.resources.ranks,
             spec.resources.memory_ranks,
             spec.resources.memory_layout,
+            spec.resources.dense_parameters,
         ],
         "tables_on_host": _outside(spec.resources),
     }

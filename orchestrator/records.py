@@ -73,6 +73,8 @@ class Resources:
     """What each of them holds: some columns of all rows, or some rows."""
     memory_tables: Literal["device", "host"] = "device"
     """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
+    dense_parameters: Literal["replicated", "sharded"] = "replicated"
+    """Whether every rank holds all of everything but the tables, or a part. One rank holds all of it either way."""
     time_limit_s: float | None = None
     """Wall-clock limit of one attempt."""
     hang_after_s: float | None = None
@@ -108,6 +110,10 @@ class Resources:
         if self.memory_tables == "host" and self.memory_ranks > 1:
             raise ValueError(
                 f"memory_tables: host holds whole tables, got memory_ranks {self.memory_ranks}; set memory_ranks to 1"
+            )
+        if self.dense_parameters not in ("replicated", "sharded"):
+            raise ValueError(
+                f"dense_parameters must be replicated or sharded, got {self.dense_parameters!r}"
             )
         if self.time_limit_s is not None and self.time_limit_s <= 0:
             raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")

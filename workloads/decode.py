@@ -5,6 +5,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from workloads.layers.context import Cache
+from workloads.sharding.dense import only_forward
 
 
 def greedy(
@@ -12,7 +13,8 @@ def greedy(
 ) -> Int[Tensor, "batch n_tokens"]:
     """Return the `n_tokens` most likely next tokens, each chosen after the ones before it; ties go to the lowest id.
 
-    The prompt passes once, then every token alone. The model is put into evaluation mode for it.
+    The prompt passes once, then every token alone. The model is put into evaluation mode for it. Ranks that hold parameters
+    together must all call this, for as many tokens.
 
     Raises:
         ValueError: If the prompt is empty, if nothing is asked for, or from an architecture that cannot decode token
@@ -25,7 +27,7 @@ def greedy(
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with only_forward(model):
             cache, chosen, read = Cache(), [], prompt
             for _ in range(n_tokens):
                 read = model(read, cache)[:, -1:].argmax(-1)

@@ -18,6 +18,8 @@ from torch.nn.functional import cross_entropy
 from workloads.data.corpus import Corpus, ProbeSet
 from workloads.device import MAX_CPU_LOGITS
 from workloads.ranks import World
+from workloads.sharding.dense import only_forward
+from workloads.sharding.own_part import is_part
 from workloads.sharding.shard import shards
 
 _BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
@@ -54,7 +56,7 @@ def evaluate(
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with only_forward(model):
             reader = _Reader(
                 model,
                 corpus.vocab_size,
@@ -102,7 +104,7 @@ class _Reader:
     ) -> None:
         self.world, self.device, self._progress = world, device, progress
         self._model, self._autocast = model, autocast
-        self._reads_together = bool(shards(model))
+        self._runs_together = bool(shards(model)) or any(map(is_part, model.parameters()))
         self._batch_tokens = max(1, _BATCH_LOGITS[device.type] // vocab_size)
 
     def logits(self, tokens: NDArray[np.int64]) -> Tensor:
@@ -115,8 +117,8 @@ class _Reader:
     def batches(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield this rank's batches of row numbers; rows of like length together, batches bounded in tokens.
 
-        Ranks that share a memory table out read it together, so one with a batch less than others makes a pass of one
-        token in its place.
+        Ranks that share a memory table out read it together, and those that shard dense parameters gather them together,
+        so one with a batch less than others makes a pass of one token in its place.
         """
         order = np.argsort(lengths, kind="stable")
         batches, start = [], 0
@@ -132,7 +134,7 @@ class _Reader:
             start = stop
         mine = batches[self.world.rank :: self.world.size]
         yield from mine
-        if self._reads_together and len(mine) * self.world.size < len(batches):
+        if self._runs_together and len(mine) * self.world.size < len(batches):
             self.logits(np.full((1, 1), _PADDING))
 
     def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from workloads.ranks import World, named_failure
 from workloads.sharding.mesh import Mesh
+from workloads.sharding.own_part import is_part
 from workloads.sharding.shard import shards
 
 BUCKET_BYTES = 25 * 2**20
@@ -86,7 +87,8 @@ class GradientSums:
             model: Whose gradients.
             mesh: The ranks. A part of a table that is shared out has the gradient of all tokens of its memory group
                 already, so it is summed over the ranks that hold the same part.
-            without: Parameters that never get a gradient: a bucket would wait for them until the pass ends.
+            without: Parameters that never get a gradient: a bucket would wait for them until the pass ends. Left out are
+                also those that FSDP shards (`sharding/dense.py`), whose gradients it sums itself.
             bucket_bytes: A bucket's size at most, but for larger gradients.
         """
         self._world = mesh.world
@@ -106,6 +108,10 @@ class GradientSums:
         self._next = 0
         """How many of `_order` have started."""
         self._passing = False
+        if any(is_part(parameter) for parameter in over_all):
+            # FSDP sends through the same group while the pass goes on. In one order on every rank these messages and ours
+            # can only be sent if ours wait for its end: when one of ours starts may differ between ranks.
+            return
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
@@ -160,7 +166,7 @@ def _summed(
     parameters: Iterable[nn.Parameter], without: Collection[nn.Parameter]
 ) -> list[nn.Parameter]:
     left_out = {id(parameter) for parameter in without}
-    return [p for p in parameters if p.requires_grad and id(p) not in left_out]
+    return [p for p in parameters if p.requires_grad and id(p) not in left_out and not is_part(p)]
 
 
 def _deal(world: World, parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from workloads.layers.memory_table import MemoryTable
 from workloads.layers.param_groups import param_groups
 from workloads.sharding.mesh import Mesh, sum_over
+from workloads.sharding.own_part import StandIns
 from workloads.sharding.shard import shards
 from workloads.table_optim import TableOptimizer
 from workloads.train_config import TrainConfig
@@ -34,7 +35,7 @@ class Optimizer:
     ) -> None:
         """Sort the parameters by what their modules say they count as (`param_groups`).
 
-        Of a table that the ranks of `mesh` share out, this rank's optimizer knows its part only. `seed` is for the
+        Of what the ranks of `mesh` hold together, tables or dense parameters, this rank's optimizer knows its part only. `seed` is for the
         rounding of tables stored in bf16.
 
         Raises:
@@ -62,6 +63,8 @@ class Optimizer:
         name_of = {parameter: name for name, parameter in model.named_parameters()}
         self.names = [name_of[p] for parameters in groups.values() for p in parameters]
         """Of the parameters, in the order in which the optimizer's state numbers them."""
+        self._dense = StandIns(p for parameters in groups.values() for p in parameters)
+        groups = {name: [*map(self._dense.of, kept)] for name, kept in groups.items()}
         self._mesh = mesh or Mesh()
         self._parts = {p for name, p in model.named_parameters() if name in shards(model)}
         decay = {
@@ -99,6 +102,7 @@ class Optimizer:
             The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
             that has any, `value_grad_norm` over those, which `table_clip: previous` takes from the step before.
         """
+        self._dense.take()
         norms = {"grad_norm": self._clip_together(self._rest)}
         if self._values:
             norms["value_grad_norm"] = self._clip_together(self._values)
@@ -112,13 +116,17 @@ class Optimizer:
             self.tables.gather()
 
     def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
-        norm = _norm([p for p in parameters if p not in self._parts])
-        parts = [p for p in parameters if p in self._parts]
-        if parts:
-            # A table's norm is that of all its parts; every rank of the memory group finds the same.
-            of_parts = _norm(parts)
-            squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
-            norm = (norm.square() + sum_over(self._mesh.memory, squares)).sqrt()
+        whole = [p for p in parameters if p not in self._parts and p not in self._dense.all]
+        norm = _norm(whole)
+        for world, held in (
+            (self._mesh.memory, [p for p in parameters if p in self._parts]),
+            (self._mesh.world, [p for p in parameters if p in self._dense.all]),
+        ):
+            if held:
+                # The norm of what ranks hold together is that of all its parts; each of them finds the same.
+                of_parts = _norm(held).to(held[0].device)
+                squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
+                norm = (norm.square() + sum_over(world, squares)).sqrt()
         largest = self._clip
         # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
         # make the step wait.
@@ -138,8 +146,10 @@ class Optimizer:
             ratio = {**ratio, VALUES: value_lr_ratio}
         for group in self.adamw.param_groups:
             group["lr"] = lr * ratio[group["name"]]
+        self._dense.take()
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
+        self._dense.drop_gradients()
         if self.tables is not None:
             self.tables.step(lr * ratio[VALUES])
 

@@ -31,10 +31,12 @@ from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
 from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
+from workloads.sharding.gathered import gathered, own_moments
 from workloads.sharding.mesh import mesh_of
+from workloads.sharding.own_part import is_part, put
 from workloads.sharding.saved import apart, together
 from workloads.sharding.shard import count_params, shards
-from workloads.sharding.share_out import Layout, Place, build
+from workloads.sharding.share_out import Dense, Layout, Place, build
 from workloads.train_config import TrainConfig
 
 LOG = logging.getLogger(__name__)
@@ -86,6 +88,8 @@ class Job:
     """What each of them holds: some columns of all rows, or some rows."""
     memory_tables: Place = "device"
     """Where memory tables and their moments lie: with the rest of the model, or in the host's memory."""
+    dense_parameters: Dense = "replicated"
+    """Whether each rank holds all parameters but the tables, or a part of each (`sharding/dense.py`)."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
     address: str | None = None
@@ -122,7 +126,8 @@ def run(
         saved = world.agree(str(checkpoint.latest(job.checkpoints) or "") if world.leads else None)
         state: dict[str, Any] = {"step": 0}
         if saved:
-            state = checkpoint.load(Path(saved), mapped=mesh.memory.size > 1)
+            apart_here = mesh.memory.size > 1 or job.dense_parameters == "sharded"
+            state = checkpoint.load(Path(saved), mapped=apart_here)
         if "metrics" in state:
             return dict(state["metrics"])
 
@@ -136,6 +141,7 @@ def run(
             layout=job.memory_layout,
             here=here,
             place=job.memory_tables,
+            dense=job.dense_parameters,
         )
         initialise(model, job.seed)
         model.train()
@@ -146,7 +152,8 @@ def run(
         if saved:
             state = together(state, checkpoint.parts(Path(saved)), shards(model), optimizer.names)
             put_weights(model, state["weights"])
-            optimizer.adamw.load_state_dict(state["optimizer"])
+            kept = own_moments(state["optimizer"]["state"], model, optimizer.names)
+            optimizer.adamw.load_state_dict({**state["optimizer"], "state": kept})
             if optimizer.tables is not None:
                 optimizer.tables.load_state_dict(state["tables"])
             watch = Watch(**state["watch"])
@@ -159,8 +166,9 @@ def run(
         metrics: dict[str, float] = {}
         stop = False
         even = config.sequences_per_step % world.size == 0
-        # Without tables that are shared out rank 0 has all there is to save.
-        writers = world if shards(model) else ranks.World()
+        # Where every rank holds everything, rank 0 has all there is to save.
+        together_held = shards(model) or any(map(is_part, model.parameters()))
+        writers = world if together_held else ranks.World()
         writes = world.leads or writers.size > 1
 
         for step in range(first, steps + 1):
@@ -247,6 +255,7 @@ def run(
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
                 }
+                state = gathered(state, model, optimizer.names, world)
                 state, part = apart(state, mesh, shards(model), optimizer.names)
                 path = checkpoint.save(job.checkpoints, step, state, part=part, world=writers)
                 reporter.checkpoint(step, path)
@@ -261,6 +270,7 @@ def run(
         if writes:
             reporter.progress(steps, steps, "checkpoint", meter.shown)
             state = {"step": steps, "weights": weights(model), "metrics": metrics}
+            state = gathered(state, model, optimizer.names, world)
             state, part = apart(state, mesh, shards(model), optimizer.names)
             path = checkpoint.save_final(job.checkpoints, state, part=part, world=writers)
             reporter.checkpoint(steps, path)
@@ -497,7 +507,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Write saved values into a model.
+    """Write saved values into a model, of what this rank holds a part of that part.
 
     Raises:
         ValueError: If the names differ.
@@ -511,7 +521,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, tensor in named.items():
-            tensor.copy_(weights[name])
+            put(tensor, weights[name])
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -33,8 +33,9 @@ class TrainingMemory:
 
     Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW keeps two moments
     like the weights; `table_update.rule` says what the others keep of a table, and of a master. Of tables that
-    `memory_ranks` share out it is the largest part. Of tables in the host's memory, the rank's device holds only the
-    rows that it fetched, and what is kept per row. Left out: step counts, buffers, the batch.
+    `memory_ranks` share out it is the largest part, and of dense parameters that all ranks shard an equal part. Of tables
+    in the host's memory, the rank's device holds only the rows that it fetched, and what is kept per row. Left out: step
+    counts, buffers, the batch, and how much more than an equal part one rank has of what does not divide evenly.
     """
 
     parameters: int
@@ -42,7 +43,7 @@ class TrainingMemory:
     """Of everything, but for tables whose gradient is deferred."""
     optimizer_state: int
     weight_copies: int
-    """With bf16, of the weights outside the embedding and the tables."""
+    """With bf16, of the weights outside the embedding and the tables; of sharded ones the head's and one block's."""
     activations: float
     """What the forward pass of one micro batch keeps for the backward pass."""
     fetched_rows: float
@@ -53,6 +54,9 @@ class TrainingMemory:
     """The same of the whole step: every rank makes the whole update of a table."""
     sorting: int
     """What the update needs for a moment, beside the reads."""
+    gathered: int = 0
+    """Of sharded dense parameters, what is whole for a while: weights and gradients of embedding and head; weights of two
+    blocks, one that runs and one that is fetched; a block's gradients, and the message that takes them to their parts."""
 
     @property
     def peak(self) -> float:
@@ -63,11 +67,16 @@ class TrainingMemory:
         """
         held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
+        passes += self.gathered
         return held + max(passes, self.all_reads + self.sorting)
 
 
 class Trainable(Protocol):
     """What `training_memory` asks of an architecture's Config."""
+
+    @property
+    def n_layers(self) -> int:
+        """Blocks."""
 
     def param_count(self, vocab_size: int) -> ParamCount:
         """Count per group."""
@@ -97,6 +106,7 @@ def training_memory(
     memory_ranks: int = 1,
     memory_layout: Layout = "columns",
     tables_on_host: bool = False,
+    dense_sharded: bool = False,
 ) -> TrainingMemory:
     """Count what the rank holds that holds most.
 
@@ -110,6 +120,7 @@ def training_memory(
         memory_ranks: How many of them hold one copy of the tables together.
         memory_layout: Whether by columns or by rows.
         tables_on_host: Whether the tables, and moments as large, lie in the host's memory instead.
+        dense_sharded: Whether all else is sharded over the ranks.
     """
     tables = [
         (n, part) for n, part in config.parts(vocab_size) if n and isinstance(part, TablePart)
@@ -121,7 +132,14 @@ def training_memory(
     ]
     values = sum(map(prod, shapes))
     # fp32: value, gradient, two moments.
-    parameters, gradients, state = 4 * rest, 4 * rest, 8 * rest
+    own, copied, gathered = rest, rest - count.embedding, 0
+    if dense_sharded and ranks > 1:
+        # Copies are made anew for each block (`sharding/recast.py`).
+        outside = count.embedding + count.head
+        block = -(-(rest - outside) // config.n_layers)
+        own, copied = -(-rest // ranks), count.head + block
+        gathered = 8 * outside + 16 * block
+    parameters, gradients, state = 4 * own, 4 * own, 8 * own
     activations = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     reads = reads_bytes = 0
     fetched = 0.0
@@ -164,13 +182,14 @@ def training_memory(
         parameters=parameters,
         gradients=gradients,
         optimizer_state=state,
-        weight_copies=2 * (rest - count.embedding) if precision == "bf16" else 0,
+        weight_copies=2 * copied if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
         # A part of a table has the reads of all ranks that hold the table together; by rows at most, if all read there.
         own_reads=reads_bytes * memory_ranks * -(-train.batch_tokens // ranks),
         all_reads=reads_bytes * train.batch_tokens,
         sorting=SORTED_READ_BYTES * reads * train.batch_tokens,
+        gathered=gathered,
     )
 
 

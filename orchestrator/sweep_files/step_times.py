@@ -109,6 +109,11 @@ class Question:
             model.param_count(self.frame.vocab_size).memory_values for model in models
         )
 
+    @property
+    def shards_dense(self) -> bool:
+        """Whether a step gathers parameters that ranks shard, which one rank alone does not."""
+        return self.resources.dense_parameters == "sharded" and self.resources.ranks > 1
+
     def request(self, model: Any) -> dict[str, Any]:
         """Return what a timer is asked: this model, and the counterpart if there is one."""
         models = [_section(self.architecture, model)]
@@ -229,6 +234,11 @@ class StepTimes:
                 f"got memory_ranks {question.resources.memory_ranks}"
             )
             fix = "plan it once with memory_ranks: 1, whose times are kept and hold for any resources, or match training_flops"
+            finding = question.match.where.finding_at_key(message, fix, kind="combination")
+            return None, [finding.of(question.architecture)]
+        if question.shards_dense:
+            message = "a step that gathers parameters which ranks shard cannot be timed by one rank, got dense_parameters sharded"
+            fix = "plan it once with dense_parameters: replicated, whose times are kept and hold for any resources, or match training_flops"
             finding = question.match.where.finding_at_key(message, fix, kind="combination")
             return None, [finding.of(question.architecture)]
         if question.key not in self._failed:

@@ -26,6 +26,18 @@ class Cache:
         return self.layers.setdefault(index, {})
 
 
+class LeftBehind:
+    """What layers leave in one pass for others.
+
+    No dataclass: FSDP (`sharding/dense.py`) hands a block copies of dataclasses, lists and dicts that hold tensors with a
+    gradient, and what the block left in a copy would be lost. It hands on an object like this as it is.
+    """
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+        self.named: dict[str, Tensor] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What a block may look at besides the residual stream."""
@@ -40,10 +52,18 @@ class Context:
     """What this layer remembers; None when the whole sequence passes at once."""
     observe: bool = False
     """Whether to record how memories and experts are used."""
-    losses: list[Tensor] = field(default_factory=list)
-    """Losses that layers add in training, each a mean over the tokens of this pass."""
-    left: dict[str, Tensor] = field(default_factory=dict)
-    """What one part of the model leaves in this pass for others to find, by names of their own."""
+    left_behind: LeftBehind = field(default_factory=LeftBehind)
+    """The same object in all layers of a pass."""
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """Losses that layers add in training, each a mean over the tokens of this pass."""
+        return self.left_behind.losses
+
+    @property
+    def left(self) -> dict[str, Tensor]:
+        """What one part of the model leaves in this pass for others to find, by names of their own."""
+        return self.left_behind.named
 
     def at(self, layer_cache: LayerCache | None) -> "Context":
         """Return the context of one layer."""

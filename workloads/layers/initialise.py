@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from workloads.sharding.own_part import is_part, put
+
 
 @runtime_checkable
 class Initialises(Protocol):
@@ -19,8 +21,8 @@ class Initialises(Protocol):
 def initialise(model: nn.Module, seed: int) -> None:
     """Write every parameter and buffer of `model` in place.
 
-    The values depend on the seed and the parameter's name alone: not on the device, the data type, the rank, or on
-    what else the model holds. So two architectures start alike wherever their parameters have the same name and shape.
+    The values depend on the seed and the parameter's name alone: not on the device, the data type, the rank, which part
+    of a parameter the rank holds, or on what else the model holds. So two architectures start alike wherever their parameters have the same name and shape.
 
     Raises:
         TypeError: If a module owns a parameter or buffer but does not say how it begins.
@@ -35,12 +37,13 @@ def initialise(model: nn.Module, seed: int) -> None:
                 )
             for name, tensor in own:
                 generator = _generator(seed, f"{prefix}.{name}" if prefix else name)
-                if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
+                direct = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+                if direct and not is_part(tensor):
                     module.initialise(name, tensor, generator)
                 else:
                     value = torch.empty(tensor.shape, dtype=torch.float32)
                     module.initialise(name, value, generator)
-                    tensor.copy_(value)
+                    put(tensor, value)
 
 
 def truncated_normal(value: Tensor, std: float, generator: torch.Generator) -> None:

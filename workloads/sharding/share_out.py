@@ -1,7 +1,7 @@
-"""Put a model's memory tables where they shall lie, before anything of them exists: on a GPU, many GPUs, or the host."""
+"""Put a model's parameters where they shall lie, before anything of them exists: on a GPU, many GPUs, tables on the host."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -11,12 +11,14 @@ from torch import nn
 from workloads.layers.memory_table import MemoryTable
 from workloads.layers.usage import MemoryUsage
 from workloads.sharding.columns import Columns
+from workloads.sharding.dense import shard_dense
 from workloads.sharding.mesh import Mesh
 from workloads.sharding.rows import Rows
 
 LOG = logging.getLogger(__name__)
 Layout = Literal["columns", "rows"]
 Place = Literal["device", "host"]
+Dense = Literal["replicated", "sharded"]
 LAYOUTS: dict[str, type[Columns] | type[Rows]] = {"columns": Columns, "rows": Rows}
 
 
@@ -27,51 +29,61 @@ def build(
     layout: Layout,
     here: torch.device,
     place: Place = "device",
+    dense: Dense = "replicated",
 ) -> nn.Module:
     """Return the model that `make` makes, on `here`, its tables shared out over the memory group, values open.
 
     No rank ever holds a whole table: the model is made without storage first. So it is where `place` is host, whose
-    tables are then whole and lie in the host's memory (`layers/host_memory.py`).
+    tables are then whole and lie in the host's memory (`layers/host_memory.py`), and where all other parameters are
+    sharded over all ranks (`dense`).
 
     Raises:
-        ValueError: If ranks on one GPU are to share a table: they talk through gloo, which cannot send what it takes;
-            if they are to share one that lies on the host; if there is no such place.
+        ValueError: If ranks on one GPU are to share a table, or dense parameters: they talk through gloo, which cannot
+            send what it takes; if they are to share a table that lies on the host; if there is no such place, or no
+            such way to hold dense parameters.
     """
     if place not in ("device", "host"):
         raise ValueError(f"memory_tables must be device or host, got {place!r}")
-    if place == "host":
-        if mesh.memory.size > 1:
-            raise ValueError(
-                f"memory_tables: host holds whole tables, got memory_ranks {mesh.memory.size}; "
-                "set memory_ranks to 1, or memory_tables to device"
-            )
-        return _with_tables_on_host(make, here)
-    if mesh.memory.size == 1:
+    if dense not in ("replicated", "sharded"):
+        raise ValueError(f"dense_parameters must be replicated or sharded, got {dense!r}")
+    if place == "host" and mesh.memory.size > 1:
+        raise ValueError(
+            f"memory_tables: host holds whole tables, got memory_ranks {mesh.memory.size}; "
+            "set memory_ranks to 1, or memory_tables to device"
+        )
+    sharded = dense == "sharded" and mesh.world.size > 1
+    if place == "device" and mesh.memory.size == 1 and not sharded:
         with here:
             return make()
-    if here.type == "cuda" and dist.get_backend(mesh.memory.group) == "gloo":
+    if (
+        mesh.memory.size > 1
+        and here.type == "cuda"
+        and dist.get_backend(mesh.memory.group) == "gloo"
+    ):
         raise ValueError(
             f"memory_ranks {mesh.memory.size} needs a GPU for each rank, these share one; "
             "set resources.gpus to the number of ranks, or memory_ranks to 1"
         )
     with torch.device("meta"):
         model = make()
-    share_out(model, mesh, layout=layout)
-    return model.to_empty(device=here)
-
-
-def _with_tables_on_host(make: Callable[[], nn.Module], here: torch.device) -> nn.Module:
-    with torch.device("meta"):
-        model = make()
+    if mesh.memory.size > 1:
+        share_out(model, mesh, layout=layout)
     tables = [module for module in model.modules() if isinstance(module, MemoryTable)]
+    if place == "host":
+        _put_on_host(tables, here)
+    if sharded:
+        shard_dense(model, mesh.world, here=here, without=[table.weight for table in tables])
+    for module in model.modules():
+        if not (isinstance(module, MemoryTable) and module.on_host):
+            module.to_empty(device=here, recurse=False)
+    return model
+
+
+def _put_on_host(tables: Sequence[MemoryTable], here: torch.device) -> None:
     if not tables:
         LOG.info("memory_tables host: this model has no table")
     for table in tables:
         table.to_host(here)
-    for module in model.modules():
-        if not isinstance(module, MemoryTable):
-            module.to_empty(device=here, recurse=False)
-    return model
 
 
 def share_out(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:

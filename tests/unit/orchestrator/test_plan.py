@@ -95,6 +95,23 @@ def test_the_peak_knows_how_tables_are_updated_and_shared_out(sweep):
     assert held(two) - 14 * values < held(sgd) < held(two) - 12 * values
 
 
+def test_the_peak_knows_that_dense_parameters_are_sharded(sweep):
+    spec = next(t for t in sweep.trials if t.architecture == "memory_plus")
+    whole, shared, alone = (
+        account(dataclasses.replace(spec, resources=Resources(ranks=ranks, dense_parameters=dense)))
+        for ranks, dense in ((4, "replicated"), (4, "sharded"), (1, "sharded"))
+    )
+
+    dense = whole["total_params"] - whole["params_memory_values"]
+    n_layers = spec.model["n_layers"]
+    outside = whole["params_embedding"] + whole["params_head"]
+    gathered = 8 * outside + 16 * (dense - outside) / n_layers
+    saved = whole["peak_memory_bytes"] - shared["peak_memory_bytes"]
+    assert saved == pytest.approx(12 * dense - gathered, abs=100)
+    of_one = dataclasses.replace(spec, resources=Resources())
+    assert alone["peak_memory_bytes"] == account(of_one)["peak_memory_bytes"]
+
+
 def test_every_number_is_explained(sweep, disk):
     page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     _, _, accounting = page.partition("## Accounting")

@@ -50,6 +50,7 @@ def test_a_trial_is_named_by_architecture_and_hash() -> None:
         {"resources": Resources(gpus=1, ranks=2)},
         {"resources": Resources(ranks=4, memory_ranks=2, memory_layout="rows")},
         {"resources": Resources(memory_tables="host")},
+        {"resources": Resources(ranks=2, dense_parameters="sharded")},
         {"retries": Retries(failure=7)},
         {"logging": Logging(every_steps=1)},
         {"accounting": {"total_params": 5.0}},
@@ -132,6 +133,11 @@ def test_differences_are_told_leaf_by_leaf() -> None:
         ),
         (Resources, {"memory_ranks": 2}, "memory_ranks must divide ranks"),
         (Resources, {"memory_layout": "tiles"}, "memory_layout must be columns or rows"),
+        (
+            Resources,
+            {"dense_parameters": "fsdp"},
+            "dense_parameters must be replicated or sharded, got 'fsdp'",
+        ),
         (Resources, {"memory_tables": "disk"}, "memory_tables must be device or host, got 'disk'"),
         (
             Resources,

@@ -193,6 +193,16 @@ def test_tables_that_ranks_share_out_are_not_timed(
     assert not timer.requests
 
 
+def test_steps_that_gather_sharded_parameters_are_not_timed(
+    problems: Problems, make_timer: MakeTimer
+) -> None:
+    timer = make_timer()
+    (told,) = problems(TABLE + "resources: {ranks: 2, dense_parameters: sharded}\n", timer=timer)
+
+    assert "got dense_parameters sharded; plan it once with dense_parameters: replicated" in told
+    assert not timer.requests
+
+
 def test_but_what_was_timed_where_they_are_whole_holds(load: Load, make_timer: MakeTimer) -> None:
     (measured,) = load(TABLE, timer=make_timer()).trials
     (shared,) = load(TABLE + SHARED, timer=make_timer(refuses="again")).trials

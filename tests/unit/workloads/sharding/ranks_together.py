@@ -323,7 +323,8 @@ def ten_steps(
     # Of the first step: ten later, what rounding did to the weights is in the norms, magnified.
     for kind, value in alone.seen[0].items():
         yield f"{name}/{kind}", apart(steps[0][0][kind], value)
-    clipped = sum(float(wanted["value_grad_norm"]) > train.grad_clip for wanted in alone.seen)
+    norm = "value_grad_norm" if "value_grad_norm" in alone.seen[0] else "grad_norm"
+    clipped = sum(float(wanted[norm]) > train.grad_clip for wanted in alone.seen)
     yield f"{name}/never_clipped", float(not clipped)
     yield f"{name}/ten_steps", furthest(model, weights(model), alone.trained)
 
@@ -368,8 +369,10 @@ def started(
     layout: str,
     here: torch.device,
     dtype: torch.dtype,
+    dense: str = "replicated",
 ) -> nn.Module:
-    model = build(partial(config.build, VOCAB), mesh, layout=layout, here=here).to(dtype)
+    make = partial(config.build, VOCAB)
+    model = build(make, mesh, layout=layout, here=here, dense=dense).to(dtype)
     initialise(model, 3)
     model.observing = False
     return model.train()
@@ -390,7 +393,7 @@ def furthest(model: nn.Module, found: dict[str, Tensor], *wanted: dict[str, Tens
     return max(
         min(
             apart(
-                tensor.to(either[name].dtype),
+                whole(tensor).to(either[name].dtype),
                 inside(either[name], parts.get(name)),
                 like=either[name],
             )
@@ -406,10 +409,15 @@ def differing(model: nn.Module, wanted: dict[str, Tensor]) -> float:
     parts = shards(model)
     return float(
         sum(
-            not torch.equal(tensor, inside(wanted[name], parts.get(name)))
+            not torch.equal(whole(tensor), inside(wanted[name], parts.get(name)))
             for name, tensor in weights(model).items()
         )
     )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a parameter that ranks hold together; they must all ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def inside(whole: Tensor, shard: Columns | Rows | None) -> Tensor:

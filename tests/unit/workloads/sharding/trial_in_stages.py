@@ -3,13 +3,15 @@
     python trial_in_stages.py OUT.json FOLDER < stages.json
 
 A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `table_optimizer`, `stop_after`
-(null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or null). OUT.json gets the metrics
-of every stage that came to the end, null for others.
+(null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or null); `dense` says whether dense
+parameters are sharded or, as they are without it, replicated. OUT.json gets the metrics of every stage that came to the
+end, null for others.
 """
 
 import json
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,7 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
         world_size=asked["ranks"],
         memory_ranks=asked["memory_ranks"],
         memory_layout=asked["layout"],
+        dense_parameters=asked.get("dense", "replicated"),
         rendezvous=meeting / "meet",
     )
     try:
@@ -97,7 +100,11 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
 if __name__ == "__main__":
     out, name = sys.argv[1:]
     folder, found = Path(name), []
-    for asked in json.load(sys.stdin):
+    stages = json.load(sys.stdin)
+    if any(asked.get("dense") == "sharded" for asked in stages):
+        # By the models, which takes each rank a second unless it is there when they are forked.
+        import_module("torch.distributed.fsdp")
+    for asked in stages:
         if asked["damage"]:
             newest = max((folder / asked["trial"]).glob("step-*"))
             with (newest / asked["damage"]).open("r+b") as file:

@@ -1,0 +1,40 @@
+"""What `tests/unit/workloads/sharding/test_dense.py` checks on CPUs, on GPUs that talk through NCCL; and their memory."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
+
+FOLDER = Path(__file__).parents[1] / "unit" / "workloads" / "sharding"
+_spec = importlib.util.spec_from_file_location("dense_on_cpus", FOLDER / "test_dense.py")
+assert _spec is not None
+assert _spec.loader is not None
+cpus = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(cpus)
+
+
+def skip_without(size):
+    if torch.cuda.device_count() < size:
+        pytest.skip(f"needs {size} GPUs, there are {torch.cuda.device_count()}")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gpus_that_shard_dense_parameters_find_what_one_finds(tmp_path, size):
+    skip_without(size)
+
+    found = cpus.found_by(tmp_path, "dense", size, device="cuda")[str(size)]
+
+    assert len({name.rpartition("/")[0] for name in found}) == {2: 2, 4: 4}[size]
+    assert not cpus.too_far(found)
+
+
+def test_a_gpu_holds_little_more_than_its_share(tmp_path):
+    skip_without(2)
+
+    found = cpus.found_by(tmp_path, "dense_memory", 2, device="cuda")["2"]
+
+    # 16 bytes a parameter and 2 of its copy, against 8 and what is gathered of a block at a time.
+    assert found["memory/sharded_over_replicated"] < 0.75

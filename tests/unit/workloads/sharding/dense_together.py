@@ -1,0 +1,171 @@
+"""What ranks find that shard dense parameters, against one process that holds everything.
+
+    python dense_together.py OUT.json DEVICE GROUP SIZE...
+
+As `ranks_together.py`, whose models and ways of training these are; GROUP is one of `GROUPS`.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ranks_together as together
+import torch
+import torch.distributed.fsdp  # by the models, which takes each rank a while unless it is there when they are forked
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from orchestrator import catalog
+from workloads import ranks
+from workloads.decode import greedy
+from workloads.device import autocast
+from workloads.gradient_sums import GradientSums
+from workloads.layers.memory_table import MemoryTable
+from workloads.optim import Optimizer
+from workloads.sharding.mesh import mesh_of
+from workloads.train import accumulate_gradients
+
+# How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
+WAYS = {
+    2: {"whole": ("float64",), "rows": ("checkpointed_lazy",)},
+    3: {
+        "whole": ("float64", "float32", "lazy_adamw", "checkpointed"),
+        "columns": ("float64", "float32", "rowwise", "checkpointed"),
+        "rows": ("float64", "float32", "checkpointed_lazy"),
+    },
+    4: {"whole": ("float64",), "columns": ("lazy_adamw",), "rows": ("float64",)},
+}
+
+
+def dense(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare a model with tables, trained in every way."""
+    for tables, ways in WAYS[world.size].items():
+        for how in ways:
+            yield from compared(world, here, "memory_plus", tables, how)
+    if world.size == 4:
+        yield from compared(world, here, "memory_plus", "columns", "float64", memory=2)
+    if world.size == 2 and here.type == "cpu":
+        yield from in_bf16(world, here, "memory_plus")
+
+
+def dense_architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare every architecture."""
+    for name in catalog.architectures():
+        module = catalog.architecture(name)
+        config = module.Config(**module.PRESETS["d8"])
+        if name == "moe":
+            # What it adds to the loss is measured per sequence, hence the same however sequences are shared out.
+            config = replace(config, group="sequence", balance_loss=1.0, z_loss=1.0)
+        together.MODELS[name] = config
+        if world.size == 2 and here.type == "cpu":
+            yield from in_bf16(world, here, name)
+        has_tables = config.param_count(together.VOCAB).memory_values > 0
+        for tables in ("whole", "rows") if has_tables else ("whole",):
+            yield from compared(world, here, name, tables, "float64")
+
+
+def compared(
+    world: ranks.World,
+    here: torch.device,
+    name: str,
+    tables: str,
+    how: str,
+    *,
+    memory: int | None = None,
+) -> Iterator[tuple[str, float]]:
+    """Compare initial values, gradients and ten steps, with passes that have no backward pass before and after them."""
+    mesh = mesh_of(world, memory=1 if tables == "whole" else memory or world.size)
+    layout = "columns" if tables == "whole" else tables
+    dtype, train = together.dtype_of(how), together.trained_by(how)
+    model = together.started(together.MODELS[name], mesh, layout, here, dtype, dense="sharded")
+    if "checkpointed" in how:
+        together.checkpointed(model)
+    wanted, truth = (together.alone(name, kind, here, train) for kind in (dtype, torch.float64))
+    label = f"{how}/{tables}-{mesh.memory.size}-of-{world.size}/{name}"
+    yield f"{label}/held_once", held_again(model, world)
+    first = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
+    yield f"{label}/freed_once", held_again(model, world)
+    yield from together.ten_steps(label, model, wanted, truth, mesh, train)
+    last = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
+    yield f"{label}/freed_once", held_again(model, world)
+    decoded = str(first.tolist() + last.tolist())
+    yield f"{label}/decoded_alike", float(world.agree(decoded) != decoded)
+
+
+def held_again(model: nn.Module, world: ranks.World) -> float:
+    """Return how many numbers all ranks hold beyond one of each, of what is not a table."""
+    tables = {m.weight for m in model.modules() if isinstance(m, MemoryTable)}
+    dense = [p for p in model.parameters() if p not in tables]
+    held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in dense)
+    return float(sum(world.all(held)) - sum(p.numel() for p in dense))
+
+
+def in_bf16(world: ranks.World, here: torch.device, name: str) -> Iterator[tuple[str, float]]:
+    """Count the gradients in which two ranks that shard differ in a bit from two that do not: each is a sum of two."""
+    config = together.MODELS[name]
+    replicated, sharded = (
+        {
+            key: together.whole(parameter.grad)
+            for key, parameter in stepped(config, world, here, dense).named_parameters()
+            if parameter.grad is not None
+        }
+        for dense in ("replicated", "sharded")
+    )
+    differ = [key for key, grad in replicated.items() if not torch.equal(grad, sharded[key])]
+    label = f"bfloat16/whole-1-of-{world.size}/{name}"
+    yield f"{label}/same_gradients", float(replicated.keys() != sharded.keys())
+    yield f"{label}/same_bits", float(len(differ))
+
+
+def stepped(
+    config: Any, world: ranks.World, here: torch.device, dense: str, n_steps: int = 1
+) -> nn.Module:
+    """Return a model of fp32 parameters after some steps in bf16, of the last one but the update."""
+    mesh, train = mesh_of(world, memory=1), together.TRAIN
+    model = together.started(config, mesh, "columns", here, torch.float32, dense=dense)
+    optimizer, sums = Optimizer(model, train, mesh), GradientSums(model, mesh)
+    shape = together.SEQUENCES, together.SEQ_LEN + 1
+    windows = torch.randint(together.VOCAB, shape, generator=torch.Generator().manual_seed(1))
+    share = world.share(len(windows))
+    for step in range(n_steps):
+        if step:
+            optimizer.clip()
+            optimizer.step(train.lr)
+        losses = accumulate_gradients(
+            model,
+            windows[share.start : share.stop].to(here),
+            batch_tokens=train.batch_tokens,
+            rows=together.SEQUENCES,
+            autocast=partial(autocast, bf16=True, device=here),
+            before_last=sums.start,
+        )
+        sums.finish(also=list(losses.values()))
+    return model
+
+
+def memory(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare the most memory that a GPU holds over two steps of a model of a hundred million parameters."""
+    module = catalog.architecture("dense")
+    config = module.Config(**module.PRESETS["134m"])
+    peaks = []
+    for dense in ("replicated", "sharded"):
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        stepped(config, world, here, dense, n_steps=2)
+        peaks.append(torch.cuda.max_memory_allocated())
+    replicated, sharded = peaks
+    yield "memory/sharded_over_replicated", sharded / replicated
+
+
+GROUPS = {"dense": dense, "dense_architectures": dense_architectures, "dense_memory": memory}
+together.CHECKS |= GROUPS
+
+if __name__ == "__main__":
+    out, device, group, *sizes = sys.argv[1:]
+    found = {size: together.worst(group, int(size), device) for size in sizes}
+    Path(out).write_text(json.dumps(found))

@@ -1,0 +1,60 @@
+"""Weights in the type of autocast, made anew for the backward pass instead of being kept for it.
+
+Under autocast a product is made with a bf16 copy of its weight, and autograd keeps the copy until the backward pass. Of
+weights that are gathered for one block at a time that would be the larger part of what a rank holds: 2 bytes for every
+number of every block. Since the weight is gathered again for the backward pass, the copy can be, too: it has the same
+bits, and costs one more pass over the weight.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Kept = Tensor | Callable[[], Tensor]
+
+
+def recast_in_backward(block: nn.Module) -> None:
+    """From now on, keep no copies of weights in another type from a block's forward pass for its backward pass."""
+    entered = ExitStack()
+
+    def begin(*_: Any) -> None:
+        entered.enter_context(torch.autograd.graph.saved_tensors_hooks(kept, again))
+
+    def end(*_: Any) -> None:
+        entered.close()
+        # It holds the copies until the model's whole forward pass has ended.
+        torch.clear_autocast_cache()
+
+    block.register_forward_pre_hook(begin)
+    block.register_forward_hook(end, always_call=True)
+
+
+def kept(saved: Tensor) -> Kept:
+    """Return what is kept of a tensor that autograd saves: how to make it, if it is all of a weight in another type."""
+    copy = saved if saved._base is None else saved._base
+    weight = _copied(copy)
+    if weight is None or saved.numel() != copy.numel():
+        return saved.detach()  # itself, if it is an output, would keep what made it, which keeps it
+    # Only what says how it lies: the tensor itself would keep the copy.
+    dtype, size, stride = copy.dtype, saved.size(), saved.stride()
+    return lambda: weight.detach().to(dtype).as_strided(size, stride)
+
+
+def again(kept: Kept) -> Tensor:
+    """Return the tensor that was saved."""
+    return kept if isinstance(kept, Tensor) else kept()
+
+
+def _copied(copy: Tensor) -> Tensor | None:
+    """Return the parameter that this is a copy of in another type, contiguous as it is; None if it is none."""
+    made_by = copy.grad_fn
+    if made_by is None or made_by.name() != "ToCopyBackward0" or not copy.is_contiguous():
+        return None
+    source = made_by.next_functions[0][0]
+    weight = getattr(source, "variable", None)  # of a leaf only
+    if not isinstance(weight, nn.Parameter) or not weight.is_contiguous():
+        return None
+    return weight
