@@ -55,6 +55,7 @@ def test_a_trial_is_named_by_architecture_and_hash() -> None:
         {"logging": Logging(every_steps=1)},
         {"accounting": {"total_params": 5.0}},
         {"train": {"tokens": 1_000_000, "lr": 3e-3, "value_lr_final_ratio": None}},
+        {"train": {"tokens": 1_000_000, "lr": 3e-3, "table_moments": None}},
         {"data": {"source": "triples", "path": "/moved/facts.tsv", "max_facts": None}},
         {"data": {"source": "triples", "path": "/facts.tsv"}},
         {"train": {"tokens": 1_000_000.0, "lr": 3e-3}},

@@ -19,6 +19,7 @@ OPTIONAL = {
     "value_lr_decay_fraction",
     "table_clip",
     "table_precision",
+    "table_moments",
 }
 """Fields that a recipe may leave out: what they do without it is no question of the source."""
 

@@ -18,25 +18,31 @@ NUMBERS = {
     **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
     **dict.fromkeys(("table_key", "first_key", "second_key", "origin_row", "origin_column"), "i32"),
     **dict.fromkeys(
-        ("decay", "step_size", "rest1", "beta2", "rest2", "correction2", "eps"), "fp32"
+        ("decay", "step_size", "beta1", "rest1", "beta2", "rest2", "correction2", "eps"), "fp32"
     ),
 }
 
 
-@pytest.mark.parametrize("table", ["bf16", "fp32", "bf16_master"])
+RULES = [
+    ("squares", None),
+    ("adamw", None),
+    ("lazy_adamw", None),
+    ("rowwise", None),
+    ("rowwise", "whole row"),
+    ("sgd", None),
+]
+
+
 @pytest.mark.parametrize(
-    ("rule", "whole_row"),
+    ("rule", "variant", "table"),
     [
-        ("squares", False),
-        ("adamw", False),
-        ("lazy_adamw", False),
-        ("rowwise", False),
-        ("rowwise", True),
-        ("sgd", False),
+        *((*rule, table) for rule in RULES for table in ("bf16", "fp32", "bf16_master")),
+        *((r, "int8", table) for r in ("adamw", "lazy_adamw") for table in ("bf16", "bf16_master")),
     ],
 )
-def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, whole_row, table):
+def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, variant, table):
     master = table == "bf16_master" and rule != "squares"
+    quantised = variant == "int8"
     table, moment = ("bf16", "fp32") if table == "bf16_master" else (table, table)
     made = compile_for_sm90(
         kernels._update_rows,
@@ -45,14 +51,15 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, wh
             **NUMBERS,
             "x": "*bf16:16",
             "table": f"*{table}:16",
-            "first": "*fp32:16" if rule == "rowwise" else f"*{moment}:16",
+            "first": "*i8:16" if quantised else "*fp32:16" if rule == "rowwise" else f"*{moment}:16",
+            "scales": "*fp32:16",
             "second": f"*{moment}:16",
             "low": "*i16:16",
         },
         {
-            "RULE": rule, "MASTER": master, "WHOLE_ROW": whole_row, "SQUARES": True, "GROUP": 16,
-            "CHUNK": 512, "READS": 4, "WIDTH": 256, "PRODUCTS": rule != "squares", "EVEN": True,
-            "ASSEMBLY": True,
+            "RULE": rule, "MASTER": master, "BLOCKS": 2 if quantised else 0,
+            "WHOLE_ROW": variant == "whole row", "SQUARES": True, "GROUP": 16, "CHUNK": 512,
+            "READS": 4, "WIDTH": 256, "PRODUCTS": rule != "squares", "EVEN": True, "ASSEMBLY": True,
         },
         num_warps=1,
     )  # fmt: skip
@@ -60,11 +67,14 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, wh
     assert made.spills == 0
     # Two or more blocks of eight warps fit a multiprocessor's registers beside what hides latency.
     assert made.registers <= 128
-    moments = 2 if "adamw" in rule else 0
+    # A scale's block is found by the threads that hold it.
+    assert made.shared_bytes == 0
+    moments = (2 - quantised) * ("adamw" in rule)
     # Eight numbers are one access in 16 bits, two in 32.
     accesses = (rule != "squares") * (2 if table == "fp32" else 1)
     accesses += master + moments * (2 if moment == "fp32" else 1)
     # Eight numbers a thread: of the table, its other half and its moments, in and out.
-    marked = r"global\.L1::evict_first\.L2::cache_hint\.v4\.b32"
-    assert len(re.findall(rf"ld\.{marked}", made.ptx)) == accesses
-    assert len(re.findall(rf"st\.{marked}", made.ptx)) == accesses
+    marked = r"global\.L1::evict_first\.L2::cache_hint"
+    for direction in ("ld", "st"):
+        assert len(re.findall(rf"{direction}\.{marked}\.v4\.b32", made.ptx)) == accesses
+        assert len(re.findall(rf"{direction}\.{marked}\.v2\.b32", made.ptx)) == quantised

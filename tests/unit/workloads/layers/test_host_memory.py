@@ -93,11 +93,17 @@ def test_logits_and_three_steps_are_those_of_tables_on_the_device(
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_master"])
-@pytest.mark.parametrize("name", [*RULE_OF])
-def test_every_table_optimizer_makes_the_same_steps(monkeypatch, name, precision):
+@pytest.mark.parametrize(
+    ("name", "precision", "moments"),
+    [
+        *((name, p, None) for name in RULE_OF for p in ("fp32", "bf16", "bf16_master")),
+        ("deferred_adamw", "bf16", "int8"),
+        ("lazy_adamw", "bf16", "int8"),
+    ],
+)
+def test_every_table_optimizer_makes_the_same_steps(monkeypatch, name, precision, moments):
     monkeypatch.setattr(host_memory, "DIRECT_READS", 0)
-    settings = config(table_optimizer=name, table_precision=precision)
+    settings = config(table_optimizer=name, table_precision=precision, table_moments=moments)
     found = []
     for place in ("device", "host"):
         model = model_of("memory_plus", place)
