@@ -29,3 +29,13 @@ def test_gpus_together_find_what_one_finds(tmp_path, size, group):
 
     assert len(found) > 100
     assert not cpus.too_far(found)
+
+
+def test_gpus_read_together_in_one_graph(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs, there are {torch.cuda.device_count()}")
+
+    found = cpus.found_by(tmp_path, "compiled", 2, device="cuda")["2"]
+
+    assert len(found) == 30
+    assert not cpus.too_far(found)

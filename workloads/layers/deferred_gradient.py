@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from workloads.kernels.row_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers import deferred_read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Hits:
         )
 
 
-class DeferredGradient:
+class DeferredGradient(deferred_read.Reads):
     """What the backward passes of a step found, of all layers and micro batches that read one table.
 
     Reads through here give the table no gradient: their backward pass leaves bags, weights and the output's gradient
@@ -50,18 +51,29 @@ class DeferredGradient:
     Passes add up like any gradient: over layers, micro batches, activation checkpointing, and a graph that is run
     backward again. Passes without gradients leave nothing. Not supported: gradients of gradients (torch says so);
     `torch.autograd.grad`, which would leave its reads here too although it is asked for another gradient;
-    `model.zero_grad()`, which does not know of them (`clear` does); `torch.compile` breaks the graph at such a read.
+    `model.zero_grad()`, which does not know of them (`clear` does).
+
+    `torch.compile` keeps one graph (`deferred_read.py`). Rows that are fetched are as many as ids differ: that needs
+    `fullgraph=True`, without which torch breaks the graph there.
     """
 
     def __init__(
-        self, fetch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        self,
+        fetch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+        *,
+        device: torch.device | None = None,
     ) -> None:
         """Begin with nothing; `fetch` says how rows are had that lie elsewhere (`host_memory.fetch_rows`).
 
-        What was fetched is kept for the backward pass.
+        What was fetched is kept for the backward pass. `device` is the table's; another works too, and costs a compiled
+        graph operations there.
         """
+        super().__init__()
         self._hits: list[Hits] = []
         self.fetch = fetch or _in_place
+        somewhere = None if device is None or device.type == "meta" else device
+        self.anchor = torch.zeros(1, device=somewhere or "cpu", requires_grad=True)
+        """What compiled reads give a gradient of zero, for which their backward passes are never left out."""
 
     def weighted_bag(
         self,
@@ -70,6 +82,10 @@ class DeferredGradient:
         weights: Float[Tensor, "bags bag_size"],
     ) -> Float[Tensor, "bags width"]:
         """Return `weighted_bag`, whose backward pass leaves its reads here."""
+        if torch.compiler.is_compiling():
+            return deferred_read.bag(
+                *self.fetch(table, ids), ids, weights, self.anchor, self.name, len(table)
+            )
         result: Tensor = _WeightedBag.apply(table, ids, weights, self)  # type: ignore[no-untyped-call]
         return result
 
@@ -80,6 +96,10 @@ class DeferredGradient:
         x: Float[Tensor, "bags width"],
     ) -> Float[Tensor, "bags bag_size"]:
         """Return `row_dot`, whose backward pass leaves its reads here."""
+        if torch.compiler.is_compiling():
+            return deferred_read.products(
+                *self.fetch(table, ids), ids, x, self.anchor, self.name, len(table)
+            )
         result: Tensor = _RowDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
         return result
 

@@ -39,7 +39,9 @@ class MemoryTable(nn.Module):
 
     def defer(self) -> None:
         """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
-        self.deferred = DeferredGradient(fetch_rows if self.on_host else None)
+        self.deferred = DeferredGradient(
+            fetch_rows if self.on_host else None, device=self.weight.device
+        )
 
     def to_host(self, device: torch.device) -> None:
         """Keep the values, or open ones of a table on the meta device, in host memory; `device` computes with them.

@@ -26,6 +26,8 @@ ALIGNED = 8
 class Columns(Shard):
     """Some columns of all rows."""
 
+    STATE = ()
+
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.of_each = columns_of_each(width, mesh.memory.size)
@@ -34,13 +36,22 @@ class Columns(Shard):
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnsRoute":
         """Return the route of a read of these bags. Collective."""
         bags = self.mesh.bags_of_each(len(ids))
+        return self._route(ids, bags, n_pieces=max(1, min(self.mesh.pieces, max(bags))))
+
+    def route_again(
+        self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
+    ) -> "ColumnsRoute":
+        """Return the route of a read, for its backward pass."""
+        n_pieces, *bags = numbers
+        return self._route(ids, bags, n_pieces=n_pieces)
+
+    def _route(self, ids: Tensor, bags: Sequence[int], *, n_pieces: int) -> "ColumnsRoute":
         return ColumnsRoute(
             self.mesh.memory,
-            # Half the bytes of what is sent most.
-            ids.to(torch.int32 if self.n_rows < 2**31 else torch.int64),
+            ids.to(self.id_type),
             bags=bags,
             columns=self.of_each,
-            n_pieces=max(1, min(self.mesh.pieces, max(bags))),
+            n_pieces=n_pieces,
         )
 
 
@@ -65,6 +76,10 @@ class ColumnsRoute(Route):
             [World(rank=i, size=n_pieces).share(n) for n in bags] for i in range(n_pieces)
         ]
         self.bags = slice(start, start + len(ids))
+
+    def state(self) -> tuple[list[int], list[Tensor]]:
+        """Return the number of pieces and the bags of each rank; ids are at hand in the backward pass."""
+        return [len(self._pieces), *self._bags_of_each], []
 
     def pieces(self) -> Sequence["ColumnsRoute"]:
         """Return routes of an equal part of every rank's bags each."""

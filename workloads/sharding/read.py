@@ -11,11 +11,12 @@ much. The products of a bag's backward pass come out of the same pass, hence all
 optimizer (`DeferredGradient`) they are made in pieces too.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -27,6 +28,43 @@ from workloads.sharding.messages import Arrival
 from workloads.sharding.route import Route
 
 
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a read returns, and what it keeps for its backward pass: the reads that were made here."""
+
+    output: Tensor
+    ids: Int[Tensor, "held_bags held_size"]
+    second: Tensor
+    """Of a weighted sum the weights, [held_bags, held_size], of products x, [held_bags, columns]."""
+
+
+class Backward(Protocol):
+    """The backward pass of a read."""
+
+    def __call__(
+        self,
+        part: Tensor,
+        ids: Tensor,
+        second: Tensor,
+        grad: Tensor,
+        route: Route,
+        deferred: DeferredGradient | None,
+        /,
+        *,
+        needs_part: bool,
+        needs_second: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of the part, None where `deferred` has it, and of the read's second tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A read's two passes; what it reads with is its second tensor, weights or x."""
+
+    forward: Callable[[Tensor, Tensor, Route], Found]
+    backward: Backward
+
+
 def weighted_sums(
     part: Float[Tensor, "rows columns"],
     weights: Float[Tensor, "bags bag_size"],
@@ -34,7 +72,7 @@ def weighted_sums(
     deferred: DeferredGradient | None,
 ) -> Float[Tensor, "bags width"]:
     """Return `weighted_bag` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
-    result: Tensor = _WeightedSums.apply(part, weights, route, deferred)  # type: ignore[no-untyped-call]
+    result: Tensor = _Read.apply(part, weights, route, deferred, WEIGHTED_SUMS)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -45,90 +83,119 @@ def products(
     deferred: DeferredGradient | None,
 ) -> Float[Tensor, "bags bag_size"]:
     """Return `row_dot` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
-    result: Tensor = _Products.apply(part, x, route, deferred)  # type: ignore[no-untyped-call]
+    result: Tensor = _Read.apply(part, x, route, deferred, PRODUCTS)  # type: ignore[no-untyped-call]
     return result
 
 
-class _WeightedSums(torch.autograd.Function):
+class _Read(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, part: Tensor, weights: Tensor, route: Route, deferred: DeferredGradient | None
+        ctx: Any,
+        part: Tensor,
+        second: Tensor,
+        route: Route,
+        deferred: DeferredGradient | None,
+        operation: Operation,
     ) -> Tensor:
-        pieces = route.pieces()
-        arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
-        held, leaving = [], []
-        for piece, reads in zip(pieces, arriving, strict=True):
-            held.append(reads())
-            leaving.append(piece.vectors_back(_bag(part, *held[-1])))
-        ids, all_weights = (route.join(each) for each in zip(*held, strict=True))
-        ctx.save_for_backward(part, ids, all_weights)
-        ctx.route, ctx.deferred = route, deferred
-        return _whole(leaving)
+        found = operation.forward(part, second, route)
+        ctx.save_for_backward(part, found.ids, found.second)
+        ctx.route, ctx.deferred, ctx.operation = route, deferred, operation
+        return found.output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        part, ids, weights = ctx.saved_tensors
-        needs_table, needs_weights, _, _ = ctx.needs_input_grad
-        route: Route = ctx.route
-        if needs_table and ctx.deferred is None:
-            arriving = route.vectors_there(grad)
-            gradients = sorted_reads(part, ids, weights, products=needs_weights)
-            table_grad, products = gradients(arriving())
-            return (
-                table_grad,
-                None if products is None else route.numbers_back(products)(),
-                None,
-                None,
-            )
-        pieces = route.pieces()
-        travelling = [piece.vectors_there(grad[piece.bags]) for piece in pieces]
-        arrived, leaving = [], []
-        for piece, its_ids, vectors in zip(pieces, route.cut(ids), travelling, strict=True):
-            arrived.append(vectors())
-            if needs_weights:
-                leaving.append(piece.numbers_back(_products(part, its_ids, arrived[-1])))
-        if needs_table:
-            ctx.deferred.add(len(part), ids, weights, route.join(arrived))
-        return None, _whole(leaving) if needs_weights else None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        needs_part, needs_second, *_ = ctx.needs_input_grad
+        part_grad, second_grad = ctx.operation.backward(
+            *ctx.saved_tensors,
+            grad,
+            ctx.route,
+            ctx.deferred,
+            needs_part=needs_part,
+            needs_second=needs_second,
+        )
+        return part_grad, second_grad, None, None, None
 
 
-class _Products(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, part: Tensor, x: Tensor, route: Route, deferred: DeferredGradient | None
-    ) -> Tensor:
-        pieces = route.pieces()
-        arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
-        held, leaving = [], []
-        for piece, reads in zip(pieces, arriving, strict=True):
-            held.append(reads())
-            leaving.append(piece.numbers_back(_products(part, *held[-1])))
-        ids, all_x = (route.join(each) for each in zip(*held, strict=True))
-        ctx.save_for_backward(part, ids, all_x)
-        ctx.route, ctx.deferred = route, deferred
-        return _whole(leaving)
+def _sum_weighted(part: Tensor, weights: Tensor, route: Route) -> Found:
+    pieces = route.pieces()
+    arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
+    held, leaving = [], []
+    for piece, reads in zip(pieces, arriving, strict=True):
+        held.append(reads())
+        leaving.append(piece.vectors_back(_bag(part, *held[-1])))
+    ids, all_weights = (route.join(each) for each in zip(*held, strict=True))
+    return Found(output=_whole(leaving), ids=ids, second=all_weights)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        part, ids, x = ctx.saved_tensors
-        needs_table, needs_x, _, _ = ctx.needs_input_grad
-        route: Route = ctx.route
-        pieces = route.pieces()
-        travelling = [piece.numbers_there(grad[piece.bags]) for piece in pieces]
-        arrived, leaving = [], []
-        for piece, its_ids, numbers in zip(pieces, route.cut(ids), travelling, strict=True):
-            arrived.append(numbers())
-            if needs_x:
-                leaving.append(piece.vectors_back(_bag(part, its_ids, arrived[-1])))
-        table_grad = None
-        if needs_table and ctx.deferred is not None:
-            ctx.deferred.add(len(part), ids, route.join(arrived), x)
-        elif needs_table:
-            gradients = sorted_reads(part, ids, route.join(arrived), products=False)
-            table_grad, _ = gradients(x)
-        return table_grad, _whole(leaving) if needs_x else None, None, None
+
+def _sum_weighted_backward(
+    part: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    grad: Tensor,
+    route: Route,
+    deferred: DeferredGradient | None,
+    *,
+    needs_part: bool,
+    needs_second: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    if needs_part and deferred is None:
+        arriving = route.vectors_there(grad)
+        gradients = sorted_reads(part, ids, weights, products=needs_second)
+        part_grad, products = gradients(arriving())
+        return part_grad, None if products is None else route.numbers_back(products)()
+    pieces = route.pieces()
+    travelling = [piece.vectors_there(grad[piece.bags]) for piece in pieces]
+    arrived, leaving = [], []
+    for piece, its_ids, vectors in zip(pieces, route.cut(ids), travelling, strict=True):
+        arrived.append(vectors())
+        if needs_second:
+            leaving.append(piece.numbers_back(_products(part, its_ids, arrived[-1])))
+    if needs_part and deferred is not None:
+        deferred.add(len(part), ids, weights, route.join(arrived))
+    return None, _whole(leaving) if needs_second else None
+
+
+def _multiply(part: Tensor, x: Tensor, route: Route) -> Found:
+    pieces = route.pieces()
+    arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
+    held, leaving = [], []
+    for piece, reads in zip(pieces, arriving, strict=True):
+        held.append(reads())
+        leaving.append(piece.numbers_back(_products(part, *held[-1])))
+    ids, all_x = (route.join(each) for each in zip(*held, strict=True))
+    return Found(output=_whole(leaving), ids=ids, second=all_x)
+
+
+def _multiply_backward(
+    part: Tensor,
+    ids: Tensor,
+    x: Tensor,
+    grad: Tensor,
+    route: Route,
+    deferred: DeferredGradient | None,
+    *,
+    needs_part: bool,
+    needs_second: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    pieces = route.pieces()
+    travelling = [piece.numbers_there(grad[piece.bags]) for piece in pieces]
+    arrived, leaving = [], []
+    for piece, its_ids, numbers in zip(pieces, route.cut(ids), travelling, strict=True):
+        arrived.append(numbers())
+        if needs_second:
+            leaving.append(piece.vectors_back(_bag(part, its_ids, arrived[-1])))
+    part_grad = None
+    if needs_part and deferred is not None:
+        deferred.add(len(part), ids, route.join(arrived), x)
+    elif needs_part:
+        gradients = sorted_reads(part, ids, route.join(arrived), products=False)
+        part_grad, _ = gradients(x)
+    return part_grad, _whole(leaving) if needs_second else None
+
+
+WEIGHTED_SUMS = Operation(forward=_sum_weighted, backward=_sum_weighted_backward)
+PRODUCTS = Operation(forward=_multiply, backward=_multiply_backward)
 
 
 def _whole(pieces: Sequence[Arrival]) -> Tensor:

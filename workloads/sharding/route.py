@@ -48,6 +48,13 @@ class Route(ABC):
     def vectors_back(self, x: Float[Tensor, "held_bags columns"]) -> Arrival:
         """Return a vector of each bag, summed over ranks that made reads of it; [bags, width] arrives."""
 
+    @abstractmethod
+    def state(self) -> tuple[list[int], list[Tensor]]:
+        """Return what a backward pass needs to make this route again (`Shard.route_again`), after its forward pass.
+
+        A compiled graph keeps tensors from one pass to the other, no routes.
+        """
+
     def pieces(self) -> Sequence["Route"]:
         """Return routes that some of the bags take each, all of them together; the same number on every rank."""
         return [self]

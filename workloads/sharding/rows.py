@@ -27,13 +27,21 @@ from workloads.sharding.shard import Shard
 class Rows(Shard):
     """All columns of some rows."""
 
+    STATE = (torch.int64, torch.int64, torch.int64, torch.bool, torch.int64)
+
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.rows, self.columns = mesh.memory.share(n_rows), range(width)
 
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> "RowsRoute":
         """Return the route of a read of these bags. Collective; waits for the GPU."""
-        return RowsRoute(self.mesh.memory, ids, n_rows=self.n_rows)
+        return RowsRoute(self.mesh.memory, ids, n_rows=self.n_rows, id_type=self.id_type)
+
+    def route_again(
+        self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
+    ) -> "RowsRoute":
+        """Return the route of a read, for its backward pass."""
+        return RowsRoute.again(self.mesh.memory, tuple(ids.shape), numbers, tensors)
 
 
 class RowsRoute(Route):
@@ -43,7 +51,14 @@ class RowsRoute(Route):
     longest of them with a row that they read anyway, and weight 0: no row may count as read that was not.
     """
 
-    def __init__(self, memory: World, ids: Int[Tensor, "bags bag_size"], *, n_rows: int) -> None:
+    def __init__(
+        self,
+        memory: World,
+        ids: Int[Tensor, "bags bag_size"],
+        *,
+        n_rows: int,
+        id_type: torch.dtype,
+    ) -> None:
         """Find who holds what, and tell each other how much of it there is."""
         self._memory, self._shape = memory, tuple(ids.shape)
         self.bags = slice(0, len(ids))
@@ -55,9 +70,8 @@ class RowsRoute(Route):
         reads = counts > 0
         # The reads by rank, each rank's in the order of the bags.
         self._order = holder.flatten().to(torch.int16).sort(stable=True).indices
-        narrow = torch.int32 if n_rows < 2**31 else torch.int64
         first = holder * n_rows // size
-        self._ids = (ids - first).flatten()[self._order].to(narrow)
+        self._ids = (ids - first).flatten()[self._order].to(id_type)
         self._counts = counts.T.to(torch.int32).contiguous()
 
         longest = torch.cat([counts, counts.new_zeros(1, size)]).amax(0)
@@ -82,6 +96,44 @@ class RowsRoute(Route):
             some = reads.to(torch.uint8).argmax(1, keepdim=True)
             self._places = torch.where(reads, self._places, self._places.gather(1, some))
         self._there = reads
+
+    def state(self) -> tuple[list[int], list[Tensor]]:
+        """Return how much goes where, and which of it: all but the ids and what only finding them took."""
+        numbers = [
+            self._longest,
+            *self._sent,
+            *self._bags_sent,
+            *self._received,
+            *self._bags_received,
+            *self._asked,
+        ]
+        return numbers, [
+            self._order,
+            self._bag_of_each,
+            self._places,
+            self._there,
+            self._held_places,
+        ]
+
+    @classmethod
+    def again(
+        cls,
+        memory: World,
+        shape: tuple[int, ...],
+        numbers: Sequence[int],
+        tensors: Sequence[Tensor],
+    ) -> "RowsRoute":
+        """Return the route of bags of this shape that had this state, for their gradients' messages."""
+        route = cls.__new__(cls)
+        route._memory, route._shape, route.bags = memory, shape, slice(0, shape[0])
+        route._longest, *of_ranks = numbers
+        size = memory.size
+        route._sent, route._bags_sent, route._received, route._bags_received, route._asked = (
+            of_ranks[i : i + size] for i in range(0, 5 * size, size)
+        )
+        route._order, route._bag_of_each, places, there, route._held_places = tensors
+        route._places, route._there = (each.view(shape[0], size) for each in (places, there))
+        return route
 
     def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> Reads:
         """Send to each rank the ids and numbers of its rows, and how many of each bag."""

@@ -1,21 +1,17 @@
 """This rank's part of a table, and how the whole is read with it."""
 
 import math
-from abc import ABC, abstractmethod
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-# `torch.compiler.disable` without its two seconds of import.
-from torch._compile import _disable_dynamo
-
 from workloads.layers.deferred_gradient import DeferredGradient
-from workloads.sharding import read
+from workloads.sharding import compiled, read
 from workloads.sharding.mesh import Mesh
-from workloads.sharding.route import Route
 
 
-class Shard(ABC):
+class Shard(compiled.Routes):
     """A rectangle of a table: some columns of all rows, or some rows with all columns.
 
     What a read returns, and every gradient, is what the whole table would give, up to the order of sums.
@@ -26,6 +22,7 @@ class Shard(ABC):
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         """Find this rank's part of a table of `n_rows` rows of `width` columns."""
+        super().__init__()
         self.mesh = mesh
         self.n_rows, self.width = n_rows, width
 
@@ -39,11 +36,6 @@ class Shard(ABC):
         """Rows and columns of the table."""
         return self.n_rows, self.width
 
-    @abstractmethod
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> Route:
-        """Return how a read finds the rows that `ids` name. Collective."""
-
-    @_disable_dynamo
     def bag(
         self,
         part: Float[Tensor, "rows columns"],
@@ -55,10 +47,11 @@ class Shard(ABC):
 
         The gradient of `part` is left in `deferred` if there is one.
         """
+        if torch.compiler.is_compiling():
+            return compiled.weighted_sums(part, ids, weights, self.name, deferred)
         route = self.route(ids)
         return read.weighted_sums(part, weights, route, deferred)
 
-    @_disable_dynamo
     def products(
         self,
         part: Float[Tensor, "rows columns"],
@@ -70,6 +63,8 @@ class Shard(ABC):
 
         The gradient of `part` is left in `deferred` if there is one.
         """
+        if torch.compiler.is_compiling():
+            return compiled.products(part, ids, x, self.name, deferred)
         route = self.route(ids)
         return read.products(part, x, route, deferred)
 

@@ -105,7 +105,7 @@ SOME: dict[int, Trained] = {
             "peer": ("float64",),
         },
         "rows": {
-            "memory_plus": ("float64", "checkpointed", "checkpointed_lazy"),
+            "memory_plus": ("float64", "checkpointed", "checkpointed_lazy", "compiled_lazy"),
             "peer": ("float64",),
         },
     },
@@ -211,6 +211,79 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
     mesh.pieces = 1
 
 
+def compiled(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+    """Compare reads in one graph, of batches that change and that the ranks never have as large as each other."""
+    mesh = mesh_of(world, memory=world.size)
+    n_rows, width, bag_size = 23, 10, 4
+    draw = torch.Generator().manual_seed(7)
+    table = torch.randn(n_rows, width, generator=draw, dtype=torch.float64).to(here)
+    for layout, deferred in (("columns_in_pieces", DeferredGradient(device=here)), ("rows", None)):
+        kind, mesh.pieces = READ_BY[layout]
+        shard = kind(mesh, n_rows=n_rows, width=width)
+        part = inside(table, shard).clone().requires_grad_()
+        read = one_graph(shard, part, deferred)
+        # In the last, rank 0 has no bag.
+        for case, bags in enumerate(([2, 3], [4, 2], [0, 2])):
+            name = f"float64/{layout}/{case}"
+            yield from one_read(name, read, part, deferred, table, shard, bags, bag_size, draw)
+    mesh.pieces = 1
+
+
+def one_graph(
+    shard: Shard, part: Tensor, deferred: DeferredGradient | None
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return both operations one after the other, compiled."""
+    torch._dynamo.reset()
+
+    @partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
+    def read(ids: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+        # The same read twice: what is left must be two.
+        sums = shard.bag(part, ids, weights, deferred) + shard.bag(part, ids, weights, deferred)
+        return shard.products(part, ids, x * sums, deferred)
+
+    return read
+
+
+def one_read(
+    name: str,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+    part: Tensor,
+    deferred: DeferredGradient | None,
+    table: Tensor,
+    shard: Shard,
+    bags: list[int],
+    bag_size: int,
+    draw: torch.Generator,
+) -> Iterator[tuple[str, float]]:
+    like = {"generator": draw, "dtype": table.dtype}
+    n_bags, mine = sum(bags), slice(0, bags[0]) if shard.mesh.memory.leads else slice(bags[0], None)
+    ids = torch.randint(len(table), (n_bags, bag_size), generator=draw).to(table.device)
+    shapes = ((n_bags, bag_size), (n_bags, table.shape[1]), (n_bags, bag_size))
+    weights, x, grad = (torch.randn(shape, **like).to(table.device) for shape in shapes)
+    # What plain indexing finds.
+    whole, w, y = (each.clone().requires_grad_() for each in (table, weights, x))
+    sums = 2 * (whole[ids] * w[:, :, None]).sum(1)
+    expected = (whole[ids] * (y * sums)[:, None, :]).sum(2)
+    wanted = torch.autograd.grad(expected, (whole, w, y), grad)
+
+    own = [each[mine].clone().requires_grad_() for each in (weights, x)]
+    found = read(ids[mine], *own)
+    found.backward(grad[mine])
+    yield f"{name}/output", apart(found, expected[mine], like=expected)
+    for kind, mine_of, all_of in zip(("weights", "x"), own, wanted[1:], strict=True):
+        assert mine_of.grad is not None
+        yield f"{name}/{kind}", apart(mine_of.grad, all_of[mine], like=all_of)
+    if deferred is None:
+        assert part.grad is not None
+        gradient, part.grad = part.grad, None
+    else:
+        hits = deferred.take()
+        assert hits is not None
+        gradient = left_in(hits, like=part)
+    yield f"{name}/table", apart(gradient, inside(wanted[0], shard), like=wanted[0])
+    yield f"{name}/dense_beside_deferred", float(part.grad is not None)
+
+
 def reads_elsewhere(hits: Hits, ids: Tensor, shard: Shard) -> float:
     """Return how many rows were read here that no bag names, or not read that one names."""
     named = {int(i) - shard.rows.start for i in ids.flatten() if int(i) in shard.rows}
@@ -233,7 +306,8 @@ def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[s
         if "checkpointed" in how:
             checkpointed(model)
         if "compiled" in how:
-            model.compile(dynamic=False)
+            torch._dynamo.reset()  # it counts how often one piece of code is compiled, for all models together
+            model.compile(dynamic=False, fullgraph=True)
         expected = alone(model_name, dtype_of(how), here, trained_by(how))
         truth = alone(model_name, torch.float64, here, trained_by(how))
         name = f"{how}/{shape}/{layout}/{model_name}"
@@ -360,7 +434,7 @@ def architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str,
             yield from models(mesh, here, {layout: {name: ("float64",)} for layout in LAYOUTS})
 
 
-CHECKS = {"some": some, "training": training, "architectures": architectures}
+CHECKS = {"compiled": compiled, "some": some, "training": training, "architectures": architectures}
 
 
 def started(

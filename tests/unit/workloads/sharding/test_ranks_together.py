@@ -92,6 +92,14 @@ def test_all_of_it_was_compared(found, size):
     assert meshes == {f"1x{size}"} | ({"2x2"} if size == 4 else set())
 
 
+def test_reads_of_any_batch_compile_to_one_graph(tmp_path):
+    found = found_by(tmp_path, "compiled", 2)["2"]
+
+    # Layouts, batches, and what is compared.
+    assert len(found) == 2 * 3 * 5
+    assert not too_far(found)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -99,7 +107,7 @@ def test_every_model_trained_in_every_way_is_one_processs(tmp_path, size):
     found = found_by(tmp_path, "training", size)[str(size)]
 
     ways = {name.split("/")[0] for name in found}
-    assert {"float64", "compiled", "compiled_checkpointed", "checkpointed_lazy", *RULE_OF} < ways
+    assert {"float64", "compiled", "compiled_checkpointed", "compiled_lazy", *RULE_OF} < ways
     assert not too_far(found)
 
 

@@ -57,6 +57,9 @@ class Alone(Route):
     numbers_there = vectors_there = _there
     numbers_back = vectors_back = _back
 
+    def state(self) -> tuple[list[int], list[Tensor]]:
+        return [], []
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
