@@ -2,13 +2,13 @@
 
     checkpoints/
       .tmp-…            being written or being deleted; removed at the next start
-      step-00000120/    state.pt, manifest.json (bytes and SHA-256 of state.pt)
-                        where ranks share tables out, part-0-of-4.pt and so on: one each, and in the manifest too
+      step-00000120/    state.pt, manifest.json (bytes and SHA-256 of every file)
+                        where ranks share tensors out, parts/: the files of torch.distributed.checkpoint
       final/            the same, weights only: written once, after the last evaluation
 
 Order of a save: write aside, fsync, rename, fsync the folder, then delete older ones. A kill between any two
 of these leaves a complete checkpoint behind (or none was ever made). Several ranks write aside together; rank 0 renames
-when it has heard of every part, so a checkpoint that has its name has all its parts.
+when it has heard of every file, so a checkpoint that has its name has all its files.
 """
 
 import hashlib
@@ -16,37 +16,24 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from workloads.piece import Piece, Saved
+from workloads.plain_values import only_plain_values
 from workloads.ranks import World
 
 LOG = logging.getLogger(__name__)
 FORMAT = 1
 FINAL = "final"
-_STATE, _MANIFEST, _ASIDE = "state.pt", "manifest.json", ".tmp-"
+_STATE, _MANIFEST, _PARTS, _ASIDE = "state.pt", "manifest.json", "parts", ".tmp-"
 
 
 class DamagedError(Exception):
     """A checkpoint that has its name but not its content."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """What one of several ranks saves besides the state, which rank 0 saves."""
-
-    index: int
-    count: int
-    state: dict[str, Any]
-
-    @property
-    def file(self) -> str:
-        """Name within the checkpoint."""
-        return f"part-{self.index}-of-{self.count}.pt"
 
 
 def save(
@@ -54,16 +41,16 @@ def save(
     step: int,
     state: dict[str, Any],
     *,
-    part: Part | None = None,
+    pieces: Mapping[str, Piece] | None = None,
     world: World = World(),  # noqa: B008, frozen
     keep: int = 2,
 ) -> Path:
     """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
 
-    With several ranks in `world` all of them must call this: rank 0's `state` is written, and every rank's `part`
-    that is not None.
+    With several ranks in `world` all of them must call this: rank 0's `state` is written, and the `pieces` of all, which
+    have the same names on every rank; what several have alike is written once.
     """
-    path = _write(folder, f"step-{step:08d}", state, part=part, world=world)
+    path = _write(folder, f"step-{step:08d}", state, pieces=pieces or {}, world=world)
     if world.leads:
         for older in _steps(folder)[keep:]:
             _discard(older)
@@ -74,11 +61,11 @@ def save_final(
     folder: Path,
     state: dict[str, Any],
     *,
-    part: Part | None = None,
+    pieces: Mapping[str, Piece] | None = None,
     world: World = World(),  # noqa: B008, frozen
 ) -> Path:
     """Write what outlives the run, then delete the checkpoints of steps. Collective as `save` is."""
-    path = _write(folder, FINAL, state, part=part, world=world)
+    path = _write(folder, FINAL, state, pieces=pieces or {}, world=world)
     if world.leads:
         for older in _steps(folder):
             _discard(older)
@@ -150,30 +137,38 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def parts(path: Path) -> list[dict[str, Any]]:
-    """Return what every rank saved as its part, read from the files as it is used. Empty where one rank saved all."""
-    names = sorted(json.loads((path / _MANIFEST).read_text()).get("parts", {}))
-    return [_load(path / name, mapped=True) for name in names]
+def pieces(path: Path) -> dict[str, Saved]:
+    """Return name -> what ranks had pieces of, to be read as it is needed. Empty where one rank saved all.
+
+    Raises:
+        ValueError: If an earlier version wrote them, or if they hold anything but tensors.
+    """
+    named = json.loads((path / _MANIFEST).read_text()).get("parts", {})
+    if not named:
+        return {}
+    if not all(name.startswith(f"{_PARTS}/") for name in named):
+        raise ValueError(
+            f"{path}: holds {', '.join(sorted(named))}, files that this version does not read; "
+            "delete the trial's checkpoints to train it anew"
+        )
+    from workloads import dcp  # a second, which only who has pieces pays
+
+    return dcp.saved(path / _PARTS)
 
 
 def _load(file: Path, *, mapped: bool) -> dict[str, Any]:
-    try:
+    with only_plain_values(file):
         # weights_only: a checkpoint can hold tensors and plain values, never code.
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except UnpicklingError as error:
-        raise ValueError(
-            f"{file}: holds more than tensors and plain values, so memscale did not write it, and nothing of it was run; "
-            "find out who did, and delete it to go on from the checkpoint before"
-        ) from error
     return state
 
 
 def _write(
-    folder: Path, name: str, state: dict[str, Any], *, part: Part | None, world: World
+    folder: Path, name: str, state: dict[str, Any], *, pieces: Mapping[str, Piece], world: World
 ) -> Path:
     aside = folder / f"{_ASIDE}{name}"
     try:
-        return _write_aside_and_rename(aside, folder / name, state, part=part, world=world)
+        return _write_aside_and_rename(aside, folder / name, state, pieces=pieces, world=world)
     except Exception:
         # Most likely the disk is full, and what was written of this one would keep it full.
         if world.leads:
@@ -182,21 +177,29 @@ def _write(
 
 
 def _write_aside_and_rename(
-    aside: Path, path: Path, state: dict[str, Any], *, part: Part | None, world: World
+    aside: Path, path: Path, state: dict[str, Any], *, pieces: Mapping[str, Piece], world: World
 ) -> Path:
     if world.leads:
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        (aside / _PARTS if pieces else aside).mkdir(parents=True)
     world.wait()
-    mine = None if part is None else (part.file, _write_file(aside / part.file, part.state))
-    parts = dict(written for written in world.all(mine) if written is not None)
+    parts: dict[str, dict[str, int | str]] = {}
+    if pieces:
+        from workloads import dcp  # as in `pieces`
+
+        mine = {
+            f"{_PARTS}/{file.name}": _told(file)
+            for file in dcp.write(aside / _PARTS, pieces, world)
+        }
+        parts = {name: told for of_one in world.all(mine) for name, told in of_one.items()}
     if world.leads:
         manifest = _write_file(aside / _STATE, {"format": FORMAT, **state})
         with (aside / _MANIFEST).open("w") as file:
             json.dump({**manifest, **({"parts": parts} if parts else {})}, file)
             file.flush()
             os.fsync(file.fileno())
-        _fsync_folder(aside)
+        for folder in (*([aside / _PARTS] if parts else []), aside):
+            _fsync_folder(folder)
         if path.exists():
             _discard(path)
         aside.rename(path)
@@ -211,6 +214,11 @@ def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
+    return _told(path)
+
+
+def _told(path: Path) -> dict[str, int | str]:
+    """Return what the manifest says of a file."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 

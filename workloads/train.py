@@ -31,11 +31,10 @@ from workloads.loss import summed_cross_entropy
 from workloads.optim import Optimizer
 from workloads.ports import Interrupted, Reporter
 from workloads.schedule import evaluation_steps, learning_rate, value_lr_ratio
-from workloads.sharding.gathered import gathered, own_moments
 from workloads.sharding.mesh import mesh_of
-from workloads.sharding.own_part import is_part, put
-from workloads.sharding.saved import apart, together
-from workloads.sharding.shard import count_params, shards
+from workloads.sharding.own_part import own_part
+from workloads.sharding.saved import apart, parts, together
+from workloads.sharding.shard import count_params
 from workloads.sharding.share_out import Dense, Layout, Place, build
 from workloads.train_config import TrainConfig
 
@@ -150,10 +149,9 @@ def run(
         sums = GradientSums(model, mesh, without=optimizer.deferred)
         watch = Watch()
         if saved:
-            state = together(state, checkpoint.parts(Path(saved)), shards(model), optimizer.names)
+            state = together(state, checkpoint.pieces(Path(saved)), parts(model), optimizer.names)
             put_weights(model, state["weights"])
-            kept = own_moments(state["optimizer"]["state"], model, optimizer.names)
-            optimizer.adamw.load_state_dict({**state["optimizer"], "state": kept})
+            optimizer.adamw.load_state_dict(state["optimizer"])
             if optimizer.tables is not None:
                 optimizer.tables.load_state_dict(state["tables"])
             watch = Watch(**state["watch"])
@@ -166,9 +164,8 @@ def run(
         metrics: dict[str, float] = {}
         stop = False
         even = config.sequences_per_step % world.size == 0
-        # Where every rank holds everything, rank 0 has all there is to save.
-        together_held = shards(model) or any(map(is_part, model.parameters()))
-        writers = world if together_held else ranks.World()
+        # Where nothing is shared out rank 0 has all there is to save.
+        writers = world if parts(model) else ranks.World()
         writes = world.leads or writers.size > 1
 
         for step in range(first, steps + 1):
@@ -255,9 +252,8 @@ def run(
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
                 }
-                state = gathered(state, model, optimizer.names, world)
-                state, part = apart(state, mesh, shards(model), optimizer.names)
-                path = checkpoint.save(job.checkpoints, step, state, part=part, world=writers)
+                state, pieces = apart(state, parts(model), optimizer.names)
+                path = checkpoint.save(job.checkpoints, step, state, pieces=pieces, world=writers)
                 reporter.checkpoint(step, path)
                 saved_at = clock()
                 pause_s = job.checkpoint_every_s and max(
@@ -270,9 +266,8 @@ def run(
         if writes:
             reporter.progress(steps, steps, "checkpoint", meter.shown)
             state = {"step": steps, "weights": weights(model), "metrics": metrics}
-            state = gathered(state, model, optimizer.names, world)
-            state, part = apart(state, mesh, shards(model), optimizer.names)
-            path = checkpoint.save_final(job.checkpoints, state, part=part, world=writers)
+            state, pieces = apart(state, parts(model), optimizer.names)
+            path = checkpoint.save_final(job.checkpoints, state, pieces=pieces, world=writers)
             reporter.checkpoint(steps, path)
         world.wait()
         return metrics
@@ -521,7 +516,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, tensor in named.items():
-            put(tensor, weights[name])
+            own_part(tensor).copy_(weights[name])
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -43,8 +43,13 @@ def offences(source):
             found += [(node.lineno, a.name) for a in node.names if a.name in UNPICKLERS]
         elif isinstance(node, ast.ImportFrom):
             names = {alias.name for alias in node.names}
-            if node.module in UNPICKLERS and names != {"UnpicklingError"}:
+            if node.module in UNPICKLERS and not names <= {"Unpickler", "UnpicklingError"}:
                 found.append((node.lineno, node.module))
+        elif isinstance(node, ast.ClassDef):
+            # Which decides itself what may be named.
+            decides = any(getattr(child, "name", "") == "find_class" for child in node.body)
+            if not decides and "Unpickler" in map(name_of, node.bases):
+                found.append((node.lineno, node.name))
         elif isinstance(node, ast.Call):
             name = name_of(node.func)
             unsafe = (
@@ -54,6 +59,7 @@ def offences(source):
                 or value_of(node, "shell") not in (None, False)
                 or (name.startswith("yaml.") and name[5:] in UNSAFE_YAML)
                 or name.endswith("read_pickle")
+                or name == "Unpickler"
             )
             if unsafe:
                 found.append((node.lineno, name))
@@ -72,6 +78,8 @@ def test_no_file_runs_what_somebody_else_wrote():
     [
         "import pickle",
         "from pickle import loads",
+        "Unpickler(file).load()",
+        "class Any(Unpickler):\n    pass",
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
         "torch.load(path, weights_only=flag)",

@@ -1,197 +1,183 @@
-"""A trial's state in parts, as ranks save it, and put together again for whichever ranks read it.
+"""A trial's state taken apart, as ranks that share out tensors save it, and put together for whichever ranks read it.
 
-A part of a checkpoint holds, by parameter name, a piece of each table: where it lies in the whole (`rows`, `columns`,
-half-open), and the tensors that have its shape: the values, and what the optimizer keeps of each (`tables`: the one of
-tables, which may keep one number per row). Any pieces that cover a table make any others, so ranks may read what another
-number of ranks, or another layout, has saved; and a whole table is one piece.
+What all ranks have alike stays in the state. What each has a part of becomes pieces (`workloads/piece.py`), named
+`weights/<parameter>/values`, `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and
+`tables/<table>/mean_square` (what the optimizer of tables keeps, which may be one number per row).
+
+Which part of a parameter a rank has, its `Shard` says, or the parameter itself where it is a DTensor (of FSDP2's
+`fully_shard`). Another kind of sharded tensor is another case in `parts`, `_piece` and `_cut`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from workloads.checkpoint import Part
-from workloads.sharding.mesh import Mesh
-from workloads.sharding.shard import Shard
+from workloads.piece import Piece, Saved
+from workloads.sharding.own_part import is_part, own_part, own_place
+from workloads.sharding.shard import Shard, shards
 
 State = dict[str, Any]
-_VALUES = "values"
+Part = Shard | Tensor
+"""What says which part of a parameter a rank has: a shard of a table, or a DTensor."""
+
+
+def parts(model: nn.Module) -> dict[str, Part]:
+    """Return parameter name -> part, of every parameter of which this rank holds a part only."""
+    sharded = {name: p.detach() for name, p in model.named_parameters() if is_part(p)}
+    return {**sharded, **shards(model)}
 
 
 def apart(
-    state: State, mesh: Mesh, shards: Mapping[str, Shard], names: Sequence[str]
-) -> tuple[State, Part | None]:
-    """Split a state into what all ranks have alike and this rank's part of the tables.
+    state: State, parts: Mapping[str, Part], names: Sequence[str]
+) -> tuple[State, dict[str, Piece]]:
+    """Split a state into what all ranks have alike and this rank's pieces.
 
     Args:
         state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as `TableOptimizer` does; the
             rest is passed on.
-        mesh: Of the ranks that save. Of those that hold the same part, the first one saves it; the others get None.
-        shards: Which part of which parameter this rank has.
+        parts: Which part of which parameter this rank has.
         names: Of the parameters, as the optimizer numbers them.
     """
-    if not shards:
-        return state, None
-    pieces: dict[str, State] = {}
-    for name, shard in shards.items():
-        pieces[name] = {
-            "whole": list(shard.whole),
-            "rows": [shard.rows.start, shard.rows.stop],
-            "columns": [shard.columns.start, shard.columns.stop],
-            "tensors": {_VALUES: state["weights"][name]},
-            "tables": _of_table(state, name),
-        }
-    alike = {
-        **state,
-        "weights": {name: t for name, t in state["weights"].items() if name not in shards},
-    }
-    if "optimizer" in state:
-        kept = dict(state["optimizer"]["state"])
-        for index, name in enumerate(names):
-            if name in shards and index in kept:
-                shape = shards[name].shape
-                own = {key: t for key, t in kept[index].items() if _has_shape(t, shape)}
-                pieces[name]["tensors"] |= own
-                kept[index] = {key: t for key, t in kept[index].items() if key not in own}
-        alike["optimizer"] = {**state["optimizer"], "state": kept}
-    if state.get("tables"):
-        states = state["tables"]["states"]
-        shared = {_table(name) for name in shards}
-        others = {table: kept for table, kept in states.items() if table not in shared}
-        alike["tables"] = {**state["tables"], "states": others}
-    memory = mesh.memory
-    part = Part(index=memory.rank, count=memory.size, state=pieces)
-    return alike, part if mesh.data.leads else None
+    if not parts:
+        return state, {}
+    pieces: dict[str, Piece] = {}
+    kept = _by_owner(state, names)
+    for (section, owner), values in kept.items():
+        part = parts.get(_parameter(section, owner))
+        if part is None:
+            continue
+        for what in list(values):
+            piece = _piece(values[what], part)
+            if piece is not None:
+                pieces[f"{section}/{owner}/{what}"] = piece
+                del values[what]
+    return _as_state(state, kept, names), pieces
 
 
 def together(
-    state: State, parts: Sequence[State], shards: Mapping[str, Shard], names: Sequence[str]
+    state: State, saved: Mapping[str, Saved], parts: Mapping[str, Part], names: Sequence[str]
 ) -> State:
-    """Return a saved state with this rank's part of every table in it.
+    """Return a saved state with this rank's part of everything that is shared out in it, as plain tensors.
 
     Args:
-        state: As loaded, with or without `optimizer`; whole tables of ranks that shared none out included.
-        parts: As loaded, of all ranks that saved.
-        shards: Which part of which parameter this rank has; of others it has all.
+        state: As loaded, with or without `optimizer`; what the ranks that saved it had whole included.
+        saved: As loaded, what those ranks had in pieces.
+        parts: Which part of which parameter this rank has; of others it has all.
         names: Of the parameters, as the optimizer numbers them.
 
     Raises:
         ValueError: If the checkpoint is of another shape, or does not hold all of a part.
     """
-    saved = _pieces(state, parts, shards, names)
-    weights, kept = dict(state["weights"]), dict(state.get("optimizer", {}).get("state", {}))
-    tables = dict((state.get("tables") or {}).get("states", {}))
-    number = {name: index for index, name in enumerate(names)}
-    for name, pieces in saved.items():
-        whole = tuple(pieces[0]["whole"])
-        shard = shards.get(name)
-        if shard is not None and shard.whole != whole:
-            raise ValueError(
-                f"{name}: the checkpoint's table is {whole[0]} × {whole[1]}, the model's {shard.whole[0]} × "
-                f"{shard.whole[1]}; delete the trial's checkpoints to train it anew"
-            )
-        rows = range(whole[0]) if shard is None else shard.rows
-        columns = range(whole[1]) if shard is None else shard.columns
-        tensors = {
-            key: _cut(name, key, pieces, rows=rows, columns=columns) for key in pieces[0]["tensors"]
-        }
-        weights[name] = tensors.pop(_VALUES)
-        if tensors and "optimizer" in state:
-            kept[number[name]] = {**kept[number[name]], **tensors}
-        if state.get("tables"):
-            tables[_table(name)] = {
-                key: _cut(name, key, pieces, rows=rows, columns=columns, among="tables")
-                for key in pieces[0]["tables"]
-            }
-    joined = {**state, "weights": weights}
-    if "optimizer" in state:
-        joined["optimizer"] = {**state["optimizer"], "state": kept}
+    if not saved and not parts:
+        return state
+    kept = _by_owner(state, names)
+    for key, pieces in saved.items():
+        section, owner, what = key.split("/")
+        if state.get(section) is not None:
+            kept.setdefault((section, owner), {})[what] = pieces
+    for (section, owner), values in kept.items():
+        name = _parameter(section, owner)
+        for what, value in values.items():
+            values[what] = _cut(name, value, parts.get(name))
+    return _as_state(state, kept, names)
+
+
+def _by_owner(state: State, names: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (section of the state, parameter or table) -> what is kept of it."""
+    sections = {
+        "weights": {name: {"values": value} for name, value in state["weights"].items()},
+        "optimizer": {
+            names[number]: kept
+            for number, kept in state.get("optimizer", {}).get("state", {}).items()
+            if number < len(names)  # of other models' parameters, which `put_weights` refuses
+        },
+        "tables": (state.get("tables") or {}).get("states", {}),
+    }
+    return {
+        (section, owner): dict(kept)
+        for section, owners in sections.items()
+        for owner, kept in owners.items()
+    }
+
+
+def _as_state(
+    state: State, kept: Mapping[tuple[str, str], dict[str, Any]], names: Sequence[str]
+) -> State:
+    """Return a state with what is kept by owner in the place of its own."""
+
+    def of(section: str) -> dict[str, dict[str, Any]]:
+        return {owner: values for (where, owner), values in kept.items() if where == section}
+
+    new = {
+        **state,
+        "weights": {name: values["values"] for name, values in of("weights").items() if values},
+    }
+    if state.get("optimizer"):
+        number = {name: index for index, name in enumerate(names)}
+        own = {number[name]: values for name, values in of("optimizer").items() if name in number}
+        new["optimizer"] = {**state["optimizer"], "state": own}
     if state.get("tables"):
-        joined["tables"] = {**state["tables"], "states": tables}
-    return joined
+        new["tables"] = {**state["tables"], "states": of("tables")}
+    return new
 
 
-def _pieces(
-    state: State, parts: Iterable[State], shards: Mapping[str, Shard], names: Sequence[str]
-) -> dict[str, list[State]]:
-    """Return the pieces of every table that was, or is to be, shared out."""
-    pieces: dict[str, list[State]] = {}
-    for part in parts:
-        for name, piece in part.items():
-            pieces.setdefault(name, []).append(piece)
-    number = {name: index for index, name in enumerate(names)}
-    for name in shards.keys() - pieces.keys():
-        values = state["weights"][name]
-        # A table that has an optimizer of its own has no number here.
-        kept = state.get("optimizer", {}).get("state", {}).get(number.get(name), {})
-        n_rows, width = values.shape
-        pieces[name] = [
-            {
-                "whole": [n_rows, width],
-                "rows": [0, n_rows],
-                "columns": [0, width],
-                "tensors": {
-                    _VALUES: values,
-                    **{key: t for key, t in kept.items() if _has_shape(t, (n_rows, width))},
-                },
-                "tables": _of_table(state, name),
-            }
-        ]
-    return pieces
+def _piece(value: object, part: Part) -> Piece | None:
+    """Return what a rank keeps of its part of a parameter as a piece, or None if all ranks have it alike."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return None
+    offsets, sizes = _place(part, value.ndim)
+    # What an optimizer keeps of a part is no DTensor (`own_part.StandIns`).
+    own = own_part(value)
+    if own.shape != sizes:
+        return None
+    return Piece(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
 
 
-def _cut(
-    name: str,
-    key: str,
-    pieces: Sequence[State],
-    *,
-    rows: range,
-    columns: range,
-    among: str = "tensors",
-) -> Tensor:
-    """Return a rectangle, copied from all pieces that it meets; of one number per row, those of the rows."""
-    of_rows = pieces[0][among][key].ndim == 1
-    if of_rows:
-        # Every piece of a row has the same number: that of the first column's is read.
-        columns = range(1)
-    result: Tensor = pieces[0][among][key].new_empty(len(rows), len(columns))
-    covered = 0
-    for piece in pieces:
-        first, last = _overlap(rows, piece["rows"])
-        left, right = _overlap(columns, piece["columns"])
-        if first >= last or left >= right:
-            continue
-        top, edge = piece["rows"][0], piece["columns"][0]
-        found = piece[among][key][:, None] if of_rows else piece[among][key]
-        result[
-            first - rows.start : last - rows.start, left - columns.start : right - columns.start
-        ] = found[first - top : last - top, left - edge : right - edge]
-        covered += (last - first) * (right - left)
-    if covered != result.numel():
+def _cut(name: str, value: object, part: Part | None) -> object:
+    """Return a rank's part of what was saved: pieces, a whole tensor, or what is nobody's part."""
+    if isinstance(value, Saved):
+        whole = value.whole
+    elif part is not None and isinstance(value, Tensor) and value.ndim:
+        whole = tuple(value.shape)
+    else:
+        return value
+    if part is None:
+        assert isinstance(value, Saved)
+        return value.read([0] * len(whole), whole)
+    expected = _whole(part, len(whole))
+    if whole != expected:
         raise ValueError(
-            f"{name}: the checkpoint's pieces hold {covered} of {result.numel()} numbers ({key}) of rows "
-            f"{rows.start}..{rows.stop}, columns {columns.start}..{columns.stop}; "
-            "delete this checkpoint to go on from the one before"
+            f"{name}: the checkpoint's table is {_times(whole)}, the model's {_times(expected)}; "
+            "delete the trial's checkpoints to train it anew"
         )
-    return result[:, 0] if of_rows else result
+    offsets, sizes = _place(part, len(whole))
+    if isinstance(value, Saved):
+        return value.read(offsets, sizes)
+    assert isinstance(value, Tensor)
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        value = value.narrow(dim, offset, size)
+    # Of its own, so that the whole may be dropped.
+    return value.clone()
 
 
-def _table(name: str) -> str:
-    """Return the name of the table whose values are the parameter `name`."""
-    return name.removesuffix(".weight")
+def _whole(part: Part, ndim: int) -> tuple[int, ...]:
+    """Return the shape of the whole, of `ndim` 1 and a table that of what is kept by row."""
+    return tuple(part.whole if isinstance(part, Shard) else part.shape)[:ndim]
 
 
-def _of_table(state: State, name: str) -> dict[str, Tensor]:
-    """Return what the optimizer of tables keeps of a table."""
-    kept: dict[str, Tensor] = (state.get("tables") or {}).get("states", {}).get(_table(name), {})
-    return kept
+def _place(part: Part, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a part begins and its shape: of a table, or of what is kept by row (`ndim` 1)."""
+    if isinstance(part, Shard):
+        return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]
+    slices = own_place(part)
+    return tuple(each.start for each in slices), tuple(each.stop - each.start for each in slices)
 
 
-def _overlap(wanted: range, there: Sequence[int]) -> tuple[int, int]:
-    return max(wanted.start, there[0]), min(wanted.stop, there[1])
+def _parameter(section: str, owner: str) -> str:
+    """Return the name of the parameter of which something is kept."""
+    return f"{owner}.weight" if section == "tables" else owner
 
 
-def _has_shape(value: object, shape: tuple[int, int]) -> bool:
-    return isinstance(value, Tensor) and value.shape == torch.Size(shape)
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))

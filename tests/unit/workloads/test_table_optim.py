@@ -1,6 +1,7 @@
 """Training with deferred table gradients: parity with AdamW, clipping, restarts."""
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,11 @@ from workloads.layers.initialise import initialise
 from workloads.layers.linear import Linear
 from workloads.layers.memory_table import MemoryTable
 from workloads.optim import Optimizer
+from workloads.piece import Piece, Saved
 from workloads.ports import Interrupted
 from workloads.ranks import World
 from workloads.sharding.mesh import Mesh
-from workloads.sharding.saved import apart, together
-from workloads.sharding.shard import shards
+from workloads.sharding.saved import apart, parts, together
 from workloads.sharding.share_out import share_out
 from workloads.table_optim import RULE_OF
 from workloads.train import Job, accumulate_gradients, put_weights, run, weights
@@ -140,19 +141,36 @@ def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, gr
     assert all(torch.equal(state[key], value) for key, value in kept.items())
 
 
-def seen_by(whole: dict, layout: str, rank: int, size: int, parts: list) -> tuple[dict, dict]:
-    """Return what a rank has of a saved state after loading it, by what it would save: what all have, and its part."""
+class Joined(Saved):
+    """Pieces that ranks gave, put together in memory."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.whole = pieces[0].whole
+        self._tensor = pieces[0].tensor.new_full(self.whole, -1)
+        for piece in pieces:
+            self._inside(piece.offsets, piece.tensor.shape).copy_(piece.tensor)
+
+    def _inside(self, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        return self._tensor[
+            tuple(slice(first, first + n) for first, n in zip(offsets, sizes, strict=True))
+        ]
+
+    def read(self, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        return self._inside(offsets, sizes).clone()
+
+
+def seen_by(whole: dict, layout: str, rank: int, size: int, saved: dict) -> tuple[dict, dict]:
+    """Return what a rank has of a saved state after loading it, by what it would save: what all have, and its pieces."""
     model = shared_by_three(torch.float32)
     mesh = Mesh(memory=World(rank=rank, size=size))
     if size > 1:
         share_out(model, mesh, layout=layout)
     optimizer = Optimizer(model, MASTER, mesh)
-    state = together(whole, parts, shards(model), optimizer.names)
+    state = together(whole, saved, parts(model), optimizer.names)
     put_weights(model, state["weights"])
     optimizer.tables.load_state_dict(state["tables"])
     own = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
-    alike, part = apart(own, mesh, shards(model), optimizer.names)
-    return alike, {} if part is None else part.state
+    return apart(own, parts(model), optimizer.names)
 
 
 MASTER = config(table_optimizer="lazy_adamw", table_precision="bf16_master")
@@ -165,11 +183,13 @@ def test_a_master_is_saved_and_shared_out_over_any_ranks():
     ten_steps(model, optimizer)
     begun = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
 
-    state, parts = begun, []
+    state, saved = begun, {}
     for layout, size in (("columns", 3), ("rows", 2), ("rows", 1)):
-        seen = [seen_by(state, layout, rank, size, parts) for rank in range(size)]
-        state, parts = seen[0][0], [part for _, part in seen if part]
-        assert len(parts) == (size if size > 1 else 0)
+        seen = [seen_by(state, layout, rank, size, saved) for rank in range(size)]
+        state = seen[0][0]
+        saved = {key: Joined([pieces[key] for _, pieces in seen]) for key in seen[0][1]}
+        # The table's values, their lower halves and two moments.
+        assert len(saved) == (4 if size > 1 else 0)
 
     low = state["tables"]["states"]["memory_table"]["low"]
     assert low.dtype == torch.int16

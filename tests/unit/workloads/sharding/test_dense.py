@@ -136,7 +136,7 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     assert path.name == "final"
-    weights: dict[str, Tensor] = together(checkpoint.load(path), checkpoint.parts(path), {}, [])[
+    weights: dict[str, Tensor] = together(checkpoint.load(path), checkpoint.pieces(path), {}, [])[
         "weights"
     ]
     return weights

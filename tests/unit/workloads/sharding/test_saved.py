@@ -1,33 +1,34 @@
 """Checkpoints that several ranks write, and others read."""
 
+import hashlib
 import json
 import logging
 import os
+import pickle
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from workloads import checkpoint
-from workloads.checkpoint import Part
-from workloads.ranks import CommunicationError, World
+from workloads.ranks import World
 from workloads.sharding.columns import Columns
 from workloads.sharding.mesh import Mesh
 from workloads.sharding.rows import Rows
-from workloads.sharding.saved import apart, together
+from workloads.sharding.saved import together
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("trial_in_stages.py")
+TOGETHER = Path(__file__).with_name("saved_together.py")
+SHAPES = [(1, 1), (4, 10), (7, 17)]
 LAYOUTS = {"columns": Columns, "rows": Rows}
 NAMES = ["norm", "table.weight"]
+saved_once = pytest.mark.xdist_group("saved_together")
 trained_once = pytest.mark.xdist_group("saved")
 """Of tests that look at what one run trained, for which one process is enough."""
 
@@ -88,156 +89,179 @@ def same(first: object, second: object) -> bool:
     return first == second
 
 
-@given(
-    n_rows=st.integers(1, 7),
-    width=st.integers(1, 40),
-    wrote=st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 5)),
-    reads=st.tuples(st.sampled_from(sorted(LAYOUTS)), st.integers(1, 5)),
-)
-def test_any_ranks_read_what_any_ranks_wrote(n_rows, width, wrote, reads):
-    state = state_of(n_rows, width)
-    parts, alike = [], state
-    for rank in range(wrote[1]):
-        mesh, shards, own = seen_by(state, wrote[0], rank, wrote[1])
-        alike, part = apart(own, mesh, shards, NAMES)
-        parts += [] if part is None else [part.state]
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("saved")
+    out = folder / "found.json"
+    subprocess.run(
+        [sys.executable, str(TOGETHER), str(out), str(folder)],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        timeout=280,
+    )
+    return folder, json.loads(out.read_text())
 
-    for rank in range(reads[1]):
-        _, shards, expected = seen_by(state, reads[0], rank, reads[1])
-        assert same(together(alike, parts, shards, NAMES), expected)
+
+def read(path: Path, shards: Any = None, *, names: Any = NAMES, training: bool = True) -> Any:
+    state = checkpoint.load(path / "step-00000003")
+    del state["format"]
+    if not training:
+        del state["optimizer"]
+    return together(state, checkpoint.pieces(path / "step-00000003"), shards or {}, names)
+
+
+@saved_once
+@pytest.mark.parametrize("wrote", ["1", "2", "3", "4", "2x2", "upper"])
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_any_ranks_read_what_any_ranks_wrote(saved, layout, wrote):
+    for n_rows, width in SHAPES:
+        path = saved[0] / "whole" / f"{layout}-{wrote}-{n_rows}-{width}"
+        state = state_of(n_rows, width)
+        for reads in ("columns", 1), ("columns", 2), ("columns", 3), ("rows", 2), ("rows", 5):
+            for rank in range(reads[1]):
+                _, shards, expected = seen_by(state, *reads[:1], rank, reads[1])
+                assert same(read(path, shards), expected)
         # To read a model, without going on with its training.
+        _, shards, expected = seen_by(state, "rows", 1, 2)
         del expected["optimizer"]
-        weights_alone = {name: value for name, value in alike.items() if name != "optimizer"}
-        assert same(together(weights_alone, parts, shards, NAMES), expected)
+        assert same(read(path, shards, training=False), expected)
 
 
-def test_a_missing_piece_and_another_shape_are_refused():
-    state = state_of(4, 10)
-    parts = []
-    for rank in range(2):
-        mesh, shards, own = seen_by(state, "columns", rank, 2)
-        alike, part = apart(own, mesh, shards, NAMES)
-        assert part is not None
-        parts.append(part.state)
+@saved_once
+def test_torchs_own_reader_finds_the_tables(saved, tmp_path):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    state = state_of(7, 17)
+    for wrote in ("columns-3", "rows-2x2"):
+        path = saved[0] / "whole" / f"{wrote}-7-17" / "step-00000003" / "parts"
+        dcp_to_torch_save(path, tmp_path / "whole.pt")
+        found = torch.load(tmp_path / "whole.pt")
+
+        assert same(found.pop("weights/table.weight/values"), state["weights"]["table.weight"])
+        for key in ("exp_avg", "exp_avg_sq"):
+            expected = state["optimizer"]["state"][1][key]
+            assert same(found.pop(f"optimizer/table.weight/{key}"), expected)
+        for key, expected in state["tables"]["states"]["table"].items():
+            assert same(found.pop(f"tables/table/{key}"), expected)
+        assert not found
+
+
+@saved_once
+def test_what_several_ranks_have_alike_is_written_once(saved):
+    sizes = {
+        wrote: sum(
+            file.stat().st_size
+            for file in (saved[0] / "whole" / f"rows-{wrote}-7-17").rglob("*.distcp")
+        )
+        for wrote in ("2", "2x2")
+    }
+
+    assert sizes["2x2"] == sizes["2"]
+
+
+@saved_once
+def test_every_file_is_in_the_manifest(saved):
+    for path in (saved[0] / "whole").glob("*/*"):
+        named = json.loads((path / "manifest.json").read_text())
+        files = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+        assert files == {"state.pt", "manifest.json", *named.get("parts", {})}
+        for name, seal in {"state.pt": named, **named.get("parts", {})}.items():
+            content = (path / name).read_bytes()
+            assert seal["bytes"] == len(content)
+            assert seal["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+@saved_once
+def test_states_that_nobody_shares_out_need_nothing_of_dcp(saved):
+    folder, found = saved
+
+    assert found["imports"] == []
+    assert not list((folder / "alone").rglob("parts"))
+
+
+@saved_once
+def test_another_shape_is_refused(saved):
     _, other, _ = seen_by(state_of(4, 12), "columns", 0, 2)
 
+    for wrote in ("1", "2"):
+        with pytest.raises(
+            ValueError, match="the checkpoint's table is 4 × 10, the model's 4 × 12"
+        ):
+            read(saved[0] / "whole" / f"columns-{wrote}-4-10", other)
+
+
+@saved_once
+def test_a_block_that_is_not_told_is_missed(saved, tmp_path):
+    path = copied(saved[0] / "whole" / "columns-2-4-10", tmp_path)
+    told = path / "step-00000003" / "parts" / ".metadata"
+    metadata = pickle.loads(told.read_bytes())
+    metadata.state_dict_metadata["weights/table.weight/values"].chunks.pop()
+    told.write_bytes(pickle.dumps(metadata))
+
     with pytest.raises(
-        ValueError, match=r"table\.weight: the checkpoint's pieces hold 20 of 40 numbers"
+        ValueError, match=r"weights/table\.weight/values: .* hold \d+ of the 40 numbers of 4 × 10"
     ):
-        together(alike, parts[:1], {}, NAMES)
-    with pytest.raises(ValueError, match="the checkpoint's table is 4 × 10, the model's 4 × 12"):
-        together(alike, parts, other, NAMES)
+        read(path)
 
 
-def test_of_ranks_that_hold_the_same_part_one_saves_it():
-    state = state_of(4, 10)
-    _, shards, own = seen_by(state, "rows", 1, 2)
-    mesh = Mesh(memory=World(rank=1, size=2), data=World(rank=1, size=2))
+class Malicious:
+    """Pickled, it is a call of a function of its choice."""
 
-    assert apart(own, mesh, shards, NAMES)[1] is None
+    def __init__(self, made: Path) -> None:
+        self.made = made
 
-
-class Killed(BaseException):
-    pass
+    def __reduce__(self):
+        return Path.touch, (self.made,)
 
 
-class Threads:
-    """Two ranks in threads; what one waits for when the other is dead is a communication error."""
+@saved_once
+@pytest.mark.parametrize(
+    "where", [".metadata", "another", "planner_data", "state_dict_metadata", "block"]
+)
+def test_pieces_that_hold_code_are_refused_and_nothing_of_it_runs(saved, tmp_path, where):
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=20)
-        self.box: list[Any] = [None, None]
+    made = tmp_path / "made"
+    path = copied(saved[0] / "whole" / "columns-2-4-10", tmp_path)
+    told = path / "step-00000003" / "parts" / ".metadata"
+    metadata = pickle.loads(told.read_bytes())
+    if where == ".metadata":
+        metadata = Malicious(made)
+    elif where == "another":
+        metadata = metadata.state_dict_metadata
+    elif where == "planner_data":
+        metadata.planner_data = Malicious(made)
+    elif where == "state_dict_metadata":
+        # What is stored so, DCP reads by a pickle that may do anything.
+        metadata.state_dict_metadata["weights/table.weight/values"] = BytesStorageMetadata()
+    else:
+        code = told.with_name("code")
+        torch.save(Malicious(made), code)
+        for info in metadata.storage_data.values():
+            info.relative_path, info.offset, info.length = "code", 0, code.stat().st_size
+    told.write_bytes(pickle.dumps(metadata))
 
-    def world(self, rank: int) -> World:
-        outer = self
+    with pytest.raises(ValueError, match="more than tensors and plain values"):
+        read(path)
 
-        class Thread(World):
-            def wait(self) -> None:
-                try:
-                    outer.barrier.wait()
-                except threading.BrokenBarrierError:
-                    raise CommunicationError("the other is dead") from None
-
-            def all(self, value: Any) -> list[Any]:
-                outer.box[self.rank] = value
-                self.wait()
-                return list(outer.box)
-
-        return Thread(rank=rank, size=2)
-
-
-def saved_by_two(folder: Path, step: int, *, last: bool = False) -> bool:
-    """Save with two ranks; return whether both came to the end."""
-    threads, ended = Threads(), []
-
-    def rank(number: int) -> None:
-        part = Part(index=number, count=2, state={"w": torch.full((9,), float(step))})
-        state = {"step": step}
-        world = threads.world(number)
-        try:
-            if last:
-                checkpoint.save_final(folder, state, part=part, world=world)
-            else:
-                checkpoint.save(folder, step, state, part=part, world=world)
-            ended.append(number)
-        except (Killed, CommunicationError, OSError):
-            threads.barrier.abort()
-
-    running = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-    return len(ended) == 2
+    assert not made.exists()
+    if where == "block":
+        torch.load(code, weights_only=False)
+        assert made.exists(), "the file would have run code"
 
 
-def dying_after(patch: pytest.MonkeyPatch, calls_left: int) -> None:
-    """From the n-th act on, whoever acts on the disk dies."""
-    calls: list[int] = []
+def test_parts_of_an_earlier_version_are_named(tmp_path):
+    path = checkpoint.save(tmp_path, 3, {"step": 3, "weights": {}})
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["parts"] = {"part-0-of-2.pt": {}, "part-1-of-2.pt": {}}
+    (path / "manifest.json").write_text(json.dumps(manifest))
 
-    def dying(function: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if len(calls) >= calls_left:
-                raise Killed
-            calls.append(1)
-            return function(*args, **kwargs)
-
-        return wrapper
-
-    for owner, name in (
-        (Path, "rename"),
-        (Path, "mkdir"),
-        (os, "fsync"),
-        (shutil, "rmtree"),
-        (torch, "save"),
-        (json, "dump"),
-    ):
-        patch.setattr(owner, name, dying(getattr(owner, name)))
+    with pytest.raises(ValueError, match=r"holds part-0-of-2\.pt, part-1-of-2\.pt, files that"):
+        checkpoint.pieces(path)
 
 
-@pytest.mark.parametrize("last", [False, True])
-def test_a_kill_between_any_two_acts_of_two_ranks_leaves_a_whole_checkpoint(tmp_path, last):
-    for calls_left in range(100):
-        folder = tmp_path / str(calls_left)
-        assert saved_by_two(folder, 1)
-        assert saved_by_two(folder, 2)
-        with pytest.MonkeyPatch.context() as patch:
-            dying_after(patch, calls_left)
-            finished = saved_by_two(folder, 3, last=last)
-
-        found = checkpoint.latest(folder)
-
-        assert found is not None
-        expected = {"final": 3, "step-00000003": 3, "step-00000002": 2}[found.name]
-        assert checkpoint.load(found)["step"] == expected
-        values = [part["w"] for part in checkpoint.parts(found)]
-        assert len(values) == 2
-        assert all(torch.equal(value, torch.full((9,), float(expected))) for value in values)
-        assert not list(folder.glob(".tmp-*"))
-        if finished:
-            assert calls_left > 12
-            return
-    raise AssertionError("the save never finished")
+def copied(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / folder.name))
 
 
 def cut_short(path: Path) -> None:
@@ -251,24 +275,76 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@saved_once
+@pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (cut_short, "part-1-of-2.pt has 100 bytes, its manifest says"),
-        (flip_a_bit, "part-1-of-2.pt is not what its manifest says (SHA-256 differs)"),
-        (Path.unlink, "part-1-of-2.pt'"),
+        (cut_short, "parts/{} has 100 bytes, its manifest says"),
+        (flip_a_bit, "parts/{} is not what its manifest says (SHA-256 differs)"),
+        (Path.unlink, "parts/{}'"),
     ],
 )
-def test_a_torn_part_is_named_and_the_checkpoint_before_is_used(tmp_path, caplog, damage, says):
-    saved_by_two(tmp_path, 1)
-    saved_by_two(tmp_path, 2)
-    damage(tmp_path / "step-00000002" / "part-1-of-2.pt")
+def test_a_torn_part_is_named_and_the_checkpoint_before_is_used(
+    saved, tmp_path, caplog, name, damage, says
+):
+    folder = copied(saved[0] / "steps", tmp_path)
+    damage(folder / "step-00000002" / "parts" / name)
 
     with caplog.at_level(logging.WARNING):
-        found = checkpoint.latest(tmp_path)
+        found = checkpoint.latest(folder)
 
-    assert found == tmp_path / "step-00000001"
-    assert says in caplog.text
+    assert found == folder / "step-00000001"
+    assert says.format(name) in caplog.text
+
+
+@saved_once
+def test_storage_that_fails_on_one_rank_is_its_error_and_ends_the_other(saved):
+    failures = saved[1]["failures"]
+    assert len(failures) == 10
+
+    for name, failure in failures.items():
+        assert failure["failed"]["errno"] == failure["code"], name
+        assert failure["other"]["kind"] == "CommunicationError", name
+        assert failure["other"]["errno"] is None, name
+        assert failure["left"] == ["step-00000001", "step-00000002"], name
+    assert failures["full_for_a_moment"]["failed"]["kind"] == "RuntimeError"
+    for name, rank in ("full_block", 1), ("full_first", 0), ("full_metadata", 0):
+        assert f"rank {rank} could not write its part" in failures[name]["other"]["says"]
+
+
+@saved_once
+@pytest.mark.parametrize(("victim", "least"), [("first", 16), ("second", 2), ("last", 5)])
+def test_a_rank_killed_between_any_two_acts_leaves_a_whole_checkpoint(saved, victim, least):
+    _, found = saved
+    kills = found["kills"][victim]
+
+    assert len(kills) > least
+    for kill in kills:
+        expected = {"final": 3, "step-00000003": 3, "step-00000002": 2}[kill["found"]]
+        assert kill["step"] == expected
+        assert kill["values"] == [expected, expected, 100, 500]
+        assert kill["left"] == []
+    assert {kill["step"] for kill in kills} == {2, 3}
+    for kill in kills[:-1]:
+        killed, other = sorted(kill["ends"], key=lambda end: end is None or "kind" in end)
+        assert killed == {"signal": 9}
+        assert other is None or other["kind"] == "CommunicationError"
+    assert kills[-1]["ends"] == [None, None]
+
+
+@saved_once
+def test_dtensors_and_their_moments_go_on_in_any_number_of_ranks(saved):
+    _, found = saved
+    found = found["dtensors"]
+
+    # Four parameters and their two moments, of which the second rank has none where there is one row only.
+    exact = {"loaded": 0.0, "went_on": 0.0}
+    assert found["2"] == [{"pieces": 12.0, **exact}, {"pieces": 8.0, **exact}]
+    assert len(found["3"]) == 3
+    for rank in (*found["1"], *found["3"]):
+        for name, distance in rank.items():
+            assert distance <= (1e-6 if "went_on" in name else 0.0), name
 
 
 def stage(trial: str, ranks: int, layout: str, stop_after: int | None, **more: Any) -> Any:
@@ -294,7 +370,7 @@ STAGES = [
     stage("moving", 1, "columns", 5),
     # Four ranks, two by two, where the newest checkpoint of the stage before is torn.
     stage("moving", 4, "columns", 6, memory_ranks=2),
-    stage("moving", 3, "rows", None, damage="part-1-of-2.pt"),
+    stage("moving", 3, "rows", None, damage="parts/__1_0.distcp"),
     stage("rowwise_alone", 1, "columns", None, table_optimizer="rowwise"),
     stage("rowwise_moving", 2, "columns", 2, table_optimizer="rowwise"),
     stage("rowwise_moving", 3, "rows", 4, table_optimizer="rowwise"),
@@ -325,7 +401,7 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     assert path.name == "final"
-    state = together(checkpoint.load(path), checkpoint.parts(path), {}, [])
+    state = together(checkpoint.load(path), checkpoint.pieces(path), {}, [])
     weights: dict[str, Tensor] = state["weights"]
     return weights
 

@@ -99,6 +99,8 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
 
 if __name__ == "__main__":
     out, name = sys.argv[1:]
+    # Once, and known to all that are forked.
+    import_module("workloads.dcp")
     folder, found = Path(name), []
     stages = json.load(sys.stdin)
     if any(asked.get("dense") == "sharded" for asked in stages):
