@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.layers.attention import rotation_table
-from workloads.layers.context import Cache, Context
+from workloads.layers.context import Cache, Context, LeftBehind
 from workloads.layers.linear import Embedding, Head
 from workloads.layers.usage import rows_ever_read, usage_report
 
@@ -80,6 +80,7 @@ class Transformer(nn.Module):
             rotation=rotation,
             start=start,
             observe=self.training and self.observing,
+            left_behind=LeftBehind(),  # said, because torch.compile cannot follow a default's factory
         )
 
     def embed(

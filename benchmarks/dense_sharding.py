@@ -1,0 +1,180 @@
+"""Training steps of models whose dense parameters are replicated, or sharded over the ranks with FSDP2.
+
+    python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384 --markdown
+    python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
+
+The script starts its own ranks, anew for each way; each has `--tokens` tokens in every step, in `--passes` micro batches. A
+step is forward, loss and backward in bf16 autocast, the sums of all gradients, clipping and AdamW. "peak" is the most
+memory that torch held on a GPU in these steps, "held" what it holds between two of them: weights and moments. The loss of
+the last step is that of both ways, up to the order of sums. Medians of steps, of the slowest rank.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from orchestrator import catalog
+from workloads import device as devices
+from workloads import ranks
+from workloads.gradient_sums import GradientSums
+from workloads.optim import Optimizer
+from workloads.sharding.mesh import Mesh
+from workloads.sharding.own_part import own_part
+from workloads.sharding.share_out import Dense, build
+from workloads.train import accumulate_gradients
+from workloads.train_config import TrainConfig
+
+COLUMNS = ("architecture", "params", "dense parameters", "step ms", "peak GB", "held GB", "loss")
+
+
+def main() -> None:
+    arguments = _arguments()
+    line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
+    if not arguments.markdown:
+        line = "{:14}  {:>9}  {:>17}" + "  {:>9}" * 4
+    on = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
+    print(f"{arguments.gpus} x {on}, torch {torch.__version__}, {arguments}\n")
+    print(line.format(*COLUMNS))
+    if arguments.markdown:
+        print(line.format(*["---"] * len(COLUMNS)))
+    for name in arguments.only.split(","):
+        for dense in get_args(Dense):
+            row = _together(name, dense, arguments)
+            print(
+                line.format(
+                    name,
+                    f"{row['params'] / 1e6:,.1f} M",
+                    dense,
+                    f"{1e3 * row['seconds']:.1f}",
+                    f"{row['peak'] / 1e9:.2f}",
+                    f"{row['held'] / 1e9:.2f}",
+                    f"{row['loss']:.4f}",
+                ),
+                flush=True,
+            )
+
+
+def _together(name: str, dense: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [
+            context.Process(target=_rank, args=(rank, Path(folder), name, dense, arguments))
+            for rank in range(arguments.gpus)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a rank failed")
+        row: dict[str, Any] = json.loads((Path(folder) / "row.json").read_text())
+    return row
+
+
+def _rank(rank: int, folder: Path, name: str, dense: Dense, arguments: argparse.Namespace) -> None:
+    here = devices.pick(arguments.device, rank=rank)
+    with (
+        devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
+        ranks.join(
+            rank=rank, size=arguments.gpus, device=here, rendezvous=folder / "meet"
+        ) as world,
+    ):
+        row = _measured(name, dense, world, here, arguments)
+        of_all = world.all(row)
+        if world.leads:
+            row = {key: max(each[key] for each in of_all) for key in row}
+            (folder / "row.json").write_text(json.dumps(row))
+
+
+def _measured(
+    name: str, dense: Dense, world: ranks.World, here: torch.device, arguments: argparse.Namespace
+) -> dict[str, float]:
+    module = catalog.architecture(name)
+    config = module.Config(**module.PRESETS[arguments.preset])
+    mesh = Mesh(world=world, data=world)
+    make = partial(config.build, arguments.vocab_size)
+    model = build(make, mesh, layout="columns", here=here, dense=dense).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # The same everywhere, so that both ways have one loss whoever holds what.
+            own_part(parameter).fill_(1.0 if parameter.ndim == 1 else 0.01)
+        for buffer in model.buffers():
+            buffer.zero_()
+    batch_tokens = arguments.tokens * world.size
+    train = TrainConfig(
+        tokens=100 * batch_tokens, batch_tokens=batch_tokens, seq_len=arguments.seq_len, lr=1e-3
+    )
+    optimizer = Optimizer(model, train, mesh)
+    sums = GradientSums(model, mesh)
+    draw = torch.Generator().manual_seed(world.rank)
+    n = arguments.tokens // arguments.seq_len
+    windows = torch.randint(arguments.vocab_size, (n, arguments.seq_len + 1), generator=draw)
+    windows = windows.to(here)
+    seconds, loss = [], torch.zeros(())
+    gc.collect()
+    if here.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(here)
+    for repeat in range(arguments.warmup + arguments.repeats):
+        _wait(here)
+        world.wait()
+        start = time.perf_counter()
+        losses = accumulate_gradients(
+            model,
+            windows,
+            batch_tokens=train.batch_tokens,
+            rows=n,
+            passes=arguments.passes,
+            autocast=partial(devices.autocast, bf16=here.type == "cuda", device=here),
+            before_last=sums.start,
+        )
+        sums.finish(also=list(losses.values()))
+        optimizer.clip()
+        optimizer.step(train.lr)
+        _wait(here)
+        loss = losses["loss"]
+        if repeat >= arguments.warmup:
+            seconds.append(time.perf_counter() - start)
+    on_gpu = here.type == "cuda"
+    return {
+        "params": sum(p.numel() for p in model.parameters()),
+        "seconds": statistics.median(seconds),
+        "peak": torch.cuda.max_memory_allocated(here) if on_gpu else 0,
+        "held": torch.cuda.memory_allocated(here) if on_gpu else 0,
+        "loss": float(loss),
+    }
+
+
+def _wait(here: torch.device) -> None:
+    if here.type == "cuda":
+        torch.cuda.synchronize(here)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpus", type=int, default=2, help="ranks, each with a GPU of its own")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--only", default="dense", help="architectures, separated by commas")
+    parser.add_argument("--preset", default="134m")
+    parser.add_argument("--tokens", type=int, default=16384, help="of a rank in a step")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--passes", type=int, default=1, help="micro batches")
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--markdown", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
