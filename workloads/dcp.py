@@ -124,9 +124,8 @@ class _Files(FileSystem):
         try:
             with super().create_stream(path, mode) as stream:
                 yield stream
-                if (
-                    not stream.closed
-                ):  # `.metadata`, which DCP syncs while its end waits in the buffer
+                # `.metadata` is open here, and DCP would sync it while its end waits in the buffer.
+                if not stream.closed:
                     stream.flush()
                     os.fsync(stream.fileno())
         except BaseException as error:
