@@ -38,3 +38,21 @@ def test_a_gpu_holds_little_more_than_its_share(tmp_path):
 
     # 16 bytes a parameter and 2 of its copy, against 8 and what is gathered of a block at a time.
     assert found["memory/sharded_over_replicated"] < 0.75
+
+
+@pytest.mark.parametrize("table_optimizer", ["adamw", "lazy_adamw"])
+def test_a_trial_goes_on_with_other_ranks_and_layouts(tmp_path, table_optimizer):
+    """Checkpoints of tables and dense parameters that GPUs share out, written and read by ranks that talk through NCCL."""
+    skip_without(2)
+    how = {"device": "cuda", "table_optimizer": table_optimizer}
+    stages = [
+        cpus.stage("alone", 1, "replicated", None, **how),
+        cpus.stage("moving", 2, "sharded", 2, memory_ranks=2, **how),
+        cpus.stage("moving", 2, "replicated", 4, memory_ranks=2, layout="rows", **how),
+        cpus.stage("moving", 1, "sharded", 5, **how),
+        cpus.stage("moving", 2, "sharded", None, **how),
+    ]
+
+    metrics = cpus.trained_in(tmp_path, stages)
+
+    cpus.assert_ended_alike(tmp_path, "alone", "moving", metrics[0], metrics[-1])

@@ -4,8 +4,8 @@
 
 A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `table_optimizer`, `stop_after`
 (null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or null); `dense` says whether dense
-parameters are sharded or, as they are without it, replicated. OUT.json gets the metrics of every stage that came to the
-end, null for others.
+parameters are sharded or, as they are without it, replicated, `device` where to train if not on a CPU. OUT.json gets the
+metrics of every stage that came to the end, null for others.
 """
 
 import json
@@ -76,14 +76,14 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
     job = Job(
         data=DATA,
         model=MODEL,
-        train={**TRAIN, "table_optimizer": asked["table_optimizer"]},
+        train={**TRAIN, "table_optimizer": asked["table_optimizer"], "precision": "fp32"},
         seed=5,
         checkpoints=folder / asked["trial"],
         cache=folder / "cache",
         log_every_steps=1,
         evaluations=2,
         checkpoint_every_s=0.0,
-        device="cpu",
+        device=asked.get("device", "cpu"),
         rank=rank,
         world_size=asked["ranks"],
         memory_ranks=asked["memory_ranks"],
@@ -111,5 +111,8 @@ if __name__ == "__main__":
             newest = max((folder / asked["trial"]).glob("step-*"))
             with (newest / asked["damage"]).open("r+b") as file:
                 file.truncate(100)
-        found.append(forked(asked["ranks"], partial(stage, folder, asked))[0] or None)
+        # A forked process cannot use a GPU.
+        start = "spawn" if asked.get("device") == "cuda" else "fork"
+        of_each = forked(asked["ranks"], partial(stage, folder, asked), start=start)
+        found.append(of_each[0] or None)
     Path(out).write_text(json.dumps(found))
