@@ -47,8 +47,8 @@ def save(
 ) -> Path:
     """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
 
-    With several ranks in `world` all of them must call this: rank 0's `state` is written, and the `pieces` of all, which
-    have the same names on every rank; what several have alike is written once.
+    With several ranks in `world` all of them must call this: rank 0's `state` is written, and the `pieces` of all, of
+    which every rank has some or none has any; what several have alike is written once.
     """
     path = _write(folder, f"step-{step:08d}", state, pieces=pieces or {}, world=world)
     if world.leads:

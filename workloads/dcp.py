@@ -44,7 +44,6 @@ BLOCK_BYTES = 2**24
 """A block is read as a whole, for whatever part of it, and is copied from a GPU as a whole."""
 _ALLOWED = {
     ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     *(
         ("torch.distributed.checkpoint.metadata", name)
@@ -102,9 +101,13 @@ def saved(folder: Path) -> dict[str, Saved]:
         ValueError: If `.metadata` holds anything but what says where blocks lie.
     """
     with only_plain_values(folder / METADATA), (folder / METADATA).open("rb") as file:
-        metadata = _MetadataUnpickler(file).load()
-        if not isinstance(metadata, Metadata):
-            raise UnpicklingError(f"is a {type(metadata).__name__}")
+        try:
+            metadata = _MetadataUnpickler(file).load()
+            files = {info.relative_path for info in metadata.storage_data.values()}
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UnpicklingError(f"is no metadata ({error})") from error
+        if not isinstance(metadata, Metadata) or any(Path(name).name != name for name in files):
+            raise UnpicklingError(f"is a {type(metadata).__name__} of files {sorted(files)}")
     return {
         name: _Stored(folder, metadata, name, tensor)
         for name, tensor in metadata.state_dict_metadata.items()
@@ -230,6 +233,8 @@ class _MetadataUnpickler(Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
+        if (module, name) == ("torch.serialization", "_get_layout"):
+            return lambda _: torch.strided  # itself keeps what it is told
         if (module, name) not in _ALLOWED:
             raise UnpicklingError(f"{module}.{name} says nothing of where tensors lie")
         return super().find_class(module, name)

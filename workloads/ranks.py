@@ -1,7 +1,7 @@
 """The processes of one trial: how they find each other, and the few things they tell each other.
 
-Every rank holds the whole model but for memory tables that are shared out (`workloads/sharding`), takes its slice of
-every global batch, and gradients are summed. What is summed and in which order depends on the number of ranks alone,
+Every rank holds the whole model but for memory tables and dense parameters that are shared out (`workloads/sharding`),
+takes its slice of every global batch, and gradients are summed. What is summed and in which order depends on the number of ranks alone,
 so a repeated run repeats its bits.
 """
 

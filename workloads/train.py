@@ -157,6 +157,7 @@ def run(
             watch = Watch(**state["watch"])
             spent.seconds.update(state["seconds"])
         first = state["step"] + 1
+        state = {}  # a second copy of all that was loaded
 
         meter = Meter(spent, tokens=(first - 1) * config.batch_tokens)
         saved_at, pause_s = clock(), job.checkpoint_every_s
@@ -511,8 +512,8 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     if named.keys() != weights.keys():
         names = ", ".join(sorted(named.keys() ^ weights.keys()))
         raise ValueError(
-            f"checkpoint and model differ in {names}; the architecture's code changed since: "
-            "delete the trial's checkpoints to train it anew"
+            f"checkpoint and model differ in {names}; put together first what ranks saved in pieces "
+            "(sharding/saved.py), or, if the architecture's code changed since, delete the trial's checkpoints to train it anew"
         )
     with torch.no_grad():
         for name, tensor in named.items():

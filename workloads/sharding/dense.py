@@ -38,7 +38,7 @@ def shard_dense(
 ) -> None:
     """Replace every parameter but those of `without` by this rank's part. Every rank must call this.
 
-    The model may lie on the meta device, then no rank ever holds a whole parameter but while it runs.
+    The model may lie on the meta device, then no device ever holds a whole parameter but while it runs.
 
     Raises:
         ValueError: If ranks share a GPU: they talk through gloo, which cannot send what it takes.

@@ -57,4 +57,6 @@ def _copied(copy: Tensor) -> Tensor | None:
     weight = getattr(source, "variable", None)  # of a leaf only
     if not isinstance(weight, nn.Parameter) or not weight.is_contiguous():
         return None
+    if weight.device != copy.device:
+        return None
     return weight

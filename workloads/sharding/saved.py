@@ -5,7 +5,7 @@ What all ranks have alike stays in the state. What each has a part of becomes pi
 `tables/<table>/mean_square` (what the optimizer of tables keeps, which may be one number per row).
 
 Which part of a parameter a rank has, its `Shard` says, or the parameter itself where it is a DTensor (of FSDP2's
-`fully_shard`). Another kind of sharded tensor is another case in `parts`, `_piece` and `_cut`.
+`fully_shard`). Another kind of sharded tensor is another case in `parts`, `_whole` and `_place`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,10 @@ def _piece(value: object, part: Part) -> Piece | None:
     # What an optimizer keeps of a part is no DTensor (`own_part.StandIns`).
     own = own_part(value)
     if own.shape != sizes:
-        return None
+        # Kept by one rank only, it would be lost.
+        raise ValueError(
+            f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which no checkpoint can divide"
+        )
     return Piece(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
 
 
@@ -148,7 +151,7 @@ def _cut(name: str, value: object, part: Part | None) -> object:
     expected = _whole(part, len(whole))
     if whole != expected:
         raise ValueError(
-            f"{name}: the checkpoint's table is {_times(whole)}, the model's {_times(expected)}; "
+            f"{name}: the checkpoint's tensor is {_times(whole)}, the model's {_times(expected)}; "
             "delete the trial's checkpoints to train it anew"
         )
     offsets, sizes = _place(part, len(whole))

@@ -205,7 +205,7 @@ def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:
 def _grouping(tiles: int, tile: Tile, best: int) -> tuple[int, int, int]:
     """Return the groups that tiles of the first pass have, how many tiles share them, and the groups of all tiles.
 
-    At least four times as many as are wanted, so that the bound keeps 1.15 times as many, if the tile may have them.
+    About four times as many as are wanted, so that the bound keeps 1.15 times as many; never under twice.
     """
     # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
     groups = min(tile.first_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles))))

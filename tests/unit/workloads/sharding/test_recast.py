@@ -91,11 +91,11 @@ def test_of_weights_in_another_type_only_a_part_of_one_is_kept(layers, monkeypat
 
 
 def test_a_block_that_fails_leaves_others_as_they_were(layers):
-    wanted = passes(layers)
+    wanted = passes(layers[1:])
     recast_in_backward(layers[0])
     with pytest.raises(RuntimeError):
         layers[0](torch.ones(3, WIDTH + 1))
 
     found = passes(layers[1:])
     assert not torch._C._autograd._top_saved_tensors_default_hooks(True)
-    assert len(found) < len(wanted)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

@@ -185,7 +185,7 @@ def test_another_shape_is_refused(saved):
 
     for wrote in ("1", "2"):
         with pytest.raises(
-            ValueError, match="the checkpoint's table is 4 × 10, the model's 4 × 12"
+            ValueError, match="the checkpoint's tensor is 4 × 10, the model's 4 × 12"
         ):
             read(saved[0] / "whole" / f"columns-{wrote}-4-10", other)
 
