@@ -113,6 +113,7 @@ def two(folder: Path, spoil: dict[int, Callable[[], Any]], *, last: bool = False
         end: dict[str, Any] | None = None
         with joined(number, 2, ends) as world:
             try:
+                world.wait()  # else one may be gone before the other has found it
                 with spoil.get(number, contextlib.nullcontext)():
                     save(folder, 3, world, last=last)
             except Exception as error:
