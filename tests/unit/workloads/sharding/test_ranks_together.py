@@ -92,6 +92,7 @@ def test_all_of_it_was_compared(found, size):
     assert meshes == {f"1x{size}"} | ({"2x2"} if size == 4 else set())
 
 
+@pytest.mark.long
 def test_reads_of_any_batch_compile_to_one_graph(tmp_path):
     found = found_by(tmp_path, "compiled", 2)["2"]
 
