@@ -14,18 +14,15 @@ second pass of `after`, since not every kernel on a GPU repeats its bits. Median
 """
 
 import argparse
-import json
-import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
+from own_ranks import together
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,33 +38,14 @@ WAYS = ("alone", "after", "during", "ddp")
 
 def main() -> None:
     arguments = _arguments()
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as name:
-        processes = [
-            context.Process(target=_rank, args=(rank, Path(name), arguments))
-            for rank in range(arguments.gpus)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit("a rank failed")
-        rows = json.loads((Path(name) / "rows.json").read_text())
+    rows = together(arguments.gpus, arguments.device, partial(_all, arguments))
     _print(rows, arguments)
 
 
-def _rank(rank: int, folder: Path, arguments: argparse.Namespace) -> None:
-    here = devices.pick(arguments.device, rank=rank)
-    with (
-        devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
-        ranks.join(
-            rank=rank, size=arguments.gpus, device=here, rendezvous=folder / "meet"
-        ) as world,
-    ):
-        rows = [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
-        if world.leads:
-            (folder / "rows.json").write_text(json.dumps(rows))
+def _all(
+    arguments: argparse.Namespace, world: ranks.World, here: torch.device
+) -> list[dict[str, Any]]:
+    return [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
 
 
 def _measured(

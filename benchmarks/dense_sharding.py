@@ -11,16 +11,13 @@ the last step is that of both ways, up to the order of sums. Medians of steps, o
 
 import argparse
 import gc
-import json
-import multiprocessing
 import statistics
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
+from own_ranks import together
 
 from orchestrator import catalog
 from workloads import device as devices
@@ -48,7 +45,8 @@ def main() -> None:
         print(line.format(*["---"] * len(COLUMNS)))
     for name in arguments.only.split(","):
         for dense in get_args(Dense):
-            row = _together(name, dense, arguments)
+            work = partial(_measured, name, dense, arguments)
+            row = together(arguments.gpus, arguments.device, work)
             print(
                 line.format(
                     name,
@@ -63,41 +61,10 @@ def main() -> None:
             )
 
 
-def _together(name: str, dense: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            context.Process(target=_rank, args=(rank, Path(folder), name, dense, arguments))
-            for rank in range(arguments.gpus)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit("a rank failed")
-        row: dict[str, Any] = json.loads((Path(folder) / "row.json").read_text())
-    return row
-
-
-def _rank(rank: int, folder: Path, name: str, dense: Dense, arguments: argparse.Namespace) -> None:
-    here = devices.pick(arguments.device, rank=rank)
-    with (
-        devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
-        ranks.join(
-            rank=rank, size=arguments.gpus, device=here, rendezvous=folder / "meet"
-        ) as world,
-    ):
-        row = _measured(name, dense, world, here, arguments)
-        of_all = world.all(row)
-        if world.leads:
-            row = {key: max(each[key] for each in of_all) for key in row}
-            (folder / "row.json").write_text(json.dumps(row))
-
-
 def _measured(
-    name: str, dense: Dense, world: ranks.World, here: torch.device, arguments: argparse.Namespace
+    name: str, dense: Dense, arguments: argparse.Namespace, world: ranks.World, here: torch.device
 ) -> dict[str, float]:
+    """Return the largest numbers of any rank."""
     module = catalog.architecture(name)
     config = module.Config(**module.PRESETS[arguments.preset])
     mesh = Mesh(world=world, data=world)
@@ -144,13 +111,15 @@ def _measured(
         if repeat >= arguments.warmup:
             seconds.append(time.perf_counter() - start)
     on_gpu = here.type == "cuda"
-    return {
+    own = {
         "params": sum(p.numel() for p in model.parameters()),
         "seconds": statistics.median(seconds),
         "peak": torch.cuda.max_memory_allocated(here) if on_gpu else 0,
         "held": torch.cuda.memory_allocated(here) if on_gpu else 0,
         "loss": float(loss),
     }
+    of_all = world.all(own)
+    return {key: max(each[key] for each in of_all) for key in own}
 
 
 def _wait(here: torch.device) -> None:

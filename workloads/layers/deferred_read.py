@@ -9,6 +9,7 @@ Their backward passes do two things that a graph knows nothing of, and would spo
   are left.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -27,12 +28,12 @@ numbers = count()
 """Of backward passes, as they are traced."""
 
 
-class Reads(Named):
+class Reads(Named, ABC):
     """Where reads are left."""
 
+    @abstractmethod
     def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
         """Keep the reads of one backward pass, of a table of `n_rows`."""
-        raise NotImplementedError
 
 
 def _register(
@@ -97,7 +98,8 @@ def _register(
     ) -> tuple[Tensor, Tensor]:
         if anchor is not None:
             left = ids, *weights_and_x(third, grad)
-            named(Reads, gradient).add(n_rows, *(copied(each) for each in left))
+            where = named(Reads, gradient)  # type: ignore[type-abstract]
+            where.add(n_rows, *(copied(each) for each in left))
         return (
             read_back(rows, places, grad).contiguous() if needs_third else grad.new_empty(0),
             anchor_gradient(grad, anchor),

@@ -1,0 +1,45 @@
+"""Ranks that a benchmark starts for itself on this host."""
+
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workloads import device as devices
+from workloads import ranks
+
+Work = Callable[[ranks.World, torch.device], Any]
+"""What a rank does; what rank 0 returns must be plain values."""
+
+
+def together(size: int, device: str, work: Work) -> Any:
+    """Return what `work` returns on rank 0 of `size` ranks, each with a GPU of its own or all on the CPU."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = [
+            context.Process(target=_rank, args=(rank, size, device, work, folder))
+            for rank in range(size)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a rank failed")
+        return json.loads((folder / "found.json").read_text())
+
+
+def _rank(rank: int, size: int, device: str, work: Work, folder: Path) -> None:
+    here = devices.pick(device, rank=rank)
+    with (
+        devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
+        ranks.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world,
+    ):
+        found = work(world, here)
+        if world.leads:
+            (folder / "found.json").write_text(json.dumps(found))
