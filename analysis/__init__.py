@@ -17,36 +17,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from analysis.chain import fit_chain as fit_chain
-    from analysis.choose import compare_laws as compare_laws
-    from analysis.envelope import fit_envelope as fit_envelope
-    from analysis.figures import save as save
-    from analysis.fit import fit_sweep as fit_sweep
-    from analysis.isoflop import fit_isoflop as fit_isoflop
-    from analysis.law_book import all_laws as all_laws
-    from analysis.law_book import law_named as law_named
-    from analysis.law_figure import draw as draw
-    from analysis.law_fit import fit_law as fit_law
-    from analysis.partial import fit_partial as fit_partial
-    from analysis.report import write_report as write_report
-    from analysis.runs import histories as histories
-    from analysis.runs import load as load
+    from analysis.fitting.fit_law import fit_law as fit_law
+    from analysis.fitting.missing_run_sensitivity import fit_partial as fit_partial
+    from analysis.fitting.model_selection import compare_laws as compare_laws
+    from analysis.fitting.two_stage import fit_chain as fit_chain
+    from analysis.laws.registry import all_laws as all_laws
+    from analysis.laws.registry import law_named as law_named
+    from analysis.loading.load import histories as histories
+    from analysis.loading.load import load as load
+    from analysis.plotting.fits import draw as draw
+    from analysis.plotting.sweep import save as save
+    from analysis.report.html import write_report as write_report
+    from analysis.scaling.envelope import fit_envelope as fit_envelope
+    from analysis.scaling.isoflop import fit_isoflop as fit_isoflop
+    from analysis.scaling.sweep_summary import fit_sweep as fit_sweep
 
 _HOME = {
-    "all_laws": "analysis.law_book",
-    "compare_laws": "analysis.choose",
-    "draw": "analysis.law_figure",
-    "fit_chain": "analysis.chain",
-    "fit_envelope": "analysis.envelope",
-    "fit_isoflop": "analysis.isoflop",
-    "fit_law": "analysis.law_fit",
-    "fit_partial": "analysis.partial",
-    "fit_sweep": "analysis.fit",
-    "histories": "analysis.runs",
-    "law_named": "analysis.law_book",
-    "load": "analysis.runs",
-    "save": "analysis.figures",
-    "write_report": "analysis.report",
+    "all_laws": "analysis.laws.registry",
+    "compare_laws": "analysis.fitting.model_selection",
+    "draw": "analysis.plotting.fits",
+    "fit_chain": "analysis.fitting.two_stage",
+    "fit_envelope": "analysis.scaling.envelope",
+    "fit_isoflop": "analysis.scaling.isoflop",
+    "fit_law": "analysis.fitting.fit_law",
+    "fit_partial": "analysis.fitting.missing_run_sensitivity",
+    "fit_sweep": "analysis.scaling.sweep_summary",
+    "histories": "analysis.loading.load",
+    "law_named": "analysis.laws.registry",
+    "load": "analysis.loading.load",
+    "save": "analysis.plotting.sweep",
+    "write_report": "analysis.report.html",
 }
 
 

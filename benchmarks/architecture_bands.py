@@ -13,12 +13,12 @@ import time
 
 import numpy as np
 
-from analysis.families import fit_families
-from analysis.frontier import allocate, fit_frontier
+from analysis.fitting.objective import SQUARES, Objective
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.measures import MEASURES
-from analysis.multipliers import fit_multipliers
-from analysis.objective import SQUARES, Objective
+from analysis.scaling.architecture_laws import fit_families
+from analysis.scaling.compute_multiplier import fit_multipliers
+from analysis.scaling.cost_measures import MEASURES
+from analysis.scaling.frontier import allocate, fit_frontier
 
 TRUTH = {
     "dense": np.asarray([482.01, 2085.43, 1.8172, 0.3478, 0.3658]),

@@ -20,12 +20,12 @@ from functools import partial
 
 import torch
 
-from orchestrator import catalog
-from workloads import device as devices
-from workloads.step_time import Training, block_s
-from workloads.table_optim import RULE_OF
-from workloads.train_config import TrainConfig
-from workloads.training_memory import training_memory
+from orchestrator.sweep import registry
+from workloads.training import device as devices
+from workloads.training.config import TrainConfig
+from workloads.training.peak_memory import training_memory
+from workloads.training.step_time import Training, block_s
+from workloads.training.table_optimizer import RULE_OF
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Row:
 
 def main() -> None:
     arguments = _arguments()
-    names = arguments.only.split(",") if arguments.only else catalog.architectures()
+    names = arguments.only.split(",") if arguments.only else registry.architectures()
     here = devices.pick(arguments.device, rank=0)
     rows, failed = [], {}
     for name in names:
-        module = catalog.architecture(name)
+        module = registry.architecture(name)
         preset = arguments.preset if arguments.preset in module.PRESETS else arguments.otherwise
         if preset not in module.PRESETS:
             failed[name] = f"no preset {arguments.preset} or {arguments.otherwise}"
@@ -141,7 +141,7 @@ def _measured(
 
 
 def _observes(model: torch.nn.Module) -> bool:
-    from workloads.layers.usage import Usage
+    from workloads.layers.modules.usage_stats import Usage
 
     return any(isinstance(module, Usage) for module in model.modules())
 

@@ -20,8 +20,8 @@ from reads import draw_ids
 from torch import Tensor
 from torch.nn import functional
 
-from workloads import device
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.training import device
 
 # rows, width, tokens, reads a token: a large memory, one of the presets at 1m, one of a small preset, n-gram rows.
 SHAPES = [

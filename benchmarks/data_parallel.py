@@ -26,12 +26,12 @@ from own_ranks import together
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator import catalog
-from workloads import device as devices
-from workloads import ranks
-from workloads.gradient_sums import BUCKET_BYTES, GradientSums
-from workloads.sharding.mesh import Mesh
-from workloads.train import accumulate_gradients
+from orchestrator.sweep import registry
+from workloads.distributed import process_group
+from workloads.distributed.mesh import Mesh
+from workloads.sharding.gradient_allreduce import BUCKET_BYTES, GradientSums
+from workloads.training import device as devices
+from workloads.training.train import accumulate_gradients
 
 WAYS = ("alone", "after", "during", "ddp")
 
@@ -43,15 +43,15 @@ def main() -> None:
 
 
 def _all(
-    arguments: argparse.Namespace, world: ranks.World, here: torch.device
+    arguments: argparse.Namespace, world: process_group.World, here: torch.device
 ) -> list[dict[str, Any]]:
     return [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
 
 
 def _measured(
-    name: str, world: ranks.World, here: torch.device, arguments: argparse.Namespace
+    name: str, world: process_group.World, here: torch.device, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     with here:
         model = module.Config(**module.PRESETS[arguments.preset]).build(arguments.vocab_size)
     draw = torch.Generator(here).manual_seed(0)
@@ -131,7 +131,7 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.norm().clamp(min=1e-30))
 
 
-def _timed(step: Callable[[], None], world: ranks.World, here: torch.device) -> float:
+def _timed(step: Callable[[], None], world: process_group.World, here: torch.device) -> float:
     _wait(here)
     world.wait()
     _wait(here)

@@ -19,16 +19,16 @@ from typing import get_args
 import torch
 from own_ranks import together
 
-from orchestrator import catalog
-from workloads import device as devices
-from workloads import ranks
-from workloads.gradient_sums import GradientSums
-from workloads.optim import Optimizer
-from workloads.sharding.mesh import Mesh
-from workloads.sharding.own_part import own_part
-from workloads.sharding.share_out import Dense, build
-from workloads.train import accumulate_gradients
-from workloads.train_config import TrainConfig
+from orchestrator.sweep import registry
+from workloads.distributed import process_group
+from workloads.distributed.local_part import own_part
+from workloads.distributed.mesh import Mesh
+from workloads.sharding.gradient_allreduce import GradientSums
+from workloads.sharding.materialise import Dense, build
+from workloads.training import device as devices
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.train import accumulate_gradients
 
 COLUMNS = ("architecture", "params", "dense parameters", "step ms", "peak GB", "held GB", "loss")
 
@@ -62,10 +62,14 @@ def main() -> None:
 
 
 def _measured(
-    name: str, dense: Dense, arguments: argparse.Namespace, world: ranks.World, here: torch.device
+    name: str,
+    dense: Dense,
+    arguments: argparse.Namespace,
+    world: process_group.World,
+    here: torch.device,
 ) -> dict[str, float]:
     """Return the largest numbers of any rank."""
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     config = module.Config(**module.PRESETS[arguments.preset])
     mesh = Mesh(world=world, data=world)
     make = partial(config.build, arguments.vocab_size)

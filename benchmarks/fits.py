@@ -21,9 +21,9 @@ import pandas as pd
 import scipy
 import scipy.optimize
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.synthetic import make_runs
 
 DELTA = 1e-3
 

@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from workloads.kernels.hash_bag import triton as kernel
 from workloads.kernels.hash_bag.op import hash_bag
-from workloads.kernels.row_reduction.triton import sort_reads
+from workloads.kernels.segment_sum.triton import sort_reads
 from workloads.kernels.sign_hash import reference as sign_hash_reference
 from workloads.kernels.sign_hash import triton as sign_hash
 from workloads.kernels.weighted_bag import triton as weighted_bag

@@ -24,10 +24,10 @@ from reads import draw_ids
 from torch import Tensor, nn
 
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.host_memory import DIRECT_READS, fetch_rows
-from workloads.layers.memory_table import MemoryTable
-from workloads.table_optim import TableOptimizer
-from workloads.train_config import TrainConfig
+from workloads.layers.memory.host_offload import DIRECT_READS, fetch_rows
+from workloads.layers.memory.table import MemoryTable
+from workloads.training.config import TrainConfig
+from workloads.training.table_optimizer import TableOptimizer
 
 READING = "{:>7} {:>8} {:>9} {:>9} | {:>8} {:>9} {:>9} {:>9} {:>12} {:>5}"
 TUNING = "{:>7} {:>15} | {:>8} {:>9} {:>9} {:>12} | {:>13} {:>10} {:>5}"

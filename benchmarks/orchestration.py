@@ -33,12 +33,12 @@ from typing import Any
 import psutil
 from stub_cluster import StubLauncher, add_trials
 
-from orchestrator import known_statuses
-from orchestrator.controller import Controller
-from orchestrator.launchers.embedded import SETTINGS
-from orchestrator.scheduler import Node
-from orchestrator.status import SweepStatus, status_from_disk
-from orchestrator.trial_dir import SweepDir
+from orchestrator.control.loop import Controller
+from orchestrator.control.status import SweepStatus, status_from_disk
+from orchestrator.launchers.ray_embedded import SETTINGS
+from orchestrator.records import status_cache
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.scheduling.interface import Node
 
 JOB = f"{Path(__file__).with_name('trivial_job.py')}:run"
 PARTS = ("trials", "stub", "many", "nodes", "joining")
@@ -109,10 +109,10 @@ def trials(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _memscale(root: Path, n: int, *, track: bool = False) -> dict[str, float]:
-    from orchestrator.launchers.ray_cluster import RayLauncher
-    from orchestrator.tracking.places import default_tracking_uri
-    from orchestrator.tracking.store import Store
-    from orchestrator.tracking.supervise import shipping
+    from orchestrator.launchers.ray import RayLauncher
+    from orchestrator.tracking.exporter_process import shipping
+    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.run_schema import default_tracking_uri
 
     sweep = SweepDir(root / "trivial")
     ids = add_trials(sweep, n)
@@ -256,7 +256,7 @@ def many(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
     sweep, launcher, memory, measured = _stub_sweep(folder, n, lambda: NODES)
     with_file = min(_seconds(lambda: status_from_disk(sweep)) for _ in range(3))
     command = min(_seconds(lambda: _status_command(folder)) for _ in range(3))
-    (sweep.path / known_statuses.FILE).unlink()
+    (sweep.path / status_cache.FILE).unlink()
     without = min(_seconds(lambda: status_from_disk(sweep)) for _ in range(2))
     middle = [mib for done, mib in memory if done < n / 2]
     return [
@@ -360,7 +360,7 @@ def joining(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]
     import ray
     from ray.cluster_utils import Cluster
 
-    from orchestrator.launchers.ray_cluster import RayLauncher
+    from orchestrator.launchers.ray import RayLauncher
 
     n = 40 * arguments.real_nodes
     sweep = SweepDir(folder / "joining")

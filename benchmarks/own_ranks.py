@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from workloads import device as devices
-from workloads import ranks
+from workloads.distributed import process_group
+from workloads.training import device as devices
 
-Work = Callable[[ranks.World, torch.device], Any]
+Work = Callable[[process_group.World, torch.device], Any]
 """What a rank does; what rank 0 returns must be plain values."""
 
 
@@ -38,7 +38,7 @@ def _rank(rank: int, size: int, device: str, work: Work, folder: Path) -> None:
     here = devices.pick(device, rank=rank)
     with (
         devices.numerics(here, n_threads=1, bf16=here.type == "cuda"),
-        ranks.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world,
+        process_group.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world,
     ):
         found = work(world, here)
         if world.leads:

@@ -20,7 +20,7 @@ from triton.testing import do_bench
 
 from workloads.kernels.product_key_topk import op, reference
 from workloads.kernels.product_key_topk import triton as kernels
-from workloads.kernels.product_key_topk.gradients import gradients
+from workloads.kernels.product_key_topk.backward import gradients
 
 CHECKED = 2048
 SCORE_BYTES = 2**32

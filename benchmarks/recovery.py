@@ -22,20 +22,20 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import scipy
 
-from analysis.chain import fit_chain
-from analysis.curve import CurveFit
-from analysis.curve import Law as CurveLaw
-from analysis.isoflop import fit_isoflop
-from analysis.law import Law
-from analysis.law_book import all_laws
-from analysis.law_fit import fit_law
+from analysis.fitting.curve import CurveFit
+from analysis.fitting.curve import Law as CurveLaw
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.law import Law
+from analysis.fitting.objective import SQUARES, Objective
+from analysis.fitting.power_curve import PowerLaw, fit_power_law
+from analysis.fitting.result import Band, FitResult
+from analysis.fitting.synthetic import make_inputs, make_runs
+from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.laws.loss_link import Sigmoid
-from analysis.objective import SQUARES, Objective
-from analysis.power_law import PowerLaw, fit_power_law
-from analysis.result import Band, FitResult
-from analysis.saturating import Saturating, fit_saturating
-from analysis.synthetic import make_inputs, make_runs
+from analysis.laws.loss_to_accuracy import Sigmoid
+from analysis.laws.registry import all_laws
+from analysis.laws.saturating import Saturating, fit_saturating
+from analysis.scaling.isoflop import fit_isoflop
 
 NOISE = {"sparsity": 0.0005, "broken": 0.005, "fine_grained": 0.001}
 

@@ -30,17 +30,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workloads import device as devices
-from workloads import ranks
+from workloads.distributed import process_group
+from workloads.distributed.mesh import Mesh, mesh_of
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
-from workloads.layers.memory_table import MemoryTable
-from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
-from workloads.layers.product_keys import LookupShape
-from workloads.sharding.mesh import Mesh, mesh_of
-from workloads.sharding.shard import Shard
-from workloads.sharding.share_out import build
+from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.memory.product_keys import LookupShape
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
+from workloads.sharding.materialise import build
+from workloads.sharding.table_shard import Shard
+from workloads.training import device as devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
     meeting = folder / "meet"
     with (
         devices.numerics(here, n_threads=1, bf16=True),
-        ranks.join(rank=rank, size=size, device=here, rendezvous=meeting) as world,
+        process_group.join(rank=rank, size=size, device=here, rendezvous=meeting) as world,
     ):
         mesh = mesh_of(world, memory=size)
         found = []

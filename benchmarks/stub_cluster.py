@@ -4,12 +4,12 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.ending import Ended
-from orchestrator.launchers.protocol import Launch, NotPlaced
-from orchestrator.processes import ProcessId
-from orchestrator.records import Resources, TrialSpec
-from orchestrator.scheduler import Node
-from orchestrator.trial_dir import SweepDir, write_json
+from orchestrator.control.failure_classifier import Ended
+from orchestrator.control.launcher_port import Launch, NotPlaced
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import Resources, TrialSpec
+from orchestrator.scheduling.interface import Node
 
 
 def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:

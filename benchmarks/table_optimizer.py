@@ -28,12 +28,12 @@ import torch
 from reads import draw_ids
 from torch import Tensor, nn
 
-from workloads.kernels.row_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import row_dot
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
-from workloads.kernels.table_update.master import join
 from workloads.kernels.table_update.op import row_sums
-from workloads.kernels.table_update.rule import Kind, Rule, new_state
+from workloads.kernels.table_update.split_master import join
+from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
 from workloads.kernels.weighted_bag import op as weighted_bag
 from workloads.kernels.weighted_bag import reference as plain_bag
 

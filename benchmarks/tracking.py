@@ -29,16 +29,16 @@ from statistics import median
 import psutil
 from orchestration import _load, _print_table
 
-from orchestrator.controller import Controller
+from orchestrator.control.loop import Controller
+from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.plan import make_plan
-from orchestrator.rank import registered
-from orchestrator.status import SweepStatus
-from orchestrator.sweep import load_sweep
-from orchestrator.tracking.places import default_tracking_uri
-from orchestrator.tracking.store import Store
-from orchestrator.tracking.supervise import shipping
-from orchestrator.trial_dir import SweepDir, TrialDir
+from orchestrator.planning.pricing import make_plan
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.sweep.load import load_sweep
+from orchestrator.tracking.exporter_process import shipping
+from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.run_schema import default_tracking_uri
 
 ARMS = ("none", "server", "down")
 TITLES = {

@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
 
 NOISE = 0.005

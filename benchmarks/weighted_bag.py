@@ -20,7 +20,7 @@ from reads import Kind, draw_ids
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.kernels.row_reduction.triton import sort_reads
+from workloads.kernels.segment_sum.triton import sort_reads
 from workloads.kernels.weighted_bag import triton as kernel
 
 N_ROWS = 2**20

@@ -1,1 +1,1 @@
-"""Laws, one file each: an equation, its source, and its exact derivatives. `analysis/law.py` says what a law is."""
+"""Laws, one file each: an equation, its source, and its exact derivatives. `analysis/fitting/law.py` says what a law is."""

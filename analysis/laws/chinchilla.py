@@ -4,7 +4,7 @@ Source: Hoffmann et al. 2022, equation 2 and section 3.3; refitted by Besiroglu 
 `tied` has one exponent for both (alpha = beta).
 """
 
-from analysis.law import Parameter
+from analysis.fitting.law import Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log
 
 _ZERO = {

@@ -4,7 +4,7 @@ G is the granularity: how many times smaller an expert is than a dense feed-forw
 N counts all parameters without embeddings. Source: Krajewski et al. 2024, equation 9.
 """
 
-from analysis.law import Parameter
+from analysis.fitting.law import Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log
 
 FINE_GRAINED = SumOfPowers(

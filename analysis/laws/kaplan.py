@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Law, Parameter
+from analysis.fitting.law import Law, Parameter
 
 Array = NDArray[np.float64]
 

@@ -1,11 +1,11 @@
 """Power law with an irreducible term against one size, y = E + A/x^alpha, fitted in relative error.
 
-The same equation as `analysis/power_law.py`, which fits it in the units of y by least squares; here it stands beside
+The same equation as `analysis/fitting/power_curve.py`, which fits it in the units of y by least squares; here it stands beside
 the laws of several sizes, for Huber's loss of log errors and for comparison by hold-out.
 Source: Hestness et al. 2017 (learning curves); Henighan et al. 2020, equation 1.1.
 """
 
-from analysis.law import Parameter
+from analysis.fitting.law import Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log
 
 POWER = SumOfPowers(

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LogProblem, Parameter
 
 Array = NDArray[np.float64]
 

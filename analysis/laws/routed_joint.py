@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LogProblem, Parameter
 from analysis.laws.routed import log_saturated
 from analysis.laws.sum_of_powers import non_negative_squares
 

@@ -2,7 +2,7 @@
 
 No law for memory tables has been published; these carry over what is known of experts. At N_memory = 0 each is
 L = E + A/N^alpha + B/D^beta, so dense runs belong into the same fit and share E, B, beta and alpha. Which form fits is a
-matter of prediction, not of the fit: `analysis/choose.py` compares them by hold-out.
+matter of prediction, not of the fit: `analysis/fitting/model_selection.py` compares them by hold-out.
 
     effective    memory adds effective parameters:     A / (N + kappa M^rho)^alpha
     effective_growing   the same, more with more data: kappa (D / 10^9)^tau
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LogProblem, Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log, non_negative_squares
 
 Array = NDArray[np.float64]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Parameter
+from analysis.fitting.law import Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log
 
 Array = NDArray[np.float64]

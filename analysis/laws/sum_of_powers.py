@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LogProblem, Parameter
 
 Array = NDArray[np.float64]
 Feature = Callable[[Mapping[str, Array]], Array]

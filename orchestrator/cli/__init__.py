@@ -3,10 +3,11 @@
 import os
 import sys
 
-from orchestrator.cli.common import app
+from orchestrator.cli.app import app
 
 # isort: off
-from orchestrator.cli import plan, submit, look, results, tracker, doctor  # noqa: F401 -- in the order of --help
+from orchestrator.cli import plan, submit, jobs, analyse, ui, doctor  # noqa: F401 -- in the order of --help
+
 # isort: on
 
 

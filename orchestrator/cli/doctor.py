@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.common import Runs, app, console_here, reports_errors
+from orchestrator.cli.app import Runs, app, console_here, reports_errors
 
 
 @app.command(epilog="Example: memscale doctor")
@@ -15,8 +15,8 @@ def doctor(
     port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,
 ) -> None:
     """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
-    from orchestrator.display import results
-    from orchestrator.doctor import Verdict, examine
+    from orchestrator.cli.render import results
+    from orchestrator.diagnostics import Verdict, examine
 
     console = console_here()
     checks = []

@@ -6,17 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.common import Runs, SweepFiles, app, console_here, make_plan, reports_errors
+from orchestrator.cli.app import Runs, SweepFiles, app, console_here, make_plan, reports_errors
 
 
 def _print_recipes(asked: bool) -> None:
     """Print the recipes and end: the option needs no sweep file beside it."""
     if not asked:
         return
-    from orchestrator import catalog
-    from orchestrator.display import plans
+    from orchestrator.cli.render import plan as plans
+    from orchestrator.sweep import registry
 
-    console_here().print(plans.recipes_text(catalog.recipes_module()))
+    console_here().print(plans.recipes_text(registry.recipes_module()))
     raise typer.Exit
 
 
@@ -68,16 +68,16 @@ def plan(
     ] = None,
 ) -> None:
     """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
-    from orchestrator.display import plans
+    from orchestrator.cli.render import plan as plans
 
     if show:
-        from orchestrator.errors import ConfigError
-        from orchestrator.sweep_files import find
+        from orchestrator.records.errors import ConfigError
+        from orchestrator.sweep.parsing import discovery
 
-        sources, problems = find.sources(sweep_files)
+        sources, problems = discovery.sources(sweep_files)
         if problems:
             raise ConfigError(problems)
-        typer.echo(find.joined(sources), nl=False)
+        typer.echo(discovery.joined(sources), nl=False)
         return
     if simulate is not None:
         _simulate(sweep_files, runs, simulate, picture, json=json)
@@ -99,9 +99,9 @@ def _simulate(
     sweep_files: list[Path], runs: Path, cluster_text: str, picture: Path | None, *, json: bool
 ) -> None:
     """Run the plan in simulated time; print, and draw, what became of it."""
-    from orchestrator.errors import StoreError
-    from orchestrator.scheduling import cluster_spec, gantt, planned, shown
-    from orchestrator.scheduling.simulate import simulate
+    from orchestrator.records.errors import StoreError
+    from orchestrator.simulation import cluster_spec, gantt, planned_trials, summary
+    from orchestrator.simulation.simulate import simulate
 
     try:
         cluster = cluster_spec.parse(cluster_text)
@@ -114,21 +114,21 @@ def _simulate(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--picture") from None
     priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
-    trials, label = planned.waiting(priced, cluster)
+    trials, label = planned_trials.waiting(priced, cluster)
     result = simulate(cluster.nodes, trials)
     name = priced.sweep.name
     if json:
         import json as json_module
 
-        typer.echo(json_module.dumps(shown.simulation_json(result, label), indent=1))
+        typer.echo(json_module.dumps(summary.simulation_json(result, label), indent=1))
     else:
-        rate = planned.rate_text(priced, cluster)
+        rate = planned_trials.rate_text(priced, cluster)
         console_here().print(
-            shown.simulation_text(result, cluster, name=name, label=label, rate=rate)
+            summary.simulation_text(result, cluster, name=name, label=label, rate=rate)
         )
     if picture is not None and result.ran:
         try:
-            from analysis.series_style import series_styles
+            from analysis.plotting.style import series_styles
         except ModuleNotFoundError as error:
             raise StoreError(
                 f"pictures need {error.name}, which is not installed; pip install 'memscale[analysis]'"
@@ -137,7 +137,7 @@ def _simulate(
         gantt.draw(
             result,
             picture,
-            title=f"{name} on {cluster}\n{shown.headline(result)}",
+            title=f"{name} on {cluster}\n{summary.headline(result)}",
             label=label,
             colours={architecture: style.colour for architecture, style in styles.items()},
         )
@@ -165,7 +165,7 @@ def plan_row(trial: Any, sweep: Any) -> dict[str, Any]:
 
 
 def _slots(priced: Any) -> int:
-    from orchestrator.launchers.machine import usable_cores
+    from orchestrator.node.hardware import usable_cores
 
     widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in priced.trials), default=1)
     return max(1, usable_cores() // widest)

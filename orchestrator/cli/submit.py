@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli import slurm as slurm_options
-from orchestrator.cli.common import (
+from orchestrator.cli import submit_slurm as slurm_options
+from orchestrator.cli.app import (
     Runs,
     SweepFiles,
     TrackingUri,
@@ -113,10 +113,10 @@ def submit(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
 ) -> None:
     """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
-    from orchestrator import submission
-    from orchestrator.display import progress
-    from orchestrator.display.command import command
-    from orchestrator.trial_dir import sweep_dir
+    from orchestrator.cli.render import progress
+    from orchestrator.cli.render.command_name import command
+    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.submit import submission
 
     if launcher not in submission.LAUNCHERS:
         raise typer.BadParameter(
@@ -195,9 +195,10 @@ def controller(
     """Run a submission that is written down already: what `submit --detach` starts, here or on a cluster."""
     import signal
 
-    from orchestrator import processes, submission
-    from orchestrator.display import progress
-    from orchestrator.trial_dir import SweepDir
+    from orchestrator.cli.render import progress
+    from orchestrator.records import processes
+    from orchestrator.records.trial_dir import SweepDir
+    from orchestrator.submit import submission
 
     if dies_with is not None:
         # Ray blocks signals in whatever it starts.

@@ -1,1 +1,1 @@
-"""Ways to start the ranks of a trial, behind the protocol of launchers/protocol.py."""
+"""Ways to start the ranks of a trial, behind the protocol of control/launcher_port.py."""

@@ -4,19 +4,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import worker
-from orchestrator.code_snapshot import with_code
-from orchestrator.ending import EXIT_CODES, Ended
-from orchestrator.errors import ExperimentError
-from orchestrator.launchers.machine import gpu_memory_bytes, usable_cores, visible_gpus
-from orchestrator.launchers.protocol import Launch
-from orchestrator.launchers.supervisor import NodeSupervisor
-from orchestrator.processes import ProcessId, end_for_good
-from orchestrator.rank import TRAIN
-from orchestrator.records import Outcome
-from orchestrator.reporter import RankReporter
-from orchestrator.scheduler import Node
-from orchestrator.trial_dir import SweepDir
+from orchestrator.control.failure_classifier import EXIT_CODES, Ended
+from orchestrator.control.launcher_port import Launch
+from orchestrator.node import worker
+from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
+from orchestrator.node.reporter import RankReporter
+from orchestrator.node.supervisor import NodeSupervisor
+from orchestrator.records.code_snapshot import with_code
+from orchestrator.records.errors import ExperimentError
+from orchestrator.records.processes import ProcessId, end_for_good
+from orchestrator.records.rank_registry import TRAIN
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome
+from orchestrator.scheduling.interface import Node
 
 
 class ProcessLauncher:

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from orchestrator.scheduling.backfill import Views
+from orchestrator.scheduling.cluster_state import Free, Place, Room
 from orchestrator.scheduling.demand import Demand
-from orchestrator.scheduling.queue import Class, Entry, Queue
-from orchestrator.scheduling.room import Free, Place, Room
-from orchestrator.scheduling.views import Views
+from orchestrator.scheduling.wait_queue import Class, Entry, Queue
 
 SHORTEST_S = 1.0
 """Nothing ends in no time: a prediction of 0 must not let a trial slip in front of the reservation."""

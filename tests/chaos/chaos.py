@@ -41,13 +41,13 @@ from typing import Any
 
 import psutil
 
-from orchestrator.launchers.embedded import SETTINGS
-from orchestrator.processes import ProcessId, with_environment, writing_below
-from orchestrator.rank import registered
-from orchestrator.records import Resources, Retries, TrialSpec
-from orchestrator.tracking.places import default_tracking_uri
-from orchestrator.tracking.store import Store
-from orchestrator.trial_dir import AttemptDir, SweepDir
+from orchestrator.launchers.ray_embedded import SETTINGS
+from orchestrator.records.processes import ProcessId, with_environment, writing_below
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_dir import AttemptDir, SweepDir
+from orchestrator.records.trial_spec import Resources, Retries, TrialSpec
+from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.run_schema import default_tracking_uri
 
 HERE = Path(__file__).parent
 KINDS = (
@@ -518,7 +518,7 @@ class Chaos:
         if self.controller is None or self.controller.poll() is not None:
             return False
         for process in psutil.Process(self.controller.pid).children():
-            if "orchestrator.tracking.shipper" in _command(process):
+            if "orchestrator.tracking.exporter" in _command(process):
                 process.kill()
                 return True
         return False

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.processes import writing_below
+from orchestrator.records.processes import writing_below
 
 NETWORK = "10.77.0"
 PORT = 6379

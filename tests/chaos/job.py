@@ -1,6 +1,6 @@
 """What a trial computes under chaos: a logistic map, in which a step lost, repeated or taken from the wrong state shows in every later one.
 
-Keeps the contract of `workloads.train.run`: goes on from the newest checkpoint, which it writes aside and renames, and
+Keeps the contract of `workloads.training.train.run`: goes on from the newest checkpoint, which it writes aside and renames, and
 checkpoints and raises Interrupted when asked to leave.
 """
 
@@ -8,7 +8,7 @@ import json
 import os
 import time
 
-from workloads.ports import Interrupted
+from workloads.training.reporter import Interrupted
 
 
 def run(request, spec, reporter):

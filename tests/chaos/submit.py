@@ -8,9 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from orchestrator.controller import Controller
-from orchestrator.tracking.supervise import shipping
-from orchestrator.trial_dir import SweepDir
+from orchestrator.control.loop import Controller
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.tracking.exporter_process import shipping
 
 JOB = f"{Path(__file__).with_name('job.py')}:run"
 
@@ -22,7 +22,7 @@ def main() -> int:
 
         launcher = ProcessLauncher(sweep, cpus=8, job=JOB)
     else:
-        from orchestrator.launchers.ray_cluster import RayLauncher
+        from orchestrator.launchers.ray import RayLauncher
 
         launcher = RayLauncher(sweep, address=where, job=JOB)
     controller = Controller(

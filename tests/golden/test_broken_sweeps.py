@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog
-from orchestrator.errors import ConfigError
-from orchestrator.sweep import load_sweep
+from orchestrator.records.errors import ConfigError
+from orchestrator.sweep import registry
+from orchestrator.sweep.load import load_sweep
 
 FOLDER = Path(__file__).parent / "broken_sweeps"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -24,14 +24,14 @@ FILES = sorted(FOLDER.glob("*.yaml"))
 def _without_lists(told: str) -> str:
     """Replace lists that grow with every architecture and preset, so that adding one changes no file here."""
     lists = [
-        ("<architectures>", ", ".join(catalog.architectures())),
-        ("<data sources>", ", ".join(catalog.data_sources())),
-        ("<recipes>", ", ".join(catalog.recipes())),
+        ("<architectures>", ", ".join(registry.architectures())),
+        ("<data sources>", ", ".join(registry.data_sources())),
+        ("<recipes>", ", ".join(registry.recipes())),
     ]
-    for name in catalog.architectures():
-        lists.append(("<presets>", ", ".join(catalog.architecture(name).PRESETS)))
-    for name in catalog.data_sources():
-        lists.append(("<format>", catalog.data_source(name).Config.FORMAT))
+    for name in registry.architectures():
+        lists.append(("<presets>", ", ".join(registry.architecture(name).PRESETS)))
+    for name in registry.data_sources():
+        lists.append(("<format>", registry.data_source(name).Config.FORMAT))
     for placeholder, words in lists:
         told = told.replace(words, placeholder)
     return told

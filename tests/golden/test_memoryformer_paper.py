@@ -9,10 +9,10 @@ import dataclasses
 import pytest
 import torch
 
-from workloads import paper_accounting
-from workloads.accounting import Part
+from workloads.accounting import paper_conventions
+from workloads.accounting.counts import Part
 from workloads.architectures import lookup_ffn, memoryformer, pythia
-from workloads.layers.memory_table import TablePart
+from workloads.layers.memory.table import TablePart
 
 VOCAB_SIZE = 50_304
 
@@ -82,7 +82,7 @@ MEMORYFORMER = {"tiny": (0.4, 4.7), "small": (1.0, 7.4), "base": (1.6, 10.2)}
 def test_table_1_flops_of_pythia(preset, printed):
     d_model = pythia.PRESETS[preset]["d_model"]
 
-    flops = paper_accounting.dense_block_paper_flops(d_model)
+    flops = paper_conventions.dense_block_paper_flops(d_model)
 
     assert tuple(round(number / G, 1) for number in flops) == printed
 
@@ -91,7 +91,7 @@ def test_table_1_flops_of_pythia(preset, printed):
 def test_table_1_flops_of_memoryformer(preset, printed):
     config = _config(preset)
 
-    flops = paper_accounting.memoryformer_paper_flops(config.d_model, tau=config.tau)
+    flops = paper_conventions.memoryformer_paper_flops(config.d_model, tau=config.tau)
 
     assert flops == pytest.approx([number * G for number in printed], abs=0.1 * G)
     if preset == "small":
@@ -107,8 +107,8 @@ def test_table_1_flops_of_memoryformer(preset, printed):
     [(4, 128, 0.14, 2.1), (8, 64, 0.07, 16.8), (10, 51, 0.06, 53.5)],
 )
 def test_table_3(bits, n_chunks, flops, megabytes):
-    counted = paper_accounting.hash_layer_paper_flops(n_chunks, bits=bits, width=512)
-    stored = paper_accounting.hash_layer_bytes(n_chunks, bits=bits, width=512)
+    counted = paper_conventions.hash_layer_paper_flops(n_chunks, bits=bits, width=512)
+    stored = paper_conventions.hash_layer_bytes(n_chunks, bits=bits, width=512)
 
     assert round(counted / G, 2) == flops
     assert round(stored / 1e6, 1) == megabytes
@@ -123,7 +123,7 @@ def test_table_5(expand_bits, stored):
     config = memoryformer.Config(**fields)
     numbers = _numbers(config.first.tables()) + _numbers(config.second.tables())
 
-    counted = paper_accounting.memory_block_bytes(512, tau=8, expand_bits=expand_bits)
+    counted = paper_conventions.memory_block_bytes(512, tau=8, expand_bits=expand_bits)
 
     assert counted == stored == 2 * numbers
 
@@ -134,8 +134,8 @@ def test_figure_1_counts_the_rows_read():
     config = _config("tiny")
     wide = dataclasses.replace(config, d_model=d_model, n_layers=1, n_heads=16)
     rows_read = 2048 * wide.flops_per_token(1, 2048).memory / 2
-    dense, whole_dense = paper_accounting.dense_block_paper_flops(d_model)
-    _, whole = paper_accounting.memoryformer_paper_flops(d_model, tau=8)
+    dense, whole_dense = paper_conventions.dense_block_paper_flops(d_model)
+    _, whole = paper_conventions.memoryformer_paper_flops(d_model, tau=8)
 
     assert rows_read == 2048 * n_chunks * (4 * d_model + 10 * n_chunks)
     assert round(100 * (rows_read + whole_dense - dense) / whole_dense) == 19

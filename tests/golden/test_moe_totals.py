@@ -8,7 +8,7 @@ Sources: Berges et al. 2024 (arXiv 2412.09764), table 1 prints 984 million and 3
 import pytest
 import torch
 
-from workloads.accounting import paper_total
+from workloads.accounting.counts import paper_total
 from workloads.architectures import dense, moe
 
 VOCAB_SIZE = 32_000

@@ -7,7 +7,7 @@ there with 32,000 tokens, norm gains counted. Llama 3 8B: 8,030,261,248 with 128
 import pytest
 import torch
 
-from workloads.accounting import paper_total
+from workloads.accounting.counts import paper_total
 from workloads.architectures import dense, memory, memory_plus, peer
 
 VOCAB_SIZE = 32_000

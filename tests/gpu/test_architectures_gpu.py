@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator import catalog
-from workloads.decode import greedy
+from orchestrator.sweep import registry
 from workloads.layers.context import Cache
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
+from workloads.training.generate import greedy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,11 +17,11 @@ pytestmark = [
 ]
 
 VOCAB_SIZE = 37
-NAMES = catalog.architectures()
+NAMES = registry.architectures()
 
 
 def _config(name: str, preset: str = "d16") -> Any:
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     return module.Config(**module.PRESETS[preset])
 
 

@@ -1,4 +1,4 @@
-"""What `tests/unit/workloads/sharding/test_dense.py` checks on CPUs, on GPUs that talk through NCCL; and their memory."""
+"""What `tests/unit/workloads/sharding/test_fsdp.py` checks on CPUs, on GPUs that talk through NCCL; and their memory."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
 
 FOLDER = Path(__file__).parents[1] / "unit" / "workloads" / "sharding"
-_spec = importlib.util.spec_from_file_location("dense_on_cpus", FOLDER / "test_dense.py")
+_spec = importlib.util.spec_from_file_location("dense_on_cpus", FOLDER / "test_fsdp.py")
 assert _spec is not None
 assert _spec.loader is not None
 cpus = importlib.util.module_from_spec(_spec)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from workloads.kernels.grouped_mm import op, reference
 from workloads.layers.context import Context
-from workloads.layers.experts import MixtureOfExperts, MixtureShape
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.moe import MixtureOfExperts, MixtureShape
 
 pytestmark = [
     pytest.mark.gpu,

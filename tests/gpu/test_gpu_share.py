@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from orchestrator import worker
-from orchestrator.rank import RankRequest
-from orchestrator.records import GPU_PEAK, Outcome
+from orchestrator.node import worker
+from orchestrator.records.rank_registry import RankRequest
+from orchestrator.records.trial_spec import GPU_PEAK, Outcome
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from workloads.architectures import memory_plus
-from workloads.decode import greedy
-from workloads.layers import host_memory
-from workloads.layers.host_memory import empty_on_host
-from workloads.layers.initialise import initialise
-from workloads.layers.memory_table import MemoryTable
-from workloads.optim import Optimizer
-from workloads.sharding.mesh import Mesh
-from workloads.sharding.share_out import Place, build
-from workloads.table_optim import RULE_OF
-from workloads.train_config import TrainConfig
+from workloads.distributed.mesh import Mesh
+from workloads.layers.memory import host_offload
+from workloads.layers.memory.host_offload import empty_on_host
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
+from workloads.sharding.materialise import Place, build
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.generate import greedy
+from workloads.training.table_optimizer import RULE_OF
 
 pytestmark = [
     pytest.mark.gpu,
@@ -83,7 +83,7 @@ def test_values_lie_on_the_host_and_what_the_gpu_writes_is_there(dtype):
 def test_outputs_and_gradients_have_the_bits_of_a_table_on_the_device(
     monkeypatch, width, dtype, direct_reads
 ):
-    monkeypatch.setattr(host_memory, "DIRECT_READS", direct_reads)
+    monkeypatch.setattr(host_offload, "DIRECT_READS", direct_reads)
     found = []
     for on_host in (False, True):
         reader = Reader(500, width, on_host=on_host, dtype=dtype)
@@ -107,7 +107,7 @@ def test_outputs_and_gradients_have_the_bits_of_a_table_on_the_device(
 def test_three_optimizer_steps_have_the_bits_of_a_table_on_the_device(
     monkeypatch, width, name, moments, precision
 ):
-    monkeypatch.setattr(host_memory, "DIRECT_READS", 0)
+    monkeypatch.setattr(host_offload, "DIRECT_READS", 0)
     config = TrainConfig(
         tokens=8, batch_tokens=8, seq_len=8, lr=0.1, value_weight_decay=0.1, grad_clip=0.5,
         table_optimizer=name, table_precision=precision, table_moments=moments,

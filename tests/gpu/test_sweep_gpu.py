@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.records import TrialState
-from orchestrator.trial_dir import SweepDir, TrialDir
+from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.trial_spec import TrialState
 
 pytest.importorskip("ray")
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from workloads.kernels.table_update import op, reference
 from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
-from workloads.kernels.table_update.master import join, split
-from workloads.kernels.table_update.rule import Rule, new_state
+from workloads.kernels.table_update.split_master import join, split
+from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
-from workloads.layers.deferred_gradient import DeferredGradient
-from workloads.layers.memory_table import MemoryTable
-from workloads.optim import Optimizer
-from workloads.train_config import TrainConfig
+from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.table import MemoryTable
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workloads.ports import Interrupted
-from workloads.train import Job, run
+from workloads.training.reporter import Interrupted
+from workloads.training.train import Job, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,7 +113,7 @@ def test_steps_whose_numbers_nobody_reads_never_wait_for_the_gpu(tmp_path):
 RANK = """
 import json, sys
 from pathlib import Path
-from workloads.train import Job, run
+from workloads.training.train import Job, run
 
 class Reporter:
     def metrics(self, step, values): pass

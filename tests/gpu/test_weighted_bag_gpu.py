@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.kernels.row_dot import op as row_dot
+from workloads.kernels.gathered_dot import op as row_dot
 from workloads.kernels.weighted_bag import op as weighted_bag
 
 pytestmark = [

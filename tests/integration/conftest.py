@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.processes import ProcessId, with_environment
-from orchestrator.rank import registered
-from orchestrator.records import Logging, Resources, TrialSpec
-from orchestrator.tracking.places import default_tracking_uri
-from orchestrator.tracking.store import Store
-from orchestrator.trial_dir import AttemptDir, SweepDir
+from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_dir import AttemptDir, SweepDir
+from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
+from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.run_schema import default_tracking_uri
 
 STEPS = 70
 TIMEOUT_S = 900
@@ -53,7 +53,7 @@ def _spec(architecture: str, seed: int, *, ranks: int = 1) -> TrialSpec:
     data = import_module("workloads.data.sources.biographies").Config(
         n_people=60, style="compact", n_probe_people=20
     )
-    train = import_module("workloads.train_config").TrainConfig(
+    train = import_module("workloads.training.config").TrainConfig(
         tokens=STEPS * 256, batch_tokens=256, seq_len=32, lr=3.0e-3
     )
     return TrialSpec(

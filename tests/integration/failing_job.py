@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.worker import train
+from orchestrator.node.worker import train
 
 AT = (10, 13, 16)
 """After which step each attempt fails: beyond what the one before may have saved."""

@@ -7,17 +7,17 @@ import signal
 import sys
 from pathlib import Path
 
-from orchestrator.controller import Controller
+from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.rank import TRAIN
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.rank_registry import TRAIN
+from orchestrator.records.trial_dir import SweepDir
 
 
 def main() -> int:
     sweep, submission, kind = SweepDir(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
     address, job = sys.argv[4:6] if len(sys.argv) == 6 else (None, TRAIN)
     if kind == "ray":
-        from orchestrator.launchers.ray_cluster import RayLauncher
+        from orchestrator.launchers.ray import RayLauncher
 
         launcher = RayLauncher(sweep, cpus=2, address=address, job=job)
     else:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from orchestrator.records import TrialState
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import TrialState
 
 pytestmark = pytest.mark.integration
 

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import exclusion
-from orchestrator.controller import Controller
-from orchestrator.launchers.ray_cluster import RayLauncher
-from orchestrator.processes import writing_below
-from orchestrator.rank import registered
-from orchestrator.records import Resources, TrialSpec, TrialState
-from orchestrator.scheduling.sharing import Standing
-from orchestrator.status import status_from_disk
-from orchestrator.trial_dir import SweepDir
+from orchestrator.control import node_exclusion
+from orchestrator.control.loop import Controller
+from orchestrator.control.status import status_from_disk
+from orchestrator.launchers.ray import RayLauncher
+from orchestrator.records.processes import writing_below
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
+from orchestrator.scheduling.fair_share import Standing
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
@@ -157,7 +157,7 @@ def test_a_node_on_which_three_kinds_of_trials_die_is_left_out_and_named(cluster
 
     assert status.complete
     assert {trial.state() for trial in trials} == {TrialState.DONE}
-    ((name, why),) = exclusion.excluded(sweep).items()
+    ((name, why),) = node_exclusion.excluded(sweep).items()
     assert name == f"{socket.gethostname()}-{bad.node_id[:8]}"
     assert "3 trials of different kinds failed there and none was done since: " in why
     killed = [trial for trial in trials if trial.attempt(1).end()["outcome"] == "killed"]
@@ -209,8 +209,8 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
     launcher = RayLauncher(sweep, address=cluster.address, job=JOB)
     launcher.start()
     try:
-        from orchestrator.launchers.existing_cluster import ClusterStore
-        from orchestrator.launchers.shared_record import SharedRecord
+        from orchestrator.launchers.cluster_registry import SharedRecord
+        from orchestrator.launchers.ray_connect import ClusterStore
 
         nodes = launcher.nodes()
         wants = Standing(wants_cpus=4)
@@ -346,7 +346,7 @@ def outlives(address, tmp_path):
 
 
 def test_no_cluster_at_an_address_is_said_with_what_to_do(tmp_path):
-    from orchestrator.errors import ExperimentError
+    from orchestrator.records.errors import ExperimentError
 
     launcher = RayLauncher(SweepDir(tmp_path / "s"), address="127.0.0.1:1", job=JOB)
 

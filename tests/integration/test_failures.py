@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import logs
-from orchestrator.controller import Controller
+from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.records import Logging, Retries, TrialState
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records import logs
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Logging, Retries, TrialState
 
 # The sweep that all share takes most of a minute, and minutes where the machine has other work.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -220,7 +220,7 @@ def test_hang_tells_where_every_rank_stood_and_leaves_all_stacks_in_the_log(fail
     assert "rank 0 (pid" in log
     assert "rank 1 (pid" in log
     assert log.count("(most recent call first)") >= 2
-    assert "workloads/train.py" in log
+    assert "workloads/training/train.py" in log
 
 
 def test_an_attempt_costs_at_most_the_steps_since_the_last_checkpoint(failed):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import logs
-from orchestrator.trial_dir import TrialDir
+from orchestrator.records import logs
+from orchestrator.records.trial_dir import TrialDir
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +51,7 @@ def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undistur
 
     second, rank = another(tiny, than=[first])
     template = parent_of(rank.pid)
-    assert "orchestrator.launchers.template" in name_of(template)
+    assert "orchestrator.node.fork_server" in name_of(template)
     os.kill(template, signal.SIGKILL)
 
     third, rank = another(tiny, than=[first, second])

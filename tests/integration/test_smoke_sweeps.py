@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import analysis
-from orchestrator import catalog
-from orchestrator.sweep import load_sweep
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.sweep import registry
+from orchestrator.sweep.load import load_sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -47,7 +47,7 @@ def _memscale(*arguments: object, folder: Path) -> str:
 
 
 def test_there_is_a_smoke_sweep_for_every_architecture():
-    names = catalog.architectures()
+    names = registry.architectures()
 
     assert {path.stem for path in SMOKE.glob("*.yaml")} == set(names)
     assert set(names) == set(SPARSE) | DENSE
@@ -64,7 +64,7 @@ def test_all_architectures_one_command_one_experiment_one_figure(tmp_path, make_
 
     trials = SweepDir(tmp_path / "runs" / "smoke").trials()
     trained = {trial.spec().architecture: trial for trial in trials}
-    assert set(trained) == set(catalog.architectures())
+    assert set(trained) == set(registry.architectures())
     assert len(trials) == 2 * len(trained)
     assert all(trial.result() is not None for trial in trials)
 

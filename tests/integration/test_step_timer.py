@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchestrator import catalog
-from orchestrator.errors import ExperimentError
+from orchestrator.records.errors import ExperimentError
+from orchestrator.sweep import registry
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ REQUEST = {
 
 
 def test_a_process_of_its_own_times_two_models_and_survives_a_mistake():
-    with catalog.step_timer() as timer:
+    with registry.step_timer() as timer:
         with pytest.raises(ExperimentError, match="could not be measured: .*d_ff"):
             timer.time({**REQUEST, "models": [{**DENSE, "d_ff": 0}]})
         answer = timer.time(REQUEST)

@@ -12,15 +12,15 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.controller import Controller
-from orchestrator.errors import ExperimentError
-from orchestrator.launchers import ray_cluster
-from orchestrator.launchers.embedded import remove_leftovers
-from orchestrator.launchers.protocol import Launch
-from orchestrator.launchers.ray_cluster import RayLauncher
-from orchestrator.processes import ProcessId, with_environment
-from orchestrator.records import Resources, TrialSpec
-from orchestrator.trial_dir import SweepDir
+from orchestrator.control.launcher_port import Launch
+from orchestrator.control.loop import Controller
+from orchestrator.launchers import ray as ray_cluster
+from orchestrator.launchers.ray import RayLauncher
+from orchestrator.launchers.ray_embedded import remove_leftovers
+from orchestrator.records.errors import ExperimentError
+from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Resources, TrialSpec
 
 pytestmark = pytest.mark.integration
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ui
-from orchestrator.controller import Controller
+from orchestrator.cli import mlflow_server
+from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.processes import ProcessId
-from orchestrator.records import TrialState
-from orchestrator.tracking.layout import CANCEL, RETRY, RETRY_TAKEN
-from orchestrator.tracking.places import default_tracking_uri
-from orchestrator.tracking.supervise import ShipperProcess, shipping
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.tracking.exporter_process import ShipperProcess, shipping
+from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN, default_tracking_uri
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent
@@ -196,7 +195,7 @@ def test_no_shipper_survives_its_parent(runs, sweep):
     submitted(sweep, 1)
     parent = (
         "import sys, time; from pathlib import Path\n"
-        "from orchestrator.trial_dir import SweepDir; from orchestrator.tracking.supervise import ShipperProcess\n"
+        "from orchestrator.records.trial_dir import SweepDir; from orchestrator.tracking.exporter_process import ShipperProcess\n"
         f"print(ShipperProcess(SweepDir(Path({str(sweep.disk.path)!r}))).pid, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
@@ -309,7 +308,7 @@ def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, ma
 @pytest.mark.slow
 def test_processes_that_make_the_tables_at_once(tmp_path):
     uri = default_tracking_uri(tmp_path / "fresh")
-    script = f"from orchestrator.tracking.store import Store; Store({uri!r}).open()"
+    script = f"from orchestrator.tracking.mlflow_client import Store; Store({uri!r}).open()"
     processes = [
         subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(3)
     ]
@@ -420,7 +419,7 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
 def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
     (spec, *_) = submitted(sweep, 1)
     sweep.measure(sweep.start(spec), range(10))
-    port = ui.free_port("127.0.0.1", 23_000)
+    port = mlflow_server.free_port("127.0.0.1", 23_000)
 
     with shipping(sweep.disk, f"http://127.0.0.1:{port}", drain_s=600) as shipper:
         pass
@@ -447,8 +446,11 @@ def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path
     picture = tmp_path / "charts.png"
     name = sweep.disk.name
     try:
-        with screenshot.browser() as browser, ui.server(default_tracking_uri(runs), runs) as url:
-            page = ui.Page(url=url, experiment_id=ui.experiment_id(url, name))
+        with (
+            screenshot.browser() as browser,
+            mlflow_server.server(default_tracking_uri(runs), runs) as url,
+        ):
+            page = mlflow_server.Page(url=url, experiment_id=mlflow_server.experiment_id(url, name))
             browser.open(page.runs)
             text = browser.wait_for([f"{name} #1", "architecture", "memscale.state", "trials/done"])
             assert "seed 0" not in text, "trials show before their submission is unfolded"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tracking.supervise import ShipperProcess, shipping
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.tracking.exporter_process import ShipperProcess, shipping
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent
@@ -115,8 +115,8 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
 ):
     from mlflow import MlflowClient
 
-    from orchestrator.tracking.places import default_tracking_uri
-    from orchestrator.tracking.store import Store
+    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.run_schema import default_tracking_uri
 
     with chaos.small_disk(tmp_path / "disk", size="24m") as mounted:
         if not mounted:
@@ -272,14 +272,14 @@ def test_a_refused_password_is_told_without_telling_it(tmp_path, guard):
 def test_password_and_certificate_come_from_the_environment_and_stay_there(tmp_path, guard):
     from mlflow import MlflowClient
 
-    from orchestrator import ui
-    from orchestrator.tracking.places import default_tracking_uri
-    from orchestrator.tracking.store import Store
+    from orchestrator.cli import mlflow_server
+    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.run_schema import default_tracking_uri
 
     uri = default_tracking_uri(tmp_path)
     Store(uri).open()
     sweep = submitted(tmp_path)
-    with ui.server(uri, tmp_path, host="127.0.0.1", port=23_100) as url:
+    with mlflow_server.server(uri, tmp_path, host="127.0.0.1", port=23_100) as url:
         guard.handler.behind = int(url.rpartition(":")[2])
         with shipping(sweep.disk, guard.url, drain_s=120) as shipper:
             pass

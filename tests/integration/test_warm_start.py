@@ -13,10 +13,10 @@ CODE = """
 import importlib, json, sys
 from pathlib import Path
 from orchestrator import worker
-from orchestrator.launchers.supervisor import TRAINING_MODULES, _workloads
-from orchestrator.rank import RankRequest
-from orchestrator.reporter import RankReporter
-from orchestrator.trial_dir import TrialDir
+from orchestrator.node.supervisor import TRAINING_MODULES, _workloads
+from orchestrator.records.rank_registry import RankRequest
+from orchestrator.node.reporter import RankReporter
+from orchestrator.records.trial_dir import TrialDir
 for name in [*TRAINING_MODULES, *_workloads()]:
     importlib.import_module(name)
 there = set(sys.modules)

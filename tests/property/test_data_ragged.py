@@ -5,9 +5,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.data.fact_pieces import prior_bits
+from workloads.data.facts.token_pieces import prior_bits
 from workloads.data.ragged import Ragged
-from workloads.data.stream import gather_windows, windows_per_epoch
+from workloads.data.token_stream import gather_windows, windows_per_epoch
 
 ragged_rows = st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=12)
 

@@ -4,13 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.curve import FitStatus
-from analysis.law_fit import fit_law
+from analysis.fitting.curve import FitStatus
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARES, Objective
+from analysis.fitting.power_curve import fit_power_law
+from analysis.fitting.synthetic import make_inputs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
-from analysis.objective import SQUARES, Objective
-from analysis.power_law import fit_power_law
-from analysis.saturating import fit_saturating
-from analysis.synthetic import make_inputs
+from analysis.laws.saturating import fit_saturating
 
 FEW = settings(max_examples=10, deadline=None)
 SIZES = np.geomspace(1e5, 1e8, 6)

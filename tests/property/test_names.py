@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator import exclusion
-from orchestrator.errors import StoreError
+from orchestrator.control import node_exclusion
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import SweepDir, sweep_dir
 from orchestrator.scheduling.demand import Node
-from orchestrator.trial_dir import SweepDir, sweep_dir
 
 RUNS = Path(tempfile.gettempdir()) / "runs"
 NASTY = st.one_of(
@@ -48,7 +48,7 @@ def test_a_trial_is_a_folder_in_its_sweep_or_an_error(trial_id):
 
 @given(host=NASTY)
 def test_a_node_is_a_file_in_its_folder(host):
-    (name,) = exclusion.names([Node(node_id="n", host=host, cpus=1, gpus=())]).values()
+    (name,) = node_exclusion.names([Node(node_id="n", host=host, cpus=1, gpus=())]).values()
     file = RUNS / "nodes" / f"{name}.excluded.json"
 
     assert file.resolve().parent == (RUNS / "nodes").resolve()

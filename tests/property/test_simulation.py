@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.scheduler import Running, Snapshot, schedule
-from orchestrator.scheduling import cluster_spec
-from orchestrator.scheduling.corrections import Corrections
+from orchestrator.scheduling.cluster_state import Room
 from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.interface import Running, Snapshot, schedule
 from orchestrator.scheduling.policy import decide
-from orchestrator.scheduling.queue import Queue, Waiting
-from orchestrator.scheduling.room import Room
-from orchestrator.scheduling.simulate import simulate
+from orchestrator.scheduling.runtime_prediction import Corrections
+from orchestrator.scheduling.wait_queue import Queue, Waiting
+from orchestrator.simulation import cluster_spec
+from orchestrator.simulation.simulate import simulate
 
 GB = 10**9
 NODES = st.lists(

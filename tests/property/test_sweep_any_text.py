@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigError, Problem
-from orchestrator.sweep import load_sweep
+from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.sweep.load import load_sweep
 
 GOOD = """name: test
 data: {source: biographies, n_people: 100}

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.records import canonical_json
+from orchestrator.records.trial_spec import canonical_json
 
 # Below 2**53 every whole number has its float, so 3 and 3.0 mean the same.
 scalars = (

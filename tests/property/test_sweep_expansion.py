@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.sweep import Sweep, load_sweep
+from orchestrator.sweep.load import Sweep, load_sweep
 
 AXES: dict[str, st.SearchStrategy[Any]] = {
     "train.lr": st.floats(1e-3, 1.0),

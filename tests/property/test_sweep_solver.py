@@ -7,18 +7,17 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import budget
-from orchestrator.sweep_files import matching, solve
-from orchestrator.sweep_files.drafts import Match, Profile
-from orchestrator.sweep_files.quantities import QUANTITIES
-from orchestrator.sweep_files.yaml_positions import parse
+from orchestrator.sweep.draft_trial import Match, Profile
+from orchestrator.sweep.matching import budget, isoflop_ladder, match
+from orchestrator.sweep.matching.quantities import QUANTITIES
+from orchestrator.sweep.parsing.yaml_loader import parse
 from workloads.architectures import dense, memory_plus
-from workloads.train_config import TrainConfig
+from workloads.training.config import TrainConfig
 
 WHERE, _ = parse("match: here")
 ARCHITECTURES = st.sampled_from([dense, memory_plus])
 FRAMES = st.builds(
-    solve.Frame,
+    isoflop_ladder.Frame,
     vocab_size=st.integers(100, 50_000),
     seq_len=st.sampled_from([16, 64, 256]),
     batch_tokens=st.sampled_from([256, 1_024, 8_192]),
@@ -108,16 +107,16 @@ def test_match_finds_the_nearest_value_of_any_field_or_says_that_it_is_too_far(
 ) -> None:
     model = architecture.Config(**architecture.PRESETS["d16"])
     assume(hasattr(model, field))
-    frame = solve.Frame(1_000, 16, 256)
+    frame = isoflop_ladder.Frame(1_000, 16, 256)
     count = QUANTITIES[quantity].count
     assert count is not None
     target = factor * count(model, frame, 2_560)
 
-    value, reached, findings = matching.solved_field(
+    value, reached, findings = match.solved_field(
         a_match(quantity, solve_for=field), model, frame, target=target, tokens=2_560
     )
 
-    changed = {n: matching.with_field(model, field, n) for n in range(1, 2 * (value or 200))}
+    changed = {n: match.with_field(model, field, n) for n in range(1, 2 * (value or 200))}
     numbers = {n: count(m, frame, 2_560) for n, m in changed.items() if m is not None}
     assert abs(reached - target) == min(abs(number - target) for number in numbers.values())
     assert (value is None) == (budget.relative_error(reached, target) > 0.01) == bool(findings)
@@ -147,16 +146,18 @@ def a_match(quantity: str, *, solve_for: str = "knob") -> Match:
     steps=st.integers(1, 10_000),
 )
 def test_match_hits_the_dense_model_within_one_percent(
-    frame: solve.Frame, preset: str, n_keys: int, steps: int
+    frame: isoflop_ladder.Frame, preset: str, n_keys: int, steps: int
 ) -> None:
     tokens = steps * frame.batch_tokens
     train = TrainConfig(
         tokens=tokens, batch_tokens=frame.batch_tokens, seq_len=frame.seq_len, lr=1e-3
     )
-    target = solve.training_flops(dense.Config(**dense.PRESETS[preset]), frame, tokens=train.tokens)
+    target = isoflop_ladder.training_flops(
+        dense.Config(**dense.PRESETS[preset]), frame, tokens=train.tokens
+    )
     model = memory_plus.Config(**{**memory_plus.PRESETS[preset], "n_keys": n_keys})
 
-    value, reached, findings = matching.solved_field(
+    value, reached, findings = match.solved_field(
         a_match("training_flops"), model, frame, target=target, tokens=train.tokens
     )
 
@@ -166,7 +167,7 @@ def test_match_hits_the_dense_model_within_one_percent(
         assert "d_ff 1 " in findings[0].message
     else:
         solved = dataclasses.replace(model, d_ff=value)
-        assert reached == solve.training_flops(solved, frame, tokens=train.tokens)
+        assert reached == isoflop_ladder.training_flops(solved, frame, tokens=train.tokens)
         assert budget.relative_error(reached, target) <= 0.01
 
 
@@ -178,7 +179,7 @@ def test_match_hits_the_dense_model_within_one_percent(
     ratio=st.floats(5.0, 100.0),
 )
 def test_profiles_spend_their_budget_within_one_percent_or_say_why(
-    frame: solve.Frame, architecture: object, budget_flops: float, ratio: float
+    frame: isoflop_ladder.Frame, architecture: object, budget_flops: float, ratio: float
 ) -> None:
     assert WHERE is not None
     profile = Profile(
@@ -190,13 +191,13 @@ def test_profiles_spend_their_budget_within_one_percent_or_say_why(
         tokens_per_param=ratio,
     )
     sized = architecture.Config.sized  # type: ignore[attr-defined]
-    center = solve.profile_center(sized, profile, frame)
-    model, findings = solve.profile_model(sized, profile, center=center)
+    center = isoflop_ladder.profile_center(sized, profile, frame)
+    model, findings = isoflop_ladder.profile_model(sized, profile, center=center)
     assume(not findings)
 
-    tokens, findings = solve.tokens_for(profile, model, frame, largest=lambda: model)
+    tokens, findings = isoflop_ladder.tokens_for(profile, model, frame, largest=lambda: model)
 
-    reached = solve.training_flops(model, frame, tokens=tokens)
+    reached = isoflop_ladder.training_flops(model, frame, tokens=tokens)
     assert tokens % frame.batch_tokens == 0
     if findings:
         assert budget.relative_error(reached, budget_flops) > 0.01

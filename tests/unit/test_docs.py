@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog, exclusion, hang, retry
-from orchestrator.launchers import supervisor
-from orchestrator.records import Logging, Outcome, Retries
+from orchestrator.control import node_exclusion, retry_policy
+from orchestrator.node import hang_detection, supervisor
+from orchestrator.records.trial_spec import Logging, Outcome, Retries
+from orchestrator.sweep import registry
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -19,9 +20,9 @@ def _number(cell: str) -> float:
     return float(match[1]) * UNITS[match[2]]
 
 
-@pytest.mark.parametrize("name", catalog.architectures())
+@pytest.mark.parametrize("name", registry.architectures())
 def test_every_architecture_has_its_section_and_its_row(name):
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     config = module.Config(**module.PRESETS["10m"])
     count = config.param_count(8192)
     expected = [
@@ -73,10 +74,10 @@ def test_every_outcome_has_its_row_and_the_numbers_are_those_of_the_code():
     retries = Retries()
     for said in (
         f"`retries: {{failure: {retries.failure}, preemption: {retries.preemption}}}`",
-        f"for {hang.STEPS} median steps, and for at least {hang.FLOOR_S:.0f} s",
-        f"or {hang.OTHERWISE_S:.0f} s\nbefore the first step",
+        f"for {hang_detection.STEPS} median steps, and for at least {hang_detection.FLOOR_S:.0f} s",
+        f"or {hang_detection.OTHERWISE_S:.0f} s\nbefore the first step",
         f"within {supervisor.STOP_TIMEOUT_S:.0f} s, or outlive a failed one by {supervisor.AFTER_FAILURE_S:.0f} s",
         f"{Logging().checkpoint_every_s:.0f} s by default",
     ):
         assert said in page, said
-    assert (retry.STUCK_ATTEMPTS, exclusion.KINDS) == (5, 3)
+    assert (retry_policy.STUCK_ATTEMPTS, node_exclusion.KINDS) == (5, 3)

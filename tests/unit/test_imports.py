@@ -27,7 +27,7 @@ def heavy_after_importing(names):
 
 
 def test_the_orchestrator_imports_without_torch_ray_or_mlflow():
-    names = ("ray_cluster", "existing_cluster")  # the files that import ray
+    names = ("ray", "ray_connect")  # the files that import ray
     adapters = tuple(f"orchestrator.launchers.{name}" for name in names)
     assert heavy_after_importing(modules(orchestrator, skip=adapters)) <= set()
 

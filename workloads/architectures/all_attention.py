@@ -25,17 +25,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
 from workloads.kernels.all_attention.op import all_attention
-from workloads.layers.attention import AttentionShape, MultiHead, rotate
+from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
+from workloads.layers.backbone.size_family import Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block
 from workloads.layers.context import Context, remember
-from workloads.layers.family import Knob, backbone_fields, nearest_member
-from workloads.layers.initialise import truncated_normal
-from workloads.layers.linear import VocabularyPart
-from workloads.layers.llama import BACKBONES, LlamaFrame
-from workloads.layers.rms_norm import RMSNorm, RMSNormPart
-from workloads.layers.transformer import Transformer
+from workloads.layers.mixers.attention import AttentionShape, MultiHead, rotate
+from workloads.layers.modules.init import truncated_normal
+from workloads.layers.modules.linear import VocabularyPart
+from workloads.layers.modules.norms import RMSNorm, RMSNormPart
 
 
 @dataclass(frozen=True, kw_only=True)

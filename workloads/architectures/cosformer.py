@@ -18,18 +18,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from workloads.accounting import Parts, Precision
-from workloads.layers.attention import MultiHead
+from workloads.accounting.counts import Parts, Precision
+from workloads.layers.backbone.neox import (
+    NEOX_BACKBONES,
+    NEOX_D_FF,
+    SUITE,
+    NeoXBackbone,
+    neox_family,
+)
+from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import nearest_member
-from workloads.layers.linear_attention import (
+from workloads.layers.mixers.attention import MultiHead
+from workloads.layers.mixers.linear_attention import (
     LinearAttentionShape,
     check_mixing,
     normalised_mix,
     refuse_longer,
 )
-from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, SUITE, NeoXBackbone, neox_family
-from workloads.layers.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ The base that other architectures are compared with. Presets 134m to 8b have the
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.accounting import Parts
-from workloads.layers.family import D_FF, backbone_fields, nearest_member
-from workloads.layers.llama import BACKBONES, LlamaBackbone
-from workloads.layers.transformer import Transformer
+from workloads.accounting.counts import Parts
+from workloads.layers.backbone.llama import BACKBONES, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Engram: rows of large tables, named by hashing the last tokens, gated into the residual stream of a few layers.
 
 Source: Cheng et al. 2026, "Conditional Memory via Scalable Lookup" (arXiv 2601.07372), and its demonstration code. At
-each chosen layer, before attention, the rows of the n-grams that end here (`layers/ngram_hash.py`) are put side by side
+each chosen layer, before attention, the rows of the n-grams that end here (`layers/memory/ngram_hash.py`) are put side by side
 to e, and
 
     z = norm(h) . norm(W_K e) / sqrt(d_model),  g = sigmoid(sign(z) sqrt|z|),  v = g W_V e
@@ -32,21 +32,21 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
 from workloads.architectures import dense
-from workloads.layers.attention import CausalAttention
+from workloads.layers.backbone.layer_placement import check_placement
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
+from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
-from workloads.layers.feed_forward import SwiGLU
-from workloads.layers.linear import Linear
-from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
-from workloads.layers.memory_table import Borrowed, MemoryTable, TablePart
-from workloads.layers.ngram_hash import NgramHash, multipliers, primes_from
-from workloads.layers.placement import check_placement
-from workloads.layers.rms_norm import RMSNorm
-from workloads.layers.transformer import Transformer
-from workloads.layers.usage import MemoryUsage
+from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
+from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.mixers.attention import CausalAttention
+from workloads.layers.modules.feed_forward import SwiGLU
+from workloads.layers.modules.linear import Linear
+from workloads.layers.modules.norms import RMSNorm
+from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,19 +26,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting import ParamCount, Parts, Precision
-from workloads.layers.attention import AttentionShape, MultiHead
+from workloads.accounting.counts import ParamCount, Parts, Precision
+from workloads.layers.backbone.neox import (
+    NEOX_BACKBONES,
+    NEOX_D_FF,
+    SUITE,
+    NeoXBackbone,
+    neox_family,
+)
+from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import nearest_member
-from workloads.layers.linear_attention import (
+from workloads.layers.mixers.attention import AttentionShape, MultiHead
+from workloads.layers.mixers.linear_attention import (
     check_mixing,
     chunked_floats,
     chunked_flops,
     refuse_longer,
     remembering_mix,
 )
-from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, SUITE, NeoXBackbone, neox_family
-from workloads.layers.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Source: Zeng et al. 2023, "LookupFFN" (ICML 2023, arXiv 2403.07221), and its released code:
 
     z = project(x), K chunks of tau numbers
-    y = sum_k (sum_j |z_kj|) p(z_k) T_k[signs of z_k] + bias      (`layers/hash_memory.py`)
+    y = sum_k (sum_j |z_kj|) p(z_k) T_k[signs of z_k] + bias      (`layers/memory/hash_memory.py`)
 
 `project` is dense, or BH4 (`BlockHadamard`), block-diagonal matrices between Hadamard transforms.
 
@@ -26,14 +26,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
-from workloads.kernels.hadamard.op import hadamard
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.kernels.hadamard import hadamard
+from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
+from workloads.layers.backbone.size_family import (
+    Knob,
+    backbone_fields,
+    nearest_member,
+    without_d_ff,
+)
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
-from workloads.layers.hash_memory import HashMemory, HashScore, HashShape
-from workloads.layers.linear import Linear
-from workloads.layers.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
-from workloads.layers.transformer import Transformer
+from workloads.layers.memory.hash_memory import HashMemory, HashScore, HashShape
+from workloads.layers.modules.linear import Linear
 
 Projection = Literal["bh4", "dense"]
 

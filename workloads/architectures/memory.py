@@ -15,18 +15,24 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting import Parts
+from workloads.accounting.counts import Parts
 from workloads.architectures import memory_plus
+from workloads.layers.backbone.layer_placement import centred, check_layer
+from workloads.layers.backbone.llama import PAPER, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, nearest_member
-from workloads.layers.feed_forward import SwiGLU, llama_d_ff
-from workloads.layers.llama import PAPER, LlamaBackbone
-from workloads.layers.memory_table import MemoryTable
-from workloads.layers.placement import centred, check_layer
-from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
-from workloads.layers.product_keys import KeyInit, LookupShape, Score, check_lookup, check_ways
-from workloads.layers.query_batch_norm import LEAK
-from workloads.layers.transformer import Transformer
+from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.memory.product_keys import (
+    KeyInit,
+    LookupShape,
+    Score,
+    check_lookup,
+    check_ways,
+)
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.feed_forward import SwiGLU, llama_d_ff
+from workloads.layers.modules.norms import LEAK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from workloads.accounting import Parts
+from workloads.accounting.counts import Parts
 from workloads.architectures import dense
-from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
-from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.memory_table import MemoryTable
-from workloads.layers.placement import centred, check_placement
-from workloads.layers.product_key_memory import MemoryShape, ProductKeyMemory
-from workloads.layers.product_keys import LookupShape, check_lookup
-from workloads.layers.transformer import Transformer
+from workloads.layers.backbone.layer_placement import centred, check_placement
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
+from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.memory.product_keys import LookupShape, check_lookup
+from workloads.layers.memory.table import MemoryTable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 Source: Ding et al. 2024, "MemoryFormer" (NeurIPS 2024, arXiv 2411.12992), and its released code where the paper is
 silent. A layer cuts its input into chunks of `tau` numbers; the signs of a chunk name a row of the chunk's table, and
-the output is the sum of these rows, weighted by scores of the chunks (`layers/hash_memory.py`):
+the output is the sum of these rows, weighted by scores of the chunks (`layers/memory/hash_memory.py`):
 
     q, k, v = M_qkv(norm x)                 one hash, three tables read together
     z = x + heads(softmax(q k / sqrt d) v)  no output projection
@@ -31,18 +31,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting import Accounted, FlopCount, ParamCount, Part, Parts, Precision
-from workloads.layers.attention import AttentionShape, rotate, softmax_mix
+from workloads.accounting.counts import Accounted, FlopCount, ParamCount, Part, Parts, Precision
+from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
+from workloads.layers.backbone.neox import SUITE, check_rotary_fraction, rotary_columns
+from workloads.layers.backbone.size_family import (
+    Knob,
+    backbone_fields,
+    nearest_member,
+    without_d_ff,
+)
+from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.context import Context
-from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
-from workloads.layers.hash_memory import HashMemory, HashScore, HashShape
-from workloads.layers.layer_norm import LayerNorm, LayerNormPart
-from workloads.layers.linear import Embedding, Head, VocabularyPart
-from workloads.layers.llama import SMALL, TINY, nearest_divisor
-from workloads.layers.neox import SUITE, check_rotary_fraction, rotary_columns
-from workloads.layers.rms_norm import RMSNorm, RMSNormPart
-from workloads.layers.transformer import Rotary, Transformer
+from workloads.layers.memory.hash_memory import HashMemory, HashScore, HashShape
+from workloads.layers.mixers.attention import AttentionShape, rotate, softmax_mix
+from workloads.layers.modules.linear import Embedding, Head, VocabularyPart
+from workloads.layers.modules.norms import LayerNorm, LayerNormPart, RMSNorm, RMSNormPart
 
 HIDDEN_NORM_EPS = 1.0e-5
 """Of the LayerNorm between M_1 and M_2."""

@@ -18,20 +18,25 @@ Departures:
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from workloads.accounting import Parts
+from workloads.accounting.counts import Parts
+from workloads.layers.backbone.layer_placement import check_placement
+from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame
+from workloads.layers.backbone.size_family import (
+    Knob,
+    backbone_fields,
+    nearest_member,
+    without_d_ff,
+)
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block
-from workloads.layers.experts import (
+from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape
+from workloads.layers.modules.moe import (
     Evaluation,
     Group,
     MixtureOfExperts,
     MixtureShape,
     Routing,
 )
-from workloads.layers.family import Knob, backbone_fields, nearest_member, without_d_ff
-from workloads.layers.feed_forward import SwiGLU, SwiGLUShape
-from workloads.layers.llama import PAPER, SMALL, TINY, LlamaFrame
-from workloads.layers.placement import check_placement
-from workloads.layers.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)

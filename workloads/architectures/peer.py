@@ -21,14 +21,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
 from workloads.architectures import dense
+from workloads.layers.backbone.layer_placement import centred, check_layer
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
-from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.memory_table import Borrowed, MemoryTable, TablePart
-from workloads.layers.placement import centred, check_layer
-from workloads.layers.product_keys import (
+from workloads.layers.memory.product_keys import (
     KeyInit,
     LookupShape,
     ProductKeyLookup,
@@ -36,9 +36,9 @@ from workloads.layers.product_keys import (
     check_lookup,
     check_ways,
 )
-from workloads.layers.query_batch_norm import LEAK
-from workloads.layers.transformer import Transformer
-from workloads.layers.usage import MemoryUsage
+from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.modules.norms import LEAK
+from workloads.layers.modules.usage_stats import MemoryUsage
 
 Activation = Literal["gelu", "relu", "one"]
 """Of an expert's hidden unit. `one` is 1 whatever the input, which makes a `memory` of it: a check, not a model."""

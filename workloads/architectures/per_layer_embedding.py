@@ -19,22 +19,22 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from workloads.accounting import Parts
-from workloads.layers.attention import CausalAttention
+from workloads.accounting.counts import Parts
+from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, backbone_fields, nearest_member
-from workloads.layers.feed_forward import SwiGLU
-from workloads.layers.llama import PAPER, SMALL, TINY, LlamaBackbone
-from workloads.layers.memory_table import MemoryTable
-from workloads.layers.per_layer_embedding import (
+from workloads.layers.memory.per_layer_embedding import (
     LEFT,
     PerLayerBlock,
     PerLayerGate,
     PerLayerInputs,
     PerLayerShape,
 )
-from workloads.layers.rms_norm import RMSNorm
-from workloads.layers.transformer import Transformer
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.mixers.attention import CausalAttention
+from workloads.layers.modules.feed_forward import SwiGLU
+from workloads.layers.modules.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)

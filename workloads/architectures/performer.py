@@ -29,13 +29,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from workloads.accounting import Parts, Precision
-from workloads.layers.attention import MultiHead
+from workloads.accounting.counts import Parts, Precision
+from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
+from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.family import nearest_member
-from workloads.layers.linear_attention import LinearAttentionShape, check_mixing, normalised_mix
-from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
-from workloads.layers.transformer import Transformer
+from workloads.layers.mixers.attention import MultiHead
+from workloads.layers.mixers.linear_attention import (
+    LinearAttentionShape,
+    check_mixing,
+    normalised_mix,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ MemoryFormer's and the efficient mixers' papers compare with.
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.accounting import Parts
-from workloads.layers.attention import CausalAttention
-from workloads.layers.family import nearest_member
-from workloads.layers.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
-from workloads.layers.transformer import Transformer
+from workloads.accounting.counts import Parts
+from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
+from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.transformer import Transformer
+from workloads.layers.mixers.attention import CausalAttention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 Sources: Huang et al. 2025, "UltraMemV2" (arXiv 2508.18756), on top of Huang et al. 2024, "Ultra-Sparse Memory Network"
 (arXiv 2411.12364). Every block is `x + ffn(norm x) + memory(norm x)`: the memory reads what the feed-forward block
 reads, one norm for both, as in the released code. A memory chooses slots by Tucker-decomposed scores
-(`layers/tucker_keys.py`), reads a pre-value u_i and a value v_i for each, and puts out
+(`layers/memory/tucker_keys.py`), reads a pre-value u_i and a value v_i for each, and puts out
 
     o = W sum_i s_i (u_i . P x) v_i
 
@@ -25,21 +25,21 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
 from workloads.architectures import dense
-from workloads.layers.attention import CausalAttention
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
-from workloads.layers.family import D_FF, Knob, backbone_fields, nearest_member
-from workloads.layers.feed_forward import SwiGLU
-from workloads.layers.linear import Linear
-from workloads.layers.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.memory_table import Borrowed, MemoryTable, TablePart
-from workloads.layers.product_keys import check_lookup
-from workloads.layers.rms_norm import RMSNorm
-from workloads.layers.transformer import Transformer
-from workloads.layers.tucker_keys import TuckerLookup, TuckerShape
-from workloads.layers.usage import MemoryUsage
+from workloads.layers.memory.product_keys import check_lookup
+from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.tucker_keys import TuckerLookup, TuckerShape
+from workloads.layers.mixers.attention import CausalAttention
+from workloads.layers.modules.feed_forward import SwiGLU
+from workloads.layers.modules.linear import Linear
+from workloads.layers.modules.norms import RMSNorm
+from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)

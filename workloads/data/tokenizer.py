@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.problems import DataError
+from workloads.data.readers.problems import DataError
 
 SEPARATOR_TEXT = "<|sep|>"
 """Document separator of a tokenizer trained here."""

@@ -29,7 +29,7 @@ class Cache:
 class LeftBehind:
     """What layers leave in one pass for others.
 
-    No dataclass: FSDP (`sharding/dense.py`) hands a block copies of dataclasses, lists and dicts that hold tensors with a
+    No dataclass: FSDP (`sharding/fsdp.py`) hands a block copies of dataclasses, lists and dicts that hold tensors with a
     gradient, and what the block left in a copy would be lost. It hands on an object like this as it is.
     """
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.processes import with_environment
-from orchestrator.records import Logging, Resources, TrialSpec
-from orchestrator.slurm.request import Request
-from orchestrator.slurm.submit import Sent, SlurmSubmission
-from orchestrator.status import TrialStatus, status_from_disk
-from orchestrator.trial_dir import SweepDir, TrialDir
+from orchestrator.control.status import TrialStatus, status_from_disk
+from orchestrator.launchers.slurm.options import Request
+from orchestrator.records.processes import with_environment
+from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
+from orchestrator.submit.slurm_submission import Sent, SlurmSubmission
 
 COUNTING = Path(__file__).parents[2] / "unit" / "orchestrator" / "counting_job.py"
 NODES = 3

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from orchestrator.records import TrialState
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import TrialState
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from orchestrator.errors import BusyError
-from orchestrator.lease import ControllerLease
-from orchestrator.rank import registered
-from orchestrator.records import TrialState
-from orchestrator.slurm.commands import SlurmError
-from orchestrator.status import status_from_disk
-from orchestrator.submission import cancel, refuse_if_busy
+from orchestrator.control.status import status_from_disk
+from orchestrator.launchers.slurm.commands import SlurmError
+from orchestrator.records.errors import BusyError
+from orchestrator.records.locks import ControllerLease
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.submit.submission import cancel, refuse_if_busy
 
 pytestmark = pytest.mark.integration
 DIRECT = "slurm-direct"

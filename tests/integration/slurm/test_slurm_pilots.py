@@ -2,10 +2,10 @@
 
 import pytest
 
-from orchestrator.errors import BusyError
-from orchestrator.rank import registered
-from orchestrator.records import TrialState
-from orchestrator.status import status_from_disk
+from orchestrator.control.status import status_from_disk
+from orchestrator.records.errors import BusyError
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_spec import TrialState
 
 pytestmark = pytest.mark.integration
 PILOT = "slurm"

@@ -10,10 +10,10 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from orchestrator.plan import make_plan
-from orchestrator.scheduling import cluster_spec, planned
-from orchestrator.sweep import load_sweep
-from orchestrator.trial_dir import SweepDir
+from orchestrator.planning.pricing import make_plan
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.simulation import cluster_spec, planned_trials
+from orchestrator.sweep.load import load_sweep
 
 ROOT = Path(__file__).parents[3]
 LADDER = """
@@ -87,7 +87,7 @@ def record(source: str, cluster_text: str) -> dict:
                 float(f"{trial.predicted_s:.4g}"),
                 trial.pace,
             )
-            for trial in planned.waiting(plan, cluster)[0]
+            for trial in planned_trials.waiting(plan, cluster)[0]
         )
         os.chdir(ROOT)
     return {"cluster": cluster_text, "trials": [[n, *row] for row, n in rows.items()]}

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.records import TrialSpec
-from orchestrator.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
 
 SIZES = (32, 48, 64, 96, 128, 192)
 
@@ -243,14 +243,14 @@ def runs_folder(tmp_path_factory, sweep):
 
 @pytest.fixture(scope="session")
 def runs(runs_folder):
-    from analysis.runs import load
+    from analysis.loading.load import load
 
     return load(runs_folder, sweep="synthetic")
 
 
 @pytest.fixture(scope="session")
 def fits(runs):
-    from analysis.fit import fit_sweep
+    from analysis.scaling.sweep_summary import fit_sweep
 
     return fit_sweep(runs, n_draws=60)
 
@@ -328,16 +328,16 @@ def two_architectures():
 @pytest.fixture(scope="session")
 def exact_families():
     """Two architectures fitted to runs without noise: their coefficients are those of LAWS, and there are no bands."""
-    from analysis.families import fit_families
-    from analysis.objective import SQUARES
+    from analysis.fitting.objective import SQUARES
+    from analysis.scaling.architecture_laws import fit_families
 
     return fit_families(make_two_architectures(), objective=SQUARES, n_draws=0, hold_out=False)
 
 
 @pytest.fixture(scope="session")
 def noisy_families():
-    from analysis.families import fit_families
-    from analysis.objective import SQUARES
+    from analysis.fitting.objective import SQUARES
+    from analysis.scaling.architecture_laws import fit_families
 
     runs = make_two_architectures(noise=0.004, seeds=2, seed=1)
     return fit_families(runs, objective=SQUARES, n_draws=100, hold_out=False)

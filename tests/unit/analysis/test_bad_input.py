@@ -5,14 +5,14 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.chain import fit_chain
-from analysis.doubts import group_doubt
-from analysis.envelope import fit_envelope
-from analysis.isoflop import fit_isoflop
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.synthetic import make_runs
+from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.laws.loss_link import Sigmoid
-from analysis.synthetic import make_runs
+from analysis.laws.loss_to_accuracy import Sigmoid
+from analysis.loading.validation import group_doubt
+from analysis.scaling.envelope import fit_envelope
+from analysis.scaling.isoflop import fit_isoflop
 
 
 def runs(n=24):

@@ -11,12 +11,12 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARES, Objective
+from analysis.fitting.profile_likelihood import profile_interval
+from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED, compute_optimum
 from analysis.laws.kaplan import KAPLAN
-from analysis.objective import SQUARES, Objective
-from analysis.profile import profile_interval
-from analysis.synthetic import make_runs
 
 N_DRAWS = 4000
 

@@ -7,10 +7,10 @@ chain on made-up runs.
 import numpy as np
 import pytest
 
-from analysis.chain import fit_chain
-from analysis.laws.loss_link import Exponential
+from analysis.fitting.objective import Objective
+from analysis.fitting.two_stage import fit_chain
+from analysis.laws.loss_to_accuracy import Exponential
 from analysis.laws.overtraining import OVERTRAINING
-from analysis.objective import Objective
 
 SQUARES_OF_LOSS = Objective(residual="value", huber=None)
 SMALL = ("d=96_l=8_h=4", "d=512_l=8_h=4", "d=576_l=24_h=8", "d=1024_l=24_h=8")

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import analysis
-from analysis.chain import fit_chain
-from analysis.isoflop import fit_isoflop
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARES
+from analysis.fitting.two_stage import fit_chain
 from analysis.laws.broken import BROKEN
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
-from analysis.laws.loss_link import Sigmoid
+from analysis.laws.loss_to_accuracy import Sigmoid
 from analysis.laws.routed import ROUTED
-from analysis.objective import SQUARES
+from analysis.scaling.isoflop import fit_isoflop
 
 CLARK = {
     "S-BASE": (-0.082, -0.108, 0.009, 1.104, 1.847, 314.478),

@@ -1,6 +1,6 @@
 """A job for tests: counts steps with a running sum instead of training, and can be told to misbehave.
 
-Behaves like `workloads.train.run`: resumes from the checkpoints folder, polls `should_stop` once per step, checkpoints
+Behaves like `workloads.training.train.run`: resumes from the checkpoints folder, polls `should_stop` once per step, checkpoints
 and raises Interrupted when asked to leave. What it does beyond that is said in `spec.data`:
 
     fail          {attempt: kind}  raise that kind of error at half of the steps
@@ -16,13 +16,13 @@ import signal
 import threading
 from pathlib import Path
 
-from workloads.ports import Diverged, Interrupted
+from workloads.training.reporter import Diverged, Interrupted
 
 POLL_S = 0.005
 
 
 class CommunicationError(Exception):
-    """Named like the one in workloads.ranks."""
+    """Named like the one in workloads.distributed.process_group."""
 
 
 class OutOfMemoryError(RuntimeError):

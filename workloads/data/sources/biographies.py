@@ -19,14 +19,14 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data import biography_layout as tokens_of
-from workloads.data import biography_names as names
-from workloads.data import biography_wordings as wordings
-from workloads.data.biography_layout import FULL_NAME, PROMPT, SEPARATOR, SHORT, WHOLE
+from workloads.data.biographies import names
+from workloads.data.biographies import templates as wordings
+from workloads.data.biographies import vocabulary as tokens_of
+from workloads.data.biographies.assembly import NO_SEGMENT, split
+from workloads.data.biographies.vocabulary import FULL_NAME, PROMPT, SEPARATOR, SHORT, WHOLE
 from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
-from workloads.data.segments import NO_SEGMENT, split
-from workloads.data.stream import EpochCache, gather_windows, windows_per_epoch
+from workloads.data.token_stream import EpochCache, gather_windows, windows_per_epoch
 
 _N_ATTRIBUTES = len(wordings.ATTRIBUTES)
 _VALIDATION_TOKENS = 65_536

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
-from workloads.data.content import require_still
 from workloads.data.corpus import ProbeSet
-from workloads.data.documents import documents, expand
+from workloads.data.file_hashes import require_still
 from workloads.data.permutation import shuffled
-from workloads.data.problems import Problems, require_files
-from workloads.data.shards import ShardWriter, TokenShards
-from workloads.data.stream import windows_per_epoch
+from workloads.data.readers.documents import documents, expand
+from workloads.data.readers.problems import Problems, require_files
+from workloads.data.token_shards import ShardWriter, TokenShards
+from workloads.data.token_stream import windows_per_epoch
 from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, token_dtype, train
 
 _CACHE_VERSION = 1

@@ -3,7 +3,7 @@
 One exposure of a fact is one statement in a wording drawn anew; facts are shuffled over the whole corpus in
 every epoch, so wordings of one fact practically never share a window. Questions about the subjects of
 `qa_train` are mixed in; questions about `qa_test` never. Held-out wordings occur in probes and in the
-validation text only. How texts become tokens: `workloads/data/fact_wordings.py`.
+validation text only. How texts become tokens: `workloads/data/facts/templates.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
-from workloads.data.content import require_still
 from workloads.data.corpus import ProbeSet
-from workloads.data.fact_documents import (
+from workloads.data.facts.documents import (
     VALIDATION_TOKENS,
     epoch_tokens,
     heldout_statements,
@@ -25,12 +24,13 @@ from workloads.data.fact_documents import (
     statements,
     tokens_per_epoch,
 )
-from workloads.data.fact_pieces import TRAIN, FactPieces, build_pieces
-from workloads.data.fact_probes import probe_sets
-from workloads.data.fact_table import QA_TRAIN, Columns, Fact, read_facts, unit_hash
-from workloads.data.fact_wordings import RelationWordings, generic_wordings, read_wordings
-from workloads.data.problems import DataError, Problems, require_files
-from workloads.data.stream import EpochCache, gather_windows
+from workloads.data.facts.probes import probe_sets
+from workloads.data.facts.table import QA_TRAIN, Columns, Fact, read_facts, unit_hash
+from workloads.data.facts.templates import RelationWordings, generic_wordings, read_wordings
+from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces
+from workloads.data.file_hashes import require_still
+from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.token_stream import EpochCache, gather_windows
 from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, train
 
 _CACHE_VERSION = 1

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.backend import in_triton
 from workloads.kernels.hash_bag import reference
-from workloads.kernels.in_triton import in_triton
 from workloads.kernels.sign_hash.op import sign_hash, sign_hash_backward
 from workloads.kernels.sign_hash.reference import row_type
 from workloads.kernels.weighted_bag.op import weighted_bag

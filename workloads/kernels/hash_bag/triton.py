@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
-from workloads.kernels.row_reduction.triton import offset, reduce_rows, sort_reads
+from workloads.kernels.segment_sum.triton import offset, reduce_rows, sort_reads
 from workloads.kernels.sign_hash import triton as sign_hash
 from workloads.kernels.sign_hash.reference import row_type
 from workloads.kernels.sign_hash.triton import code_and_score

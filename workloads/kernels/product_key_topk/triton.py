@@ -25,9 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workloads.kernels.product_key_topk.fp16_parts import fp16_parts, padded_width
-from workloads.kernels.product_key_topk.pairs import arrange, choose_pairs
-from workloads.kernels.product_key_topk.ranking import (
+from workloads.kernels.product_key_topk.bitonic_sort import (
     LARGEST_ID,
     as_rising,
     id_of,
@@ -36,6 +34,8 @@ from workloads.kernels.product_key_topk.ranking import (
     sort,
     together,
 )
+from workloads.kernels.product_key_topk.candidate_pairs import arrange, choose_pairs
+from workloads.kernels.product_key_topk.split_fp16 import fp16_parts, padded_width
 
 MAX_KNN = 64
 """One thread sorts twice as many numbers of 64 bits, and it has 255 registers of 32."""

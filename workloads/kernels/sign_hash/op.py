@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.in_triton import in_triton
+from workloads.kernels.backend import in_triton
 from workloads.kernels.sign_hash import reference
 
 

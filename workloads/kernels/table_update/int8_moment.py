@@ -18,7 +18,7 @@ from jaxtyping import Float, Int8, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.kernels.table_update.rounding import random_bits
+from workloads.kernels.table_update.stochastic_rounding import random_bits
 
 BLOCK = 128
 """Columns that share a scale."""

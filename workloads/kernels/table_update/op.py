@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.in_triton import in_triton
+from workloads.kernels.backend import in_triton
 from workloads.kernels.table_update import reference
-from workloads.kernels.table_update.rule import Rule
+from workloads.kernels.table_update.update_rules import Rule
 
 
 class RowSums(Protocol):

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from workloads.kernels.table_update.int8_moment import dequantise, quantise
-from workloads.kernels.table_update.master import join, split
-from workloads.kernels.table_update.rounding import round_to_bf16
-from workloads.kernels.table_update.rule import Rule
+from workloads.kernels.table_update.split_master import join, split
+from workloads.kernels.table_update.stochastic_rounding import round_to_bf16
+from workloads.kernels.table_update.update_rules import Rule
 from workloads.kernels.weighted_bag.reference import row_products
 
 

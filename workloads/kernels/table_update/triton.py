@@ -11,11 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
-from workloads.kernels.row_reduction.triton import begin_pass, in_order_of_ids, row_sum, sort_reads
+from workloads.kernels.segment_sum.triton import begin_pass, in_order_of_ids, row_sum, sort_reads
 from workloads.kernels.table_update.int8_moment import BLOCK, FRACTION, LARGEST, SMALLEST
 from workloads.kernels.table_update.reference import mean_square
-from workloads.kernels.table_update.rounding import COLUMN_STRIDE
-from workloads.kernels.table_update.rule import Rule
+from workloads.kernels.table_update.stochastic_rounding import COLUMN_STRIDE
+from workloads.kernels.table_update.update_rules import Rule
 
 _COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
 _BLOCK = tl.constexpr(BLOCK)

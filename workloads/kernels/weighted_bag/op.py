@@ -6,8 +6,8 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.in_triton import in_triton
-from workloads.kernels.table_read import register_read
+from workloads.kernels.backend import in_triton
+from workloads.kernels.custom_op import register_read
 from workloads.kernels.weighted_bag import reference, row_sparse
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.in_triton import in_triton
+from workloads.kernels.backend import in_triton
 from workloads.kernels.weighted_bag import reference
 
 
@@ -53,7 +53,7 @@ def gradients(
 def _with_triton(
     table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor, *, needs_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    triton = import_module("workloads.kernels.row_reduction.triton")
+    triton = import_module("workloads.kernels.segment_sum.triton")
     rows, reads = triton.only_read(triton.sort_reads(ids, weights, len(table)))
     sums, products = triton.reduce_rows(
         reads,

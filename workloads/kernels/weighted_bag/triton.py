@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
-from workloads.kernels.row_reduction.triton import offset, reduce_rows, sort_reads
+from workloads.kernels.segment_sum.triton import offset, reduce_rows, sort_reads
 
 
 def forward(

@@ -1,9 +1,9 @@
 import numpy as np
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.result import FitStatus
+from analysis.fitting.synthetic import make_runs
 from analysis.laws.broken import BROKEN
-from analysis.result import FitStatus
-from analysis.synthetic import make_runs
 
 
 def test_the_curve_is_the_printed_equation():

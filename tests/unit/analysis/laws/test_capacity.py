@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
 from analysis.laws.capacity import CAPACITY
 
 

@@ -5,12 +5,12 @@ import functools
 import numpy as np
 import pytest
 
-from analysis.law import LogProblem
-from analysis.law_book import all_laws, law_named
-from analysis.law_fit import fit_law
-from analysis.objective import SQUARES, Objective
-from analysis.result import FitStatus
-from analysis.synthetic import make_inputs, make_runs
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.law import LogProblem
+from analysis.fitting.objective import SQUARES, Objective
+from analysis.fitting.result import FitStatus
+from analysis.fitting.synthetic import make_inputs, make_runs
+from analysis.laws.registry import all_laws, law_named
 
 LAWS = sorted(all_laws().items())
 every_law = pytest.mark.parametrize("law", [law for _, law in LAWS], ids=[n for n, _ in LAWS])

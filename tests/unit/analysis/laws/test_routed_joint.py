@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARES
 from analysis.laws.chinchilla import compute_optimum
 from analysis.laws.routed import ROUTED
 from analysis.laws.routed_joint import ROUTED_JOINT
-from analysis.objective import SQUARES
 
 P = dict(ROUTED_JOINT.example)
 POINT = np.asarray([P[name] for name in ROUTED_JOINT.parameter_names])

@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
-from analysis.law_fit import fit_law
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARES
+from analysis.fitting.result import FitStatus
+from analysis.fitting.synthetic import make_inputs, make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.sparse import (
     EFFECTIVE,
@@ -10,9 +13,6 @@ from analysis.laws.sparse import (
     JOINT,
     JOINT_SHARED,
 )
-from analysis.objective import SQUARES
-from analysis.result import FitStatus
-from analysis.synthetic import make_inputs, make_runs
 
 ALL = [EFFECTIVE, EFFECTIVE_GROWING, INTERACTION, JOINT, JOINT_SHARED]
 every_form = pytest.mark.parametrize("law", ALL, ids=[law.name for law in ALL])

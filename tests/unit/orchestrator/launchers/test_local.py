@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import Controller
+from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import DebugLauncher, ProcessLauncher
-from orchestrator.processes import with_environment
-from orchestrator.records import Outcome, Resources, Retries, TrialSpec, TrialState
-from orchestrator.trial_dir import SweepDir
+from orchestrator.records.processes import with_environment
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
 

@@ -1,7 +1,7 @@
 """Places and waits that are worked out by hand; what always holds is in tests/property/test_simulation.py."""
 
-from orchestrator.scheduler import Demand, Node, Running, Snapshot, Waiting, schedule
-from orchestrator.scheduling.simulate import simulate
+from orchestrator.scheduling.interface import Demand, Node, Running, Snapshot, Waiting, schedule
+from orchestrator.simulation.simulate import simulate
 
 GB = 10**9
 

@@ -4,9 +4,9 @@ import json
 import time
 from pathlib import Path
 
-from orchestrator.processes import ProcessId
-from orchestrator.records import TrialSpec
-from orchestrator.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
 
 T0 = 1_700_000_000_000
 """Milliseconds since 1970 of step 0."""

@@ -2,8 +2,8 @@
 
 import uuid
 
-from orchestrator.tracking.layout import FOLDER_ID, KEY, KIND
-from orchestrator.tracking.store import RefusedError, RunGoneError, TrackedRun, TrackerError
+from orchestrator.tracking.mlflow_client import RefusedError, RunGoneError, TrackedRun, TrackerError
+from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND
 
 
 class FakeRun:
@@ -16,7 +16,7 @@ class FakeRun:
 
 
 class FakeStore:
-    """The same calls as `orchestrator.tracking.store.Store`."""
+    """The same calls as `orchestrator.tracking.mlflow_client.Store`."""
 
     def __init__(self, uri="sqlite:///memory"):
         self.uri = uri

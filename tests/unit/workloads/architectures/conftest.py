@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
 
 VOCAB_SIZE = 7
 

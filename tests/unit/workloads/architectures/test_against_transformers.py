@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workloads.architectures import dense, pythia
 from workloads.layers.context import Cache
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
 
 VOCAB_SIZE = 41
 State = Mapping[str, Tensor]

@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from workloads.architectures import dense, pythia
 from workloads.architectures.all_attention import PRESETS, AllAttention, Config
 from workloads.kernels.all_attention import fused, op, reference
-from workloads.layers.attention import rotate, rotation_table
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
-from workloads.layers.param_groups import param_groups
-from workloads.layers.transformer import Transformer
+from workloads.layers.mixers.attention import rotate, rotation_table
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.param_groups import param_groups
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_persistent": 6}
 

@@ -13,25 +13,26 @@ import yaml
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from orchestrator import catalog
-from workloads import checkpoint, train
-from workloads.accounting import ParamCount
-from workloads.decode import greedy
+from orchestrator.sweep import registry
+from workloads.accounting.counts import ParamCount
+from workloads.checkpoint import checkpoint
+from workloads.layers.backbone.llama import SMALL, TINY
 from workloads.layers.context import Cache
-from workloads.layers.initialise import initialise
-from workloads.layers.llama import SMALL, TINY
-from workloads.layers.param_groups import param_groups
-from workloads.layers.usage import MemoryUsage
-from workloads.optim import Optimizer
-from workloads.train_config import TrainConfig
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.param_groups import param_groups
+from workloads.layers.modules.usage_stats import MemoryUsage
+from workloads.training import train
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.generate import greedy
 
 VOCAB_SIZE = 37
-NAMES = catalog.architectures()
+NAMES = registry.architectures()
 
 
 def _smallest(name: str) -> Any:
     """The Config of an architecture's smallest preset."""
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     configs = [module.Config(**fields) for fields in module.PRESETS.values()]
     return min(configs, key=lambda config: config.param_count(VOCAB_SIZE).total)
 
@@ -90,7 +91,7 @@ def test_there_are_architectures():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_is_a_config_and_counts_its_meta_device_model_group_by_group(name):
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     for preset, fields in module.PRESETS.items():
         config = module.Config(**fields)
         with torch.device("meta"):
@@ -105,7 +106,7 @@ def test_every_preset_is_a_config_and_counts_its_meta_device_model_group_by_grou
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_architecture_has_the_small_presets(name):
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
 
     assert {*TINY, *SMALL} <= set(module.PRESETS)
 
@@ -113,7 +114,7 @@ def test_every_architecture_has_the_small_presets(name):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_activations_are_about_those_that_autograd_keeps(name, precision, bytes_kept):
-    module = catalog.architecture(name)
+    module = registry.architecture(name)
     config = module.Config(**module.PRESETS["d32"])
     model = _model(config)
     model.observing = False

@@ -7,10 +7,10 @@ import torch
 
 from workloads.architectures import pythia
 from workloads.architectures.cosformer import PRESETS, Config, CosAttention
-from workloads.layers.attention import rotate, rotation_table
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
+from workloads.layers.mixers.attention import rotate, rotation_table
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "max_seq_len": 32}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workloads.architectures.dense import PRESETS, Config
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
 

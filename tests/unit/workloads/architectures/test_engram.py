@@ -17,7 +17,7 @@ from workloads.architectures.engram import (
     agreement,
 )
 from workloads.layers.context import Cache, Context
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
 
 BACKBONE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 24}
 SMALL = {**BACKBONE, "rows_per_head": 50, "n_hash_heads": 2}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from workloads.architectures import cosformer, linformer, performer
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Cache
-from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
 FIXED_LENGTH = {

@@ -5,9 +5,9 @@ import torch
 
 from workloads.architectures import pythia
 from workloads.architectures.linformer import PRESETS, Config, PrefixAttention
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
+from workloads.layers.modules.init import initialise
 
 SMALL = {
     "d_model": 16,

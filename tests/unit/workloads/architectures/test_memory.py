@@ -8,10 +8,10 @@ from torch import nn
 
 from workloads.architectures import dense
 from workloads.architectures.memory import PRESETS, Config, SwiGLUAndMemory
-from workloads.layers.feed_forward import SwiGLU
-from workloads.layers.initialise import initialise
-from workloads.layers.product_key_memory import ProductKeyMemory
-from workloads.layers.transformer import Transformer
+from workloads.layers.backbone.transformer import Transformer
+from workloads.layers.memory.product_key_memory import ProductKeyMemory
+from workloads.layers.modules.feed_forward import SwiGLU
+from workloads.layers.modules.init import initialise
 
 SMALL: dict[str, Any] = {
     "d_model": 16,

@@ -5,8 +5,8 @@ import torch
 
 from workloads.architectures import dense
 from workloads.architectures.memory_plus import PRESETS, Config, MemoryPlus
-from workloads.layers.initialise import initialise
-from workloads.layers.product_key_memory import ProductKeyMemory
+from workloads.layers.memory.product_key_memory import ProductKeyMemory
+from workloads.layers.modules.init import initialise
 
 SMALL = {
     "d_model": 16,

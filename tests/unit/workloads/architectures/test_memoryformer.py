@@ -8,8 +8,8 @@ from torch import Tensor
 
 from workloads.architectures import memoryformer
 from workloads.architectures.memoryformer import PRESETS, Config
-from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
+from workloads.layers.backbone.transformer import Transformer
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 3, "tau": 4}
 VOCAB_SIZE = 11

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.accounting import ParamCount
+from workloads.accounting.counts import ParamCount
 from workloads.architectures import dense
 from workloads.architectures.moe import PRESETS, Config
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Cache
-from workloads.layers.experts import MixtureOfExperts
-from workloads.layers.initialise import initialise
-from workloads.layers.param_groups import param_groups
-from workloads.layers.transformer import Transformer
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.moe import MixtureOfExperts
+from workloads.layers.modules.param_groups import param_groups
 
 SMALL: dict[str, Any] = {
     "d_model": 16,

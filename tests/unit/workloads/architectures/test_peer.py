@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.accounting import distinct_rows
+from workloads.accounting.counts import distinct_rows
 from workloads.architectures import dense, memory
 from workloads.architectures.peer import PRESETS, Config, ExpertsShape, Peer
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
-from workloads.layers.memory_table import MemoryTable
-from workloads.layers.product_keys import LookupShape
-from workloads.layers.transformer import Transformer
+from workloads.layers.memory.product_keys import LookupShape
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
 
 SMALL: dict[str, Any] = {
     "d_model": 16,

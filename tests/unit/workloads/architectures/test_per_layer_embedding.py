@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.accounting import ParamCount
+from workloads.accounting.counts import ParamCount
 from workloads.architectures import dense
 from workloads.architectures.per_layer_embedding import PRESETS, Config, PerLayerTransformer
-from workloads.layers.initialise import initialise
-from workloads.layers.param_groups import param_groups
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.param_groups import param_groups
 
 SMALL: dict[str, Any] = {
     "d_model": 16,

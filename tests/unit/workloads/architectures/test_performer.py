@@ -12,9 +12,9 @@ from workloads.architectures.performer import (
     PerformerAttention,
     orthogonal_vectors,
 )
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Cache, Context
-from workloads.layers.initialise import initialise
-from workloads.layers.transformer import Transformer
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
 

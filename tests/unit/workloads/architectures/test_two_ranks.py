@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import catalog
+from orchestrator.sweep import registry
 
 # Ranks are processes; those of both sizes are forked from one that has imported what they need.
 RANKS = """
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from orchestrator import catalog
 from workloads import ranks
-from workloads.layers.initialise import initialise
-from workloads.train import accumulate_gradients, weights
+from workloads.layers.modules.init import initialise
+from workloads.training.train import accumulate_gradients, weights
 
 # Measured per sequence, and loud, what layers add to the loss is the same however sequences are shared out.
 ADDING = {"moe": {"group": "sequence", "balance_loss": 1.0, "z_loss": 1.0}}
@@ -78,7 +78,7 @@ def test_two_ranks_begin_with_one_ranks_values_and_find_its_gradient(tmp_path):
         for name in ("0-of-1", "0-of-2", "1-of-2")
     )
 
-    assert set(alone) == set(catalog.architectures())
+    assert set(alone) == set(registry.architectures())
     for name, expected in alone.items():
         assert first[name]["initial"] == second[name]["initial"] == expected["initial"], name
         assert first[name] == second[name], name

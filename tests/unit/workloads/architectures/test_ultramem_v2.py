@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.accounting import distinct_rows
+from workloads.accounting.counts import distinct_rows
 from workloads.architectures import dense, memory_plus
 from workloads.architectures.ultramem_v2 import PRESETS, Config, Memory, MemoryBlock, UltraMemV2
 from workloads.layers.context import Context
-from workloads.layers.initialise import initialise
+from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 24, "n_keys": 8, "knn": 4}
 VOCAB_SIZE = 11

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.data import biography_wordings as wordings
-from workloads.data.biography_layout import NAME_SLOTS, PRONOUN_SLOT, VALUE_SLOTS
+from workloads.data.biographies import templates as wordings
+from workloads.data.biographies.vocabulary import NAME_SLOTS, PRONOUN_SLOT, VALUE_SLOTS
 from workloads.data.sources.biographies import SEPARATOR, Config, Corpus
 
 SMALL = {

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from workloads.data import tokenizer as tokenizers
-from workloads.data.problems import DataError
+from workloads.data.readers.problems import DataError
 from workloads.data.sources import text
 from workloads.data.sources.text import Config
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from workloads.data.problems import DataError
+from workloads.data.readers.problems import DataError
 from workloads.data.tokenizer import MIN_VOCAB_SIZE, SEPARATOR_TEXT, load, token_dtype, train
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "Ünïcode – ok\n\ttoo 🐈"] * 3

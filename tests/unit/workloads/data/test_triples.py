@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workloads.data import tokenizer as tokenizers
-from workloads.data.fact_documents import heldout_statements
-from workloads.data.fact_pieces import prior_bits
-from workloads.data.problems import DataError
+from workloads.data.facts.documents import heldout_statements
+from workloads.data.facts.token_pieces import prior_bits
+from workloads.data.readers.problems import DataError
 from workloads.data.sources import triples
 from workloads.data.sources.triples import Config
 

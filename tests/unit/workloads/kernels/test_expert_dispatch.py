@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.kernels.expert_dispatch import op
+from workloads.kernels import expert_dispatch
 
 N_TOKENS, WIDTH = 5, 3
 TOKEN_OF_ROW = torch.tensor([4, 0, 4, 2, 0, 4, 3])  # the token of index 1 has no row
@@ -24,13 +24,14 @@ def test_a_row_is_its_token_and_a_token_the_sum_of_its_rows():
     x, rows = _x(N_TOKENS), _x(len(TOKEN_OF_ROW))
     sums = torch.zeros(N_TOKENS, WIDTH, dtype=torch.float64).index_add(0, TOKEN_OF_ROW, rows)
 
-    assert torch.equal(op.spread(x, *_by_token()), x[TOKEN_OF_ROW])
-    torch.testing.assert_close(op.collect(rows, *_by_token()), sums)
-    assert op.collect(rows, *_by_token())[1].eq(0).all()
+    assert torch.equal(expert_dispatch.spread(x, *_by_token()), x[TOKEN_OF_ROW])
+    torch.testing.assert_close(expert_dispatch.collect(rows, *_by_token()), sums)
+    assert expert_dispatch.collect(rows, *_by_token())[1].eq(0).all()
 
 
 @pytest.mark.parametrize(
-    ("function", "n"), [(op.spread, N_TOKENS), (op.collect, len(TOKEN_OF_ROW))]
+    ("function", "n"),
+    [(expert_dispatch.spread, N_TOKENS), (expert_dispatch.collect, len(TOKEN_OF_ROW))],
 )
 def test_gradients_by_finite_differences(function, n):
     assert torch.autograd.gradcheck(lambda x: function(x, *_by_token()), (_x(n),))
@@ -40,7 +41,7 @@ def test_gradients_by_finite_differences(function, n):
 def test_sums_are_wider_than_bf16(dtype):
     one_token = torch.zeros(300, dtype=torch.long), torch.arange(300), torch.tensor([0])
 
-    found = op.collect(torch.ones(300, 2, dtype=dtype), *one_token)
+    found = expert_dispatch.collect(torch.ones(300, 2, dtype=dtype), *one_token)
 
     # Adding one by one in bf16 would stay at 256.
     assert found.dtype == dtype
@@ -50,7 +51,8 @@ def test_sums_are_wider_than_bf16(dtype):
 def test_repeats_are_bit_equal():
     x = _x(N_TOKENS, torch.float32)
     (first,), (second,) = (
-        torch.autograd.grad(op.spread(x, *_by_token()).square().sum(), x) for _ in range(2)
+        torch.autograd.grad(expert_dispatch.spread(x, *_by_token()).square().sum(), x)
+        for _ in range(2)
     )
 
     assert torch.equal(first, second)

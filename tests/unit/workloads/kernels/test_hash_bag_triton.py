@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 
 from workloads.kernels.hash_bag import reference
 from workloads.kernels.hash_bag import triton as kernel
-from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.sign_hash import reference as sign_hash
 from workloads.kernels.sign_hash import triton as sign_hash_kernel
 from workloads.kernels.weighted_bag import triton as weighted_bag

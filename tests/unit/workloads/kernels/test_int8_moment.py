@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workloads.kernels.table_update.int8_moment import BLOCK, dequantise, n_scales, quantise
-from workloads.kernels.table_update.master import join, split
 from workloads.kernels.table_update.op import row_sums
-from workloads.kernels.table_update.rule import Rule, new_state
+from workloads.kernels.table_update.split_master import join, split
+from workloads.kernels.table_update.update_rules import Rule, new_state
 
 RULE = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.2, "seed": 3}
 ADAMW = ["adamw", "lazy_adamw"]

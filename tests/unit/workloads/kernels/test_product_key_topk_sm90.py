@@ -6,8 +6,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 import triton
 import triton.language as tl
 
-from workloads.kernels.product_key_topk import gradients as gradient_kernels
-from workloads.kernels.product_key_topk import pairs
+from workloads.kernels.product_key_topk import backward as gradient_kernels
+from workloads.kernels.product_key_topk import candidate_pairs
 from workloads.kernels.product_key_topk import triton as kernels
 
 
@@ -137,9 +137,9 @@ def test_a_token_is_sorted_by_one_thread(compile_for_sm90):
 
 @pytest.mark.slow
 def test_the_pairs_of_a_token_are_sorted_by_one_thread(compile_for_sm90):
-    blocks, table, sizes = pairs.arrange(32, 5)
+    blocks, table, sizes = candidate_pairs.arrange(32, 5)
     made = compile_for_sm90(
-        pairs.choose_pairs,
+        candidate_pairs.choose_pairs,
         SORTED,
         {"BLOCKS": blocks, "TABLE": table, "SIZES": sizes}
         | {"SLOTS": 64, "LOG": 5, "BLOCK_T": kernels.WARP},

@@ -13,8 +13,8 @@ from workloads.kernels.product_key_topk import reference
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 import triton.language as tl
 
-from workloads.kernels.product_key_topk import fp16_parts, op, pairs, ranking
-from workloads.kernels.product_key_topk import gradients as gradient_kernels
+from workloads.kernels.product_key_topk import backward as gradient_kernels
+from workloads.kernels.product_key_topk import bitonic_sort, candidate_pairs, op, split_fp16
 from workloads.kernels.product_key_topk import triton as kernels
 
 SMALL = kernels.Tile(16, 16, 16, 16, warps=4, stages=1)
@@ -23,7 +23,7 @@ SMALL = kernels.Tile(16, 16, 16, 16, warps=4, stages=1)
 
 @pytest.fixture(autouse=True)
 def _interpreted(interpreted, poisoned, monkeypatch):
-    for module in (ranking, fp16_parts, pairs, gradient_kernels, kernels):
+    for module in (bitonic_sort, split_fp16, candidate_pairs, gradient_kernels, kernels):
         interpreted(module)
     # Each takes the interpreter as long as one that has something to do.
     monkeypatch.setattr(kernels, "_crowded_programs", lambda device, warps: 3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workloads.kernels.row_reduction.op import _with_triton, sorted_reads
+from workloads.kernels.segment_sum.op import _with_triton, sorted_reads
 from workloads.kernels.weighted_bag.reference import backward
 
 
@@ -30,7 +30,7 @@ def test_on_a_cpu(products):
 @pytest.mark.parametrize("products", [True, False])
 def test_with_triton(interpreted, products):
     pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
-    from workloads.kernels.row_reduction import triton as row_reduction
+    from workloads.kernels.segment_sum import triton as row_reduction
 
     interpreted(row_reduction)
     table, ids, weights, grad = case(torch.float32)

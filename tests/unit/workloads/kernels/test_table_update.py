@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workloads.kernels.table_update.master import join, split, write_halves
 from workloads.kernels.table_update.op import row_sums
-from workloads.kernels.table_update.rounding import random_bits, round_to_bf16
-from workloads.kernels.table_update.rule import Rule, new_state
+from workloads.kernels.table_update.split_master import join, split, write_halves
+from workloads.kernels.table_update.stochastic_rounding import random_bits, round_to_bf16
+from workloads.kernels.table_update.update_rules import Rule, new_state
 
 KINDS = ["adamw", "lazy_adamw", "rowwise", "sgd"]
 RULE = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.2, "seed": 3}

@@ -10,12 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
-from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update import triton as kernel
 from workloads.kernels.table_update.int8_moment import dequantise
-from workloads.kernels.table_update.master import join, split
-from workloads.kernels.table_update.rule import Rule, new_state
+from workloads.kernels.table_update.split_master import join, split
+from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
 
 KINDS = ["adamw", "lazy_adamw", "rowwise", "sgd"]

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workloads.kernels.product_key_topk.op import product_key_topk
-from workloads.kernels.tucker_topk import reference
-from workloads.kernels.tucker_topk.op import tucker_topk
+from workloads.kernels.tucker_topk import leading_pair, tucker_topk
 
 
 def _grid(rows: Tensor, columns: Tensor, core: Tensor) -> Tensor:
@@ -117,7 +116,7 @@ def test_leading_pair_is_that_of_the_singular_value_decomposition(rank, seed, po
     if rank > 1:
         assume(values[0, 1] < 0.97 * values[0, 0] and right[0, 0].sum().abs() > 1e-3)
 
-    u, t = reference.leading_pair(core)
+    u, t = leading_pair(core)
 
     torch.testing.assert_close(
         u[0, :, None] * t[0], left[0, :, :1] * right[0, :1], rtol=1e-3, atol=1e-3
@@ -129,7 +128,7 @@ def test_leading_pair_is_that_of_the_singular_value_decomposition(rank, seed, po
 
 
 def test_a_core_of_zeros_is_no_division_by_zero():
-    u, t = reference.leading_pair(torch.zeros(1, 2, 2))
+    u, t = leading_pair(torch.zeros(1, 2, 2))
 
     assert torch.isfinite(u).all()
     assert torch.isfinite(t).all()

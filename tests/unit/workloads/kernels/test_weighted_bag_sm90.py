@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
-from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
 TYPES = ["bf16", "fp32"]

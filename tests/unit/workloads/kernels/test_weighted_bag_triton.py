@@ -6,13 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workloads.kernels.row_dot import reference as row_dot_reference
+from workloads.kernels.gathered_dot import reference as row_dot_reference
 from workloads.kernels.weighted_bag import reference, row_sparse
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
-from workloads.kernels.row_dot import triton as row_dot
-from workloads.kernels.row_reduction import triton as row_reduction
+from workloads.kernels.gathered_dot import triton as row_dot
+from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
 # Ids far from even: 0 is read in most places.

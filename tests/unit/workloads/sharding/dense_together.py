@@ -20,15 +20,15 @@ import torch.distributed.fsdp  # by the models, which takes each rank a while un
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from orchestrator import catalog
-from workloads import ranks
-from workloads.decode import greedy
-from workloads.device import autocast
-from workloads.gradient_sums import GradientSums
-from workloads.layers.memory_table import MemoryTable
-from workloads.optim import Optimizer
-from workloads.sharding.mesh import mesh_of
-from workloads.train import accumulate_gradients
+from orchestrator.sweep import registry
+from workloads.distributed import process_group
+from workloads.distributed.mesh import mesh_of
+from workloads.layers.memory.table import MemoryTable
+from workloads.sharding.gradient_allreduce import GradientSums
+from workloads.training.adamw import Optimizer
+from workloads.training.device import autocast
+from workloads.training.generate import greedy
+from workloads.training.train import accumulate_gradients
 
 # How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
 WAYS = {
@@ -42,7 +42,7 @@ WAYS = {
 }
 
 
-def dense(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def dense(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare a model with tables, trained in every way."""
     for tables, ways in WAYS[world.size].items():
         for how in ways:
@@ -53,10 +53,12 @@ def dense(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]
         yield from in_bf16(world, here, "memory_plus")
 
 
-def dense_architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def dense_architectures(
+    world: process_group.World, here: torch.device
+) -> Iterator[tuple[str, float]]:
     """Compare every architecture."""
-    for name in catalog.architectures():
-        module = catalog.architecture(name)
+    for name in registry.architectures():
+        module = registry.architecture(name)
         config = module.Config(**module.PRESETS["d8"])
         if name == "moe":
             # What it adds to the loss is measured per sequence, hence the same however sequences are shared out.
@@ -70,7 +72,7 @@ def dense_architectures(world: ranks.World, here: torch.device) -> Iterator[tupl
 
 
 def compared(
-    world: ranks.World,
+    world: process_group.World,
     here: torch.device,
     name: str,
     tables: str,
@@ -97,7 +99,7 @@ def compared(
     yield f"{label}/decoded_alike", float(world.agree(decoded) != decoded)
 
 
-def held_again(model: nn.Module, world: ranks.World) -> float:
+def held_again(model: nn.Module, world: process_group.World) -> float:
     """Return how many numbers all ranks hold beyond one of each, of what is not a table."""
     tables = {m.weight for m in model.modules() if isinstance(m, MemoryTable)}
     dense = [p for p in model.parameters() if p not in tables]
@@ -105,7 +107,9 @@ def held_again(model: nn.Module, world: ranks.World) -> float:
     return float(sum(world.all(held)) - sum(p.numel() for p in dense))
 
 
-def in_bf16(world: ranks.World, here: torch.device, name: str) -> Iterator[tuple[str, float]]:
+def in_bf16(
+    world: process_group.World, here: torch.device, name: str
+) -> Iterator[tuple[str, float]]:
     """Count the gradients in which two ranks that shard differ in a bit from two that do not: each is a sum of two."""
     config = together.MODELS[name]
     replicated, sharded = (
@@ -123,7 +127,7 @@ def in_bf16(world: ranks.World, here: torch.device, name: str) -> Iterator[tuple
 
 
 def stepped(
-    config: Any, world: ranks.World, here: torch.device, dense: str, n_steps: int = 1
+    config: Any, world: process_group.World, here: torch.device, dense: str, n_steps: int = 1
 ) -> nn.Module:
     """Return a model of fp32 parameters after some steps in bf16, of the last one but the update."""
     mesh, train = mesh_of(world, memory=1), together.TRAIN
@@ -148,9 +152,9 @@ def stepped(
     return model
 
 
-def memory(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def memory(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare the most memory that a GPU holds over two steps of a model of a hundred million parameters."""
-    module = catalog.architecture("dense")
+    module = registry.architecture("dense")
     config = module.Config(**module.PRESETS["134m"])
     peaks = []
     for dense in ("replicated", "sharded"):

@@ -22,24 +22,24 @@ import torch._dynamo  # by optimizers at their first step, which takes each rank
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orchestrator import catalog
-from workloads import ranks
+from orchestrator.sweep import registry
 from workloads.architectures import engram, memory_plus, peer
-from workloads.device import pick
-from workloads.gradient_sums import GradientSums
-from workloads.kernels.row_dot.op import row_dot
+from workloads.distributed import process_group
+from workloads.distributed.mesh import Mesh, mesh_of
+from workloads.kernels.gathered_dot.op import row_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.deferred_gradient import DeferredGradient, Hits
-from workloads.layers.initialise import initialise
-from workloads.optim import Optimizer
-from workloads.sharding.columns import Columns
-from workloads.sharding.mesh import Mesh, mesh_of
-from workloads.sharding.rows import Rows
-from workloads.sharding.shard import Shard, count_params, shards
-from workloads.sharding.share_out import build
-from workloads.table_optim import RULE_OF
-from workloads.train import _passes, accumulate_gradients, weights
-from workloads.train_config import TrainConfig
+from workloads.layers.memory.sparse_gradient import DeferredGradient, Hits
+from workloads.layers.modules.init import initialise
+from workloads.sharding.column_parallel import Columns
+from workloads.sharding.gradient_allreduce import GradientSums
+from workloads.sharding.materialise import build
+from workloads.sharding.row_parallel import Rows
+from workloads.sharding.table_shard import Shard, count_params, shards
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.device import pick
+from workloads.training.table_optimizer import RULE_OF
+from workloads.training.train import _passes, accumulate_gradients, weights
 
 Found = dict[str, float]
 LAYOUTS = {"columns": Columns, "rows": Rows}
@@ -211,7 +211,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
     mesh.pieces = 1
 
 
-def compiled(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def compiled(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare reads in one graph, of batches that change and that the ranks never have as large as each other."""
     mesh = mesh_of(world, memory=world.size)
     n_rows, width, bag_size = 23, 10, 4
@@ -403,7 +403,7 @@ def ten_steps(
     yield f"{name}/ten_steps", furthest(model, weights(model), alone.trained)
 
 
-def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def some(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every read, and what there is time for of training."""
     mesh = mesh_of(world, memory=world.size)
     if world.size > 1:  # alone, nothing is shared out
@@ -415,7 +415,7 @@ def some(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
         yield from models(mesh_of(world, memory=2), here, TWO_BY_TWO)
 
 
-def training(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def training(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every model in every way of training, on every mesh."""
     for memory in range(2, world.size + 1):
         if world.size % memory == 0:
@@ -423,11 +423,11 @@ def training(world: ranks.World, here: torch.device) -> Iterator[tuple[str, floa
             yield from models(mesh_of(world, memory=memory), here, trained)
 
 
-def architectures(world: ranks.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def architectures(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every architecture that has tables."""
     mesh = mesh_of(world, memory=world.size)
-    for name in catalog.architectures():
-        module = catalog.architecture(name)
+    for name in registry.architectures():
+        module = registry.architecture(name)
         config = module.Config(**module.PRESETS["d8"])
         if config.param_count(VOCAB).memory_values:
             MODELS[name] = config
@@ -520,7 +520,7 @@ def alone_or_together(group: str, size: int, device: str, rank: int, folder: Pat
     else:
         torch.use_deterministic_algorithms(True)
     found: Found = {}
-    with ranks.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world:
+    with process_group.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world:
         for name, error in CHECKS[group](world, here):
             found[name] = max(found.get(name, 0.0), error)
     return found

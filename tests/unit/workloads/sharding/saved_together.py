@@ -30,11 +30,12 @@ from ranks_together import forked
 from test_saved import LAYOUTS, NAMES, SHAPES, seen_by, state_of
 from torch import Tensor, nn
 
-from workloads import checkpoint, ranks
-from workloads.ranks import World
-from workloads.sharding.own_part import StandIns
-from workloads.sharding.saved import apart, parts, together
-from workloads.train import put_weights, weights
+from workloads.checkpoint import checkpoint
+from workloads.checkpoint.state_split import apart, parts, together
+from workloads.distributed import process_group
+from workloads.distributed.local_part import StandIns
+from workloads.distributed.process_group import World
+from workloads.training.train import put_weights, weights
 
 N_ROWS, WIDTH = 100, 500
 """Of the table in saves that fail: larger than what a file keeps back before it writes."""
@@ -95,7 +96,9 @@ def save(folder: Path, step: int, world: World, *, last: bool = False) -> None:
 
 
 def joined(rank: int, size: int, meeting: Path) -> contextlib.AbstractContextManager[World]:
-    return ranks.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=meeting / "meet")
+    return process_group.join(
+        rank=rank, size=size, device=torch.device("cpu"), rendezvous=meeting / "meet"
+    )
 
 
 def two(folder: Path, spoil: dict[int, Callable[[], Any]], *, last: bool = False) -> list[Any]:
@@ -403,7 +406,7 @@ if __name__ == "__main__":
     # Once, and known to all that are forked.
     import_module("torch.distributed.fsdp")
     # The tables are small, and larger ones are cut.
-    with mock.patch.object(import_module("workloads.dcp"), "BLOCK_BYTES", 150):
+    with mock.patch.object(import_module("workloads.checkpoint.sharded"), "BLOCK_BYTES", 150):
         forked(4, partial(write_whole, folder / "whole"))
     before = folder / "steps"
     found["failures"] = failures(folder / "failures", before)

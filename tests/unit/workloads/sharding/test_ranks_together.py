@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.table_optim import RULE_OF
+from workloads.training.table_optimizer import RULE_OF
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("ranks_together.py")

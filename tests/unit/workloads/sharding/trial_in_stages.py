@@ -17,8 +17,8 @@ from typing import Any
 
 from ranks_together import forked
 
-from workloads.ports import Interrupted
-from workloads.train import Job, run
+from workloads.training.reporter import Interrupted
+from workloads.training.train import Job, run
 
 STEPS = 8
 DATA = {
@@ -100,7 +100,7 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
 if __name__ == "__main__":
     out, name = sys.argv[1:]
     # Once, and known to all that are forked.
-    import_module("workloads.dcp")
+    import_module("workloads.checkpoint.sharded")
     folder, found = Path(name), []
     stages = json.load(sys.stdin)
     if any(asked.get("dense") == "sharded" for asked in stages):

@@ -1,0 +1,1 @@
+"""Fits of laws: optimisers, intervals, model selection."""

@@ -1,0 +1,72 @@
+"""Runs made up from a law with known coefficients: what fits are tested and demonstrated on."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.fitting.law import Law
+
+Array = NDArray[np.float64]
+
+RANGES: Mapping[str, tuple[float, float]] = {
+    "params": (2e7, 1e10),
+    "tokens": (5e8, 3e11),
+    "n_active": (2e7, 5e9),
+    "n_memory": (1e7, 3e10),
+    "experts": (1, 512),
+    "granularity": (1, 32),
+    "sparsity": (0, 0.98),
+    "x": (1e17, 1e22),
+    "data_bits": (1e6, 6e7),
+    "power.x": (1e5, 1e9),
+    "capacity.params": (1e5, 3e8),
+}
+"""Of each input, log-uniform (sparsity: of 1 - S); `law.input` where a law needs another."""
+
+SHARE_WITHOUT = 0.3
+"""Of runs whose input may be zero and is."""
+
+
+def make_inputs(law: Law, n_runs: int, *, seed: int = 0) -> dict[str, Array]:
+    """Return `n_runs` rows of the law's inputs, spread evenly over their ranges (Latin hypercube)."""
+    generator = np.random.default_rng(seed)
+    inputs: dict[str, Array] = {}
+    for name in law.inputs:
+        low, high = RANGES.get(f"{law.name}.{name}", RANGES[name])
+        place = (generator.permutation(n_runs) + generator.random(n_runs)) / n_runs
+        if name == "sparsity":
+            inputs[name] = 1 - (1 - high) ** place
+        elif name == "experts":
+            inputs[name] = 2.0 ** np.round(np.log2(low) + place * np.log2(high / low))
+        else:
+            inputs[name] = low * (high / low) ** place
+        if name in law.may_be_zero:
+            inputs[name][generator.random(n_runs) < SHARE_WITHOUT] = 0.0
+    return inputs
+
+
+def make_runs(
+    law: Law,
+    n_runs: int,
+    *,
+    noise: float,
+    seed: int = 0,
+    parameters: Mapping[str, float] | None = None,
+    inputs_seed: int = 0,
+) -> dict[str, Array]:
+    """Return inputs and `loss` of synthetic runs.
+
+    Args:
+        law: Which.
+        n_runs: Rows.
+        noise: Standard deviation of the errors of ln(loss).
+        seed: Of the errors.
+        parameters: Coefficients; the law's example if None.
+        inputs_seed: Of the inputs.
+    """
+    inputs = make_inputs(law, n_runs, seed=inputs_seed)
+    chosen = parameters or law.example
+    truth = np.asarray([chosen[name] for name in law.parameter_names])
+    errors = noise * np.random.default_rng(seed).standard_normal(n_runs)
+    return inputs | {"loss": law.evaluate(inputs, truth) * np.exp(errors)}

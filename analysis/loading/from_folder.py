@@ -1,0 +1,170 @@
+"""Read trials from a runs folder, the state of record (layout: orchestrator/records/trial_dir.py)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.loading.histories import HistoryPoint
+from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir
+from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+
+
+def read_folder(path: Path, sweep: str | None) -> Reading:
+    """Return the finished trials under a runs folder (or the folder of one sweep), and why others are not.
+
+    Raises:
+        StoreError: If there is no sweep, or not the one asked for.
+    """
+    sweeps = _sweeps(path, sweep)
+    reading = Reading(
+        question=_question(sweeps[0].path / "sweep.yaml") if len(sweeps) == 1 else None
+    )
+    for folder in sweeps:
+        for trial in _trials(folder, reading.left_out):
+            try:
+                _read_trial(trial, folder.name, reading)
+            except (StoreError, TypeError, ValueError) as error:
+                named = {"trial_id": trial.trial_id, "sweep": folder.name}
+                reading.left_out.append(
+                    exclusion(named, state="unreadable", reason=f"unreadable: {error}")
+                )
+    return reading
+
+
+def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
+    spec, state = trial.spec(), trial.state()
+    if state is not TrialState.DONE:
+        named = {
+            "trial_id": spec.trial_id,
+            "sweep": sweep,
+            "architecture": spec.architecture,
+            "seed": spec.seed,
+            **spec.accounting,
+        }
+        reading.left_out.append(
+            exclusion(named, state=state.value, reason=_why_not_done(trial, state))
+        )
+        return
+    result = trial.result() or {}
+    last = {name: steps[max(steps)][1] for name, steps in trial.metrics().items()}
+    row = plain_row(
+        trial_id=spec.trial_id,
+        sweep=sweep,
+        architecture=spec.architecture,
+        preset=spec.preset,
+        seed=spec.seed,
+        settings=_settings(spec),
+        accounting=spec.accounting,
+        metrics={**last, **result.get("metrics", {})},
+        not_causal=spec.not_causal,
+    )
+    attempts = trial.attempts()
+    environment = attempts[-1].environment() if attempts else None
+    reading.rows.append(row)
+    reading.environments.append(environment or {})
+
+
+def folder_histories(
+    path: Path, trials: Iterable[tuple[str, str]], metrics: Sequence[str]
+) -> Iterator[HistoryPoint]:
+    """Yield what the trials measured, each step once: a repeated step with the value of the weights that were kept.
+
+    Args:
+        path: A runs folder, or the folder of one sweep.
+        trials: Sweep and trial id.
+        metrics: How the names begin.
+
+    Raises:
+        StoreError: If a journal cannot be read.
+    """
+    one = (path / "trials").is_dir()
+    for sweep, trial_id in trials:
+        folder = SweepDir(path) if one else sweep_dir(path, sweep)
+        for metric, steps in folder.trial(trial_id).metrics().items():
+            if metric.startswith(tuple(metrics)):
+                for step in sorted(steps):
+                    yield HistoryPoint(sweep, trial_id, metric, step, metric_value(steps[step][1]))
+
+
+def _settings(spec: TrialSpec) -> Mapping[str, Any]:
+    sections = {"model": spec.model, "train": spec.train, "data": spec.data}
+    return {
+        f"{name}.{key}": value for name, fields in sections.items() for key, value in fields.items()
+    }
+
+
+def _sweeps(path: Path, sweep: str | None) -> list[SweepDir]:
+    if (path / "trials").is_dir():
+        if sweep not in {None, path.name}:
+            raise StoreError(
+                f"{path}: is the folder of sweep {path.name}, not of {sweep}; give the folder above it"
+            )
+        return [SweepDir(path)]
+    there = sorted(child.name for child in path.iterdir() if (child / "trials").is_dir())
+    if not there:
+        raise StoreError(
+            f"{path}: no sweep in this folder; submit one, or give the folder that --runs named"
+        )
+    if sweep is None:
+        return [SweepDir(path / name) for name in there]
+    if sweep not in there:
+        raise StoreError(f"{path}: no sweep {sweep!r} here; there are {', '.join(there)}")
+    return [sweep_dir(path, sweep)]
+
+
+def _trials(folder: SweepDir, out: list[dict[str, Any]]) -> Iterator[TrialDir]:
+    known = {trial.trial_id for trial in folder.trials()}
+    for child in sorted((folder.path / "trials").iterdir()):
+        if child.name in known:
+            yield TrialDir(child)
+        elif child.is_dir() and not child.name.startswith("."):
+            named = {"trial_id": child.name, "sweep": folder.name}
+            out.append(
+                exclusion(
+                    named,
+                    state="unreadable",
+                    reason="unreadable: the folder has no spec.json; submit the sweep again",
+                )
+            )
+
+
+def _why_not_done(trial: TrialDir, state: TrialState) -> str:
+    attempts = trial.attempts()
+    end = (attempts[-1].end() if attempts else None) or {}
+    reason = str(end.get("reason", "no reason recorded"))
+    if state is TrialState.RUNNING:
+        beat = trial.heartbeat() or {}
+        where = (
+            f"step {beat['step']} of {beat['steps']}"
+            if {"step", "steps"} <= set(beat)
+            else "its first steps"
+        )
+        return f"not finished: attempt {attempts[-1].number} had reached {where}"
+    if state is TrialState.CANCELLED:
+        return "cancelled"
+    if state is TrialState.FAILED:
+        kind = "diverged" if end.get("outcome") == Outcome.DIVERGED else "failed"
+        return f"{kind} in attempt {attempts[-1].number}: {reason}"
+    if attempts:
+        return f"not finished: waits for another attempt after attempt {attempts[-1].number} ended ({reason})"
+    return "not started"
+
+
+def _question(path: Path) -> str | None:
+    """Return what the sweep file's opening comment says after `Question:`, with its continuation lines."""
+    if not path.is_file():
+        return None
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        words = line.lstrip("# ").rstrip()
+        if words.lower().startswith("question:"):
+            lines = [words[len("question:") :].strip()]
+        elif lines and (":" in words.split(" ")[0] or not words):
+            break
+        elif lines:
+            lines.append(words)
+    return " ".join(lines) or None

@@ -1,0 +1,1 @@
+"""Figures of sweeps, fits, architectures and usage."""

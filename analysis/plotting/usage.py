@@ -1,0 +1,363 @@
+"""The figure of how memories and experts are used over training: a row per series, a column per statistic.
+
+Rows and not overlaid curves, because a dozen series with a line per layer each would hide one another; the columns
+share their scales, so that rows compare.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from analysis.loading.load import Runs
+from analysis.loading.usage import UsageCurve, UsageCurves, by_parts, usage_curves
+from analysis.plotting.style import SeriesStyle
+from analysis.plotting.sweep import STYLE, rounded, sweep_styles, ticks
+from analysis.report.tables import count
+from analysis.scaling.equal_compute import ConfigurationSummary
+from analysis.scaling.sweep_summary import SweepFits
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """One column: for each kind the statistics that can fill it, the first that was reported."""
+
+    titles: Mapping[tuple[str, ...], str]
+    """By the kinds in the figure."""
+    stats: Mapping[str, tuple[str, ...]]
+    exponential: bool = False
+    """Whether experts' values are entropies, drawn as the number of even choices: exp of them."""
+    logarithmic: bool = False
+    only_above: float = -math.inf
+    """The column is left out if no value is larger."""
+
+
+_MEMORY, _MOE, _BOTH = ("memory",), ("moe",), ("memory", "moe")
+_PANELS = (
+    _Panel(
+        titles={
+            _MEMORY: "Rows read so far (share)",
+            _MOE: "Experts used (share)",
+            _BOTH: "Rows read so far,\nexperts used (share)",
+        },
+        stats={"memory": ("usage_ever", "usage"), "moe": ("usage_ever", "usage")},
+    ),
+    _Panel(
+        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "KL to uniform (nats)"),
+        stats={"memory": ("kl",), "moe": ("kl",)},
+    ),
+    _Panel(
+        titles={
+            _MEMORY: "Effective rows per token",
+            _MOE: "Effective experts per token\n(exp of the router's entropy)",
+            _BOTH: "Effective rows per token,\nexp of router entropy",
+        },
+        stats={"memory": ("effective_rows",), "moe": ("router_entropy",)},
+        exponential=True,
+        logarithmic=True,
+    ),
+    _Panel(
+        titles={
+            _MEMORY: "Most read row over mean",
+            _MOE: "Largest load over mean",
+            _BOTH: "Largest load over mean",
+        },
+        stats={"memory": ("max_over_mean",), "moe": ("max_over_mean",)},
+        logarithmic=True,
+    ),
+    _Panel(
+        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "Output over residual (std)"),
+        stats={"memory": ("output_ratio",), "moe": ("output_ratio",)},
+        logarithmic=True,
+    ),
+    _Panel(
+        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "Dropped tokens (share)"),
+        stats={"memory": (), "moe": ("dropped_share",)},
+        only_above=0.0,
+    ),
+)
+
+_FEW_REPORTS = 8
+_GREY = "#8A8A8A"
+_WIDE_RANGE = 8.0
+"""Largest over smallest value from which a logarithmic scale shows more."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cell:
+    """What one panel of a row shows."""
+
+    stat: str
+    mean: UsageCurve
+    layers: Sequence[UsageCurve]
+    """From the first layer to the last."""
+    smaller: Sequence[UsageCurve]
+    """Means of the series' smaller configurations."""
+
+    def curves(self) -> list[UsageCurve]:
+        return [self.mean, *self.layers, *self.smaller]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Row:
+    """One series and kind."""
+
+    series: str
+    kind: str
+    notes: Sequence[str]
+    """Below its name."""
+    cells: Sequence[_Cell | None]
+    """One per panel of `_PANELS`."""
+
+
+def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure | None:
+    """Return the figure of a sweep's memories and experts over training, None if none reported its use.
+
+    Args:
+        runs: Of `analysis.load`.
+        fits: Of `analysis.fit_sweep`; names the series.
+        histories: Of `analysis.histories(runs)`.
+    """
+    reports = by_parts(histories)
+    x = "tokens" if len(reports) and reports["tokens"].notna().all() else "step"
+    rows = _rows(fits, usage_curves(reports, x=x))
+    kept = [
+        (i, panel)
+        for i, panel in enumerate(_PANELS)
+        if any(_highest(row.cells[i]) > panel.only_above for row in rows)
+    ]
+    if not kept:
+        return None
+    kinds = tuple(sorted({row.kind for row in rows}))
+    styles = sweep_styles(runs, fits)
+    with matplotlib.rc_context(STYLE):
+        figure, grid = _grid(len(rows), len(kept))
+        for axes, row in zip(grid, rows, strict=True):
+            style = styles[row.series]
+            for axis, (i, _) in zip(axes, kept, strict=True):
+                _draw(axis, row.cells[i], style)
+            _name(axes[0], row, style, both=len(kinds) > 1)
+        for column, (i, panel) in enumerate(kept):
+            grid[0, column].set_title(panel.titles[kinds], fontsize=9)
+            _scale_y(grid[0, column], panel, [row.cells[i] for row in rows])
+        _scale_x(grid[0, 0], rows)
+        for axis in grid[-1]:
+            axis.set_xlabel("Training tokens" if x == "tokens" else "Step", fontsize=9)
+        figure.supxlabel(
+            _caption(rows), y=0.08 / figure.get_figheight(), fontsize=8, color="#555555"
+        )
+    return figure
+
+
+def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
+    """Return a figure with panels at fixed places: laying out sixty of them by their contents takes seconds."""
+    height = {1: 2.4, 2: 1.7}.get(n_rows, 1.15)
+    left, wide, column_gap, right = 1.95, 1.95, 0.5, 0.15
+    bottom, row_gap, top = 0.8, 0.2, 0.5
+    size = (
+        left + n_columns * wide + (n_columns - 1) * column_gap + right,
+        bottom + n_rows * height + (n_rows - 1) * row_gap + top,
+    )
+    figure = Figure(figsize=size)
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(
+        n_rows,
+        n_columns,
+        squeeze=False,
+        sharex=True,
+        sharey="col",
+        gridspec_kw={
+            "left": left / size[0],
+            "right": 1 - right / size[0],
+            "bottom": bottom / size[1],
+            "top": 1 - top / size[1],
+            "wspace": column_gap / wide,
+            "hspace": row_gap / height,
+        },
+    )
+    return figure, grid
+
+
+def _rows(fits: SweepFits, curves: Mapping[tuple[str, str, str], UsageCurves]) -> list[_Row]:
+    reporting = {(configuration, kind) for configuration, kind, _ in curves}
+    rows = []
+    for series in dict.fromkeys(s.series for s in fits.summaries):
+        sizes = sorted(
+            (s for s in fits.summaries if s.series == series), key=lambda s: s.total_params
+        )
+        for kind in ("memory", "moe"):
+            reported = [s for s in sizes if (s.configuration, kind) in reporting]
+            if not reported:
+                continue
+            *smaller, largest = reported
+            others = [s.configuration for s in smaller]
+            cells = [_cell(curves, panel, kind, largest.configuration, others) for panel in _PANELS]
+            notes = _notes(largest, n_sizes=1 + len(others), share=cells[0], kind=kind)
+            rows.append(_Row(series=series, kind=kind, notes=notes, cells=cells))
+    return [row for row in rows if any(row.cells)]
+
+
+def _notes(
+    largest: ConfigurationSummary, *, n_sizes: int, share: _Cell | None, kind: str
+) -> list[str]:
+    size = largest.preset or f"{count(largest.total_params)} params"
+    notes = [f"{size}, largest of {n_sizes}" if n_sizes > 1 else size]
+    if len(largest.seeds) > 1:
+        notes.append(f"{len(largest.seeds)} seeds")
+    if kind == "memory" and share is not None and share.stat == "usage":
+        notes.append("rows: since last report")
+    return notes
+
+
+def _cell(
+    curves: Mapping[tuple[str, str, str], UsageCurves],
+    panel: _Panel,
+    kind: str,
+    largest: str,
+    smaller: Sequence[str],
+) -> _Cell | None:
+    def shown(curve: UsageCurve) -> UsageCurve:
+        return curve._replace(y=np.exp(curve.y)) if panel.exponential and kind == "moe" else curve
+
+    for stat in panel.stats.get(kind, ()):
+        if (largest, kind, stat) in curves:
+            found = curves[largest, kind, stat]
+            others = [curves[key] for name in smaller if (key := (name, kind, stat)) in curves]
+            return _Cell(
+                stat=stat,
+                mean=shown(found.mean),
+                # A single layer is its own mean.
+                layers=[shown(c) for c in found.layers.values()] if len(found.layers) > 1 else [],
+                smaller=[shown(other.mean) for other in others],
+            )
+    return None
+
+
+def _highest(cell: _Cell | None) -> float:
+    return -math.inf if cell is None else max(float(curve.y.max()) for curve in cell.curves())
+
+
+def _draw(axis: Axes, cell: _Cell | None, style: SeriesStyle) -> None:
+    axis.tick_params(labelsize=8)
+    if cell is None:
+        axis.text(
+            0.5,
+            0.5,
+            "not reported",
+            transform=axis.transAxes,
+            ha="center",
+            va="center",
+            fontsize=8,
+            color=_GREY,
+        )
+        return
+    axis.grid(visible=True, color="#E5E5E5", linewidth=0.8)
+    axis.set_axisbelow(True)
+    # Few reports are shown as such; the line between them is for the eye.
+    marker = "o" if len(cell.mean.x) <= _FEW_REPORTS else None
+    for curve in cell.smaller:
+        axis.plot(curve.x, curve.y, color=_GREY, linewidth=1.0, linestyle=(0, (4.0, 2.0)), zorder=2)
+    for i, curve in enumerate(cell.layers):
+        depth = i / (len(cell.layers) - 1)
+        axis.plot(
+            curve.x, curve.y, color=_tint(style.colour, 0.7 - 0.5 * depth), linewidth=0.9, zorder=3
+        )
+    axis.plot(
+        cell.mean.x,
+        cell.mean.y,
+        color=style.colour,
+        linewidth=2.4,
+        marker=marker,
+        markersize=4,
+        zorder=4,
+    )
+
+
+def _tint(colour: str, white: float) -> str:
+    red, green, blue = ((1 - white) * part + white for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def _name(axis: Axes, row: _Row, style: SeriesStyle, *, both: bool) -> None:
+    """Write what the row shows to the left of its first panel."""
+    kind = [{"memory": "memory", "moe": "experts"}[row.kind]] if both else []
+    texts = [
+        ("\n".join(_wrapped(row.series)), 10, "bold", style.colour, "bottom", 1),
+        ("\n".join([*kind, *row.notes]), 8, "normal", "#555555", "top", -1),
+    ]
+    for text, size, weight, colour, vertical, shift in texts:
+        axis.annotate(
+            text,
+            xy=(0, 0.5),
+            xycoords="axes fraction",
+            xytext=(-36, shift),
+            textcoords="offset points",
+            ha="right",
+            va=vertical,
+            fontsize=size,
+            fontweight=weight,
+            color=colour,
+        )
+
+
+def _wrapped(name: str) -> list[str]:
+    """Return a name in lines of about fifteen characters, broken after `_`, spaces and commas."""
+    lines = [""]
+    for part in re.findall(r"[^_ ,]*[_ ,]*", name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > 15:
+            lines.append("")
+        lines[-1] += part
+    return [line.rstrip() for line in lines]
+
+
+def _scale_y(axis: Axes, panel: _Panel, cells: Sequence[_Cell | None]) -> None:
+    """Set the scale of a column: logarithmic where values span much, else from zero."""
+    values = np.concatenate(
+        [curve.y for cell in cells if cell is not None for curve in cell.curves()]
+    )
+    low, high = float(values.min()), float(values.max())
+    if panel.logarithmic and low > 0 and high / low > _WIDE_RANGE:
+        axis.set_yscale("log")
+        bottom, top = low / (high / low) ** 0.06, high * (high / low) ** 0.06
+        axis.set_ylim(bottom, top)
+        axis.yaxis.set_major_locator(FixedLocator(ticks(bottom, top, most=5)))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        return
+    top = high * 1.06 if high > 0 else 1.0
+    axis.set_ylim(min(0.0, low * 1.06), top)
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _scale_x(axis: Axes, rows: Sequence[_Row]) -> None:
+    ends = [
+        float(curve.x.max())
+        for row in rows
+        for cell in row.cells
+        if cell is not None
+        for curve in cell.curves()
+    ]
+    axis.set_xlim(0, 1.03 * max(ends) or 1.0)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 5, 10]))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rounded(value)))
+
+
+def _caption(rows: Sequence[_Row]) -> str:
+    cells = [cell for row in rows for cell in row.cells if cell is not None]
+    parts = ["thick: mean over layers and seeds"]
+    if any(cell.layers for cell in cells):
+        parts.append("thin: each layer, the deeper the darker")
+    if any(cell.smaller for cell in cells):
+        parts.append("dashed grey: mean of the smaller configurations")
+    return " · ".join(parts)

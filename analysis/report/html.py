@@ -1,0 +1,238 @@
+"""One self-contained HTML page about a sweep: nothing is fetched when it is opened."""
+
+import base64
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from matplotlib.figure import Figure
+
+from analysis.fitting.curve import CurveFit
+from analysis.fitting.result import FitResult
+from analysis.loading.load import Runs, histories
+from analysis.loading.usage import usage_columns
+from analysis.plotting.fits import curves_figure, draw
+from analysis.plotting.sweep import X_LABELS, Y_LABELS, image, save, sweep_figure
+from analysis.plotting.usage import usage_figure
+from analysis.report.architectures import ArchitecturesCompared, compare_architectures
+from analysis.report.tables import (
+    comparison,
+    configurations,
+    curves,
+    doubts,
+    excluded,
+    health,
+    law_health,
+    laws_table,
+    missing,
+    parameter_groups,
+    trials,
+    usage,
+)
+from analysis.scaling.sweep_summary import SweepFits
+
+FIGURE_STEM = "accuracy"
+USAGE_STEM = "usage"
+FITS_STEM = "fits"
+LAW_STEM = "law"
+ARCHITECTURE_STEMS = ("multipliers", "effective_size", "frontier_flops", "frontier_seconds", "next_runs")  # fmt: skip
+PAGE = "report.html"
+
+
+def write_report(
+    runs: Runs,
+    fits: SweepFits,
+    out: str | os.PathLike[str],
+    *,
+    laws: Mapping[str, Any] | None = None,
+    trials: Sequence[Any] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Write `report.html`, and its figures beside it as `.svg` (the first and that of use also `.png`); return the page.
+
+    The figures are `accuracy`; `fits_loss` and so on, every curve with its residuals and extrapolation; `usage` where an
+    architecture reported how its memories or experts are used; `multipliers`, `effective_size`, `frontier_flops` and
+    `next_runs` where the runs allow them; and `law_1` and so on for `laws`.
+
+    Args:
+        runs: Of `analysis.load`.
+        fits: Of `analysis.fit_sweep`.
+        out: Folder to write into; made if missing.
+        laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
+        trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), to choose the next runs from; their further seeds count.
+        say: Called with a line of progress before each long part.
+
+    Raises:
+        StoreError: If the source of the runs is no longer there.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = None
+    say("figures of the curves")
+    if len(runs.table):
+        try:
+            figure = sweep_figure(runs, fits)
+        except ValueError:
+            figure = None  # the page says so and still shows what was excluded and why
+        if figure is not None:
+            vector, _ = save(figure, folder / FIGURE_STEM)
+            picture = _data_uri(vector)
+    page = folder / PAGE
+    usage_picture = _draw_usage(runs, fits, folder / USAGE_STEM)
+    further = dict(laws or {})
+    pictures = {
+        title: _draw_law(fit, folder / f"{LAW_STEM}_{i}")
+        for i, (title, fit) in enumerate(further.items(), 1)
+    }
+    compared = compare_architectures(runs, fits, trials=trials, say=say)
+    sections = (compared.multipliers, compared.frontier, compared.next_runs)
+    drawn = {
+        stem: _drawn(figure, folder / stem)
+        for section in sections
+        for stem, figure in section.figures.items()
+    }
+    for stem in set(ARCHITECTURE_STEMS) - set(drawn):
+        (folder / f"{stem}.svg").unlink(missing_ok=True)  # of an earlier report
+    page.write_text(
+        render(
+            runs, fits, picture, usage_picture=usage_picture,
+            fits_pictures=_draw_fits(fits, folder), laws=further, law_pictures=pictures,
+            compared=compared, compared_pictures=drawn,
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    return page
+
+
+def _draw_fits(fits: SweepFits, folder: Path) -> list[str]:
+    """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
+    pictures = []
+    for outcome in dict.fromkeys(c.question.outcome for c in fits.curves):
+        columns: dict[str, dict[str, CurveFit]] = {}
+        labels = {}
+        for curve in fits.curves:
+            q = curve.question
+            if q.outcome == outcome:
+                title = f"{q.law} against {q.x}".replace("_", " ")
+                columns.setdefault(title, {})[curve.series] = curve.fit
+                labels[title] = X_LABELS.get(q.x, q.x)
+        shown = {t: c for t, c in columns.items() if any(fit.usable for fit in c.values())}
+        if shown:
+            label = Y_LABELS.get(outcome, outcome).split(" (")[0]
+            figure = curves_figure(shown, x=labels, outcome=dict.fromkeys(shown, label))
+            pictures.append(_drawn(figure, folder / f"{FITS_STEM}_{outcome}"))
+    return pictures
+
+
+def _draw_law(fit: Any, stem: Path) -> str | None:
+    try:
+        figure = draw(fit)
+    except ValueError:
+        return None  # the table says why it has no numbers
+    return _drawn(figure, stem)
+
+
+def _drawn(figure: Figure, stem: Path) -> str:
+    # Lines only, and a picture of a dozen panels takes seconds: no .png beside it.
+    path = stem.with_suffix(".svg")
+    path.write_bytes(image(figure, "svg"))
+    return _data_uri(path)
+
+
+def _draw_usage(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
+    if not usage_columns(runs.table.columns):
+        return None  # histories are many files or requests
+    figure = usage_figure(runs, fits, histories(runs))
+    if figure is None:
+        return None
+    # Of a dozen layers over a long training the lines take more space than their picture.
+    return _data_uri(min(save(figure, stem), key=lambda path: path.stat().st_size))
+
+
+def _data_uri(path: Path) -> str:
+    kind = {".svg": "svg+xml", ".png": "png"}[path.suffix]
+    return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
+
+
+def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
+    """Return the figures that `write_report` left in `out`."""
+    folder = Path(out)
+    names = [f"{stem}.{kind}" for stem in (FIGURE_STEM, USAGE_STEM) for kind in ("png", "svg")]
+    names += [f"{stem}.svg" for stem in ARCHITECTURE_STEMS]
+    further = [p for stem in (FITS_STEM, LAW_STEM) for p in sorted(folder.glob(f"{stem}_*.svg"))]
+    return [path for path in (folder / name for name in names) if path.exists()] + further
+
+
+def render(
+    runs: Runs,
+    fits: SweepFits,
+    picture: str | None,
+    *,
+    usage_picture: str | None = None,
+    fits_pictures: Sequence[str] = (),
+    laws: Mapping[str, Any] | None = None,
+    law_pictures: Mapping[str, str | None] | None = None,
+    compared: ArchitecturesCompared | None = None,
+    compared_pictures: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page's HTML; the pictures are data URIs."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sweep = runs.sweep or ", ".join(sorted(set(runs.table["sweep"].astype(str)))) or "no sweep"
+    return environment.get_template("report.html.j2").render(
+        sweep=sweep,
+        question=runs.question,
+        source=runs.source,
+        n_trials=len(runs.table),
+        n_excluded=len(runs.excluded),
+        n_configurations=len(fits.summaries),
+        picture=picture,
+        usage_picture=usage_picture,
+        fits_pictures=fits_pictures,
+        laws=laws_table(laws or {}),
+        law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, FitResult)}),
+        law_pictures=law_pictures or {},
+        compared=compared,
+        compared_pictures=compared_pictures or {},
+        usage=usage(runs, fits),
+        configurations=configurations(fits),
+        parameter_groups=parameter_groups(fits),
+        curves=curves(fits),
+        comparison=comparison(fits),
+        trials=trials(runs),
+        health=health(fits),
+        excluded=excluded(runs),
+        doubts=doubts(runs, fits),
+        missing=missing(runs, fits),
+        hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
+        environment=runs.environment,
+        fits=fits,
+        commands=_commands(runs, sweep),
+    )
+
+
+def _commands(runs: Runs, sweep: str) -> list[str]:
+    if runs.call is not None:
+        return [
+            "import analysis",
+            f"runs = {runs.call}",
+            "analysis.write_report(runs, analysis.fit_sweep(runs), 'report')",
+        ]
+    if "://" in runs.source:
+        return [f"memscale report {sweep} --tracking-uri {runs.source}"]
+    source = Path(runs.source)
+    if not source.is_dir():
+        return []
+    root = source.parent if (source / "trials").is_dir() else source
+    sheet = root / sweep / "sweep.yaml"
+    return [
+        *([f"memscale submit {sheet}"] if sheet.exists() else []),
+        f"memscale report {sweep} --runs {root}",
+    ]

@@ -1,0 +1,1 @@
+"""Scaling questions: IsoFLOP optima, frontiers, compute multipliers, experimental design."""

@@ -1,0 +1,293 @@
+"""Multipliers between architectures: how much more of something a reference needs for the same loss.
+
+At amount x of a measure (FLOPs, seconds, bytes) the candidate has its best loss L(x). The reference reaches L at x':
+
+    amount multiplier    x'(L) / x                 2 means half the FLOPs, seconds or bytes do
+    size multiplier      N_ref(x') / N_ref(x)      the reference's size at that loss over its size for the same x
+
+Both are functions of x, not constants of an architecture: with a term of the law that only one of them improves, they
+grow or fall with scale (Clark et al. 2022: expert models lose their advantage at some size). So they come as
+curves with bands, each point says whether it rests on runs, and where the reference never gets there, there is no
+number but a sentence.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.scaling.architecture_laws import Curve, Families
+from analysis.scaling.cost_measures import Measure, measure_named
+from analysis.scaling.frontier import Allocation, allocate, band, beyond
+
+Array = NDArray[np.float64]
+
+SEARCHED = 1e3
+"""How far beyond its own runs the reference is followed, in its amount, before a loss counts as out of its reach."""
+
+N_REFERENCE = 192
+"""Amounts at which the reference's best loss is worked out. Between them ln x is interpolated in ln(L - floor), in which a power law is a straight line."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Multipliers:
+    """A candidate against a reference, along amounts of one measure (m,)."""
+
+    candidate: str
+    reference: str
+    measure: Measure
+    outcome: str
+    tokens: Array
+    """(m,) that both are trained on; NaN where each spends its budget as is best for it."""
+    amount: Array
+    """x: what the candidate takes."""
+    loss: Array
+    """Its best loss there."""
+    multiplier: Array
+    """x'(L) / x; NaN where `refusals` has a sentence."""
+    low: Array
+    high: Array
+    """Band; inf where more draws than the band leaves out never get there. NaN without draws."""
+    size: Array
+    """N_ref(x') / N_ref(x)."""
+    size_low: Array
+    size_high: Array
+    share_reached: Array
+    """Of the draws in which the reference reaches the candidate's loss; NaN without draws."""
+    candidate_beyond: Array
+    """Factor by which the candidate's point lies outside its runs; 1 inside."""
+    reference_beyond: Array
+    """The same of the reference's points, at x' and for the size multiplier at x."""
+    refusals: Mapping[int, str]
+    level: float
+
+    @property
+    def extrapolated(self) -> NDArray[np.bool_]:
+        """Where a point of either architecture lies outside its own runs."""
+        return np.fmax(self.candidate_beyond, self.reference_beyond) > 1 + 1e-9
+
+    def sentence(self, i: int) -> str:
+        """Return point i in words."""
+        tokens = "" if np.isnan(self.tokens[i]) else f" and {self.tokens[i]:.3g} tokens"
+        where = f"at {self.amount[i]:.3g} {self.measure.label}{tokens}"
+        if i in self.refusals:
+            return f"{where}: {self.refusals[i]}"
+        text = f"{where} {self.candidate} has {self.outcome} {self.loss[i]:.4g}; {self.reference} needs {self.multiplier[i]:.3g}{self._ends(self.low, self.high, i)} times as much"
+        if np.isfinite(self.size[i]) and not self.measure.name.endswith("params"):
+            text += f", at {self.size[i]:.3g}{self._ends(self.size_low, self.size_high, i)} times the size"  # fmt: skip
+        outside = [
+            f"{factor[i]:.3g} times outside the runs of {name}"
+            for name, factor in ((self.candidate, self.candidate_beyond), (self.reference, self.reference_beyond))
+            if factor[i] > 1 + 1e-9
+        ]  # fmt: skip
+        note = f"extrapolated: {' and '.join(outside)}" if outside else "within the runs of both"
+        return f"{text} ({note})"
+
+    def _ends(self, low: Array, high: Array, i: int) -> str:
+        if np.isnan(low[i]):
+            return ""
+        return f" [{low[i]:.3g}, {'∞' if np.isinf(high[i]) else format(high[i], '.3g')}]"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per point."""
+        return pd.DataFrame(
+            {
+                "candidate": self.candidate,
+                "reference": self.reference,
+                self.measure.name: self.amount,
+                "tokens": self.tokens,
+                "loss": self.loss,
+                "multiplier": self.multiplier,
+                "low": self.low,
+                "high": self.high,
+                "size_multiplier": self.size,
+                "size_low": self.size_low,
+                "size_high": self.size_high,
+                "share_reached": self.share_reached,
+                "extrapolated": self.extrapolated,
+                "sentence": [self.sentence(i) for i in range(len(self.amount))],
+            }
+        )
+
+
+def fit_multipliers(
+    families: Families,
+    candidate: str,
+    *,
+    reference: str = "dense",
+    measure: str = "flops",
+    amounts: ArrayLike | None = None,
+    tokens: ArrayLike | None = None,
+) -> Multipliers:
+    """Return the multipliers of a candidate over a reference.
+
+    Args:
+        families: Of `fit_families`.
+        candidate: Architecture.
+        reference: Architecture that is asked to reach the candidate's loss.
+        measure: What is held equal, of `analysis.scaling.cost_measures.MEASURES`.
+        amounts: x (m,); None takes 40 from the candidate's smallest run to ten times its largest.
+        tokens: That both are trained on, one number or (m,); None lets each spend a training budget as is best for it.
+            Bytes and parameters say nothing of training, so they need it, unless the law has no tokens.
+
+    Raises:
+        ValueError: If an architecture is missing or has no such measure, tokens are missing, or a number is not positive.
+    """
+    held = measure_named(measure)
+    families.priced(held, (candidate, reference))
+    curves = families.curves()
+    span = curves[candidate].domain.amounts[held.name]
+    x = np.geomspace(span[0], 10 * span[1], 40) if amounts is None else np.atleast_1d(np.asarray(amounts, dtype=np.float64))  # fmt: skip
+    D = np.full(len(x), np.nan)
+    if tokens is not None:
+        if not curves[candidate].has_tokens:
+            raise ValueError(f"tokens: the law {curves[candidate].law.name} does not know them; leave tokens out")  # fmt: skip
+        x, D = (v.copy() for v in np.broadcast_arrays(x, np.asarray(tokens, dtype=np.float64)))
+    for name, values in (("amounts", x), ("tokens", D if tokens is not None else np.ones(1))):
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError(f"{name}: must be positive and finite, got {values[~(np.isfinite(values) & (values > 0))][0]}")  # fmt: skip
+    point = _between(curves[candidate], curves[reference], held, x, D)
+    drawn = families.drawn()
+    draws = _between(drawn[candidate], drawn[reference], held, x, D) if families.n_draws else None
+    refused = np.isnan(point.multiplier[0])
+
+    def ends(of: Array | None) -> tuple[Array, Array]:
+        found = band(np.empty((0, len(x))) if of is None else of, families.drawn_level)
+        return np.where(refused, np.nan, found[0]), np.where(refused, np.nan, found[1])
+
+    low, high = ends(None if draws is None else draws.multiplier)
+    size_low, size_high = ends(None if draws is None else draws.size)
+    there, here = point.at_loss, point.reference_at_x
+    return Multipliers(
+        candidate=candidate,
+        reference=reference,
+        measure=held,
+        outcome=families.outcome,
+        tokens=D,
+        amount=x,
+        loss=point.at_x.loss[0],
+        multiplier=point.multiplier[0],
+        low=low,
+        high=high,
+        size=point.size[0],
+        size_low=size_low,
+        size_high=size_high,
+        share_reached=np.full(len(x), np.nan) if draws is None else np.isfinite(draws.multiplier).mean(axis=0),
+        candidate_beyond=beyond(curves[candidate], held, point.at_x),
+        reference_beyond=np.fmax(
+            beyond(curves[reference], held, there), beyond(curves[reference], held, here)
+        ),
+        refusals={
+            int(i): _refusal(candidate, reference, held, families.outcome, point, int(i), curves[reference])
+            for i in np.flatnonzero(refused)
+        },
+        level=families.level,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Between:
+    """Both multipliers (k, m) under k sets of coefficients; NaN where the reference does not get there."""
+
+    multiplier: Array
+    size: Array
+    at_x: Allocation
+    reference_at_x: Allocation
+    at_loss: Allocation
+    """The reference at the first set's x' (amounts NaN where there is none)."""
+    lowest: Array
+    """Lowest and highest loss (m,) of the reference in the search, first set."""
+    highest: Array
+
+
+def multipliers_of(
+    candidate: Curve, reference: Curve, measure: Measure, x: Array, tokens: float | None
+) -> Array:
+    """Return the amount multiplier (k, m) under every set of coefficients; NaN where the reference does not get there."""
+    D = np.full(len(x), np.nan if tokens is None else tokens)
+    return _between(candidate, reference, measure, x, D).multiplier
+
+
+def _between(candidate: Curve, reference: Curve, measure: Measure, x: Array, D: Array) -> _Between:
+    low, high = reference.domain.amounts[measure.name]
+    grid = np.geomspace(min(low, x.min()) / SEARCHED, max(high, x.max()) * SEARCHED, N_REFERENCE)
+    multiplier, size = np.full((2, candidate.k, len(x)), np.nan)
+    lowest, highest = np.full((2, len(x)), np.nan)
+    rows_of, mine_of, here_of, there_of = [], [], [], []
+    for value in np.unique(D):  # NaN is one value
+        rows = np.flatnonzero(np.isnan(D) if np.isnan(value) else value == D)
+        tokens = None if np.isnan(value) else float(value)
+        mine = allocate(candidate, measure, x[rows], tokens)
+        here = allocate(reference, measure, x[rows], tokens)
+        theirs = allocate(reference, measure, grid, tokens)
+        for i in range(candidate.k):
+            amount, params = _reaching(grid, theirs.loss[i], theirs.params[i], mine.loss[i])
+            multiplier[i, rows], size[i, rows] = amount / x[rows], params / here.params[i]
+        reached = np.nan_to_num(multiplier[0, rows], nan=1.0) * x[rows]
+        rows_of.append(rows)
+        mine_of.append(mine)
+        here_of.append(here)
+        there_of.append(allocate(reference.row(0), measure, reached, tokens))
+        known = theirs.loss[0][np.isfinite(theirs.loss[0])]
+        if len(known):
+            lowest[rows], highest[rows] = known.min(), known.max()
+    order = np.argsort(np.concatenate(rows_of))
+    return _Between(
+        multiplier=multiplier,
+        size=size,
+        at_x=_joined(mine_of, order),
+        reference_at_x=_joined(here_of, order),
+        at_loss=_joined(there_of, order),
+        lowest=lowest,
+        highest=highest,
+    )
+
+
+def _reaching(amounts: Array, losses: Array, params: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the amount and the size (m,) at which a reference has each wanted loss (m,); NaN where it has not.
+
+    Args:
+        amounts: (g,), increasing.
+        losses: The reference's best loss for each (g,).
+        params: The size that has it (g,).
+        wanted: (m,)
+    """
+    # Losses fall with the amount; a flat end, where only the floor is left, has no inverse.
+    before = np.minimum.accumulate(np.where(np.isfinite(losses), losses, np.inf))
+    falling = np.isfinite(losses) & (losses < np.append(np.inf, before[:-1]) - 1e-12)
+    result = np.full((2, len(wanted)), np.nan)
+    if falling.sum() < 2:
+        return result[0], result[1]
+    y = losses[falling][::-1]
+    inside = np.isfinite(wanted) & (wanted >= y[0]) & (wanted <= y[-1])
+    floor = y[0] - (y[1] - y[0])
+    at = np.log(wanted[inside] - floor)
+    for row, values in zip(result, (amounts, params), strict=True):
+        row[inside] = np.exp(np.interp(at, np.log(y - floor), np.log(values[falling][::-1])))
+    return result[0], result[1]
+
+
+def _joined(parts: list[Allocation], order: NDArray[np.intp]) -> Allocation:
+    names = ("params", "memory", "tokens", "loss", "at_edge")
+    return Allocation(
+        amount=np.concatenate([p.amount for p in parts])[order],
+        **{n: np.concatenate([getattr(p, n) for p in parts], axis=1)[:, order] for n in names},
+    )
+
+
+def _refusal(
+    candidate: str, reference: str, measure: Measure, outcome: str,
+    point: _Between, i: int, curve: Curve,
+) -> str:  # fmt: skip
+    loss = point.at_x.loss[0, i]
+    if not np.isfinite(loss):
+        why = "its law has no best size there" if point.at_x.at_edge[0, i] else "no size of it takes that much"  # fmt: skip
+        return f"no multiplier, because of {candidate}: {why}; give amounts near its runs, or train other sizes"
+    if not np.isfinite(point.lowest[i]):
+        return f"no multiplier, because the law of {reference} has no best size; train it at several sizes for equal budgets"
+    limit = curve.domain.amounts[measure.name][1]
+    if loss < point.lowest[i]:
+        return f"no multiplier: {candidate} has {outcome} {loss:.4g}, which no {measure.label} of {reference} reach (it stays above {point.lowest[i]:.4g} up to {SEARCHED:g} times its largest run, {limit:.3g})"
+    return f"no multiplier: {candidate} has {outcome} {loss:.4g}, worse than {reference} at any size searched ({point.highest[i]:.4g}); give larger amounts"

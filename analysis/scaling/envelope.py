@@ -1,0 +1,180 @@
+"""Compute-optimal sizes from training curves: which run has the lowest loss after each amount of compute.
+
+For budgets between the shortest and the longest run, the run with the lowest loss so far gives the optimal size; a
+line through ln(size) against ln(compute) gives the exponent (Hoffmann et al. 2022, approach 1). Budgets at which the
+smallest or the largest model wins only bound the optimum and are left out. It takes every point of a curve for a
+finished run, which it is not where the learning rate still had to fall: its optimum is biased, and isoFLOP or the
+parametric law should be read beside it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.fitting.bootstrap import percentile_interval, resample_clusters
+from analysis.fitting.result import FitStatus
+from analysis.loading.columns import Runs, column, numbers
+from analysis.loading.validation import refuse, size_doubts
+
+Array = NDArray[np.float64]
+
+FEWEST_SIZES = 3
+"""Distinct optimal sizes, the smallest and largest left out, that a line needs."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Envelope:
+    """The lower envelope of training curves."""
+
+    status: FitStatus
+    sentence: str
+    exponent: float | None
+    """a of params = G C^a; None without a line."""
+    interval: tuple[float, float] | None
+    """Percentiles over resampled runs: what hangs on the choice of sizes. Where noise is small it is several times the error."""
+    coefficient: float | None
+    """G."""
+    compute: Array
+    """Budgets of the grid (n,)."""
+    params: Array
+    """Size of the run with the lowest loss at each (n,)."""
+    loss: Array
+    """That loss (n,)."""
+    at_edge: NDArray[np.bool_]
+    """Where the smallest or largest model wins: left out of the line."""
+    draws: Array
+    """(n_draws,) exponents; NaN where a resample has no line."""
+    lines: Array
+    """(n_draws, 2): ln G and exponent; NaN where a resample has no line."""
+    warnings: Sequence[str] = ()
+    """What is odd about the curves; also at the end of the sentence."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a line."""
+        return self.exponent is not None
+
+
+def fit_envelope(
+    curves: Runs,
+    *,
+    run: str = "run",
+    params: str = "params",
+    flops: str = "flops",
+    loss: str = "loss",
+    n_budgets: int = 1500,
+    n_draws: int = 200,
+    seed: int = 0,
+    level: float = 0.95,
+    accept: Collection[str] = (),
+) -> Envelope:
+    """Return the envelope of training curves.
+
+    Args:
+        curves: One row per run and checkpoint.
+        run: Column that says which run a row is of: what is resampled.
+        params: Column of the model's size.
+        flops: Column of the compute spent so far.
+        loss: Column of the loss then (smoothed; single batches jump).
+        n_budgets: Budgets, evenly spaced in ln(compute).
+        n_draws: Resamples of runs.
+        seed: Of the resampling.
+        level: Of the interval.
+        accept: Doubts that were looked into (`analysis/loading/validation.py`).
+
+    Raises:
+        ValueError: If a column is missing or holds an impossible value, sizes are of mixed units, a run has two sizes,
+            or no run has two checkpoints.
+    """
+    columns = {name: numbers(curves, name) for name in (params, flops, loss)}
+    labels = np.asarray([str(r) for r in column(curves, run)])
+    warnings = _doubts(columns[params], columns[flops], labels, (run, params, flops), accept)
+    names, member = np.unique(labels, return_inverse=True)
+    member = member.reshape(-1)
+    counts = np.bincount(member)
+    if counts.max() < 2:
+        raise ValueError(f"{run}: no run has two checkpoints; the envelope needs training curves")
+    kept = np.flatnonzero(counts >= 2)
+    single = np.flatnonzero(counts < 2)
+    if len(single):
+        row = int(np.flatnonzero(member == single[0])[0])
+        warnings.append(f"{len(single)} {run}s of one checkpoint have no curve and do not count (row {row}: {names[single[0]]}); add checkpoints")  # fmt: skip
+    spans = [columns[flops][member == i] for i in kept]
+    log_c = np.linspace(
+        np.log(min(s.min() for s in spans)), np.log(max(s.max() for s in spans)), n_budgets
+    )
+    losses = np.full((len(kept), n_budgets), np.inf)
+    sizes = np.empty(len(kept))
+    for k, i in enumerate(kept):
+        rows = np.flatnonzero(member == i)
+        rows = rows[np.argsort(columns[flops][rows])]
+        at = np.log(columns[flops][rows])
+        inside = (log_c >= at[0]) & (log_c <= at[-1])
+        losses[k, inside] = np.interp(log_c[inside], at, columns[loss][rows])
+        sizes[k] = columns[params][rows[0]]
+    winner, edge, line = _envelope(losses, sizes, log_c, np.ones(len(kept)))
+    drawn_lines = np.empty((0, 2))
+    if n_draws and line is not None:
+        weights = resample_clusters(names[kept], n_draws=n_draws, seed=seed).weights
+        lines = [_envelope(losses, sizes, log_c, w)[2] for w in weights]
+        drawn_lines = np.asarray([drawn or (np.nan, np.nan) for drawn in lines])
+    draws = drawn_lines[:, 1]
+    seen = np.isfinite(losses.min(axis=0))
+    left_out = f"{int(edge[seen].sum())} of {int(seen.sum())} budgets are won by the smallest or largest model and left out"  # fmt: skip
+    said = left_out if line is not None else f"fewer than {FEWEST_SIZES} sizes win between the smallest and the largest; train more sizes. {left_out}"  # fmt: skip
+    enough = np.isfinite(draws).mean() > 0.5 if len(draws) else False
+    return Envelope(
+        status=FitStatus.EDGE if line is None else FitStatus.CONVERGED,
+        sentence=said if not warnings else f"{said}. Look at: {'; '.join(warnings)}",
+        exponent=None if line is None else line[1],
+        interval=percentile_interval(draws[np.isfinite(draws)], level=level) if enough else None,
+        coefficient=None if line is None else float(np.exp(line[0])),
+        compute=np.exp(log_c[seen]),
+        params=sizes[winner[seen]],
+        loss=losses.min(axis=0)[seen],
+        at_edge=edge[seen],
+        draws=draws,
+        lines=drawn_lines,
+        warnings=tuple(warnings),
+    )  # fmt: skip
+
+
+def _doubts(
+    params: Array,
+    flops: Array,
+    runs: NDArray[Any],
+    names: tuple[str, str, str],
+    accept: Collection[str],
+) -> list[str]:
+    """Return what is odd about the curves; refuse units that cannot be."""
+    run, of, total = names
+    refuse(size_doubts({"params": params}), accept=accept)
+    warnings = []
+    for one in dict.fromkeys(runs.tolist()):
+        rows = np.flatnonzero(runs == one)
+        if np.ptp(params[rows]) > 1e-6 * params[rows].max() and "architectures" not in accept:
+            other = int(rows[np.flatnonzero(params[rows] != params[rows[0]])[0]])
+            raise ValueError(f"{run}, row {other}: {one} has {of} {params[other]:.6g}, in row {rows[0]} it has {params[rows[0]]:.6g}; two runs under one name, give each its own")  # fmt: skip
+        if len(np.unique(flops[rows])) < len(rows) and "duplicates" not in accept:
+            _, first, count = np.unique(flops[rows], return_index=True, return_counts=True)
+            again = rows[first[count > 1]]
+            warnings.append(f"{one} has two rows at the same {total} (row {again[0]}); a checkpoint twice, or two runs under one name: keep one")  # fmt: skip
+    return warnings
+
+
+def _envelope(
+    losses: Array, sizes: Array, log_c: Array, weights: Array
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], tuple[float, float] | None]:
+    """Return the winner of each budget, where it is at the edge, and the line (ln G, a) or None."""
+    there = np.where(weights[:, None] > 0, losses, np.inf)
+    winner = there.argmin(axis=0)
+    won = sizes[winner]
+    drawn = sizes[weights > 0]
+    edge = (won <= drawn.min()) | (won >= drawn.max()) | ~np.isfinite(there.min(axis=0))
+    if len(np.unique(won[~edge])) < FEWEST_SIZES:
+        return winner, edge, None
+    slope, intercept = np.polyfit(log_c[~edge], np.log(won[~edge]), 1)
+    return winner, edge, (float(intercept), float(slope))

@@ -1,0 +1,332 @@
+"""Compare architectures: one line per configuration, and memory against dense at equal training FLOPs.
+
+The effective-parameter multiplier asks: which dense size would the dense curve need to reach this model's value?
+It is a statement about one outcome at one place, not a constant of an architecture.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.fitting.bootstrap import Estimate, difference_of_means, mean_over_seeds
+from analysis.fitting.curve import CurveFit
+from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
+
+Row = Any
+"""A row of the table: a pandas Series of mixed cells."""
+
+FLOP_TOLERANCE = 0.02
+"""Largest relative difference of training FLOPs that counts as equal; `match:` hits its target within 1 %."""
+
+_BOUNDS = {
+    "factual_recall": (0.0, 1.0),
+    "answer_nll": (0.0, math.inf),
+    "bits_per_param": (0.0, math.inf),
+    "loss": (0.0, math.inf),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigurationSummary:
+    """All seeds of one configuration."""
+
+    configuration: str
+    architecture: str
+    preset: str | None
+    series: str
+    """Architecture, and what else tells this curve from others (`analysis/scaling/sweep_summary.py`)."""
+    seeds: tuple[int, ...]
+    params: Mapping[str, float]
+    """Per group, the groups that the table has."""
+    total_params: float
+    active_params: float | None
+    training_flops: float | None
+    outcomes: Mapping[str, Estimate]
+    """factual_recall, answer_nll, bits_per_param, loss: those that were measured."""
+    memory_params: float | None = None
+    """Keys and values of its memories."""
+    bytes_read_per_token: float | None = None
+    """Decoding one sequence alone."""
+    bytes_read_per_token_batch64: float | None = None
+    """Decoding 64 sequences at once."""
+    train_seconds: float | None = None
+    """Measured, mean over seeds."""
+    not_causal: str | None = None
+    """When and why an output can depend on later tokens, where the architecture declares it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiplier:
+    """The dense size that the dense curve needs for a value, over another size."""
+
+    equivalent_params: float | None
+    """None when no size of the dense curve reaches the value, or there is no curve."""
+    low: float | None
+    high: float | None
+    over_own_params: float | None
+    """equivalent_params / total_params of this configuration."""
+    over_baseline_params: float | None
+    """equivalent_params / total_params of the dense configuration at equal FLOPs."""
+    extrapolated: bool
+    """Whether the equivalent size lies outside the dense runs."""
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualFlops:
+    """One configuration against the baseline configuration that spent the same training FLOPs."""
+
+    outcome: str
+    summary: ConfigurationSummary
+    baseline: ConfigurationSummary
+    flops_ratio: float
+    """training_flops of this over that of the baseline."""
+    difference: Estimate
+    """This minus baseline, in the units of the outcome."""
+    multiplier: Multiplier
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `not told apart` when the interval holds zero, or `no interval`."""
+        d = self.difference
+        if d.low is None or d.high is None:
+            return "no interval"
+        if d.low <= 0 <= d.high:
+            return "not told apart"
+        return "better" if (d.value > 0) == higher_is_better(self.outcome) else "worse"
+
+
+def higher_is_better(outcome: str) -> bool:
+    """Whether a larger value is a better model."""
+    return outcome in {"factual_recall", "bits_per_param"}
+
+
+def summarise(
+    table: pd.DataFrame, *, series: Mapping[str, str], level: float = 0.95
+) -> list[ConfigurationSummary]:
+    """Return one summary per configuration, by series and size.
+
+    Args:
+        table: Of `Runs`.
+        series: Configuration to the name of its curve.
+        level: Of the intervals over seeds.
+    """
+    summaries = []
+    for configuration, group in table.groupby("configuration", sort=False):
+        first = group.iloc[0]
+        name = str(configuration)
+        summaries.append(
+            ConfigurationSummary(
+                configuration=name,
+                architecture=str(first["architecture"]),
+                preset=None if pd.isna(first["preset"]) else str(first["preset"]),
+                series=series[name],
+                seeds=tuple(sorted(int(seed) for seed in group["seed"])),
+                params={
+                    g: float(first[f"params_{g}"])
+                    for g in PARAM_GROUPS
+                    if _has(first, f"params_{g}")
+                },
+                total_params=float(first["total_params"]),
+                active_params=_number(first, "active_params"),
+                training_flops=_number(first, "training_flops"),
+                memory_params=_number(first, "memory_params"),
+                bytes_read_per_token=_number(first, "bytes_read_per_token"),
+                bytes_read_per_token_batch64=_number(first, "bytes_read_per_token_batch64"),
+                train_seconds=_mean(group, "train_seconds"),
+                not_causal=declaration(first.get(NOT_CAUSAL)),
+                outcomes={
+                    outcome: mean_over_seeds(
+                        group[outcome].to_numpy(dtype=float),
+                        level=level,
+                        bounds=_BOUNDS.get(outcome, (-math.inf, math.inf)),
+                    )
+                    for outcome in OUTCOMES
+                    if outcome in group and group[outcome].notna().all()
+                },
+            )
+        )
+    return sorted(summaries, key=lambda s: (s.series, s.total_params, s.configuration))
+
+
+def equal_flops(
+    table: pd.DataFrame,
+    summaries: Sequence[ConfigurationSummary],
+    fits: Mapping[tuple[str, str], CurveFit],
+    *,
+    baseline: str = "dense",
+    level: float = 0.95,
+    tolerance: float = FLOP_TOLERANCE,
+    seed: int = 0,
+) -> tuple[list[EqualFlops], list[str]]:
+    """Return the comparisons, and a sentence for every configuration that has no partner.
+
+    A partner runs on the same data with training FLOPs within `tolerance`; of several, the nearest in FLOPs, then the
+    one with the fewest differing settings.
+
+    Args:
+        table: Of `Runs`.
+        summaries: Of `summarise`.
+        fits: (series, outcome) to the curve against total_params.
+        baseline: Architecture to compare with.
+        level: Of the intervals.
+        tolerance: Relative difference of training FLOPs.
+        seed: Of the resampling of seeds behind a multiplier's interval.
+    """
+    references = [s for s in summaries if s.architecture == baseline]
+    others = [s for s in summaries if s.architecture != baseline]
+    if not references:
+        return [], [f"no {baseline} runs to compare with"]
+    if not others:
+        return [], [f"only {baseline} runs: nothing to compare"]
+    settings = {
+        str(name): group.iloc[0] for name, group in table.groupby("configuration", sort=False)
+    }
+    pairs: list[EqualFlops] = []
+    notes: list[str] = []
+    for one in others:
+        partner, note = _partner(one, references, settings, tolerance)
+        if partner is None or one.training_flops is None or partner.training_flops is None:
+            notes.append(note)
+            continue
+        for outcome in [
+            name for name in OUTCOMES if name in one.outcomes and name in partner.outcomes
+        ]:
+            mine, theirs = (
+                table.loc[table["configuration"] == s.configuration, outcome].to_numpy(dtype=float)
+                for s in (one, partner)
+            )
+            pairs.append(
+                EqualFlops(
+                    outcome=outcome,
+                    summary=one,
+                    baseline=partner,
+                    flops_ratio=one.training_flops / partner.training_flops,
+                    difference=difference_of_means(mine, theirs, level=level),
+                    multiplier=effective_params(
+                        one, partner, mine, fits.get((partner.series, outcome)), seed=seed
+                    ),
+                )
+            )
+    return pairs, notes
+
+
+def effective_params(
+    one: ConfigurationSummary,
+    partner: ConfigurationSummary,
+    values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    fit: CurveFit | None,
+    *,
+    seed: int = 0,
+) -> Multiplier:
+    """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
+
+    The interval joins the curve's resamples with resampled seeds of this configuration (only the former for one seed).
+    """
+    if fit is None or not fit.usable:
+        why = (
+            "no curve was fitted"
+            if fit is None
+            else f"the {partner.series} curve is {fit.status}: {fit.sentence}"
+        )
+        return _no_multiplier(why)
+    generator = np.random.default_rng(seed)
+    resampled = generator.choice(values, size=(len(fit.draws), len(values))).mean(axis=1)
+    size, low, high = fit.x_reaching(float(values.mean()), y_draws=resampled)
+    if not np.isfinite(size) or size == 0:
+        return _no_multiplier(
+            f"no size on the {partner.series} curve reaches {values.mean():.4g}",
+            low=low,
+            extrapolated=True,
+        )
+    outside = not fit.x.min() <= size <= fit.x.max()
+    sentence = (
+        f"outside the {partner.series} runs: an extrapolation"
+        if outside
+        else f"between the {partner.series} runs"
+    )
+    return Multiplier(
+        equivalent_params=size,
+        low=low,
+        high=high,
+        over_own_params=size / one.total_params,
+        over_baseline_params=size / partner.total_params,
+        extrapolated=outside,
+        sentence=sentence,
+    )
+
+
+def _no_multiplier(
+    sentence: str, *, low: float | None = None, extrapolated: bool = False
+) -> Multiplier:
+    return Multiplier(
+        equivalent_params=None,
+        low=low,
+        high=None,
+        over_own_params=None,
+        over_baseline_params=None,
+        extrapolated=extrapolated,
+        sentence=sentence,
+    )
+
+
+def _partner(
+    one: ConfigurationSummary,
+    references: Sequence[ConfigurationSummary],
+    settings: Mapping[str, Row],
+    tolerance: float,
+) -> tuple[ConfigurationSummary | None, str]:
+    label = f"{one.architecture} {one.preset or one.configuration}"
+    if one.training_flops is None:
+        return None, f"{label}: no training_flops in the table"
+    mine = settings[one.configuration]
+    same_data = [
+        r
+        for r in references
+        if not _differing(mine, settings[r.configuration], "data.") and r.training_flops
+    ]
+    if not same_data:
+        return None, f"{label}: no {references[0].architecture} run on the same data"
+
+    def gap(reference: ConfigurationSummary) -> float:
+        return abs((one.training_flops or 0.0) / (reference.training_flops or np.inf) - 1)
+
+    best = min(
+        same_data,
+        key=lambda r: (
+            round(gap(r), 6),
+            len(_differing(mine, settings[r.configuration], "train.")),
+            r.configuration,
+        ),
+    )
+    if gap(best) > tolerance:
+        return (
+            None,
+            f"{label}: nearest {best.architecture} run differs by {gap(best):.0%} in training FLOPs; use match: {{training_flops: …}}",
+        )
+    return best, ""
+
+
+def _differing(first: Row, second: Row, prefix: str) -> list[str]:
+    names = [str(name) for name in first.index if str(name).startswith(prefix)]
+    return [
+        n
+        for n in names
+        if not (first[n] == second[n] or (pd.isna(first[n]) and pd.isna(second[n])))
+    ]
+
+
+def _number(row: Row, name: str) -> float | None:
+    return float(row[name]) if _has(row, name) else None
+
+
+def _mean(group: pd.DataFrame, name: str) -> float | None:
+    return float(group[name].mean()) if name in group and group[name].notna().any() else None
+
+
+def _has(row: Row, name: str) -> bool:
+    return name in row.index and bool(pd.notna(row[name]))

@@ -1,0 +1,314 @@
+"""The compute-optimal frontier over architectures: for a budget, which architecture, which size and memory, how many tokens.
+
+For each architecture the loss is lowest along the line on which its own cost is the budget (its FLOPs or seconds per
+token times tokens; nothing is taken for 6 N D). Which architecture wins is as uncertain as the laws are: `shares` says
+in how many of the draws each does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.scaling.architecture_laws import Curve, Families
+from analysis.scaling.cost_measures import Measure, measure_named
+
+Array = NDArray[np.float64]
+
+REACH = 1e3
+"""How many times smaller and larger than the runs a model may be while the best one is searched."""
+
+PER_E_FOLD = 8
+"""Sizes that are tried per e-fold; a parabola through the best and its neighbours does the rest."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Allocation:
+    """How an architecture spends given amounts (m,), under each of k sets of coefficients: all arrays but the first are (k, m)."""
+
+    amount: Array
+    """(m,)"""
+    params: Array
+    memory: Array
+    tokens: Array
+    """NaN where the law has none."""
+    loss: Array
+    """NaN where there is no best size (`at_edge`) or no size costs so little or so much."""
+    at_edge: NDArray[np.bool_]
+    """Where the smallest or largest size of the search is best: the law has no optimum there."""
+
+
+def allocate(
+    curve: Curve, measure: Measure, amount: Array, tokens: float | None = None
+) -> Allocation:
+    """Return the best size and memory for each amount (m,), and tokens where they are free.
+
+    Args:
+        curve: One architecture.
+        measure: What is spent.
+        amount: How much.
+        tokens: Trained on, the same for all; None spends the rest of a training budget on tokens.
+
+    Raises:
+        ValueError: If the tokens must be known and are not.
+    """
+    amount = np.asarray(amount, dtype=np.float64)
+    if curve.has_tokens and tokens is None and not measure.with_tokens:
+        raise ValueError(f"tokens: {measure.label} do not depend on them, so say how many both are trained on, as tokens=1e9")  # fmt: skip
+    if curve.k > 1 and not curve.one_price(measure):
+        each = [allocate(curve.row(i), measure, amount, tokens) for i in range(curve.k)]
+        return Allocation(
+            amount=amount, **{n: np.concatenate([getattr(e, n) for e in each]) for n in _PARTS}
+        )
+    found = [_along(curve, measure, amount, tokens, ratio) for ratio in curve.domain.ratios]
+    losses = np.stack([np.where(np.isfinite(f.loss), f.loss, np.inf) for f in found])
+    best = losses.argmin(axis=0)[None]
+    return Allocation(
+        amount=amount,
+        **{
+            n: np.take_along_axis(np.stack([getattr(f, n) for f in found]), best, axis=0)[0]
+            for n in _PARTS
+        },
+    )
+
+
+_PARTS = ("params", "memory", "tokens", "loss", "at_edge")
+
+
+def _along(
+    curve: Curve, measure: Measure, amount: Array, tokens: float | None, ratio: float
+) -> Allocation:
+    """Return the best size of models that have `ratio` memory per parameter, at one price for all sets."""
+    low, high = curve.domain.params
+    n = int(PER_E_FOLD * np.log(high / low * REACH**2)) + 1
+    log_N = np.linspace(np.log(low / REACH), np.log(high * REACH), n)
+
+    def price(at: Array) -> Array:
+        N = np.exp(at)
+        return curve.price(measure, N, curve.memory_at(N, ratio))
+
+    shape = (curve.k, len(amount))
+    if not (curve.has_tokens and measure.with_tokens and tokens is None):
+        # The size follows from the amount: costs grow with N, so there is one.
+        each = amount / tokens if measure.with_tokens and tokens is not None else amount
+        at = np.interp(
+            np.log(each), np.log(np.maximum.accumulate(price(log_N))), log_N, left=np.nan, right=np.nan
+        )  # fmt: skip
+        for _ in range(3):  # Newton in ln: the cost is nearly a straight line there
+            slope = (np.log(price(at + 1e-4)) - np.log(price(at - 1e-4))) / 2e-4
+            at = at + (np.log(each) - np.log(price(at))) / np.maximum(slope, 1e-3)
+        N = np.exp(at)
+        M = curve.memory_at(N, ratio)
+        D = np.full(len(amount), np.nan if tokens is None else tokens)
+        loss = np.full(shape, np.nan)
+        known = np.isfinite(at)
+        if known.any():
+            loss[:, known] = curve.loss(N[known], M[known], D[known])
+        return Allocation(
+            amount=amount,
+            loss=loss,
+            at_edge=np.zeros(shape, dtype=bool),
+            **{n: np.broadcast_to(v, shape) for n, v in (("params", N), ("memory", M), ("tokens", D))},
+        )  # fmt: skip
+    N = np.broadcast_to(np.exp(log_N), (len(amount), n))
+    losses = curve.loss(N, curve.memory_at(N, ratio), amount[:, None] / price(log_N))
+    place = losses.argmin(axis=2)
+    edge = (place == 0) | (place == n - 1)
+    middle = np.clip(place, 1, n - 2)
+    left, centre, right = (
+        np.take_along_axis(losses, middle[:, :, None] + i, axis=2)[:, :, 0] for i in (-1, 0, 1)
+    )
+    bend = left - 2 * centre + right
+    shift = 0.5 * (left - right) / np.where(bend > 0, bend, np.inf)
+    best_at = np.where(edge, np.nan, log_N[middle] + (log_N[1] - log_N[0]) * shift)
+    best_N = np.exp(best_at)
+    return Allocation(
+        amount=amount,
+        params=best_N,
+        memory=curve.memory_at(best_N, ratio),
+        tokens=amount / price(best_at.ravel()).reshape(shape),
+        loss=np.where(edge, np.nan, centre - 0.25 * (left - right) * shift),
+        at_edge=edge,
+    )
+
+
+def beyond(curve: Curve, measure: Measure, allocation: Allocation) -> Array:
+    """Return by what factor the first set's allocation (m,) lies outside the architecture's runs: 1 inside, 3 is three times as much or as little."""
+    factor = np.ones(len(allocation.amount))
+    spans = [(allocation.params[0], curve.domain.params)]
+    if curve.domain.tokens is not None:
+        spans.append((allocation.tokens[0], curve.domain.tokens))
+    if measure.name in curve.domain.amounts:
+        spans.append((allocation.amount, curve.domain.amounts[measure.name]))
+    for values, (low, high) in spans:
+        factor = np.fmax(factor, np.fmax(values / high, low / values))
+    return factor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choice:
+    """What one architecture makes of each budget (m,), with its band."""
+
+    params: Array
+    params_band: tuple[Array, Array]
+    memory: Array
+    tokens: Array
+    tokens_band: tuple[Array, Array]
+    loss: Array
+    loss_band: tuple[Array, Array]
+    share: Array
+    """Of the draws in which it has the lowest loss; NaN without draws."""
+    beyond: Array
+    """Factor by which the best point lies outside the architecture's own runs."""
+    at_edge: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Frontier:
+    """The best architectures of budgets."""
+
+    measure: Measure
+    outcome: str
+    budgets: Array
+    """(m,)"""
+    choices: Mapping[str, Choice]
+    level: float
+    left_out: Mapping[str, str]
+    """Architectures that are not compared, and why."""
+
+    @property
+    def best(self) -> list[str]:
+        """The architecture of lowest loss at each budget; empty text where none has one."""
+        names = list(self.choices)
+        losses = np.stack([c.loss for c in self.choices.values()])
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        return [names[column.argmin()] if np.isfinite(column).any() else "" for column in finite.T]
+
+    def sentence(self, i: int) -> str:
+        """Return what to do with budget i."""
+        from analysis.report.tables import count
+
+        name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
+        if not name:
+            return f"{budget}: no architecture has a best size there; {self._edge_reason()}"
+        choice = self.choices[name]
+        memory = f", {count(choice.memory[i])} of memory" if choice.memory[i] > 0 else ""
+        tokens = "" if np.isnan(choice.tokens[i]) else f", {count(choice.tokens[i])} tokens{_range(choice.tokens_band, i)}"  # fmt: skip
+        text = f"{budget}: {name} with {count(choice.params[i])} parameters{_range(choice.params_band, i)}{memory}{tokens}: {self.outcome} {choice.loss[i]:.4g}{_range(choice.loss_band, i, plain=True)}"
+        if np.isfinite(choice.share[i]):
+            others = [f"{n} {c.share[i]:.0%}" for n, c in self.choices.items() if n != name]
+            text += f"; best in {choice.share[i]:.0%} of draws" + (f" ({', '.join(others)})" if others else "")  # fmt: skip
+        if choice.beyond[i] > 1 + 1e-9:
+            text += f"; extrapolated: {choice.beyond[i]:.3g} times outside its runs"
+        return text
+
+    def _edge_reason(self) -> str:
+        return "the laws fall with size alone or with tokens alone, so train other sizes at equal budgets"
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per budget and architecture."""
+        rows = []
+        best = self.best
+        for name, choice in self.choices.items():
+            for i, budget in enumerate(self.budgets):
+                rows.append(
+                    {
+                        self.measure.name: budget, "architecture": name, "best": best[i] == name,
+                        "share_of_draws": choice.share[i], "loss": choice.loss[i],
+                        "loss_low": choice.loss_band[0][i], "loss_high": choice.loss_band[1][i],
+                        "params": choice.params[i], "params_low": choice.params_band[0][i],
+                        "params_high": choice.params_band[1][i], "memory_params": choice.memory[i],
+                        "tokens": choice.tokens[i], "tokens_low": choice.tokens_band[0][i],
+                        "tokens_high": choice.tokens_band[1][i], "times_outside_runs": choice.beyond[i],
+                    }
+                )  # fmt: skip
+        return pd.DataFrame(rows).sort_values([self.measure.name, "architecture"], kind="stable", ignore_index=True)  # fmt: skip
+
+
+def fit_frontier(
+    families: Families,
+    *,
+    measure: str = "flops",
+    budgets: ArrayLike | None = None,
+    tokens: float | None = None,
+) -> Frontier:
+    """Return which architecture is best at each budget.
+
+    Args:
+        families: Of `fit_families`.
+        measure: What the budget is in: flops or seconds; with `tokens` also bytes_moved, stored_bytes and the like.
+        budgets: (m,); None takes 25 from the smallest run to ten times the largest.
+        tokens: Trained on, the same for all; None lets every architecture choose.
+
+    Raises:
+        ValueError: If no architecture has the measure, or a budget is not positive.
+    """
+    spent = measure_named(measure)
+    curves = families.curves()
+    unpriced = {n: c.domain.unpriced[measure] for n, c in curves.items() if measure in c.domain.unpriced}  # fmt: skip
+    names = [n for n in curves if n not in unpriced]
+    if not names:
+        raise ValueError(f"measure: no architecture has {spent.label}; " + "; ".join(f"{k}: {v}" for k, v in unpriced.items()))  # fmt: skip
+    if budgets is None:
+        spans = [curves[n].domain.amounts[measure] for n in names]
+        at = np.geomspace(min(s[0] for s in spans), 10 * max(s[1] for s in spans), 25)
+    else:
+        at = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
+        if not (np.isfinite(at) & (at > 0)).all():
+            raise ValueError(f"budgets: must be positive and finite, got {at[~(np.isfinite(at) & (at > 0))][0]}")  # fmt: skip
+    points = {n: allocate(curves[n], spent, at, tokens) for n in names}
+    drawn = families.drawn()
+    draws = {n: allocate(drawn[n], spent, at, tokens) if families.n_draws else points[n] for n in names}  # fmt: skip
+    ranked = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
+    wins = ranked.argmin(axis=0)
+    choices = {}
+    for i, (name, point) in enumerate(points.items()):
+
+        def ends(of: Array) -> tuple[Array, Array]:
+            return band(of if families.n_draws else of[:0], families.drawn_level)
+
+        choices[name] = Choice(
+            params=point.params[0],
+            params_band=ends(draws[name].params),
+            memory=point.memory[0],
+            tokens=point.tokens[0],
+            tokens_band=ends(draws[name].tokens),
+            loss=point.loss[0],
+            loss_band=ends(draws[name].loss),
+            share=(wins == i).mean(axis=0) if families.n_draws else np.full(len(at), np.nan),
+            beyond=beyond(curves[name], spent, point),
+            at_edge=point.at_edge[0],
+        )
+    return Frontier(
+        measure=spent,
+        outcome=families.outcome,
+        budgets=at,
+        choices=choices,
+        level=families.level,
+        left_out={**families.left_out, **unpriced},
+    )
+
+
+def band(draws: Array, level: float) -> tuple[Array, Array]:
+    """Return percentiles (m,) of draws (k, m). Infinite ends are kept, so a draw without a value counts as unbounded above; NaN counts as that."""
+    if not len(draws):
+        nothing = np.full(draws.shape[1], np.nan)
+        return nothing, nothing.copy()
+    ordered = np.where(np.isnan(draws), np.inf, draws)
+    low, high = np.quantile(
+        ordered, [(1 - level) / 2, (1 + level) / 2], axis=0, method="inverted_cdf"
+    )
+    return low, high
+
+
+def _range(ends: tuple[Array, Array], i: int, *, plain: bool = False) -> str:
+    from analysis.report.tables import count
+
+    low, high = ends[0][i], ends[1][i]
+    if np.isnan(low):
+        return ""
+    if plain:
+        return f" [{low:.4g}, {high:.4g}]"
+    return f" [{count(low)}, {count(high) if np.isfinite(high) else '∞'}]"

@@ -1,0 +1,171 @@
+"""`memscale fit`, `report` and `next`: what a sweep says, and what to train after it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.app import (
+    ReadFrom,
+    Runs,
+    SweepName,
+    app,
+    console_here,
+    find_sweep,
+    make_plan,
+    reports_errors,
+    runs_option,
+)
+
+
+@app.command(epilog="Example: memscale fit quickstart")
+@reports_errors
+def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None) -> None:
+    """Fit the curves of a sweep and print the numbers with intervals."""
+    from analysis.report.tables import tables
+    from orchestrator.cli.render import results
+
+    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    console_here().print(results.printed(tables(runs_table, fits)))
+
+
+@app.command(epilog="Example: memscale report quickstart")
+@reports_errors
+def report(
+    sweep: SweepName,
+    runs: Runs = Path("runs"),
+    tracking_uri: ReadFrom = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")
+    ] = None,
+) -> None:
+    """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
+    from analysis.report.html import figure_paths, write_report
+    from analysis.report.tables import tables
+    from orchestrator.cli.render import results
+
+    folder = out or runs / sweep / "report"
+    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    trials = () if tracking_uri else _recorded_trials(runs, sweep)
+    page = write_report(
+        runs_table, fits, folder, trials=trials, say=lambda part: typer.echo(f"{part} …", err=True)
+    )
+    console = console_here()
+    console.print(results.printed(tables(runs_table, fits)))
+    console.print(
+        results.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=runs_option(runs))
+    )
+
+
+@app.command(
+    name="next",
+    epilog="Examples: memscale next quickstart  ·  memscale next quickstart --candidates more.yaml --gpu-hours 2  ·  "
+    'memscale next quickstart --candidates more.yaml --target "memory_plus: x=1e6"  ·  '
+    'memscale next mine --target "memory_plus/dense: flops=1e18" --out next.yaml; memscale submit next.yaml',
+)
+@reports_errors
+def next_(
+    sweep: SweepName,
+    candidates: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not trained yet, and a further seed of what it has.",
+            metavar="SWEEP.yaml",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of the law), or a multiplier, "
+            "'memory_plus/dense: flops=1e18'. Default: the loss of the best architecture at ten times its largest run.",
+            show_default=False,
+        ),
+    ] = None,
+    outcome: Annotated[str, typer.Option(help="Column of the runs: loss or answer_nll.")] = "loss",
+    law: Annotated[
+        str | None,
+        typer.Option(
+            help="Law to fit. Default: chinchilla where tokens vary, else power (in x: stored parameters; FLOPs where tokens grow in step with size).",
+            show_default=False,
+        ),
+    ] = None,
+    n_runs: Annotated[int, typer.Option(help="Most runs to choose.", min=1)] = 3,
+    gpu_hours: Annotated[
+        float | None, typer.Option(help="Most GPU-hours to spend. Default: no limit.", min=0.0)
+    ] = None,
+    far: Annotated[
+        float | None,
+        typer.Option(help="Choose nothing further outside the runs than this factor.", min=1.0),
+    ] = None,
+    extra_seeds: Annotated[
+        int,
+        typer.Option(
+            help="Further seeds that each finished configuration of the file may get.", min=0
+        ),
+    ] = 1,
+    out: Annotated[Path, typer.Option(help="Sweep file to write.")] = Path("next.yaml"),
+    runs: Runs = Path("runs"),
+    tracking_uri: ReadFrom = None,
+) -> None:
+    """Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep file to submit."""
+    import analysis
+    from analysis.scaling.next_sweep import propose, ranking, sweep_text
+    from orchestrator.cli.render import results
+    from orchestrator.cli.render.command_name import command
+    from orchestrator.records.errors import StoreError
+
+    table = analysis.load(tracking_uri or runs, sweep=sweep).table
+    files = candidates or [_recorded(runs, sweep)]
+    if out.exists():
+        raise StoreError(f"{out}: is there already; name another file with --out, or remove it")
+    try:
+        found = propose(
+            table, make_plan(files, runs).trials, target=target, outcome=outcome, law=law,
+            n_runs=n_runs, gpu_hours=gpu_hours, far=far, extra_seeds=extra_seeds,
+        )  # fmt: skip
+        console_here().print(results.printed([ranking(found)]))
+        out.write_text(sweep_text(found, name=sweep, file=str(out)), encoding="utf-8")
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    console_here().print(
+        f"Written: {out}\nLook:    {command()} plan {out}{runs_option(runs)}\nTrain:   {command()} submit {out}{runs_option(runs)}"
+    )
+
+
+def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
+    """Load and fit: from the trial directories, or from a tracker when one is named."""
+    import analysis
+    from orchestrator.records.errors import StoreError
+
+    if tracking_uri is None:
+        find_sweep(runs, sweep)
+    table = analysis.load(tracking_uri or runs, sweep=sweep)
+    if not len(table.table):
+        why = "; ".join(
+            f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
+        )
+        raise StoreError(
+            f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; see `memscale status {sweep}`"
+        )
+    return table, analysis.fit_sweep(table)
+
+
+def _recorded(runs: Path, name: str) -> Path:
+    """Return the sweep file that was submitted."""
+    from orchestrator.records.errors import StoreError
+
+    path = find_sweep(runs, name).path / "sweep.yaml"
+    if not path.is_file():
+        raise StoreError(
+            f"{path}: not there, so what is missing is not known; name a sweep file with --candidates"
+        )
+    return path
+
+
+def _recorded_trials(runs: Path, name: str) -> Any:
+    """Return what was submitted, as planned trials."""
+    from orchestrator.planning import pricing as planning
+    from orchestrator.planning import runtime_prior
+
+    return planning.recorded(find_sweep(runs, name), runtime_prior.measurements(runs))

@@ -1,0 +1,216 @@
+"""What the verbs share: the application, options, errors, and how a sweep or a trial is found by its name.
+
+Only typer is imported up here, so that `--help` answers at once; each verb imports what it needs.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.records.trial_dir import SweepDir, TrialDir
+
+app = typer.Typer(
+    name="memscale",
+    epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  memscale submit quickstart",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"memscale {version('memscale')}")
+        except PackageNotFoundError:
+            typer.echo("memscale, from a source tree that is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy curve out."""
+
+
+P = ParamSpec("P")
+
+
+R = TypeVar("R")
+
+
+SweepFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Sweep file, or the name of a bundled one (quickstart). Several files, or a folder of them, "
+        "make one sweep if they carry the same name.",
+        metavar="SWEEP.yaml",
+    ),
+]
+
+
+SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", metavar="SWEEP")]
+
+
+Runs = Annotated[
+    Path,
+    typer.Option(
+        "--runs", envvar="MEMSCALE_RUNS", help="Folder that holds the sweeps' trial directories."
+    ),
+]
+
+
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MLFLOW_TRACKING_URI",
+        help="MLflow store or server. Default: sqlite:///RUNS/mlflow.db",
+        show_default=False,
+    ),
+]
+
+
+ReadFrom = Annotated[
+    str | None,
+    typer.Option(
+        "--tracking-uri",
+        help="Read an MLflow store or server instead of the trial directories under RUNS.",
+        show_default=False,
+    ),
+]
+
+
+def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
+    """Print an ExperimentError, or what fails of the storage, as a sentence without a traceback; exit with its code."""
+
+    @wraps(verb)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from orchestrator.records import storage_errors
+        from orchestrator.records.errors import ExperimentError
+
+        try:
+            return verb(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in storage_errors.FAILING:
+                raise
+            runs = kwargs.get("runs")
+            place = runs if isinstance(runs, Path) else Path.cwd()
+            typer.echo(storage_errors.what_fails(error, place), err=True)
+            raise typer.Exit(storage_errors.EXIT_CODE) from None
+        except ExperimentError as error:
+            typer.echo(str(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+
+    return wrapped
+
+
+def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
+    """Read sweep files, expand and price them, and look whether their data are there."""
+    from orchestrator.planning import pricing as planning
+    from orchestrator.planning import runtime_prior
+    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.sweep.load import load_sweep
+
+    with told_on_stderr("orchestrator.sweep.matching.step_time"):
+        sweep = load_sweep(sweep_files)
+    priced = planning.make_plan(
+        sweep,
+        sweep_dir(runs, sweep.name),
+        runtime_prior.measurements(runs),
+        gpus_there=gpus_there,
+    )
+    notes = planning.check_data(priced)
+    return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+@contextmanager
+def told_on_stderr(logger_name: str) -> Iterator[None]:
+    """Show what a part of the program logs: timing steps takes minutes, and standard output may be JSON."""
+    import logging
+
+    logger, handler = logging.getLogger(logger_name), logging.StreamHandler(sys.stderr)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def console_here() -> "Console":
+    """Return where to print."""
+    from rich.console import Console
+
+    # Piped into a file or `less`, tables keep the width they need instead of wrapping at 80.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def runs_option(runs: Path) -> str:
+    """Return ` --runs RUNS` for commands that the reader may type, empty where it is the default."""
+    return "" if runs == Path("runs") else f" --runs {runs}"
+
+
+def find_sweep(runs: Path, name: str) -> "SweepDir":
+    """Return a sweep that was submitted.
+
+    Raises:
+        StoreError: If there is none of that name; lists those there are.
+    """
+    from orchestrator.records.errors import StoreError
+    from orchestrator.records.trial_dir import sweep_dir
+
+    disk = sweep_dir(runs, name)
+    if not (disk.path / "trials").is_dir():
+        if not runs.is_dir():
+            raise StoreError(
+                f"sweep {name!r}: there is no folder {runs}; say where the sweeps are with --runs or MEMSCALE_RUNS"
+            )
+        known = sorted(p.parent.name for p in runs.glob("*/trials"))
+        there = (
+            f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
+        )
+        raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
+    return disk
+
+
+def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":
+    """Return the trial whose id is, or alone begins with, `prefix`.
+
+    Raises:
+        StoreError: If there is none, or more than one.
+    """
+    from orchestrator.records.errors import StoreError
+    from orchestrator.records.trial_dir import SweepDir
+
+    sweeps = [sweep] if sweep else [SweepDir(p.parent) for p in sorted(runs.glob("*/trials"))]
+    found = [trial for s in sweeps for trial in s.trials() if trial.trial_id.startswith(prefix)]
+    exact = [trial for trial in found if trial.trial_id == prefix]
+    if len(exact) == 1 or len(found) == 1:
+        return (exact or found)[0]
+    if not found:
+        raise StoreError(
+            f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
+        )
+    some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
+    raise StoreError(
+        f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id"
+    )

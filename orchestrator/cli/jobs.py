@@ -1,0 +1,113 @@
+"""`memscale status`, `logs`, `cancel` and `retry`: look at what runs, stop it, have it run again, from any terminal that sees the runs folder."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestrator.cli.app import (
+    Runs,
+    SweepName,
+    app,
+    console_here,
+    find_sweep,
+    find_trial,
+    reports_errors,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command(epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch")
+@reports_errors
+def status(
+    sweep: SweepName,
+    runs: Runs = Path("runs"),
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
+    from orchestrator.cli.render import progress
+    from orchestrator.control.status import status_from_disk
+
+    disk = find_sweep(runs, sweep)
+    console = console_here()
+    if watch:
+        progress.watch(disk, console)
+    else:
+        console.print(progress.status_table(status_from_disk(disk)))
+
+
+@app.command(
+    epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f"
+)
+@reports_errors
+def logs(
+    trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
+    runs: Runs = Path("runs"),
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")
+    ] = False,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt. Default: the last.")] = None,
+) -> None:
+    """Print what a trial wrote: its log, and the reason if it failed."""
+    from orchestrator.records import logs as trial_logs
+
+    for text in trial_logs.read(find_trial(runs, trial), attempt=attempt, follow=follow):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+SomeTrials = Annotated[
+    list[str] | None,
+    typer.Argument(help="Trial ids or their beginnings. Default: the whole sweep."),
+]
+
+
+@app.command(
+    epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c"
+)
+@reports_errors
+def cancel(
+    sweep: SweepName,
+    trials: SomeTrials = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
+    from orchestrator.submit import submission
+
+    disk = find_sweep(runs, sweep)
+    chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
+    asked = submission.cancel(disk, chosen, whole_sweep=not trials)
+    typer.echo(
+        f"Asked {len(asked)} unfinished trial{'s' * (len(asked) != 1)} of {sweep} to stop."
+        if asked
+        else f"Nothing of {sweep} is unfinished."
+    )
+
+
+@app.command(
+    epilog="Examples: memscale retry quickstart  ·  memscale retry quickstart memory_plus-1f0c"
+)
+@reports_errors
+def retry(
+    sweep: SweepName,
+    trials: SomeTrials = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Have failed and cancelled trials of a running sweep run again, budgets anew; of one that has ended, submit again."""
+    import os
+    import time
+
+    from orchestrator.control import retry_requests
+
+    disk = find_sweep(runs, sweep)
+    chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
+    worked_on = retry_requests.ids_worked_on(disk, disk.submissions())
+    asked = retry_requests.request(disk, chosen, worked_on=worked_on, whole_sweep=not trials)
+    who = f"memscale retry, pid {os.getpid()}"
+    retry_requests.write(disk, asked.after, by=who, at=time.time(), whole_sweep=not trials)
+    typer.echo(f"{sweep}: {retry_requests.what_became(asked, worked_on=worked_on)}.")

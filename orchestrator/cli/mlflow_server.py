@@ -1,0 +1,273 @@
+"""`memscale ui`: an MLflow server on this machine, and the links to the pages that matter."""
+
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.node import process_group_guard
+from orchestrator.records.errors import StoreError
+from orchestrator.tracking.mlflow_client import schema_lock
+from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
+from orchestrator.tracking.run_schema import (
+    database_file,
+    default_tracking_uri,
+    is_database,
+    without_password,
+)
+
+START_TIMEOUT_S = 120.0
+"""For a first start on a cold disk: the server imports a lot."""
+PORTS_TRIED = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Where to look."""
+
+    url: str
+    """Address of the server."""
+    experiment_id: str | None
+    """Of the sweep; None when there is no sweep yet."""
+
+    @property
+    def runs(self) -> str:
+        """The table: submissions, their trials below them, and the columns that matter."""
+        return self._link(TABLE_VIEW)
+
+    @property
+    def charts(self) -> str:
+        """The charts: architectures compared."""
+        return self._link(CHARTS_VIEW)
+
+    def _link(self, view: str) -> str:
+        return self.url if self.experiment_id is None else link(self.url, self.experiment_id, view)
+
+
+def serve(
+    runs: Path,
+    *,
+    sweep: str | None = None,
+    tracking_uri: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    say: Callable[[str], None],
+) -> None:
+    """Serve the page until Ctrl-C; print the links once it answers.
+
+    Raises:
+        StoreError: If there is nothing to show, or the server does not start.
+    """
+    uri = tracking_uri or default_tracking_uri(runs)
+    wanted = sweep or newest_sweep(runs)
+    if not is_database(uri):
+        say(
+            links(
+                Page(url=uri.rstrip("/"), experiment_id=experiment_id(uri.rstrip("/"), wanted)),
+                wanted,
+            )
+        )
+        return
+    file = database_file(uri)
+    if file is not None and not file.is_file():
+        raise StoreError(
+            f"{file}: no runs yet; submit a sweep first, or say where they are with --runs or --tracking-uri"
+        )
+    if warning := opens(host, port):
+        say(warning)
+    say("Starting the MLflow server (about 10 seconds)…")
+    with server(uri, runs, host=host, port=port) as url:
+        say(links(Page(url=url, experiment_id=experiment_id(url, wanted)), wanted))
+        say("Ctrl-C ends it.")
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            say("")
+
+
+def opens(host: str, port: int) -> str | None:
+    """Return what listening on this address lets others do; None on the loopback interface."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    if host == "localhost":
+        return None
+    return (
+        f"warning: --host {host} opens port {port} or the next free one to every machine that reaches this address, without a "
+        "password: they can read, change and delete all runs, download and upload artifacts, and have trials cancelled by a "
+        f"tag. Safer from afar: leave --host out, and `ssh -L {port}:127.0.0.1:{port} <this machine>`"
+    )
+
+
+def links(page: Page, sweep: str | None) -> str:
+    """Return what `memscale ui` prints."""
+    if page.experiment_id is None:
+        note = f"; no sweep {sweep!r} in it yet" if sweep else ""
+        return f"MLflow: {page.url}{note}"
+    return f"Runs of {sweep}:  {page.runs}\nCharts of {sweep}: {page.charts}"
+
+
+def newest_sweep(runs: Path) -> str | None:
+    """Return the name of the sweep that was submitted last, None if there is none."""
+    submitted = [(p.stat().st_mtime, p.parent.name) for p in runs.glob("*/submissions")]
+    return max(submitted)[1] if submitted else None
+
+
+@contextmanager
+def server(
+    uri: str,
+    runs: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    timeout_s: float = START_TIMEOUT_S,
+) -> Iterator[str]:
+    """Run an MLflow server over a database while the body runs; yield its URL once it answers.
+
+    It ends with this process, however that happens. What it says goes to RUNS/mlflow-server.log.
+
+    Args:
+        uri: The database.
+        runs: Folder whose mlartifacts the server offers.
+        host: Address to listen on.
+        port: The next free one is taken.
+        timeout_s: How long to wait for its first answer.
+
+    Raises:
+        StoreError: If it ends, or does not answer in time.
+    """
+    chosen = free_port(host, port)
+    log = runs / "mlflow-server.log"
+    runs.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(chosen),
+        "--workers",
+        "1",
+    ]
+    command += ["--artifacts-destination", (runs / "mlartifacts").absolute().as_uri()]
+    # The lock: a shipper that makes the tables at the same time would make both fail.
+    with schema_lock(uri), log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={
+                **os.environ,
+                # Not an argument: a URI may hold a password.
+                "MLFLOW_BACKEND_STORE_URI": uri,
+                "MLFLOW_DISABLE_TELEMETRY": "true",
+                # Seven processes and a gigabyte for jobs that nobody here submits.
+                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            },
+            # A group of its own: the server's workers are ended with it, and Ctrl-C is ours to handle.
+            process_group=0,
+        )
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", process_group_guard.__file__, str(process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{chosen}"
+            _wait_for(url, process, log, timeout_s)
+        except BaseException:
+            _end(process, guard)
+            raise
+    try:
+        yield url
+    finally:
+        _end(process, guard)
+
+
+def free_port(host: str, port: int) -> int:
+    """Return the first port from `port` on that nobody listens on.
+
+    Raises:
+        StoreError: If none of the next few is free.
+    """
+    for candidate in range(port, port + PORTS_TRIED):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, candidate))
+            except OSError:
+                continue
+            return candidate
+    raise StoreError(
+        f"{host}: no free port in {port}..{port + PORTS_TRIED - 1}; choose another with --port"
+    )
+
+
+def experiment_id(url: str, sweep: str | None) -> str | None:
+    """Return the id of a sweep's experiment on a server, None if there is none.
+
+    Raises:
+        StoreError: If the server does not answer.
+    """
+    if sweep is None:
+        return None
+    query = urllib.parse.urlencode({"experiment_name": sweep})
+    try:
+        with _get(f"{url}/api/2.0/mlflow/experiments/get-by-name?{query}") as answer:
+            return str(json.load(answer)["experiment"]["experiment_id"])
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise StoreError(
+            f"{without_password(url)}: the tracker says {error.code} {error.reason}"
+        ) from error
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(
+            f"{without_password(url)}: the tracker does not answer ({error}); is the address right?"
+        ) from error
+
+
+def _get(url: str) -> Any:
+    # A proxy of the environment must not be asked for this machine's own pages.
+    handlers = (
+        [urllib.request.ProxyHandler({})] if "//127.0.0.1" in url or "//localhost" in url else []
+    )
+    return urllib.request.build_opener(*handlers).open(url, timeout=10)
+
+
+def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            raise StoreError(f"the MLflow server ended at once: {last[0]}; see {log}")
+        try:
+            with _get(f"{url}/health"):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise StoreError(f"the MLflow server did not answer on {url} in {timeout_s:.0f} s; see {log}")
+
+
+def _end(process: "subprocess.Popen[bytes]", guard: "subprocess.Popen[bytes]") -> None:
+    """End the server and its workers, by way of the guard."""
+    assert guard.stdin is not None, "it was opened as a pipe"
+    guard.stdin.close()
+    process.wait()
+    guard.wait()

@@ -1,0 +1,1 @@
+"""Terminal output of the command: plans, progress and results."""

@@ -1,0 +1,225 @@
+"""A plan as text: trials and their sizes, costs, what cannot run and why."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psutil
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.render.progress import STATUS_STYLE
+from orchestrator.node.hardware import usable_cores, visible_gpus
+from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
+from orchestrator.records import units
+from orchestrator.records.trial_spec import canonical_json
+
+# Without memory values, which stand beside the total.
+PARAMETER_GROUPS = {
+    "params_embedding": "embedding",
+    "params_attention": "attention",
+    "params_feed_forward": "feed-\nforward",
+    "params_memory_keys": "mem. keys",
+    "params_router": "router",
+    "params_norm": "norm",
+    "params_head": "head",
+}
+MOST_MATCHES = 40
+"""Lines about what `match` chose; `plan --json` has them all."""
+
+
+def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
+    """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new.
+
+    Sizes and costs are two tables, so that both stay readable in 160 columns; a row has the same number in both.
+    """
+    groups = by_configuration(plan.trials)
+    parts: list[RenderableType] = [_sizes(plan, groups[:rows]), Text(""), _costs(groups[:rows])]
+    if len(groups) > rows:
+        parts.append(Text(f"… and {len(groups) - rows} more configurations"))
+    parts.append(Text(""))
+    parts += [Text(line) for line in _matches(plan)]
+    parts += [Text(line) for line in _reasons(plan.trials)]
+    parts.append(_totals(plan, slots=slots))
+    for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
+        parts.append(Text(f"note: {note}", style="yellow"))
+    if plan.left_over:
+        parts.append(
+            Text(
+                f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone"
+            )
+        )
+    return Group(*parts)
+
+
+def _matches(plan: Plan) -> list[str]:
+    """Return what `match` chose, one line per configuration."""
+    told = dict.fromkeys(f"match: {matched}" for matched in plan.sweep.matches.values())
+    lines = list(told)[:MOST_MATCHES]
+    return lines + (
+        [f"match: … and {len(told) - len(lines)} more"] if len(told) > len(lines) else []
+    )
+
+
+def _sizes(plan: Plan, groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+    """Return the parameters of every configuration: total, active, in the memory, and by group."""
+    used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
+    recipes = any(g[0].spec.recipe for g in groups)
+    table = _plan_table(
+        title=f"{plan.sweep.name}: {len(plan.trials)} trials",
+        numbers=("total", "active", "memory", *(PARAMETER_GROUPS[key] for key in used)),
+        texts=("recipe",) if recipes else (),
+    )
+    for number, group in enumerate(groups, 1):
+        spec = group[0].spec
+        keys = ("total_params", "active_params", "memory_params", *used)
+        table.add_row(
+            str(number),
+            spec.architecture,
+            spec.preset or "",
+            *(units.count(spec.accounting[key]) for key in keys),
+            *((spec.recipe or "",) if recipes else ()),
+        )
+    return table
+
+
+def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+    """Return what every configuration costs: FLOPs, bytes, memory, time."""
+    table = _plan_table(
+        numbers=(
+            "FLOPs\n/token",
+            "training\nFLOPs",
+            "tokens",
+            "read/token\nalone",
+            f"read/token\nin {BATCH}",
+            "activations",
+            "peak\nmemory",
+            "a step",
+            "each",
+        ),
+        texts=("trials",),
+    )
+    for number, group in enumerate(groups, 1):
+        first, numbers = group[0], group[0].spec.accounting
+        table.add_row(
+            str(number),
+            first.spec.architecture,
+            first.spec.preset or "",
+            units.flops(numbers["forward_flops_per_token"]),
+            units.flops(numbers["training_flops"]),
+            units.count(numbers["training_tokens"]),
+            units.size(numbers["bytes_read_per_token"]),
+            units.size(numbers[f"bytes_read_per_token_batch{BATCH}"]),
+            units.size(numbers["activation_bytes"]),
+            units.size(numbers["peak_memory_bytes"]),
+            units.short_duration(first.forecast.seconds / max(1.0, numbers["steps"])),
+            units.duration(first.forecast.seconds),
+            _states(t.status for t in group),
+        )
+    return table
+
+
+def _plan_table(
+    *, numbers: Sequence[str], texts: Sequence[str] = (), title: str | None = None
+) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("", justify="right", style="dim")
+    table.add_column("architecture", no_wrap=True)
+    table.add_column("preset", no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    for name in texts:
+        table.add_column(name)
+    return table
+
+
+def recipes_text(recipes: Any) -> RenderableType:
+    """Return the recipes of the `train:` section as a table, and below it where each is from.
+
+    Args:
+        recipes: The module workloads.training.recipes.
+    """
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(recipes.COLUMNS):
+        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
+    for name, recipe in recipes.RECIPES.items():
+        table.add_row(name, *recipes.cells(recipe))
+    parts: list[RenderableType] = [table, Text("")]
+    for source, names in recipes.by_source().items():
+        parts.append(Text.assemble((", ".join(names), "bold"), f": {source}"))
+    parts.append(
+        Text("\nUse one with train: {recipe: NAME, tokens: …}; what is written beside it wins.")
+    )
+    return Group(*parts)
+
+
+def by_configuration(trials: Iterable[PlannedTrial]) -> list[list[PlannedTrial]]:
+    """Group trials that differ only in their seed, in order of first appearance."""
+    groups: dict[str, list[PlannedTrial]] = {}
+    for trial in trials:
+        key = canonical_json({**trial.spec.identity(), "seed": 0})
+        groups.setdefault(key, []).append(trial)
+    return list(groups.values())
+
+
+def _states(statuses: Iterable[str]) -> Text:
+    text = Text()
+    for status, n in Counter(statuses).items():
+        text.append(f"{n} {status} ", style=STATUS_STYLE.get(status, ""))
+    return text
+
+
+def _reasons(trials: Sequence[PlannedTrial]) -> list[str]:
+    """Return one line per distinct reason, the trials that share it counted."""
+    lines: Counter[tuple[str, str]] = Counter(
+        (t.status, t.why) for t in trials if t.status != "done"
+    )
+    shown = [f"{n:>4} {status}: {why}" for (status, why), n in list(lines.items())[:20]]
+    if len(lines) > 20:
+        shown.append(f"     … and {len(lines) - 20} more reasons")
+    return shown
+
+
+def _totals(plan: Plan, *, slots: int) -> Text:
+    todo = [t for t in plan.trials if t.to_train]
+    running = sum(t.status == "running" for t in plan.trials)
+    if not todo and running:
+        return Text(f"Nothing to add: {running} are running, the others have their result.")
+    if not todo:
+        return Text("Nothing to train: every trial has its result.", style="green")
+    total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
+    seconds = plan.predicted_s(slots=slots)
+    sources = sorted({t.forecast.source for t in todo})
+    how = {
+        "measured": "from trials measured here",
+        "scaled": "scaled from other trials measured here",
+        "guess": "a guess; measured after the first run",
+    }
+    return Text(
+        f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, about {units.duration(seconds)} with {slots} at a time"
+        f" ({'; '.join(how[s] for s in sources)}).",
+        style="bold",
+    )
+
+
+def _too_large(plan: Plan, *, slots: int) -> list[str]:
+    """Return what this machine cannot do, as far as it can be seen from here."""
+    notes = []
+    cores = usable_cores()
+    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in plan.trials), default=1)
+    if widest > cores:
+        notes.append(
+            f"a trial asks for {widest} cores (cpus x ranks) and this machine has {cores}; it will wait here for ever"
+        )
+    todo = [t for t in plan.trials if t.to_train]
+    peak = max(
+        (t.spec.accounting["peak_memory_bytes"] * t.spec.resources.ranks for t in todo), default=0.0
+    )
+    memory = psutil.virtual_memory().total
+    if not visible_gpus() and peak * slots > 0.9 * memory:
+        notes.append(
+            f"{slots} trials at a time may take {units.size(peak * slots)} of {units.size(memory)} memory; "
+            "set resources.micro_batch_tokens, or submit with fewer --cpus"
+        )
+    return notes

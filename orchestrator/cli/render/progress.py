@@ -1,0 +1,222 @@
+"""Where a sweep stands: a table, a table that redraws, a line, and how a submission ended."""
+
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.render.command_name import command
+from orchestrator.control.status import SweepStatus, TrialStatus, status_from_disk
+from orchestrator.records import units
+from orchestrator.records.circuit_breaker import Outage
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import TrialState
+
+if (
+    TYPE_CHECKING
+):  # it brings the scheduler and numpy: half of the time that `memscale status` takes
+    from orchestrator.submit.submission import Ended
+
+STATUS_STYLE = {
+    "new": "cyan", "done": "green", "running": "yellow", "resume": "yellow", "retry": "magenta",
+    "waiting": "dim", "failed": "red", "cancelled": "dim red",
+}  # fmt: skip
+MOST_ROWS = 24
+"""Rows of a live table; longer sweeps show what runs first and count the rest."""
+QUIET_EVERY_S = 30.0
+"""Seconds between progress lines where there is no terminal to redraw."""
+
+
+def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
+    """Return where every trial stands: what runs first, then what waits, failed and is done."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("preset", no_wrap=True)
+    table.add_column("seed", justify="right")
+    table.add_column("state", no_wrap=True)
+    table.add_column("progress", no_wrap=True, min_width=16)
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("loss", justify="right", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    table.add_column("")
+    order = [
+        TrialState.RUNNING,
+        TrialState.FAILED,
+        TrialState.WAITING,
+        TrialState.CANCELLED,
+        TrialState.DONE,
+    ]
+    trials = (
+        sorted(status.trials, key=lambda t: order.index(t.state))
+        if len(status.trials) > rows
+        else status.trials
+    )
+    for trial in trials[:rows]:
+        table.add_row(*_status_row(trial))
+    parts: list[RenderableType] = [table]
+    if len(trials) > rows:
+        parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))
+    parts += [Text(sentence, style="yellow") for sentence in status.excluded]
+    parts.append(totals_text(status))
+    return Group(*parts)
+
+
+def _status_row(trial: TrialStatus) -> tuple[RenderableType, ...]:
+    done = (
+        trial.step
+        if trial.step is not None
+        else (trial.steps if trial.state is TrialState.DONE else 0)
+    )
+    remark = trial.wait or (
+        trial.reason if trial.state in (TrialState.FAILED, TrialState.CANCELLED) else ""
+    )
+    if trial.state is TrialState.RUNNING:
+        remark = {
+            "data": "preparing data",
+            "evaluate": "evaluating",
+            "checkpoint": "checkpointing",
+        }.get(trial.phase or "", "")
+        if trial.attempt > 1:
+            remark = f"attempt {trial.attempt} {remark}".strip()
+    return (
+        trial.trial_id,
+        trial.preset or "",
+        str(trial.seed),
+        Text(trial.state.value, style=STATUS_STYLE.get(trial.state.value, "")),
+        ProgressBar(total=max(trial.steps, 1), completed=done, width=16),
+        f"{done:,}/{trial.steps:,}",
+        "" if trial.loss is None else f"{trial.loss:.3f}",
+        ""
+        if trial.tokens_per_s is None or trial.state is not TrialState.RUNNING
+        else units.count(trial.tokens_per_s),
+        "" if trial.eta_s is None else units.duration(trial.eta_s),
+        Text(
+            remark, style="dim", overflow="ellipsis", no_wrap=trial.state is not TrialState.FAILED
+        ),
+    )
+
+
+def totals_text(status: SweepStatus) -> Text:
+    """Return one line: done, running, waiting, failed; tokens per second; time left."""
+    text = Text(f"{status.sweep}: ")
+    totals = status.totals
+    for state in (
+        TrialState.DONE,
+        TrialState.RUNNING,
+        TrialState.WAITING,
+        TrialState.FAILED,
+        TrialState.CANCELLED,
+    ):
+        if totals[state] or state in (TrialState.DONE, TrialState.RUNNING, TrialState.WAITING):
+            text.append(f"{totals[state]} {state.value}  ", style=STATUS_STYLE.get(state.value, ""))
+    rate = sum(t.tokens_per_s or 0.0 for t in status.trials if t.state is TrialState.RUNNING)
+    if rate:
+        text.append(f"{units.count(rate)} tokens/s  ")
+    if status.time_left_s is not None and not status.complete:
+        text.append(f"about {units.duration(status.time_left_s)} left", style="bold")
+    if status.stopping:
+        text.append("  stopping: waiting for checkpoints", style="yellow")
+    elif not status.controller_alive and not status.complete:
+        text.append("  nothing is running it; submit it again to go on", style="dim")
+    return text
+
+
+class LiveSweep:
+    """Shows a sweep while it runs: a table that redraws on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        """Draw on `console`; `quiet` leaves only a line now and then."""
+        self._console = console
+        self._live = (
+            None
+            if quiet or not console.is_terminal
+            else Live(console=console, refresh_per_second=4, transient=True)
+        )
+        self._told: tuple[int, ...] = ()
+        self._told_at = 0.0
+
+    def __enter__(self) -> "LiveSweep":
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.__exit__(kind, error, trace)
+
+    def update(self, status: SweepStatus) -> None:
+        """Show where the sweep stands now."""
+        if self._live:
+            self._live.update(status_table(status, rows=MOST_ROWS))
+            return
+        ended = tuple(
+            status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
+        )
+        now = time.monotonic()
+        if ended != self._told or now - self._told_at >= QUIET_EVERY_S:
+            self._told, self._told_at = ended, now
+            self._console.print(totals_text(status))
+
+
+def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
+    """Return how a submission ended and what to do next."""
+    status = ended.status
+    lines: list[RenderableType] = [totals_text(status)]
+    for trial in status.trials:
+        if trial.state is TrialState.FAILED:
+            lines.append(Text(f"failed: {trial.trial_id}: {trial.reason}", style="red"))
+            lines.append(
+                Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
+            )
+        elif trial.state is TrialState.WAITING and trial.wait and not ended.interrupted:
+            lines.append(Text(f"waiting: {trial.trial_id}: {trial.wait}", style="yellow"))
+    if not ended.drained.complete:
+        lines.append(
+            Text(
+                f"{ended.drained.points_waiting:,} points are not in MLflow yet ({ended.drained.problem}); they are safe in the "
+                f"journals: {command()} sync {status.sweep}{runs_option}",
+                style="yellow",
+            )
+        )
+    if ended.interrupted and not status.complete:
+        lost = sum(
+            t.state is TrialState.WAITING
+            and t.outcome is not None
+            and "before it could checkpoint" in t.reason
+            for t in status.trials
+        )
+        what = (
+            f"{lost} trials were ended before they could checkpoint and go back to their last one"
+            if lost
+            else "what ran has checkpointed"
+        )
+        lines.append(
+            Text(f"Stopped on request; {what}. Submit the same file again to go on.", style="bold")
+        )
+    return Group(*lines)
+
+
+def watch(sweep: SweepDir, console: Console) -> None:
+    """Refresh the table until no controller runs the sweep, or Ctrl-C."""
+    outage = Outage(sweep.path)
+    with LiveSweep(console) as live, suppress(KeyboardInterrupt):
+        while True:
+            with outage.endured():
+                now = status_from_disk(sweep)
+                outage.over()
+                live.update(now)
+                if not now.controller_alive:
+                    return
+            time.sleep(1.0)

@@ -1,0 +1,82 @@
+"""Tables of results, checks of the machine, and what to do next."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.render.command_name import command
+from orchestrator.diagnostics import Check, Verdict
+
+
+class PrintedTable(Protocol):
+    """What `analysis.report.tables` makes; the orchestrator does not import analysis."""
+
+    @property
+    def title(self) -> str:
+        """Heading."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Headings of the columns."""
+
+    @property
+    def rows(self) -> Sequence[Sequence[str]]:
+        """Text of the cells."""
+
+    @property
+    def numeric(self) -> Sequence[bool]:
+        """Columns to align right."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences below it."""
+
+
+def printed(tables: Sequence[PrintedTable]) -> RenderableType:
+    """Return tables of text cells."""
+    parts: list[RenderableType] = []
+    for given in tables:
+        table = Table(
+            title=given.title, title_justify="left", title_style="bold", box=None, pad_edge=False
+        )
+        for column, numeric in zip(given.columns, given.numeric, strict=True):
+            table.add_column(column, justify="right" if numeric else "left")
+        for row in given.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        parts += [table, *(Text(note, style="dim") for note in given.notes), Text("")]
+    return Group(*parts)
+
+
+def next_steps(
+    page: Path, figures: Sequence[Path], *, sweep: str, runs_option: str
+) -> RenderableType:
+    """Return where the results are and the commands to try next."""
+    memscale = command()
+    commands = {
+        f"{memscale} ui {sweep}{runs_option}": "the MLflow page with every run",
+        f"{memscale} status {sweep}{runs_option}": "what became of each trial",
+        f"{memscale} plan --show quickstart > my_sweep.yaml": f"edit it, then: {memscale} plan my_sweep.yaml",
+    }
+    width = max(len(command) for command in commands) + 3
+    lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]
+    lines += [f"  {command.ljust(width)}{what}" for command, what in commands.items()]
+    return Text("\n".join(lines))
+
+
+def doctor_table(checks: Sequence[Check]) -> RenderableType:
+    """Return the doctor's report."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    style = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+    for check in checks:
+        found = Text(check.found)
+        if check.fix:
+            found.append(f"\n→ {check.fix}", style=style[check.verdict])
+        table.add_row(Text(check.verdict.value, style=style[check.verdict]), check.name, found)
+    return table

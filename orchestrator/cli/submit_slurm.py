@@ -1,0 +1,138 @@
+"""`memscale submit --backend slurm`: what the options ask of Slurm, and what is told in the terminal."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from orchestrator.cli.app import console_here, make_plan, runs_option
+
+if TYPE_CHECKING:
+    from orchestrator.launchers.slurm.options import Request
+
+
+def asked(
+    backend: str | None,
+    nodes: str | None,
+    partition: str | None,
+    time: str | None,
+    slurm: list[str] | None,
+    cpus: int | None,
+    gpus: int | None,
+    launcher: str,
+) -> "Request | None":
+    """Return what the options ask of Slurm, None when they do not."""
+    from orchestrator.launchers.slurm import options as request
+
+    if backend is None:
+        given = {"--nodes": nodes, "--partition": partition, "--time": time, "--slurm": slurm}
+        for name, value in given.items():
+            if value:
+                raise typer.BadParameter(
+                    "is for Slurm: add --backend slurm, or slurm-direct", param_hint=name
+                )
+        return None
+    if backend not in request.BACKENDS:
+        raise typer.BadParameter(
+            f"must be one of {', '.join(request.BACKENDS)}, got {backend}", param_hint="--backend"
+        )
+    if launcher != "ray":
+        raise typer.BadParameter(
+            f"is for this machine, and --backend is {backend}; leave one of them out",
+            param_hint="--launcher",
+        )
+    if backend == "slurm-direct" and (cpus is not None or gpus is not None):
+        raise typer.BadParameter(
+            "a job of slurm-direct asks for what its trial asks for (resources in the sweep file); leave it out",
+            param_hint="--gpus" if cpus is None else "--cpus",
+        )
+    with _names_option("--nodes"):
+        least, most = request.parse_nodes(nodes or ("1" if backend == "slurm" else "1:64"))
+    with _names_option("--time"):
+        minutes = request.parse_minutes(time or "1:00:00")
+    with _names_option("--slurm"):
+        options = request.parse_options(slurm or ())
+    return request.Request(
+        backend=backend,
+        min_nodes=least,
+        max_nodes=most,
+        partition=partition,
+        minutes=minutes,
+        cpus=cpus,
+        gpus=gpus,
+        options=options,
+    )
+
+
+@contextmanager
+def _names_option(name: str) -> Iterator[None]:
+    """Turn a ValueError into a wrong value of this option."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
+
+
+def submit_to_slurm(
+    sweep_files: list[Path],
+    runs: Path,
+    tracking_uri: str | None,
+    request: "Request",
+    *,
+    detach: bool,
+    quiet: bool,
+) -> None:
+    """Put a sweep into Slurm's queue; watch it and send it to the tracker from here."""
+    from orchestrator.cli.render import progress
+    from orchestrator.cli.render.command_name import command
+    from orchestrator.launchers.slurm import commands
+    from orchestrator.submit import slurm_submission
+
+    # Before the plan, which takes seconds.
+    commands.require()
+    commands.partition(request.partition)
+    # What is here says nothing about the GPUs of the cluster.
+    priced = make_plan(sweep_files, runs, gpus_there=True)
+    name, console = priced.sweep.name, console_here()
+    submission = slurm_submission.SlurmSubmission(
+        plan=priced, runs=runs, tracking_uri=tracking_uri, argv=tuple(sys.argv), request=request
+    )
+    sent = submission.send()
+    where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
+    before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
+    console.print(
+        f"{name}: {len(priced.trials)} trials, {sent.trials} to train{where if sent.job_ids else ''}{before}."
+    )
+    if not sent.trials:
+        return
+    console.print(
+        f"Watch:  {command()} status {name} --watch{runs_option(runs)}\nStop:   {command()} cancel {name}{runs_option(runs)}"
+    )
+    if detach:
+        submission.follow_in_background()
+        return
+    try:
+        with progress.LiveSweep(console, quiet=quiet) as live:
+            outcome = submission.follow(live.update)
+    except KeyboardInterrupt:
+        console.print(
+            f"The jobs go on. What they measure is sent to MLflow by: {command()} sync {name}{runs_option(runs)}"
+        )
+        raise typer.Exit(130) from None
+    console.print(progress.outcome_text(outcome, runs_option=runs_option(runs)))
+    raise typer.Exit(outcome.exit_code)
+
+
+def _ranges(job_ids: Sequence[str]) -> list[str]:
+    """Return 12_[0-2] for 12_0, 12_1, 12_2."""
+    arrays: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        array, _, task = job_id.partition("_")
+        arrays.setdefault(array, []).append(task)
+    return [
+        f"{array}_[{tasks[0]}-{tasks[-1]}]" if tasks[0] else array
+        for array, tasks in arrays.items()
+    ]

@@ -1,0 +1,160 @@
+"""What the controller asks of whoever starts processes. Ray, plain processes and the debugger look alike to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from orchestrator.control.failure_classifier import Ended
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.rank_registry import TRAIN, RankRequest
+from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.scheduling.fair_share import Grant, Standing
+from orchestrator.scheduling.interface import Demand, Node, Part, Running
+
+
+class NotPlaced(Exception):
+    """The resources were not there after all: nothing was started, try again later. The message says what was short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One attempt to start: on one node, or as a gang on several whole ones. `on` gives each of these its part."""
+
+    trial_id: str
+    trial_path: str
+    attempt: int
+    node_id: str
+    ranks: int
+    """On all nodes."""
+    cpus: int
+    """Cores per rank."""
+    gpus: float
+    """Over all ranks."""
+    gpu_ids: tuple[str, ...]
+    """Which ones, as the scheduler suggests."""
+    cache: str
+    micro_batch_tokens: int | None = None
+    gpu_memory_share: float | None = None
+    """Part of a GPU's memory that each rank may take; None: all of it."""
+    hang_after_s: float | None = None
+    """Seconds without progress that count as a hang; None: what `orchestrator/node/hang_detection.py` says."""
+    job: str = TRAIN
+    also: tuple[Part, ...] = ()
+    """The further nodes of a gang; ranks go to nodes in order, as evenly as can be, so rank 0 is on the first."""
+    part: int = 0
+    """Which of these nodes this is about: 0 is `node_id`."""
+    address: str | None = None
+    """Of this part's node, as the others reach it; None where all ranks are on one."""
+
+    @property
+    def key(self) -> str:
+        """What names the attempt among those that run."""
+        return f"{self.trial_id}/{self.attempt}"
+
+    @property
+    def folder(self) -> AttemptDir:
+        """The attempt's folder."""
+        return TrialDir(Path(self.trial_path)).attempt(self.attempt)
+
+    @property
+    def demand(self) -> Demand:
+        """Over all ranks."""
+        return Demand(cpus=self.ranks * self.cpus, gpus=self.gpus)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All its nodes."""
+        return (Part(node_id=self.node_id, gpus=self.gpu_ids), *self.also)
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks of this part."""
+        n = len(self.parts)
+        return range(self.part * self.ranks // n, (self.part + 1) * self.ranks // n)
+
+    @property
+    def gpus_here(self) -> float:
+        """GPUs of this part: a gang's lie where its ranks do."""
+        return self.gpus * len(self.ranks_here) / self.ranks if self.also else self.gpus
+
+    def on(self, part: int, *, address: str | None = None) -> "Launch":
+        """Return the part of one node, which is reached by others at that address."""
+        return replace(self, part=part, address=address)
+
+    def rank_requests(self, gpu_ids: Sequence[str]) -> list[RankRequest]:
+        """Return one request per rank of this part; its GPUs are dealt out evenly, several ranks may share one."""
+        n, ranks = len(gpu_ids), len(self.ranks_here)
+        return [
+            RankRequest(
+                trial_path=self.trial_path,
+                attempt=self.attempt,
+                rank=rank,
+                ranks=self.ranks,
+                cpus=self.cpus,
+                gpus=tuple(gpu_ids[i * n // ranks : -(-(i + 1) * n // ranks)]),
+                cache=self.cache,
+                micro_batch_tokens=self.micro_batch_tokens,
+                gpu_memory_share=self.gpu_memory_share,
+                job=self.job,
+                address=self.address,
+            )
+            for i, rank in enumerate(self.ranks_here)
+        ]
+
+
+class Launcher(Protocol):
+    """Starts attempts on nodes and tells when they end. Used by one thread, the one that called `start`."""
+
+    def start(self) -> None:
+        """Make ready: whatever `launch` needs is there when this returns.
+
+        Raises:
+            ExperimentError: If that fails; says what to do.
+        """
+
+    def nodes(self) -> Sequence[Node]:
+        """Return the nodes there are now, with everything they have in all."""
+
+    def launch(self, launch: Launch) -> tuple[str, ...]:
+        """Start the ranks of an attempt; return the ids of the GPUs that it got.
+
+        Raises:
+            NotPlaced: If it cannot be started now.
+        """
+
+    def poll(self) -> list[Ended]:
+        """Return the attempts that ended since the last call; all their ranks are gone. Returns at once."""
+
+    def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
+        """Ask an attempt to checkpoint and leave (SIGTERM), or end it now (SIGKILL). `poll` tells when it has."""
+
+    def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
+        """End ranks of an earlier controller; return those that could not be reached or would not die."""
+
+    def close(self) -> None:
+        """End everything that was started. May be called twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """What other users of a cluster have, and leave."""
+
+    taken: Sequence[Running] = ()
+    """What is not free on nodes although this controller holds nothing of it, as trials with made-up names."""
+    grant: Grant = field(default_factory=Grant)
+    """What this sweep may start."""
+    growing: bool = False
+    """Whether more nodes may come soon: what fits nowhere now is waited for."""
+
+
+@runtime_checkable
+class SharedLauncher(Protocol):
+    """A launcher on a cluster that others may use too."""
+
+    def others(self, standing: Standing) -> Others:
+        """Tell the other sweeps how this one stands; return what they and strangers leave to it.
+
+        Args:
+            standing: What this sweep holds, wants and keeps; its name, priority and weight are the launcher's to fill in.
+        """

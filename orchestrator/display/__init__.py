@@ -1,1 +1,0 @@
-"""What the CLI prints, as rich renderables. Computes nothing of its own."""

@@ -1,0 +1,80 @@
+"""Inside a job: which one it is, what it holds, what Slurm tells it by signals, and how it goes back into the queue."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from orchestrator.launchers.slurm import commands
+from orchestrator.node.hardware import usable_cores, visible_gpus
+
+LOG = logging.getLogger(__name__)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+"""SIGUSR2 is what jobs ask for before their time limit and before preemption; SIGTERM is sent by a cluster that was not
+set up for it, by `scancel`, and by `scontrol requeue`."""
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the id of this job as `squeue -r` shows it: `12`, or `12_3` in an array."""
+    array = environment.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:
+        return f"{array}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment["SLURM_JOB_ID"]
+
+
+def node_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return which of the job's nodes this is, from 0."""
+    return int(environment.get("SLURM_NODEID", "0"))
+
+
+def cores(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many cores of this node are the job's."""
+    said = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE")
+    return int(said) if said else usable_cores()
+
+
+def hide_other_gpus() -> tuple[str, ...]:
+    """Return the GPUs of this job on this node; hide all when it has none.
+
+    Without Slurm's cgroups the node's other GPUs could be seen, too.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return visible_gpus()
+
+
+@contextmanager
+def notices(on_notice: Callable[[int], None]) -> Iterator[list[int]]:
+    """Call `on_notice` with the first signal that says that the allocation ends; yield the signals that came.
+
+    Replaces submitit's handlers, which would put the job back into the queue before anything has checkpointed.
+    """
+    came: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) == 1:
+            on_notice(number)
+
+    before = {number: signal.signal(number, on_signal) for number in NOTICES}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def go_back_to_the_queue() -> bool:
+    """Requeue this job, unless somebody cancelled it or Slurm does so itself; return whether it was done.
+
+    Call it when everything has checkpointed: what still runs of the job is ended.
+    """
+    own = job_id()
+    state = commands.state(own)
+    if state != "RUNNING":
+        LOG.info("job %s is %s: it is not requeued", own, state or "unknown")
+        return False
+    commands.requeue(own)
+    LOG.info("job %s was requeued", own)
+    return True

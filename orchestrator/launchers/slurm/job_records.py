@@ -1,0 +1,173 @@
+"""Which Slurm jobs were submitted for a sweep: one small file for each array in SWEEP/slurm/jobs.
+
+    SWEEP/slurm/
+      jobs/12.json               {"kind", "submission", "jobs": {"12_0": trial id or null, …}}
+      12/head.json               how the nodes of head pilot 12 find its Ray; see handoff.py
+      12/leaving/13-0            the node of a pilot on which nothing new may start
+      submitit/                  scripts and pickles of jobs, and what they printed
+
+Slurm itself says what became of a job; the book only knows whose it is.
+"""
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.launchers.slurm import commands
+from orchestrator.launchers.slurm.commands import Queued, SlurmError
+from orchestrator.records.errors import BusyError
+from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
+from orchestrator.records.trial_spec import TrialState
+
+HEAD = "head"
+"""A pilot whose first node runs Ray's head and the controller."""
+WORKER = "worker"
+"""A pilot of one node that joins a head."""
+TRIAL = "trial"
+"""A job that trains one trial."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job that Slurm has not forgotten."""
+
+    kind: str
+    trial_id: str | None
+    """The one that it trains; None for pilots."""
+    queued: Queued
+
+    @property
+    def pending(self) -> bool:
+        """Whether it waits in the queue."""
+        return self.queued.state == "PENDING"
+
+    def __str__(self) -> str:
+        why = f" ({self.queued.reason})" if self.pending else ""
+        return f"Slurm job {self.queued.job_id} is {self.queued.state}{why}"
+
+
+def folder(sweep: SweepDir) -> Path:
+    """Return where everything about Slurm lies."""
+    return sweep.path / "slurm"
+
+
+def note(
+    sweep: SweepDir,
+    job_ids: Sequence[str],
+    *,
+    kind: str,
+    submission: int,
+    trial_ids: Sequence[str | None] | None = None,
+) -> None:
+    """Write down the jobs of one call of `jobs.submit`."""
+    whose = trial_ids or [None] * len(job_ids)
+    write_json(
+        folder(sweep) / "jobs" / f"{job_ids[0].partition('_')[0]}.json",
+        {
+            "kind": kind,
+            "submission": submission,
+            "jobs": dict(zip(job_ids, whose, strict=True)),
+        },
+    )
+
+
+def used(sweep: SweepDir) -> bool:
+    """Whether this sweep was ever submitted to Slurm."""
+    return (folder(sweep) / "jobs").is_dir()
+
+
+def live(sweep: SweepDir) -> list[Job]:
+    """Return the jobs that wait, run or are ending.
+
+    Raises:
+        SlurmError: If Slurm cannot be asked.
+    """
+    if not used(sweep):
+        return []
+    records = {p.stem: read_json(p) for p in (folder(sweep) / "jobs").glob("*.json")}
+    queue = commands.queued(records.keys())
+    found = []
+    for job_id, queued in queue.items():
+        record = records[job_id.partition("_")[0]]
+        if record is not None:
+            found.append(
+                Job(kind=record["kind"], trial_id=record["jobs"].get(job_id), queued=queued)
+            )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Why trials wait that no controller runs."""
+
+    by_trial: Mapping[str, str] = field(default_factory=dict)
+    rest: str | None = None
+    """Of all trials that are not in `by_trial`; None when nothing of Slurm's keeps them."""
+    jobs: int = 0
+    """How many jobs of the sweep wait or run."""
+
+    def why(self, trial: TrialDir) -> str | None:
+        """Return the sentence for one trial, None if it waits for no job."""
+        if trial.trial_id in self.by_trial:
+            return self.by_trial[trial.trial_id]
+        if self.rest is None or trial.state() not in (TrialState.WAITING, TrialState.RUNNING):
+            return None
+        return self.rest
+
+
+def waits(sweep: SweepDir) -> Waits:
+    """Return what the jobs of a sweep say about trials that wait."""
+    try:
+        jobs = live(sweep)
+    except SlurmError as error:
+        # Where Slurm is but does not answer, jobs may well be there.
+        return Waits(
+            rest=f"its Slurm job cannot be looked up here ({error})",
+            jobs=int(shutil.which("squeue") is not None),
+        )
+    # One that is ending has said what became of its trials.
+    going = [job for job in jobs if job.queued.state != "COMPLETING"]
+    heads = [str(job) for job in going if job.kind == HEAD]
+    return Waits(
+        by_trial={job.trial_id: str(job) for job in going if job.trial_id is not None},
+        rest=heads[0] if heads else None,
+        jobs=len(jobs),
+    )
+
+
+def refuse_if_queued(sweep: SweepDir, *, kinds: Collection[str] = (HEAD, WORKER)) -> None:
+    """Raise BusyError if jobs of these kinds wait or run for a sweep, as far as Slurm can be asked here.
+
+    Where it cannot, the locks of orchestrator/records/locks.py keep two controllers apart.
+    """
+    try:
+        jobs = [job for job in live(sweep) if job.kind in kinds]
+    except SlurmError:
+        return
+    if jobs:
+        raise BusyError(
+            f"sweep {sweep.name}: {jobs[0]}{f', and there are {len(jobs) - 1} more' if jobs[1:] else ''}; watch with "
+            f"`memscale status {sweep.name} --watch`, end with `memscale cancel {sweep.name}`"
+        )
+
+
+def cancel(sweep: SweepDir, trial_ids: Collection[str], *, whole_sweep: bool) -> None:
+    """Take jobs that were not started yet out of the queue. Those that run look for requests to cancel themselves.
+
+    Raises:
+        SlurmError: If Slurm cannot be asked.
+    """
+    if not trial_ids:
+        return
+    try:
+        jobs = [
+            job.queued.job_id
+            for job in live(sweep)
+            if job.pending and (job.trial_id in trial_ids or (whole_sweep and job.trial_id is None))
+        ]
+        commands.cancel(jobs)
+    except SlurmError as error:
+        raise SlurmError(
+            f"what runs was asked to stop, but jobs in Slurm's queue stay there: {error}; cancel again from a login node"
+        ) from error

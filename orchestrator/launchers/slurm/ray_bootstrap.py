@@ -1,0 +1,153 @@
+"""Ray on one node of an allocation: our own bootstrap.
+
+`ray start` decides about a node by what it finds there, and `ray stop` ends every Ray of the machine. Here a node has
+the cores and GPUs that Slurm gave, a port that nobody chose beforehand, a short folder on local disk, and a process group
+by which it is stopped, alone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.launchers.ray_embedded import Surroundings
+from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.errors import ExperimentError
+
+START_S = 180.0
+"""For importing Ray from cold, shared storage."""
+STOP_S = 3.0
+"""Between SIGTERM and SIGKILL. Ray would wait half a minute for work of its own, of which there is none."""
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Ray's minimum is 75 MiB; we pass nothing through it."""
+LONGEST_ROOT = 24
+"""Characters of the folder for temporary files; what Ray puts below takes about 80 of the 107 that a socket's path may have."""
+DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
+"""Slurm's notice goes to every process of a job. Ray does not know the signal and would die of it before anything has
+checkpointed; what is ignored stays so in all that it starts."""
+SETTINGS = {
+    # Of a private cluster: whoever connects must show the token. `disabled` is for clusters on the loopback interface.
+    "RAY_AUTH_MODE": "token",
+    # A node that is gone is noticed after five seconds instead of about fifteen.
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
+}
+
+
+class RayNode:
+    """One node of a private Ray cluster."""
+
+    def __init__(
+        self, *, label: str, address: str, cpus: int, gpus: int, log: Path, token: str
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            label: Names the node in Ray, as a resource: see `mark`.
+            address: Of this node, for the others.
+            cpus: Cores of it that are ours.
+            gpus: GPUs of it that are ours: the first so many of CUDA_VISIBLE_DEVICES.
+            log: Takes what Ray prints.
+            token: Shown by everyone who connects.
+        """
+        self._label = label
+        self._ip = address
+        self._cpus = cpus
+        self._gpus = gpus
+        self._log = log
+        self._token = token
+        self._surroundings = Surroundings()
+        self._folder: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start_head(self) -> str:
+        """Start the first node of a cluster; return the address for the others.
+
+        Raises:
+            ExperimentError: If Ray ends at once, or does not come up in time.
+        """
+        self._start("--head", "--port=0", "--include-dashboard=false")
+        assert self._folder is not None, "just made"
+        said = self._folder / "ray_current_cluster"
+        deadline = time.monotonic() + START_S
+        while not (said.exists() and (address := said.read_text().strip())):
+            self._check(deadline)
+            time.sleep(0.1)
+        return address
+
+    def join(self, address: str) -> None:
+        """Start a node that joins a cluster; it is there when the cluster lists it."""
+        self._start(f"--address={address}")
+
+    def alive(self) -> bool:
+        """Whether Ray runs here."""
+        return self._process is not None and self._process.poll() is None
+
+    def close(self) -> None:
+        """End Ray here, and every process that it started; may be called twice."""
+        process, self._process = self._process, None
+        if process is not None:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_S)
+                    break
+            process.wait()
+        # Ray's workers have process groups of their own; they carry a mark by which the watchdog finds them.
+        self._surroundings.close()
+
+    def _start(self, *options: str) -> None:
+        self._folder = self._surroundings.make(
+            {**SETTINGS, "RAY_AUTH_TOKEN": self._token}, root=_root()
+        )
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *DEAF,
+                    *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"),
+                    *options,
+                    f"--node-ip-address={self._ip}",
+                    f"--num-cpus={self._cpus}",
+                    f"--num-gpus={self._gpus}",
+                    f'--resources={{"{mark(self._label)}": 1}}',
+                    f"--temp-dir={self._folder}",
+                    f"--object-store-memory={OBJECT_STORE_BYTES}",
+                    # Chosen by the kernel: a fixed range collides with the next pilot on this node.
+                    "--min-worker-port=0",
+                    "--max-worker-port=0",
+                    "--include-log-monitor=false",
+                    "--disable-usage-stats",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=with_this_package(os.environ),
+                process_group=0,
+            )
+
+    def _check(self, deadline: float) -> None:
+        assert self._process is not None, "it was started"
+        if self._process.poll() is None and time.monotonic() < deadline:
+            return
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+        what = "ended" if self._process.poll() is not None else f"was not up in {START_S:.0f} s"
+        raise ExperimentError(f"{self._log}: Ray {what} on {self._ip}:\n{tail}")
+
+
+def mark(label: str) -> str:
+    """Return the resource by which a node is known in Ray's list of nodes."""
+    return f"memscale-pilot:{label}"
+
+
+def _root() -> Path:
+    """Return the folder for temporary files, or /tmp where that is too long for sockets."""
+    root = Path(tempfile.gettempdir())
+    return root if len(str(root)) <= LONGEST_ROOT else Path("/tmp")

@@ -1,0 +1,126 @@
+"""The submitit adapter: callables in, job ids out. The only file that imports submitit."""
+
+import importlib.util
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.launchers.ray_watchdog import OWNER
+from orchestrator.launchers.slurm.commands import SlurmError
+from orchestrator.launchers.slurm.options import Request
+from orchestrator.node.supervisor import with_this_package
+
+INHERITED = (
+    *("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES"),
+    # The token, and the mark by which a pilot's end finds all that belongs to it.
+    *("RAY_", OWNER),
+)
+"""Beginnings of variables that a job submitted from inside another one must not take for its own."""
+
+
+def require() -> None:
+    """Check that submitit is installed.
+
+    Raises:
+        SlurmError: If not.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        raise SlurmError(
+            "--backend slurm: needs submitit, which is not installed; pip install 'memscale[slurm]'"
+        )
+
+
+def submit(
+    calls: Sequence[Callable[[], object]],
+    *,
+    name: str,
+    folder: Path,
+    request: Request,
+    nodes: int = 1,
+    cpus: int | None = None,
+    gpus: int = 0,
+    requeue: bool = True,
+    code: Path | None = None,
+) -> list[str]:
+    """Submit callables, several as one array, each called once on each of its nodes; return one job id for each.
+
+    Args:
+        calls: Picklable, of modules of this package.
+        name: Of the job, as `squeue` shows it.
+        folder: On storage that all nodes see; takes scripts, pickles and what the jobs print.
+        request: Partition, time and further options.
+        nodes: Of each job.
+        cpus: Cores per node; None takes nodes whole.
+        gpus: GPUs per node.
+        requeue: Whether Slurm may start a job again after preemption or the loss of a node.
+        code: Folder that jobs import from; None: where this very program lies.
+
+    Raises:
+        SlurmError: If sbatch refuses; says what it said.
+    """
+    require()
+    import submitit
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = with_this_package({})["PYTHONPATH"] if code is None else str(code)
+    parameters: dict[str, Any] = {
+        "job_name": name,
+        "time": request.minutes,
+        "nodes": nodes,
+        "ntasks_per_node": 1,
+        "signal_delay_s": request.notice_s,
+        "stderr_to_stdout": True,
+        "array_parallelism": request.max_nodes,
+        # Not left to what sbatch passes on: sites set it to nothing.
+        "setup": [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"],
+        # Since 22.05 steps do not take over how many cores their job asked for.
+        "srun_args": ["--cpu-bind=none"] if cpus is None else [f"--cpus-per-task={cpus}"],
+        "additional_parameters": {
+            ("requeue" if requeue else "no-requeue"): True,
+            **{key: value or True for key, value in request.options.items()},
+        },
+    }
+    if request.partition is not None:
+        parameters["partition"] = request.partition
+    if cpus is None:
+        parameters["exclusive"] = True
+    else:
+        parameters["cpus_per_task"] = cpus
+    if gpus:
+        parameters["gres"] = f"gpu:{gpus}"
+    with _outside_any_job():
+        executor = submitit.SlurmExecutor(folder=folder)
+        executor.update_parameters(**parameters)
+        try:
+            with executor.batch():
+                jobs = [executor.submit(call) for call in calls]
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise SlurmError(f"sbatch refused: {_said(error)}") from error
+        return [str(job.job_id) for job in jobs]
+
+
+def _said(error: BaseException) -> str:
+    """Return what sbatch wrote, without the traceback that submitit puts around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line.removeprefix("sbatch: ") for line in lines if line.startswith("sbatch: ")]
+    return "; ".join(said or lines[-1:]) or type(error).__name__
+
+
+@contextmanager
+def _outside_any_job() -> Iterator[None]:
+    """Hide that this process runs inside a job, if it does."""
+    inside = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(INHERITED) and name != "SLURM_CONF"
+    }
+    for name in inside:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(inside)

@@ -1,0 +1,1 @@
+"""What runs on the node of a trial: the supervisor, its fork server, the rank processes and what they report."""

@@ -1,0 +1,199 @@
+"""A process that has torch imported and forks ranks: a rank's first step comes after milliseconds instead of seconds.
+
+    python -m orchestrator.node.fork_server PARENT_PID MODULE... [--if-possible MODULE...]
+
+Commands come as JSON lines on stdin, events go as JSON lines to stdout:
+
+    {"start": KEY, "request": {…}, "env": {…}, "log": path, "cwd": path}   → {"started": KEY, "process": {…}}
+                                                                          → {"ended": KEY, "code": n}   later
+    {"signal": KEY, "number": 15}
+                                                                            {"ready": seconds} once, at first
+
+Who dies with whom: the end of stdin ends the template and its ranks; the kernel SIGKILLs the template when its
+parent dies and the ranks when the template dies. So nothing outlives whoever started the template.
+
+Forking is only sound while the template has a single thread, so it imports and does nothing else; it refuses to
+start ranks when a library has started threads.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.records.processes import ProcessId, die_with_parent
+
+
+class Template:
+    """The forking loop. Single-threaded; lives in the main thread of its process."""
+
+    def __init__(self, commands: int, events: int) -> None:
+        """Take the file descriptors to talk through."""
+        self._commands = commands
+        self._events = events
+        self._unread = b""
+        self._keys: dict[int, str] = {}
+        self._wake, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+
+    def serve(self, modules: Sequence[str], optional: Sequence[str] = ()) -> None:
+        """Import, say so, obey until stdin ends; then end the ranks.
+
+        Args:
+            modules: What ranks need. Failing to import one is the end.
+            optional: What only some ranks need; a broken one is left to them.
+        """
+        start = time.perf_counter()
+        for module in modules:
+            importlib.import_module(module)
+        for module in optional:
+            try:
+                importlib.import_module(module)
+            except Exception:
+                traceback.print_exc()
+        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 -- a count of names, no paths
+        if threads != 1:
+            raise RuntimeError(
+                f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; forking is unsafe"
+            )
+        # What is there now stays shared with every rank: the collector must not touch it.
+        gc.collect()
+        gc.freeze()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # A machine that is about to go away sends SIGTERM to all that runs there. The template stays for its ranks,
+        # which checkpoint first, and passes on what perhaps only it has heard.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._say({"ready": time.perf_counter() - start})
+        try:
+            while self._turn():
+                pass
+        finally:
+            for pid in self._keys:
+                os.kill(pid, signal.SIGKILL)
+            while self._keys:
+                self._reap(block=True)
+
+    def _turn(self) -> bool:
+        """Wait for something to do and do it; return False when stdin has ended."""
+        readable, _, _ = select.select([self._commands, self._wake], [], [])
+        if self._wake in readable:
+            signals = os.read(self._wake, 4096)
+            self._reap(block=False)
+            if signal.SIGTERM in signals:
+                for pid in self._keys:
+                    os.kill(pid, signal.SIGTERM)
+        if self._commands in readable:
+            chunk = os.read(self._commands, 1 << 16)
+            if not chunk:
+                return False
+            *lines, self._unread = (self._unread + chunk).split(b"\n")
+            for line in lines:
+                self._obey(json.loads(line))
+        return True
+
+    def _obey(self, command: dict[str, Any]) -> None:
+        if "start" in command:
+            self._fork(command)
+            return
+        for pid, key in self._keys.items():
+            if key == command["signal"]:
+                # It is our child and not yet reaped, so the pid is still its own.
+                os.kill(pid, command["number"])
+
+    def _fork(self, command: dict[str, Any]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                die_with_parent(parent)
+                code = self._become_rank(command)
+            except BaseException as error:
+                with contextlib.suppress(OSError):  # a full disk takes no log
+                    traceback.print_exc()
+                code = _exit_code(error)
+            finally:
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError):
+                        stream.flush()
+                # Neither the template's clean-up nor its exit handlers are the rank's business.
+                os._exit(code)
+        self._keys[pid] = command["start"]
+        process = ProcessId.of(pid)
+        assert process is not None, "a child that was not waited for exists, if only as a zombie"
+        self._say({"started": command["start"], "process": process.to_json()})
+
+    def _become_rank(self, command: dict[str, Any]) -> int:
+        from orchestrator.node import worker
+        from orchestrator.records.rank_registry import RankRequest
+
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for descriptor in (self._commands, self._events, self._wake, self._wake_write):
+            os.close(descriptor)
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ.update(command["env"])
+        os.chdir(command["cwd"])
+        return worker.main(RankRequest.from_json(command["request"]))
+
+    def _reap(self, *, block: bool) -> None:
+        while self._keys:
+            pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
+            if pid == 0:
+                return
+            key = self._keys.pop(pid, None)
+            if key is not None:
+                self._say({"ended": key, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, event: dict[str, Any]) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        while line:
+            try:
+                line = line[os.write(self._events, line) :]
+            except BrokenPipeError:
+                return  # whoever listened is gone; the end of stdin follows
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return what tells the outcome of a rank that did not come as far as to write one down: its log cannot be opened."""
+    from orchestrator.control.failure_classifier import EXIT_CODES
+    from orchestrator.node.worker import classify
+
+    return EXIT_CODES[classify(error)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Start from the command line."""
+    # Ray blocks SIGINT in everything it starts; a rank wants to decide for itself.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Slurm tells every process of a job that its time is over, and this one may be importing still.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    die_with_parent(int(arguments[0]))
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    # A library that prints must not talk into the protocol.
+    os.dup2(2, 1)
+    modules = list(arguments[1:])
+    cut = modules.index("--if-possible") if "--if-possible" in modules else len(modules)
+    Template(commands, events).serve(modules[:cut], modules[cut + 1 :])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

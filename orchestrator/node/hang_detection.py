@@ -1,0 +1,69 @@
+"""When an attempt has stopped getting on. Pure: what its ranks said, and a clock.
+
+An attempt hangs when none of its ranks gave a sign of progress for longer than a limit. Ranks of one trial wait for
+each other within a step, so one that is stuck silences all; one that works (rank 0 writes a checkpoint) keeps the
+others, who wait for it, from being taken for stuck.
+"""
+
+from collections.abc import Mapping
+
+from orchestrator.node.progress_board import Standing
+
+STEPS = 20
+"""Median steps without a new one that count as a hang, if they last longer than the floor."""
+FLOOR_S = 300.0
+"""The least that counts as a hang between two steps. Below torch's own watchdogs, which know no reason."""
+OTHERWISE_S = 1800.0
+"""The same before the first step, in evaluations and in checkpoints: downloads, compilers and slow disks take their time."""
+LONGEST_LOOK_S = 5.0
+"""At most this much counts between two looks: time in which nobody looked (a suspended machine) is no silence."""
+
+
+class HangWatch:
+    """Follows one attempt."""
+
+    def __init__(self, floor_s: float | None = None, *, sees_all: bool = True) -> None:
+        """Start; `floor_s` replaces both floors.
+
+        Args:
+            floor_s: Seconds.
+            sees_all: Whether all ranks of the attempt are here. One on another node may be writing a checkpoint that these
+                wait for, so without it steps have no floor of their own.
+        """
+        self._floor_s, self._sees_all = floor_s, sees_all
+        self._signs: Mapping[int, int] = {}
+        self._looked_at: float | None = None
+        self._quiet_s = 0.0
+
+    def look(self, now: float, ranks: Mapping[int, Standing | None]) -> str | None:
+        """Return what to say of a hang, None while there is none.
+
+        Args:
+            now: Monotonic seconds.
+            ranks: What each rank that runs said last; None: nothing yet.
+        """
+        signs = {rank: 0 if said is None else said.signs for rank, said in ranks.items()}
+        if signs == self._signs and self._looked_at is not None:
+            self._quiet_s += min(now - self._looked_at, LONGEST_LOOK_S)
+        else:
+            self._signs, self._quiet_s = signs, 0.0
+        self._looked_at = now
+        said = [standing for standing in ranks.values() if standing is not None]
+        limit_s, why = self._limit(said, all_spoke=len(said) == len(ranks))
+        if not ranks or self._quiet_s <= limit_s:
+            return None
+        return f"no progress for {self._quiet_s:.0f} s (limit {limit_s:.0f} s: {why})"
+
+    def _limit(self, said: list[Standing], *, all_spoke: bool) -> tuple[float, str]:
+        measured = [standing.step_s for standing in said if standing.step_s is not None]
+        steps_s = STEPS * max(measured, default=0.0)
+        training = self._sees_all and all_spoke and all(s.phase == "train" for s in said)
+        if self._floor_s is not None:
+            floor_s, why = self._floor_s, "resources.hang_after_s"
+        elif training:
+            floor_s, why = FLOOR_S, "the least between two steps"
+        else:
+            floor_s, why = OTHERWISE_S, "the least outside training steps"
+        if steps_s > floor_s:
+            return steps_s, f"{STEPS} steps of {max(measured):.2g} s"
+        return floor_s, why

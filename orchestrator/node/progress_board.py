@@ -1,0 +1,166 @@
+"""Where a rank stands, readable from outside whatever state the rank is in.
+
+A rank that hangs answers nobody, and one whose disk is full can write nothing down. So every rank keeps a file in
+memory (memfd) that its supervisor opens through /proc: in front how far the rank got, behind that the stacks of its
+threads, which `faulthandler` writes on SIGUSR1 without needing the interpreter.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DUMP = signal.SIGUSR1
+"""Has a rank write its stacks."""
+_NAME = "memscale-standing"
+_FRONT = struct.Struct("<qqqd24s")
+_STACKS_AT = 64
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
+_STATES = {
+    "T": "it was stopped by a signal",
+    "D": "the kernel waits for a disk or a device on its behalf",
+}
+"""States of /proc/PID/stat in which a process answers no signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How far a rank got."""
+
+    signs: int
+    """How often it said that it got on: after every step, and within evaluations."""
+    step: int
+    steps: int
+    phase: str
+    """data, train, evaluate or checkpoint."""
+    step_s: float | None
+    """Median seconds of a step; None until that was measured."""
+
+    def __str__(self) -> str:
+        return f"after step {self.step} of {self.steps} ({self.phase})"
+
+
+class Board:
+    """The rank's side."""
+
+    def __init__(self) -> None:
+        """Make the file."""
+        self._file = os.memfd_create(_NAME)
+        os.ftruncate(self._file, _STACKS_AT)
+        os.lseek(self._file, _STACKS_AT, os.SEEK_SET)
+
+    def catch(self) -> None:
+        """Write the stacks of all threads whenever DUMP comes."""
+        faulthandler.register(DUMP, file=self._file, all_threads=True)
+
+    def write(self, standing: Standing) -> None:
+        """Replace what is said about the progress."""
+        front = _FRONT.pack(
+            standing.signs,
+            standing.step,
+            standing.steps,
+            standing.step_s or 0.0,
+            standing.phase.encode()[:24],
+        )
+        os.pwrite(self._file, front, 0)
+
+    def close(self) -> None:
+        """Catch DUMP no more."""
+        faulthandler.unregister(DUMP)
+        os.close(self._file)
+
+
+class Look:
+    """The supervisor's side: one rank, looked at from the same machine. What was opened outlives the rank."""
+
+    def __init__(self, pid: int) -> None:
+        """Open nothing yet: a rank that has just been forked has no file."""
+        self._pid = pid
+        self._file: int | None = None
+
+    def standing(self) -> Standing | None:
+        """Return how far the rank got; None if it has said nothing yet."""
+        file = self._opened()
+        front = b"" if file is None else os.pread(file, _FRONT.size, 0)
+        if len(front) < _FRONT.size:
+            return None
+        signs, step, steps, step_s, phase = _FRONT.unpack(front)
+        if not signs:
+            return None
+        return Standing(
+            signs=signs,
+            step=step,
+            steps=steps,
+            phase=phase.rstrip(b"\0").decode(errors="replace"),
+            step_s=step_s or None,
+        )
+
+    def stacks(self) -> str:
+        """Return what the rank has written of its stacks so far."""
+        file = self._opened()
+        if file is None:
+            return ""
+        size = max(0, os.fstat(file).st_size - _STACKS_AT)
+        return os.pread(file, size, _STACKS_AT).decode(errors="replace")
+
+    def mute(self) -> str | None:
+        """Return why the rank cannot write its stacks, if the kernel says so."""
+        try:
+            stat = Path(f"/proc/{self._pid}/stat").read_text()
+        except OSError:
+            return None
+        return _STATES.get(stat[stat.rindex(")") + 2])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _opened(self) -> int | None:
+        if self._file is None:
+            try:
+                for link in Path(f"/proc/{self._pid}/fd").iterdir():
+                    if str(link.readlink()).startswith(f"/memfd:{_NAME}"):
+                        self._file = os.open(link, os.O_RDONLY)
+                        break
+            except OSError:  # it has just ended, or just closed what was being looked at
+                return None
+        return self._file
+
+
+def place(stacks: str) -> str | None:
+    """Return where the main thread was, in a phrase: the innermost call, and the line of ours that led there.
+
+    `all_reduce (distributed_c10d.py:3000), called in workloads/distributed/process_group.py:72 (sum_)`.
+    """
+    threads = [block for block in stacks.split("\n\n") if _FRAME.search(block)]
+    if not threads:
+        return None
+    # The interpreter lists its threads newest first.
+    frames = [found.groupdict() for found in _FRAME.finditer(threads[-1])]
+    inner = frames[0]
+    said = f"{inner['function']} ({_short(inner['file'], 1)}:{inner['line']})"
+    ours = _ours(frames[1:])
+    if ours is None or _is_ours(inner["file"]):
+        return said
+    return f"{said}, called in {_short(ours['file'], 2)}:{ours['line']} ({ours['function']})"
+
+
+def _ours(frames: Sequence[dict[str, str]]) -> dict[str, str] | None:
+    return next((frame for frame in frames if _is_ours(frame["file"])), None)
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a file belongs neither to Python nor to an installed library."""
+    return not (
+        "site-packages" in file or file.startswith(str(Path(os.__file__).parent)) or file[:1] == "<"
+    )
+
+
+def _short(file: str, parts: int) -> str:
+    return "/".join(Path(file).parts[-parts:])

@@ -1,0 +1,231 @@
+"""What a rank tells while it works: measurements to the journal, progress to heartbeat.json; and whether to stop.
+
+`RankReporter` is the runner's side of `workloads.training.reporter.Reporter`.
+"""
+
+import logging
+import os
+import signal
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from orchestrator.node.progress_board import Board, Standing
+from orchestrator.node.system_metrics import SystemSampler
+from orchestrator.records import storage_errors
+from orchestrator.records.journal import Journal
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.rank_registry import RankRequest, registered
+from orchestrator.records.trial_dir import write_json
+
+LOG = logging.getLogger(__name__)
+LOG_S = 5.0
+"""How often training is told in the log at most; evaluations always are."""
+HEARTBEAT_S = 1.0
+"""How often heartbeat.json is replaced at most."""
+LAP_S = 1.0
+"""Steps are timed over laps that last at least this long: on a GPU single steps are only sent off, not awaited."""
+LAPS = 31
+"""Laps whose median is the time of a step."""
+
+
+class Stop:
+    """Whether somebody asked this process to checkpoint and leave."""
+
+    def __init__(self) -> None:
+        """Nobody did yet."""
+        self.requested = False
+
+    def request(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self.requested = True
+
+
+@contextmanager
+def stops_on_signal(stop: Stop) -> Iterator[None]:
+    """Turn SIGTERM and SIGINT into a request to checkpoint and leave."""
+    before = {
+        number: signal.signal(number, stop.request) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class StepTime:
+    """Seconds per training step: the median over the last laps."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Nothing is known yet."""
+        self._clock = clock
+        self._laps: deque[float] = deque(maxlen=LAPS)
+        self._start: tuple[float, int] | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """The median; None before the first lap."""
+        return statistics.median(self._laps) if self._laps else None
+
+    def saw(self, step: int, phase: str) -> None:
+        """Take in that `step` is done. Whatever is not training ends a lap unfinished."""
+        now = self._clock()
+        if phase != "train":
+            self._start = None
+        elif self._start is None:
+            self._start = now, step
+        elif now - self._start[0] >= LAP_S and step > self._start[1]:
+            self._laps.append((now - self._start[0]) / (step - self._start[1]))
+            self._start = now, step
+
+
+class RankReporter:
+    """Sends what a rank measures to the trial directory. Ranks other than 0 only listen for a stop."""
+
+    def __init__(
+        self,
+        request: RankRequest,
+        stop: Stop | None = None,
+        *,
+        board: Board | None = None,
+        shares_gpus: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the journal (rank 0).
+
+        Args:
+            request: Whose rank.
+            stop: Where a signal handler leaves a request to stop.
+            board: Where the supervisor looks for how far this rank is.
+            shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
+            clock: Seconds since 1970.
+        """
+        self._request = request
+        self._stop = stop or Stop()
+        self._board = board
+        self._signs = 0
+        self._pace = StepTime(clock)
+        self._clock = clock
+        self._journal = (
+            Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
+        )
+        self._shares_gpus = shares_gpus
+        self._sampler: SystemSampler | None = None
+        self._logged_at = 0.0
+        self._values: dict[str, float] = {}
+        self._beat_at = -HEARTBEAT_S
+        self._beat_phase: str | None = None
+        self.step = 0
+        self.steps = 0
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append measurements to the journal, and now and then what the trial uses of its machine."""
+        if self._journal is None:
+            return
+        evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
+        self._journal.metrics(step, {**values, **self._system(now=evaluated)})
+        if evaluated or self._clock() - self._logged_at >= LOG_S:
+            self._logged_at = self._clock()
+            LOG.info("step %d of %d: %s", step, self.steps, _sentence(values))
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Put everything up to this checkpoint on the disk: a resume must find no gap before it."""
+        if self._journal is not None:
+            self._journal.event("checkpoint", step=step, path=path.name)
+            self._journal.sync()
+
+    def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
+        """Say how far the rank is; replace heartbeat.json about once a second and at every change of phase."""
+        self.step, self.steps = step, steps
+        self._values.update(values)
+        self._signs += 1
+        self._pace.saw(step, phase)
+        if self._board is not None:
+            self._board.write(
+                Standing(
+                    signs=self._signs,
+                    step=step,
+                    steps=steps,
+                    phase=phase,
+                    step_s=self._pace.step_s,
+                )
+            )
+        if phase == "checkpoint" and self._journal is not None:
+            # What was measured before a checkpoint must be on the disk before that has its name: nobody measures it again.
+            self._journal.sync()
+        now = self._clock()
+        if now - self._beat_at >= HEARTBEAT_S or phase != self._beat_phase:
+            self._beat_at, self._beat_phase = now, phase
+            self._beat(phase)
+
+    def should_stop(self) -> bool:
+        """Whether SIGTERM or SIGINT came."""
+        return self._stop.requested
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append an event to the journal (rank 0)."""
+        if self._journal is not None:
+            self._journal.event(name, **fields)
+
+    def close(self) -> None:
+        """Put the journal on the disk, and leave the last step in heartbeat.json."""
+        if self._journal is not None:
+            self._journal.close()
+        if self._beat_phase is not None:
+            self._beat(self._beat_phase)
+
+    def _system(self, *, now: bool) -> dict[str, float]:
+        """Return system/* metrics when they are due, or now."""
+        if self._sampler is None:
+            # Made late: by the time something is measured, all ranks of the trial are known.
+            self._sampler = SystemSampler(
+                gpus=self._request.gpus,
+                whole_gpus=not self._shares_gpus,
+                pids=[p.pid for p in registered(self._request.attempt_dir) if p.here]
+                or [os.getpid()],
+            )
+            return {}
+        return self._sampler.sample() if now else self._sampler.sample_when_due()
+
+    def _beat(self, phase: str) -> None:
+        if self._request.rank != 0:
+            return
+        beat = {
+            "attempt": self._request.attempt,
+            "pid": os.getpid(),
+            "host": ProcessId.own().host,
+            "step": self.step,
+            "steps": self.steps,
+            "phase": phase,
+            "loss": _number(self._values, "loss", "train/loss"),
+            "tokens_per_s": _number(self._values, "tokens_per_s", "train/tokens_per_s"),
+            "updated_at": self._clock(),
+        }
+        try:
+            write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)
+        except OSError as error:
+            # It is for people to look at; training ends only when it cannot keep what it computes.
+            if not storage_errors.may_pass(error):
+                raise
+
+
+def _number(values: Mapping[str, float], *names: str) -> float | None:
+    return next((float(values[name]) for name in names if name in values), None)
+
+
+def _sentence(values: Mapping[str, float]) -> str:
+    """Return what a person reads first of a row of measurements."""
+    words = {
+        "train/loss": "loss {:.4f}",
+        "train/tokens_per_s": "{:,.0f} tokens/s",
+        "valid/loss": "held-out loss {:.4f}",
+        "recall/train_wording/exact_match": "recall {:.3f}",
+        "recall/train_wording/answer_nll": "answer NLL {:.3f}",
+    }
+    return ", ".join(text.format(values[name]) for name, text in words.items() if name in values)

@@ -1,0 +1,290 @@
+"""Entry of one rank: spec.json in, journal and result.json out. Everything a rank does besides training.
+
+The work itself is a function `job(request, spec, reporter) -> metrics`, named in the request. `train`, below, is the
+one that trains; another one may be given as `module:function` or `/path/to/file.py:function`. It must obey the
+contract of `workloads.training.train.run`: resume from the trial's checkpoints folder, poll `reporter.should_stop()` once per
+step, raise `workloads.training.reporter.Interrupted` after checkpointing when asked to stop.
+"""
+
+import contextlib
+import errno
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from orchestrator.control.failure_classifier import EXIT_CODES
+from orchestrator.node.progress_board import Board
+from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
+from orchestrator.records import provenance, storage_errors
+from orchestrator.records.locks import LeaseHeld, TrialLease
+from orchestrator.records.rank_registry import RankRequest, register
+from orchestrator.records.trial_dir import AttemptDir, write_json
+from orchestrator.records.trial_spec import GPU_PEAK, Outcome, TrialSpec
+
+LOG = logging.getLogger(__name__)
+LEASE_WAIT_S = 30.0
+"""How long rank 0 waits for a dying predecessor to let go of the trial."""
+BROKEN_DEVICE = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "is/are busy or unavailable",
+    "hardware error",
+    "system not yet initialized",
+    "Unable to determine the device handle",
+)
+"""What CUDA says (CUDA Runtime API, cudaError_t; NVML) when the GPU is at fault and not the program."""
+GPU_MEMORY = (
+    r"Tried to allocate [\d.]+ \w+",
+    r"GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free",
+    r"this process has [\d.]+ \w+ memory in use",
+    r"[\d.]+ \w+ allowed",
+)
+"""What torch's message on CUDA memory says of this process; the rest lists all others, and hints."""
+
+
+JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
+
+
+def load_job(name: str) -> JobFunction:
+    """Return the function that a request names.
+
+    Raises:
+        ValueError: If the name has no function, or there is none of that name.
+    """
+    place, _, function = name.rpartition(":")
+    if not place:
+        raise ValueError(f"job must be module:function or file.py:function, got {name!r}")
+    if place.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None, "a .py file always has a spec"
+        assert spec.loader is not None, "and a loader"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    found: JobFunction | None = getattr(module, function, None)
+    if found is None:
+        raise ValueError(f"job {name!r}: {place} has no function {function}")
+    return found
+
+
+def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict[str, float]:
+    """Train the trial with `workloads.training.train`."""
+    trainer = importlib.import_module("workloads.training.train")
+    cap_gpu_memory(request)
+    job = trainer.Job(
+        data=spec.data,
+        data_sha256=spec.data_sha256,
+        model=spec.model,
+        train=spec.train,
+        seed=spec.seed,
+        checkpoints=request.trial.checkpoints,
+        cache=Path(request.cache),
+        log_every_steps=spec.logging.every_steps,
+        evaluations=spec.logging.evaluations,
+        checkpoint_every_s=spec.logging.checkpoint_every_s,
+        usage_every_steps=spec.logging.usage_every_steps,
+        micro_batch_tokens=request.micro_batch_tokens,
+        n_threads=request.cpus,
+        device="auto" if request.gpus else "cpu",
+        rank=request.rank,
+        world_size=request.ranks,
+        memory_ranks=spec.resources.memory_ranks,
+        memory_layout=spec.resources.memory_layout,
+        memory_tables=spec.resources.memory_tables,
+        dense_parameters=spec.resources.dense_parameters,
+        rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
+        address=request.address,
+    )
+    metrics: dict[str, float] = trainer.run(job, reporter)
+    return {**metrics, **gpu_memory_peak(request)}
+
+
+def cap_gpu_memory(request: RankRequest) -> None:
+    """Make a rank on a share of a GPU run out of memory itself, alone, rather than its neighbours."""
+    torch = sys.modules.get("torch")
+    if request.gpu_memory_share is not None and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(request.gpu_memory_share)
+
+
+def gpu_memory_peak(request: RankRequest) -> dict[str, float]:
+    """Return the most memory that torch held on this rank's GPU, as a metric; nothing on a CPU."""
+    torch = sys.modules.get("torch")
+    if not request.gpus or torch is None or not torch.cuda.is_available():
+        return {}
+    return {GPU_PEAK: float(torch.cuda.max_memory_reserved())}
+
+
+def main(request: RankRequest) -> int:
+    """Run one rank from start to end; return its exit code. The boundary where a failure becomes a record."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
+    stop = Stop()
+    reporter: RankReporter | None = None
+    board = Board()
+    board.catch()
+    with contextlib.closing(board), stops_on_signal(stop):
+        try:
+            gpus = request.trial.spec().resources.gpus
+            shares_gpus = not isinstance(gpus, str) and gpus / request.ranks < 1
+            reporter = RankReporter(request, stop, board=board, shares_gpus=shares_gpus)
+            run(request, reporter)
+        except (
+            BaseException
+        ) as error:  # every way to fail is written down, SystemExit of a library too
+            outcome = classify(error)
+            if outcome is Outcome.INTERRUPTED:
+                LOG.info("trial %s: %s", request.trial.trial_id, error)
+            else:
+                # The exit code tells the outcome, so that storage that takes neither log nor record changes nothing.
+                with contextlib.suppress(OSError):
+                    traceback.print_exc()
+                with contextlib.suppress(OSError):
+                    write_error(request, outcome, error, step=reporter.step if reporter else None)
+            return EXIT_CODES[outcome]
+    return EXIT_CODES[Outcome.DONE]
+
+
+def run(request: RankRequest, reporter: RankReporter) -> None:
+    """Do a rank's share; what the job raises goes through."""
+    trial, leads = request.trial, request.rank == 0
+    register(request)
+    if trial.result() is not None:
+        return
+    spec = trial.spec()
+    lease = TrialLease(trial)
+    if leads:
+        lease.acquire(wait_s=LEASE_WAIT_S)
+    try:
+        if leads:
+            record_environment(request.attempt_dir)
+        reporter.event("start", attempt=request.attempt, ranks=request.ranks, pid=os.getpid())
+        try:
+            metrics = load_job(request.job)(request, spec, reporter)
+            reporter.event("done", step=reporter.step)
+        finally:
+            reporter.close()
+        if leads:
+            write_result(request, spec, reporter, metrics)
+    finally:
+        lease.release()
+
+
+def record_environment(attempt: AttemptDir) -> None:
+    """Write environment.json: what this attempt ran on."""
+    write_json(attempt.path / "environment.json", provenance.record_environment())
+
+
+def write_result(
+    request: RankRequest, spec: TrialSpec, reporter: RankReporter, metrics: Mapping[str, float]
+) -> None:
+    """Write result.json, unless it is there: the first complete result stands.
+
+    The record is written aside and linked, which fails when the name exists: no reader ever sees a part.
+    """
+    target = request.trial.path / "result.json"
+    aside = target.with_name(f".result-{request.attempt:04d}.json")
+    steps = reporter.steps or -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
+    write_json(
+        aside,
+        {
+            "trial_id": request.trial.trial_id,
+            "attempt": request.attempt,
+            "finished_at": time.time(),
+            "steps": steps,
+            "tokens": steps * int(spec.train["batch_tokens"]),
+            "device": device_name(request.gpus),
+            "ranks": request.ranks,
+            "metrics": {key: float(value) for key, value in metrics.items()},
+        },
+    )
+    try:
+        os.link(aside, target)
+    except FileExistsError:
+        LOG.warning("trial %s: a result is there already; it stands", request.trial.trial_id)
+    finally:
+        aside.unlink()
+
+
+def device_name(gpus: tuple[str, ...]) -> str:
+    """Return `cpu`, or the product name of the GPU that this rank uses."""
+    torch = sys.modules.get("torch")
+    if not gpus or torch is None or not torch.cuda.is_available():
+        return "cpu"
+    return str(torch.cuda.get_device_name(0))
+
+
+def write_error(
+    request: RankRequest, outcome: Outcome, error: BaseException, *, step: int | None
+) -> None:
+    """Write error.json. An earlier one stands, unless it is a communication error: those follow from others."""
+    earlier = request.attempt_dir.error()
+    if earlier is not None and (
+        earlier["kind"] != Outcome.COMMUNICATION or outcome is Outcome.COMMUNICATION
+    ):
+        return
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if outcome is Outcome.DISK_FULL:
+        message = storage_errors.what_is_full(error, request.trial.path, Path(request.cache))
+    elif outcome is Outcome.STORAGE:
+        message = storage_errors.what_fails(error, request.trial.path)
+    elif outcome is Outcome.GPU_OOM:
+        message = gpu_memory_in_short(message)
+    write_json(
+        request.attempt_dir.path / "error.json",
+        {
+            "kind": outcome.value,
+            "message": message,
+            "traceback": "".join(traceback.format_exception(error)),
+            "step": step,
+            "rank": request.rank,
+        },
+    )
+
+
+def gpu_memory_in_short(message: str) -> str:
+    """Return what torch's paragraph says of this process; all of it is in the traceback."""
+    told = [found[0] for about in GPU_MEMORY if (found := re.search(about, message))]
+    return ", ".join((message.partition(". ")[0], *told))
+
+
+def classify(error: BaseException) -> Outcome:
+    """Return the kind of failure an exception stands for, by the names of its classes: torch need not be imported."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"Interrupted", "KeyboardInterrupt"}:
+        return Outcome.INTERRUPTED
+    if "Diverged" in names:
+        return Outcome.DIVERGED
+    if isinstance(error, LeaseHeld):
+        return Outcome.PREEMPTED
+    if storage_errors.is_full(error):
+        return Outcome.DISK_FULL
+    if storage_errors.is_storage(error):
+        return Outcome.STORAGE
+    if (
+        isinstance(error, MemoryError)
+        or "DefaultCPUAllocator: can't allocate memory" in str(error)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    ):
+        return Outcome.HOST_OOM
+    if names & {"OutOfMemoryError"} or "CUDA out of memory" in str(error):
+        return Outcome.GPU_OOM
+    if any(phrase in str(error) for phrase in BROKEN_DEVICE):
+        return Outcome.NODE_LOST
+    if names & {
+        "CommunicationError",
+        "DistBackendError",
+        "DistNetworkError",
+        "DistStoreError",
+        "DistError",
+    }:
+        return Outcome.COMMUNICATION
+    return Outcome.USER_ERROR

@@ -1,0 +1,1 @@
+"""Prices of trials before they run: parameters, FLOPs, memory and predicted time."""

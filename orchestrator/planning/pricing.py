@@ -1,0 +1,315 @@
+"""Price a sweep before it is spent, and compare it with what is already on disk.
+
+The only planning file that meets workloads, by name through `catalog.py`: it asks each architecture's closed
+forms for parameters, FLOPs, bytes and memory. Nothing is built and nothing is started.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.control.node_exclusion import excluded
+from orchestrator.node.hardware import visible_gpus
+from orchestrator.planning.runtime_prior import (
+    Forecast,
+    Measurement,
+    forecast,
+    matmul_flops_per_second,
+)
+from orchestrator.records import locks
+from orchestrator.records.errors import ConfigError, Problem, StoreError
+from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.trial_spec import (
+    Resources,
+    TrialSpec,
+    TrialState,
+    canonical_json,
+    identity_difference,
+)
+from orchestrator.sweep import registry
+from orchestrator.sweep.load import Sweep
+
+BATCH = 64
+"""Sequences decoded together in `bytes_read_per_token_batch64`: weights are then shared, rows of a table hardly."""
+MOST_COMPARED = 200
+"""Trials on disk that a new one is compared with to say why it is new."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTrial:
+    """One trial of the sweep file, priced, and what would become of it."""
+
+    spec: TrialSpec
+    status: str
+    """new, done, running, resume, retry or cancelled."""
+    why: str
+    """For a new trial what makes it new; otherwise what is there."""
+    forecast: Forecast
+    remaining: float = 1.0
+    """Share of the training still to do."""
+
+    @property
+    def to_train(self) -> bool:
+        """Whether submitting would train it."""
+        return self.status not in ("done", "running")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A priced sweep."""
+
+    sweep: Sweep
+    trials: tuple[PlannedTrial, ...]
+    left_over: tuple[str, ...]
+    """Trials on disk that the file no longer asks for. They are kept and left alone."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know: architectures that are not causal, what data sources say of their files, nodes that are left out."""
+
+    def predicted_s(self, *, slots: int = 1) -> float:
+        """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
+        ends = [0.0] * max(1, slots)
+        work = (t.forecast.seconds * t.remaining for t in self.trials if t.to_train)
+        for seconds in sorted(work, reverse=True):
+            ends[ends.index(min(ends))] += seconds
+        return max(ends)
+
+
+def make_plan(
+    sweep: Sweep,
+    disk: SweepDir,
+    measured: Sequence[Measurement],
+    *,
+    gpus_there: bool | None = None,
+) -> Plan:
+    """Price every trial of `sweep` and say what submitting it would do.
+
+    Args:
+        sweep: As loaded; the trials' accounting is filled in here.
+        disk: Folder of the sweep; need not exist.
+        measured: What trials on this machine took (`throughput.measurements`).
+        gpus_there: Whether there are GPUs where the trials would run; None: as on this machine.
+    """
+    rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
+    on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
+    controller = disk.controller()
+    alive = controller is not None and locks.is_alive(controller)
+    existing = {trial.trial_id: trial for trial in disk.trials()}
+    known = [trial.spec() for trial in existing.values()]
+    prices: dict[str, dict[str, float]] = {}
+    planned = []
+    for spec in sweep.trials:
+        spec = dataclasses.replace(spec, accounting=_account_once(spec, prices))
+        status, why, remaining = _compare(spec, existing.get(spec.trial_id), known, alive=alive)
+        planned.append(
+            PlannedTrial(
+                spec=spec,
+                status=status,
+                why=why,
+                forecast=forecast(
+                    spec,
+                    measured,
+                    flops_per_second=rate,
+                    on_gpu=on_gpus and spec.resources.gpus != 0,
+                ),
+                remaining=remaining,
+            )
+        )
+    wanted = {t.spec.trial_id for t in planned}
+    return Plan(
+        sweep=sweep,
+        trials=tuple(planned),
+        left_over=tuple(sorted(set(existing) - wanted)),
+        notes=(*_not_causal(sweep.trials), *excluded(disk).values()),
+    )
+
+
+def recorded(disk: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
+    """Return the trials of a sweep as they were submitted, with what is left of each: what needs no architecture's code.
+
+    A trial that cannot be read is not among them; whoever reads results says so (`analysis.load`).
+
+    Args:
+        disk: Folder of the sweep.
+        measured: What trials on this machine took (`throughput.measurements`).
+    """
+    controller = disk.controller()
+    alive = controller is not None and locks.is_alive(controller)
+    on_gpu = bool(measured) and all(m.device != "cpu" for m in measured)
+    found = []
+    for trial in disk.trials():
+        try:
+            spec = trial.spec()
+            status, why, remaining = _compare(spec, trial, (), alive=alive)
+            price = forecast(spec, measured, flops_per_second=None, on_gpu=on_gpu)
+        except (StoreError, KeyError, TypeError, ValueError):
+            continue  # unreadable, or of a version without these counts
+        found.append(
+            PlannedTrial(spec=spec, status=status, why=why, forecast=price, remaining=remaining)
+        )
+    return tuple(found)
+
+
+def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
+    """Return one note per architecture and way in which its outputs can depend on later tokens, and in how many trials."""
+    trials = Counter(spec.architecture for spec in specs)
+    told = Counter((spec.architecture, spec.not_causal) for spec in specs if spec.not_causal)
+    return tuple(
+        f"{name}{'' if n == trials[name] else f' ({n} of {trials[name]} trials)'}: not causal {why}"
+        for (name, why), n in told.items()
+    )
+
+
+def check_data(plan: Plan) -> tuple[str, ...]:
+    """Read the input files of the trials to train, without tokenising; return what their sources say of them.
+
+    Raises:
+        ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
+    """
+    sections = {
+        canonical_json(dict(t.spec.data)): (t.spec.data, file)
+        for t, file in zip(plan.trials, plan.sweep.files, strict=True)
+        if t.to_train
+    }
+    problems: list[Problem] = []
+    notes: list[str] = []
+    for section, file in sections.values():
+        fields = {key: value for key, value in section.items() if key != "source"}
+        config = registry.build_config(registry.data_source(str(section["source"])).Config, fields)
+        try:
+            # A generated source has no files and nothing to check.
+            getattr(config, "check", lambda log: None)(notes.append)
+        except ValueError as error:
+            problems += [
+                Problem(file=file, line=None, column=None, key="data", message=line, fix="")
+                for line in str(error).splitlines()
+            ]
+    if problems:
+        raise ConfigError(problems)
+    return tuple(dict.fromkeys(notes))
+
+
+def account(spec: TrialSpec) -> dict[str, float]:
+    """Return every number of docs/architecture.md, "Accounting", for one trial."""
+    model = {key: value for key, value in spec.model.items() if key != "architecture"}
+    config = registry.build_config(registry.architecture(spec.architecture).Config, model)
+    data = {key: value for key, value in spec.data.items() if key != "source"}
+    source = registry.build_config(registry.data_source(str(spec.data["source"])).Config, data)
+    train = registry.build_config(registry.train_config(), spec.train)
+    vocab_size = int(source.vocab_size)
+    params = config.param_count(vocab_size)
+    per_group = params.as_dict()
+    forward = config.flops_per_token(vocab_size, train.seq_len).total
+    tokens = train.steps * train.batch_tokens
+    per_rank = -(-train.batch_tokens // spec.resources.ranks)
+    micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
+    memory = registry.training_memory().training_memory(
+        config,
+        vocab_size,
+        train,
+        precision=_precision(train),
+        micro_batch_tokens=micro,
+        ranks=spec.resources.ranks,
+        memory_ranks=spec.resources.memory_ranks,
+        memory_layout=spec.resources.memory_layout,
+        tables_on_host=_outside(spec.resources),
+        dense_sharded=spec.resources.dense_parameters == "sharded",
+    )
+    return {
+        **{f"params_{group}": float(n) for group, n in per_group.items()},
+        "total_params": float(params.total),
+        "non_embedding_params": float(params.non_embedding),
+        "memory_params": float(per_group["memory_keys"] + per_group["memory_values"]),
+        "active_params": float(config.active_param_count(vocab_size)),
+        "forward_flops_per_token": float(forward),
+        "training_flops": float(registry.accounting().training_flops(forward, tokens)),
+        "training_tokens": float(tokens),
+        "steps": float(train.steps),
+        "bytes_read_per_token": _bytes_read(config, vocab_size, batch_tokens=1),
+        f"bytes_read_per_token_batch{BATCH}": _bytes_read(config, vocab_size, batch_tokens=BATCH),
+        "activation_bytes": float(memory.activations),
+        "peak_memory_bytes": float(memory.peak),
+        "vocab_size": float(vocab_size),
+    }
+
+
+def _bytes_read(config: Any, vocab_size: int, *, batch_tokens: int) -> float:
+    """Return the bytes of parameters read per token when that many are decoded at once, bf16."""
+    return float(sum(config.bytes_per_token(vocab_size, batch_tokens=batch_tokens).values()))
+
+
+def _outside(resources: Resources) -> bool:
+    """Whether tables take no memory of the device: of a CPU it is the host's."""
+    return resources.memory_tables == "host" and resources.gpus != 0
+
+
+def _precision(train: Any) -> str:
+    """Return what memory is estimated for: `auto` may be fp32, which takes more."""
+    return "bf16" if train.precision == "bf16" else "fp32"
+
+
+def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Price a trial; its seeds cost the same, so they are priced once."""
+    identity: dict[str, Any] = {
+        **spec.identity(),
+        "seed": 0,
+        "micro": spec.resources.micro_batch_tokens,
+        "ranks": [
+            spec.resources.ranks,
+            spec.resources.memory_ranks,
+            spec.resources.memory_layout,
+            spec.resources.dense_parameters,
+        ],
+        "tables_on_host": _outside(spec.resources),
+    }
+    key = canonical_json(identity)
+    if key not in prices:
+        prices[key] = account(spec)
+    return prices[key]
+
+
+def _compare(
+    spec: TrialSpec, trial: TrialDir | None, known: Sequence[TrialSpec], *, alive: bool
+) -> tuple[str, str, float]:
+    """Return status, reason and the share of the training that is left."""
+    if trial is None:
+        return "new", why_new(spec, known), 1.0
+    state = trial.state()
+    if state is TrialState.DONE:
+        return "done", "has its result", 0.0
+    steps = int(spec.accounting["steps"])
+    heartbeat = trial.heartbeat() or {}
+    running = state is TrialState.RUNNING and alive
+    step = int(heartbeat.get("step") or 0) if running else trial.checkpoint_step()
+    left = 1.0 - min(1.0, step / steps) if steps else 1.0
+    if running:
+        return "running", f"at step {step:,} of {steps:,}", left
+    end = trial.attempts()[-1].end() if trial.attempts() else None
+    reason = str(end["reason"]) if end else "its controller ended"
+    if state is TrialState.FAILED:
+        return "retry", f"failed before: {reason}", left
+    if state is TrialState.CANCELLED:
+        return "cancelled", "was cancelled; submitting it again resumes it", left
+    if trial.attempts():
+        return "resume", f"goes on after step {step:,} of {steps:,}: {reason}", left
+    return "resume", "was submitted and has not started", 1.0
+
+
+def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
+    """Return what distinguishes a trial from the most similar one on disk."""
+    if not known:
+        return "nothing was submitted under this name yet"
+    same = [other for other in known if other.architecture == spec.architecture]
+    if not same:
+        return f"no trial of architecture {spec.architecture} yet"
+    identity = spec.identity()
+    differences = [
+        identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]
+    ]
+    nearest = min(range(len(differences)), key=lambda i: len(differences[i]))
+    phrases = differences[nearest]
+    before = same[nearest].recipe
+    if spec.recipe != before:
+        phrases = [f"train.recipe {before or 'unset'} → {spec.recipe or 'unset'}", *phrases]
+    return ", ".join(phrases)

@@ -1,0 +1,116 @@
+"""How long a trial will take on this machine: from what trials here were measured to take, else a stated guess."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import TrialSpec
+
+GUESS_GPU_FLOPS_PER_SECOND = 2.0e13
+"""For a GPU that nothing was measured on: a few per cent of what recent ones reach, as small models do."""
+GUESS_OVERHEAD_S_PER_TOKEN = 2.0e-5
+"""On a CPU core, whatever the model: launching small operations. Two-layer models of width 8 to 24 took 24 to 70 µs a token."""
+GUESS_SHARE_OF_MATMUL = 0.1
+"""Share of a large matrix product's rate that training reaches on a CPU core."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one finished trial took."""
+
+    architecture: str
+    device: str
+    flops_per_token: float
+    """Forward and backward."""
+    s_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """A predicted duration and where it comes from."""
+
+    seconds: float
+    source: str
+    """measured (same architecture here), scaled (another architecture here) or guess."""
+
+
+def measurements(runs: Path, *, limit: int = 2000) -> list[Measurement]:
+    """Read what finished trials of every sweep under `runs` took, at most `limit`, the newest sweeps first."""
+    found: list[Measurement] = []
+    if not runs.is_dir():
+        return found
+    sweeps = [SweepDir(p) for p in runs.iterdir() if (p / "trials").is_dir()]
+    for sweep in sorted(sweeps, key=lambda s: s.path.stat().st_mtime, reverse=True):
+        for trial in sweep.trials():
+            if len(found) >= limit:
+                return found
+            result = trial.result()
+            if result is None:
+                continue
+            spec = trial.spec()
+            seconds = result.get("metrics", {}).get("time/train_s")
+            flops, tokens = spec.accounting.get("training_flops"), result.get("tokens")
+            if seconds and flops and tokens:
+                found.append(
+                    Measurement(
+                        architecture=spec.architecture,
+                        device=str(result.get("device", "cpu")),
+                        flops_per_token=flops / tokens,
+                        s_per_token=seconds / tokens,
+                    )
+                )
+    return found
+
+
+def forecast(
+    spec: TrialSpec,
+    measured: Sequence[Measurement],
+    *,
+    flops_per_second: float | None,
+    on_gpu: bool = False,
+) -> Forecast:
+    """Predict the training time of one trial.
+
+    The nearest measured trial in log FLOPs per token, of the same architecture if there is one, gives seconds
+    per token; the difference in FLOPs is scaled linearly above it and not at all below it, since a small
+    model is bound by launch overhead.
+
+    Args:
+        spec: With accounting filled in.
+        measured: What trials on this machine took.
+        flops_per_second: Rate of a large matrix product on a core here, for the guess when nothing was measured.
+        on_gpu: Where the trial will run. Measurements of the other kind of device say nothing about it.
+    """
+    measured = [m for m in measured if (m.device != "cpu") == on_gpu]
+    tokens = spec.accounting["training_tokens"]
+    flops_per_token = spec.accounting["training_flops"] / tokens
+    same = [m for m in measured if m.architecture == spec.architecture]
+    candidates = same or list(measured)
+    if candidates:
+        nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
+        scale = max(1.0, flops_per_token / nearest.flops_per_token)
+        return Forecast(
+            seconds=tokens * nearest.s_per_token * scale, source="measured" if same else "scaled"
+        )
+    if on_gpu:
+        s_per_token = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND
+    else:
+        rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
+        s_per_token = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN
+    return Forecast(seconds=tokens * s_per_token, source="guess")
+
+
+def matmul_flops_per_second(*, size: int = 384, repeats: int = 5) -> float:
+    """Measure the rate of a float32 matrix product on one core of this machine, in a few milliseconds."""
+    import numpy as np
+
+    a = np.ones((size, size), dtype=np.float32)
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best

@@ -1,0 +1,1 @@
+"""The state of record on disk: trial specifications, trial folders, journals, locks and provenance."""

@@ -1,0 +1,64 @@
+"""Storage that fails or does not answer for a while, as a controller sees it that goes on without it."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.records import storage_errors, units
+
+LOG = logging.getLogger(__name__)
+TELL_S = 60.0
+"""How often an outage is told in the log."""
+
+
+class Outage:
+    """Whether the storage of a folder fails, since when, and what it said."""
+
+    def __init__(self, place: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """As far as is known it works.
+
+        Args:
+            place: The folder.
+            clock: Seconds since 1970.
+        """
+        self._place = place
+        self._clock = clock
+        self._since: float | None = None
+        self._told_at = -TELL_S
+        self._problem = ""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the storage failed when it was last used."""
+        return self._since is not None
+
+    @contextmanager
+    def endured(self) -> Iterator[None]:
+        """Take an error of the storage as an outage: the block ends there, and what follows it goes on."""
+        try:
+            yield
+        except OSError as error:
+            if not storage_errors.is_storage(error):
+                raise
+            self._problem = storage_errors.what_fails(error, self._place)
+            self._since = self._clock() if self._since is None else self._since
+            self.tell()
+
+    def tell(self) -> None:
+        """Say in the log that it lasts, now and then."""
+        if self._clock() - self._told_at >= TELL_S:
+            self._told_at = self._clock()
+            LOG.warning("%s", self.sentence())
+
+    def sentence(self) -> str:
+        """Return what fails, for how long, and what to do; for while it lasts."""
+        lasted_s = self._clock() - (self._since or self._clock())
+        return f"{self._problem} (for {units.duration(lasted_s)})"
+
+    def over(self) -> None:
+        """Take it that the storage works again."""
+        if self._since is not None:
+            LOG.info("%s: its storage answers again", self._place)
+        self._since = None

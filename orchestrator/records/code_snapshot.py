@@ -1,0 +1,138 @@
+"""The code that a submission runs: a copy in the sweep's folder, so that editing files while it runs changes nothing.
+
+    runs/<sweep>/code/<12 hex digits>/
+      orchestrator/…, workloads/…   as they were, committed or not
+      snapshot.json                 commit, branch and diff (redacted), Python, version of every package
+
+The folder is named by the hash of what it holds, so submitting unchanged code again copies nothing. It lies on the
+storage that every node of a sweep must see anyway, and is put first on the path of everything that a submission
+starts: no upload, no limit on its size, and it can still be read when the cluster is gone.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orchestrator
+from orchestrator.records.errors import StoreError
+from orchestrator.records.provenance import git_state
+from orchestrator.records.trial_dir import SweepDir, read_json, write_json
+
+COPIED = ("orchestrator", "workloads")
+"""What controller and ranks import. Nothing else of a checkout runs during a sweep."""
+MUST_AGREE = ("torch", "triton", "numpy", "einops", "tokenizers")
+"""Packages that can change a result: a node that has other versions than the submission is not used."""
+
+
+def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
+    """Copy the code into the sweep's folder, unless it is there already; return the folder to import from.
+
+    Args:
+        sweep: Whose submission.
+        source: Folder that holds the packages; default: the one that this very program was imported from.
+
+    Raises:
+        StoreError: If the code changed, or could not be copied.
+    """
+    source = source or Path(orchestrator.__file__).resolve().parent.parent
+    folder = sweep.path.absolute() / "code"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
+    try:
+        for package in COPIED:
+            shutil.copytree(source / package, aside / package, ignore=_ignored)
+        # Of the copy: an editor may have saved a file meanwhile.
+        target = folder / _digest(aside)
+        if not (target / "snapshot.json").exists():
+            write_json(aside / "snapshot.json", _record(source))
+            shutil.rmtree(target, ignore_errors=True)
+            aside.chmod(0o755)
+            aside.rename(target)
+    except (OSError, shutil.Error) as error:
+        raise StoreError(
+            f"{folder}: the code could not be copied there ({error}); make room, or see that it can be written"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def with_code(code: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a Python that imports from this folder first; unchanged without one."""
+    if code is None:
+        return dict(environment)
+    paths = (str(code), environment.get("PYTHONPATH"))
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def installed() -> dict[str, str]:
+    """Return what must agree between a submission and its nodes: Python and packages, with versions."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in MUST_AGREE:
+        try:
+            # 2.13.0+cpu and 2.13.0+cu130 are builds of one version.
+            found[name] = importlib.metadata.version(name).partition("+")[0]
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def disagreement(wanted: Mapping[str, str], there: Mapping[str, str]) -> str:
+    """Return how a node differs from a submission, empty if it does not. What the submission's machine lacks may be any.
+
+    Args:
+        wanted: `installed()` where the sweep was submitted.
+        there: The same on the node.
+    """
+    return ", ".join(
+        f"{name} {there.get(name, 'missing')} instead of {version}"
+        for name, version in wanted.items()
+        # Machines without a GPU need no triton.
+        if there.get(name) != version and (name != "triton" or name in there)
+    )
+
+
+def pinned(code: Path) -> Mapping[str, str]:
+    """Return `installed()` as it was when the snapshot was taken.
+
+    Raises:
+        StoreError: If the snapshot is damaged or gone.
+    """
+    record = read_json(code / "snapshot.json")
+    if record is None:
+        raise StoreError(f"{code}: no snapshot.json; submit again to copy the code anew")
+    versions: Mapping[str, str] = record["must_agree"]
+    return versions
+
+
+def _ignored(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "__pycache__" or name.startswith(".")]
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def _record(source: Path) -> dict[str, Any]:
+    packages = {
+        str(found.metadata["Name"]): found.version for found in importlib.metadata.distributions()
+    }
+    return {
+        "taken_at": time.time(),
+        "from": str(source),
+        "git": git_state(source / "orchestrator"),
+        "python": platform.python_version(),
+        "must_agree": installed(),
+        "packages": dict(sorted(packages.items())),
+    }

@@ -1,0 +1,226 @@
+"""Who runs a sweep and who trains a trial: locks that vanish with their holder.
+
+A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json says who
+holds it, for people and for `memscale status`; it alone never decides.
+
+A network file system takes the locks of a machine away that it has not heard of for long. So a controller whose
+storage did not answer for STALE_S looks, before it says or decides anything again, whether the sweep is still its own.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records import storage_errors
+from orchestrator.records.errors import BusyError
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
+
+HEARTBEAT_S = 1.0
+"""How often controller.json is replaced."""
+STALE_S = 60.0
+"""Silence after which a controller on another machine counts as dead. Generous: clocks of two machines differ."""
+
+
+class LeaseHeld(Exception):
+    """Another process trains this trial."""
+
+
+def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> bool:
+    """Whether the controller that wrote this controller.json still runs the sweep.
+
+    On this machine the process is looked up; on another one its heartbeat must be younger than STALE_S.
+    """
+    if record is None or record.get("ended_at") is not None:
+        return False
+    process = ProcessId.from_json(record)
+    if process.here:
+        return process.alive()
+    return (time.time() if now is None else now) - float(record["updated_at"]) < STALE_S
+
+
+class ControllerLease:
+    """The right to run a sweep: one process holds it for all trials, or any number of them hold it for one trial each."""
+
+    def __init__(
+        self,
+        sweep: SweepDir,
+        *,
+        submission: int,
+        trial: TrialDir | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; nothing is taken yet.
+
+        Args:
+            sweep: Whose lock it is.
+            submission: For readers of controller.json.
+            trial: The only trial to run; then controller.json lies in its folder.
+            clock: Seconds since 1970.
+        """
+        self._sweep = sweep
+        self._trial = trial
+        self._place = sweep.path if trial is None else trial.path
+        self._clock = clock
+        self._locks: list[tuple[int, Path, int]] = []
+        """File, folder and kind of lock."""
+        self._told_at = 0.0
+        """When controller.json was last replaced."""
+        self._written = False
+        self._lost = False
+        self._record: dict[str, Any] = {**ProcessId.own().to_json(), "submission": submission}
+
+    def acquire(self) -> None:
+        """Take the lock and write controller.json.
+
+        Raises:
+            BusyError: If another live controller holds it; says which and what to do.
+        """
+        # Whoever has one trial shares the sweep's lock with others like it, never with one that has all.
+        self._take(self._sweep.path, fcntl.LOCK_EX if self._trial is None else fcntl.LOCK_SH)
+        if self._trial is not None:
+            try:
+                self._take(self._trial.path, fcntl.LOCK_EX)
+            except (BusyError, OSError):
+                self._let_go()
+                raise
+        self._record["started_at"] = self._told_at = self._clock()
+        self.beat({})
+
+    def beat(self, fields: Mapping[str, Any]) -> bool:
+        """Replace controller.json: still here, and this is what status readers need beyond the trial directories.
+
+        It never decides anything, so a disk that is full or fails is no reason to stop: the next beat tries again.
+
+        Returns:
+            Whether the disk took it.
+
+        Raises:
+            BusyError: If another controller runs the sweep, after a silence. Nothing is written then, nor later.
+        """
+        now = self._clock()
+        self._record = {**self._record, **fields, "updated_at": now}
+        if self._lost:
+            return False
+        try:
+            if self.silent:
+                self._make_sure()
+            write_json(self._place / "controller.json", self._record)
+        except OSError as error:
+            if not storage_errors.may_pass(error):
+                raise
+            return False
+        self._told_at, self._written = now, True
+        return True
+
+    @property
+    def silent(self) -> bool:
+        """Whether the last beat is so long ago that another controller may have come."""
+        return self._clock() - self._told_at > STALE_S
+
+    def release(self) -> None:
+        """Say that the controller ended and let go of the lock."""
+        if self._locks:
+            self.beat({"ended_at": self._clock()})
+            self._let_go()
+
+    def trials(self) -> list[TrialDir]:
+        """Return the trials that its holder may decide about."""
+        return self._sweep.trials() if self._trial is None else [self._trial]
+
+    def _take(self, folder: Path, how: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _locked(folder, how)
+        if lock is None:
+            other = read_json(folder / "controller.json")
+            alive = other is not None and other.get("ended_at") is None
+            who = f"process {other['pid']} on {other['host']}" if other and alive else "a Slurm job"
+            raise BusyError(
+                f"sweep {self._sweep.name}: {who} runs it already; "
+                f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
+            )
+        self._locks.append((lock, folder, how))
+
+    def _make_sure(self) -> None:
+        """Raise BusyError if somebody else has taken over; take the locks again if nobody has and they are gone."""
+        for index, (held, folder, how) in enumerate(self._locks):
+            again = _locked(folder, how)
+            if again is not None:
+                # Nobody has it, not even we: the file system took it away. (Shared ones are given twice.)
+                os.close(held)
+                self._locks[index] = (again, folder, how)
+        found = read_json(self._place / "controller.json")
+        if found is None or ProcessId.from_json(found) == ProcessId.own():
+            return
+        # Not ours: an earlier one's, if a full disk never took ours, else that of one that came after us.
+        if self._written or found.get("ended_at") is None:
+            self._lost = True
+            raise BusyError(
+                f"sweep {self._sweep.name}: process {found['pid']} on {found['host']} took it over while the storage of "
+                f"{self._place} did not answer here; watch it with `memscale status {self._sweep.name}`"
+            )
+
+    def _let_go(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop()[0])
+
+
+def _locked(folder: Path, how: int) -> int | None:
+    """Return the open file of a folder's lock, None if somebody holds it."""
+    lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+class TrialLease:
+    """The right to train a trial: held by its rank 0, released by its death."""
+
+    def __init__(self, trial: TrialDir) -> None:
+        """Prepare; nothing is taken yet."""
+        self._path: Path = trial.path / "lease.lock"
+        self._lock: int | None = None
+
+    def acquire(
+        self,
+        *,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Take the lock, waiting for a predecessor that is about to die.
+
+        Raises:
+            LeaseHeld: If it is still held after `wait_s` seconds.
+        """
+        lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        deadline = clock() + wait_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if clock() >= deadline:
+                    os.close(lock)
+                    raise LeaseHeld(
+                        f"{self._path}: another process still trains this trial after {wait_s:.0f} s; "
+                        "end it (its pid is in heartbeat.json) and submit again"
+                    ) from None
+                sleep(0.1)
+            else:
+                self._lock = lock
+                return
+
+    def release(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

@@ -1,0 +1,92 @@
+"""What a trial printed, from its directory: whole, or followed as it grows."""
+
+import codecs
+import time
+from collections.abc import Callable, Iterator
+
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import AttemptDir, TrialDir
+
+CHUNK_BYTES = 1 << 16
+
+
+def read(
+    trial: TrialDir,
+    *,
+    attempt: int | None = None,
+    follow: bool = False,
+    wait: Callable[[], None] = lambda: time.sleep(0.3),
+) -> Iterator[str]:
+    """Yield the log of an attempt piece by piece, then why the attempt ended.
+
+    Args:
+        trial: Whose log.
+        attempt: Which attempt; None is the last one. Following the last one goes on into the next attempts.
+        follow: Keep yielding until the trial has ended.
+        wait: Called between looks at a log that did not grow.
+
+    Raises:
+        StoreError: If there is no such attempt.
+    """
+    attempts = trial.attempts()
+    while follow and not attempts:
+        wait()
+        attempts = trial.attempts()
+    if not attempts:
+        raise StoreError(
+            f"trial {trial.trial_id}: no attempt was started yet; `memscale status` says what it waits for"
+        )
+    by_number = {a.number: a for a in attempts}
+    if attempt is not None and attempt not in by_number:
+        raise StoreError(
+            f"trial {trial.trial_id}: no attempt {attempt}; there are {', '.join(map(str, by_number))}"
+        )
+    chosen = by_number[attempt] if attempt is not None else attempts[-1]
+    yield from _one(chosen, follow=follow, wait=wait)
+    while follow and attempt is None:
+        later = [a for a in trial.attempts() if a.number > chosen.number]
+        end = chosen.end()
+        if later:
+            chosen = later[0]
+            yield from _one(chosen, follow=True, wait=wait)
+        elif (
+            end is None
+            or end.get("final")
+            or trial.result() is not None
+            or trial.cancel_requested()
+        ):
+            return
+        else:
+            wait()
+
+
+def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iterator[str]:
+    launch = attempt.launch() or {}
+    yield f"── attempt {attempt.number}: {launch.get('why', 'no launch.json')}\n"
+    offset = 0
+    while True:
+        ended = attempt.end() is not None
+        for text, end_offset in _from(attempt, offset):
+            offset = end_offset
+            yield text
+        if ended or not follow:
+            break
+        wait()
+    error, end = attempt.error(), attempt.end()
+    if error is not None and error.get("traceback"):
+        yield f"── error\n{error['traceback'].rstrip()}\n"
+    if end is not None:
+        yield f"── {end['outcome']}: {end['reason']}\n"
+
+
+def _from(attempt: AttemptDir, offset: int) -> Iterator[tuple[str, int]]:
+    if not attempt.log.exists():
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with attempt.log.open("rb") as file:
+        file.seek(offset)
+        while chunk := file.read(CHUNK_BYTES):
+            # A character that is still being written stays for the next look: only whole ones are passed.
+            text = decoder.decode(chunk)
+            held = len(decoder.getstate()[0])
+            yield text, file.tell() - held

@@ -1,0 +1,76 @@
+"""One process of a trial: what it is asked to do, and how it is found again after a crash."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import AttemptDir, TrialDir
+
+TRAIN = "orchestrator.node.worker:train"
+"""The job function that trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRequest:
+    """What one rank must know. Plain values: it travels as JSON."""
+
+    trial_path: str
+    attempt: int
+    rank: int
+    ranks: int
+    cpus: int
+    """Cores, and torch threads, of this rank."""
+    gpus: tuple[str, ...]
+    """Ids of the GPUs this rank may use; () is the CPU."""
+    cache: str
+    """Folder of prepared data, shared by all trials."""
+    micro_batch_tokens: int | None = None
+    gpu_memory_share: float | None = None
+    """Part of its GPU's memory that this rank may take; None: all of it."""
+    job: str = TRAIN
+    address: str | None = None
+    """Of this rank's node as the trial's other nodes reach it; None where all ranks are on one."""
+
+    @property
+    def trial(self) -> TrialDir:
+        """The trial's folder."""
+        return TrialDir(Path(self.trial_path))
+
+    @property
+    def attempt_dir(self) -> AttemptDir:
+        """The attempt's folder."""
+        return self.trial.attempt(self.attempt)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {**asdict(self), "gpus": list(self.gpus)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "RankRequest":
+        """Read what `to_json` wrote."""
+        return cls(**{**record, "gpus": tuple(record["gpus"])})
+
+
+def register(request: RankRequest) -> None:
+    """Append this process to ranks.jsonl, so that whoever comes after a crash can see to its end."""
+    line = json.dumps({"rank": request.rank, **ProcessId.own().to_json()}).encode() + b"\n"
+    file = os.open(
+        request.attempt_dir.path / "ranks.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+def registered(attempt: AttemptDir) -> list[ProcessId]:
+    """Return the processes that ran an attempt. A torn last line belongs to a process that was killed writing it."""
+    try:
+        lines = (attempt.path / "ranks.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [ProcessId.from_json(json.loads(line)) for line in lines if line.endswith("\n")]

@@ -1,0 +1,137 @@
+"""A disk that is full, and storage that fails or does not answer: how they are recognised, and what is said about them."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.records import units
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""No space left on the device; the user's quota is used up."""
+FAILING = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.EROFS,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.EHOSTDOWN,
+        errno.EREMOTEIO,
+    }
+)
+"""What file systems, of networks above all, say while their server or device does not do its work (a soft mount that
+timed out, a handle of before its server's restart, an evicted client, a mount that became read-only). Sockets say some
+of them too; what fails for want of another machine is worth another try just as well."""
+EXIT_CODE = 75
+"""Of a command that storage kept from its work: sysexits.h calls it EX_TEMPFAIL."""
+MARGIN = 1.1
+"""Free space wanted over the space that the next checkpoint is known to take."""
+LEAST_BYTES = 2**20
+"""The least that is wanted: for journals, logs and records beside checkpoints."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether this, or what led to it, is a disk that takes no more: libraries raise errors of their own over it."""
+    return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _causes(error))
+
+
+def is_storage(error: BaseException) -> bool:
+    """Whether this, or what led to it, is storage that fails or does not answer. A wrong path or permission is not."""
+    return any(isinstance(cause, OSError) and cause.errno in FAILING for cause in _causes(error))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same may work later, with nothing changed but the storage."""
+    return is_full(error) or is_storage(error)
+
+
+def what_is_full(error: BaseException, *places: Path) -> str:
+    """Return a sentence for people: where, how much is free, what to do.
+
+    Args:
+        error: For which `is_full` holds.
+        places: Where a trial writes, if the error names no file; the one with the least room is told.
+    """
+    named = [
+        Path(os.fsdecode(cause.filename))
+        for cause in _causes(error)
+        if isinstance(cause, OSError) and cause.errno in FULL and cause.filename
+    ]
+    quota = any(isinstance(c, OSError) and c.errno == errno.EDQUOT for c in _causes(error))
+    place = min(named or places, key=free_bytes)
+    what = "the disk quota is used up" if quota else "no space left on the disk"
+    return f"{what} at {place}: {room(place)}; {what_to_do(place)}"
+
+
+def what_fails(error: BaseException, place: Path) -> str:
+    """Return a sentence for people: which folder, what the system said, what to do. Asks the storage nothing.
+
+    Args:
+        error: For which `is_storage` holds.
+        place: The folder that matters; named unless the error names a file elsewhere.
+    """
+    cause = next(c for c in _causes(error) if isinstance(c, OSError) and c.errno in FAILING)
+    file = Path(os.fsdecode(cause.filename)) if cause.filename else place
+    where = place if file.is_relative_to(place) else file
+    return f"{fails_at(where)} ({os.strerror(cause.errno or 0)}); {what_helps(place)}"
+
+
+def fails_at(place: Path) -> str:
+    """Return what is wrong, and where."""
+    return f"the storage of {place} fails"
+
+
+def what_helps(place: Path) -> str:
+    """Return what makes failing storage work again."""
+    return (
+        f"see to its server or disk (`df {place}`, `dmesg`): once it answers again, training goes on from its last "
+        "checkpoint"
+    )
+
+
+def what_to_do(place: Path) -> str:
+    """Return what makes a full disk work again."""
+    return (
+        f"free some there (`du -sh {existing(place)}`; checkpoints of trials that are done are in their "
+        "checkpoints/final): training then goes on from its last checkpoint"
+    )
+
+
+def free_bytes(place: Path) -> int:
+    """Return the bytes that this user may still write where `place` is or will be."""
+    return shutil.disk_usage(existing(place)).free
+
+
+def room(place: Path) -> str:
+    """Return `1.2 MB of 4 MB free`."""
+    usage = shutil.disk_usage(existing(place))
+    return f"{units.size(usage.free)} of {units.size(usage.total)} free"
+
+
+def existing(place: Path) -> Path:
+    """Return `place`, or the nearest folder above it that exists."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes of the files below a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.lstat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

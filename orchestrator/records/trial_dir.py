@@ -1,0 +1,439 @@
+"""The state of record: folders and small files that survive the death of every process.
+
+    runs/<sweep>/
+      sweep.yaml                   the file as last submitted; of several files all of them
+      submissions/0001.json        when, by whom, which trials it asked for, how to run them
+      code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
+      controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
+      statuses.jsonl               controller: statuses that do not change any more, to save `status` reading; may be deleted
+      cancel.json                  present: somebody asked to cancel the sweep
+      tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
+      tracking.log                 what the shipper said; `tracking.lock` is flocked by it
+      nodes/<host>.log             what the process that starts ranks on a node printed
+      nodes/<node>.excluded.json   controller: a node that is left out, and why (orchestrator/control/node_exclusion.py)
+      slurm/                       jobs of the sweep on a Slurm cluster (launchers/slurm/job_records.py)
+      trials/<trial_id>/
+        spec.json                  TrialSpec; written once
+        cancel.json                present: somebody asked to cancel this trial
+        retry.json                 somebody asked for another attempt: by, asked_at, after (number of the last attempt then, 0: none)
+        heartbeat.json             rank 0: attempt, pid, step, steps, phase, loss, tokens per second; replaced about once a second
+        controller.json, controller.lock   as of the sweep: of a Slurm job that runs this trial alone
+        lease.lock                 flocked by rank 0 while it trains, so that no two processes train one trial
+        attempts/0001/
+          launch.json              controller: when, resources, which controller
+          environment.json         rank 0: git commit, diff state, packages, hardware
+          ranks.jsonl              every rank: its process (host, pid, start), so that a crash leaves no unknown orphan
+          rendezvous.json          rank 0, for a moment: where the other ranks find it
+          journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n, "metrics": {...}} or {"t":…, "event": …}
+          log.txt                  stdout and stderr of all ranks; stacks of those that were ended for hanging
+          error.json               the rank that failed: kind, message, traceback, step
+          end.json                 controller: outcome, reason, exit codes
+        checkpoints/step-00000120/ complete when it has this name; half-written ones are called .tmp-*
+        result.json                rank 0, once, when the last step and the last evaluation are done
+        tracking.json              shipper: run id and offsets per tracking URI
+
+Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's state
+is derived from these files: nothing is stored twice.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+
+SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""Sweep names become folder names: no separators, no leading dot."""
+TRIAL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}")
+"""So do the ids of trials."""
+
+
+def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -> None:
+    """Replace `path` atomically: readers see the old or the new content, never a part.
+
+    Args:
+        path: Folders above it are made.
+        record: A JSON object.
+        durable: Wait until the disk has it. A heartbeat, replaced every second, need not.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f"{json.dumps(record, indent=1, ensure_ascii=False)}\n")
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
+"""What `write_json`, and a rank before it links its result, leave behind when they are killed."""
+
+
+WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
+"""Files beside the controller's that the shipper, `memscale cancel` and `memscale retry` write."""
+
+
+def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:
+    """Delete what killed writers left in a folder. For whoever knows that none of them writes any more.
+
+    Args:
+        folder: It need not exist.
+        of: Only what was to become the file of this name.
+        but: Not of these.
+    """
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name) if entry.name.startswith(".") else None
+            if found and found["name"] not in but and of in (None, found["name"]):
+                Path(entry.path).unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the record, or None when the file does not exist.
+
+    Raises:
+        StoreError: If the file is there and is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise StoreError(f"{path}: not valid JSON ({error}); restore it or delete it") from error
+    if not isinstance(record, dict):
+        raise StoreError(
+            f"{path}: expected an object, got {type(record).__name__}; restore it or delete it"
+        )
+    return record
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """One complete line of a journal."""
+
+    t: int
+    """Milliseconds since 1970, when it was measured."""
+    step: int | None
+    metrics: Mapping[str, float]
+    event: Mapping[str, Any] | None
+    end_offset: int
+    """Byte offset just after this line."""
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """One try at running a trial."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        return int(self.path.name)
+
+    @property
+    def journal(self) -> Path:
+        """Append-only measurements of rank 0."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """What the ranks printed."""
+        return self.path / "log.txt"
+
+    def launch(self) -> dict[str, Any] | None:
+        """Return launch.json."""
+        return read_json(self.path / "launch.json")
+
+    def end(self) -> dict[str, Any] | None:
+        """Return end.json: None while the attempt runs, or if its controller died."""
+        return read_json(self.path / "end.json")
+
+    def error(self) -> dict[str, Any] | None:
+        """Return error.json."""
+        return read_json(self.path / "error.json")
+
+    def environment(self) -> dict[str, Any] | None:
+        """Return environment.json."""
+        return read_json(self.path / "environment.json")
+
+    def lines(self, offset: int = 0) -> Iterator[JournalLine]:
+        """Yield the complete lines from byte `offset` on. A torn last line is not yielded; a torn middle one raises.
+
+        Raises:
+            StoreError: If a complete line is not valid.
+        """
+        try:
+            file = self.journal.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return
+                offset += len(raw)
+                try:
+                    record = json.loads(raw)
+                    yield JournalLine(
+                        t=int(record["t"]),
+                        step=record.get("step"),
+                        metrics=record.get("metrics", {}),
+                        event=record if "event" in record else None,
+                        end_offset=offset,
+                    )
+                except (ValueError, KeyError, TypeError) as error:
+                    raise StoreError(
+                        f"{self.journal}: bad line before byte {offset} ({error}); delete that line"
+                    ) from error
+
+
+@dataclass(frozen=True)
+class TrialDir:
+    """Everything known about one trial."""
+
+    path: Path
+
+    @property
+    def trial_id(self) -> str:
+        """Name of the folder."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint_step(self) -> int:
+        """Return the step that a resumed run would go on after: of the newest checkpoint, 0 without one."""
+        if not self.checkpoints.is_dir():
+            return 0
+        steps = (p.name.removeprefix("step-") for p in self.checkpoints.glob("step-*"))
+        return max((int(step) for step in steps if step.isdigit()), default=0)
+
+    def create(self, spec: TrialSpec) -> None:
+        """Write spec.json. An existing one is replaced only in what is not part of the identity."""
+        if spec.trial_id != self.trial_id:
+            raise ValueError(
+                f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name"
+            )
+        write_json(self.path / "spec.json", spec.to_json())
+
+    def spec(self) -> TrialSpec:
+        """Return the trial's spec.
+
+        Raises:
+            StoreError: If spec.json is missing or was altered.
+        """
+        record = read_json(self.path / "spec.json")
+        if record is None:
+            raise StoreError(f"{self.path}: no spec.json; delete the folder and submit again")
+        try:
+            return TrialSpec.from_json(record)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"{self.path / 'spec.json'}: {error}") from error
+
+    def attempts(self) -> list[AttemptDir]:
+        """Return the attempts, oldest first."""
+        folder = self.path / "attempts"
+        try:
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries if entry.name.isdigit() and entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [AttemptDir(folder / name) for name in sorted(names)]
+
+    def last_attempt(self) -> int:
+        """Return the number of the last attempt, 0 when none was started."""
+        attempts = self.attempts()
+        return attempts[-1].number if attempts else 0
+
+    def attempt(self, number: int) -> AttemptDir:
+        """Return the folder of an attempt, which need not exist."""
+        return AttemptDir(self.path / "attempts" / f"{number:04d}")
+
+    def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
+        """Make the folder of the next attempt with its launch.json; nothing stays if the disk does not take it.
+
+        Of storage that fails a folder may stay even so. It is taken for the next attempt: nothing ran in it.
+        """
+        attempts = self.attempts()
+        left = bool(attempts) and attempts[-1].launch() is None and attempts[-1].end() is None
+        number = 1 + (attempts[-1].number if attempts else 0) - left
+        attempt = self.attempt(number)
+        attempt.path.mkdir(parents=True, exist_ok=left)
+        remove_temporary(attempt.path)
+        try:
+            write_json(attempt.path / "launch.json", launch)
+        except OSError:
+            with suppress(OSError):
+                attempt.path.rmdir()
+            raise
+        return attempt
+
+    def result(self) -> dict[str, Any] | None:
+        """Return result.json, None until the trial is done."""
+        return read_json(self.path / "result.json")
+
+    def controller(self) -> dict[str, Any] | None:
+        """Return controller.json of a controller that runs this trial alone (a Slurm job), if there ever was one."""
+        return read_json(self.path / "controller.json")
+
+    def heartbeat(self) -> dict[str, Any] | None:
+        """Return what rank 0 last said about its progress."""
+        return read_json(self.path / "heartbeat.json")
+
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel this trial."""
+        return (self.path / "cancel.json").exists()
+
+    def request_cancel(self, by: str) -> None:
+        """Ask whoever runs this trial to stop it for good."""
+        write_json(self.path / "cancel.json", {"by": by})
+
+    def last_request_to_retry(self) -> dict[str, Any] | None:
+        """Return retry.json, also of a request that was met since."""
+        return read_json(self.path / "retry.json")
+
+    def retry_requested(self) -> bool:
+        """Whether somebody asked for another attempt and none was made since: that alone ends a request."""
+        request = self.last_request_to_retry()
+        return request is not None and request["after"] == self.last_attempt()
+
+    def request_retry(self, by: str, *, after: int, at: float) -> None:
+        """Ask whoever runs this trial, now or later, for another attempt; take back a request to cancel it.
+
+        Args:
+            by: Who asks.
+            after: Number of the last attempt that this is about; once there is a later one, the request counts as met.
+            at: Seconds since 1970.
+        """
+        if (self.last_request_to_retry() or {"after": -1})["after"] < after:
+            write_json(self.path / "retry.json", {"by": by, "asked_at": at, "after": after})
+        (self.path / "cancel.json").unlink(missing_ok=True)
+
+    def state(self) -> TrialState:
+        """Derive where the trial stands.
+
+        RUNNING means that its last attempt has no end.json; whether that attempt's controller is still alive
+        is for the caller to ask (`SweepDir.controller`).
+        """
+        if (self.path / "result.json").exists():
+            return TrialState.DONE
+        attempts = self.attempts()
+        end = attempts[-1].end() if attempts else None
+        if attempts and end is None:
+            return TrialState.RUNNING
+        if self.cancel_requested():
+            return TrialState.CANCELLED
+        if end is not None and end.get("final") and not self.retry_requested():
+            return (
+                TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
+            )
+        return TrialState.WAITING
+
+    def metrics(self) -> dict[str, dict[int, tuple[int, float]]]:
+        """Merge the journals of all attempts: key -> step -> (t, value).
+
+        Where attempts overlap (steps repeated after a resume), the later attempt wins: its values belong to
+        the weights that were kept.
+        """
+        merged: dict[str, dict[int, tuple[int, float]]] = {}
+        for attempt in self.attempts():
+            for line in attempt.lines():
+                if line.step is not None:
+                    for key, value in line.metrics.items():
+                        merged.setdefault(key, {})[line.step] = (line.t, value)
+        return merged
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """All trials ever submitted under one sweep name."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self.path.name
+
+    def trial(self, trial_id: str) -> TrialDir:
+        """Return the folder of a trial, which need not exist.
+
+        Raises:
+            StoreError: If the id cannot be a folder of its own.
+        """
+        if not TRIAL_ID.fullmatch(trial_id):
+            raise StoreError(
+                f"trial {trial_id!r}: an id is <architecture>-<12 hex digits>; `memscale status {self.name}` lists them"
+            )
+        return TrialDir(self.path / "trials" / trial_id)
+
+    def trials(self) -> list[TrialDir]:
+        """Return the trials that have a spec, by name."""
+        folder = self.path / "trials"
+        if not folder.is_dir():
+            return []
+        return [TrialDir(p) for p in sorted(folder.iterdir()) if (p / "spec.json").exists()]
+
+    def submissions(self) -> list[dict[str, Any]]:
+        """Return the submissions, oldest first: number, submitted_at, user, argv, files, trial_ids, new (id -> reason)."""
+        folder = self.path / "submissions"
+        # Not by glob, which passes over a folder that cannot be read: the next number would be that of another one.
+        names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
+        records = [read_json(folder / name) for name in names if re.fullmatch(r"\d+\.json", name)]
+        return [record for record in records if record is not None]
+
+    def add_submission(self, record: Mapping[str, Any]) -> int:
+        """Store a submission and return its number, 1 for the first."""
+        number = len(self.submissions()) + 1
+        write_json(self.path / "submissions" / f"{number:04d}.json", {"number": number, **record})
+        return number
+
+    def submission(self, number: int) -> dict[str, Any]:
+        """Return a submission.
+
+        Raises:
+            StoreError: If there is none of that number.
+        """
+        path = self.path / "submissions" / f"{number:04d}.json"
+        record = read_json(path)
+        if record is None:
+            raise StoreError(f"{path}: not there; submit again")
+        return record
+
+    def controller(self) -> dict[str, Any] | None:
+        """Return controller.json; orchestrator/records/locks.py tells whether that controller is alive."""
+        return read_json(self.path / "controller.json")
+
+    def cancel_requested(self) -> bool:
+        """Whether somebody asked to cancel the whole sweep."""
+        return (self.path / "cancel.json").exists()
+
+
+def sweep_dir(runs: Path, name: str) -> SweepDir:
+    """Return the folder of a sweep under `runs`.
+
+    Raises:
+        StoreError: If the name cannot be a folder of its own.
+    """
+    if not SWEEP_NAME.fullmatch(name):
+        raise StoreError(
+            f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, not starting with a dot"
+        )
+    return SweepDir(runs / name)

@@ -1,0 +1,313 @@
+"""What a trial is and what is known about it: frozen records, standard library only.
+
+A trial is named by the hash of what decides its result (`TrialSpec.identity`): data, model, train, seed
+and the schema version. Placement, retries and logging are left out, so changing them trains nothing anew.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+"""Part of every trial's identity. Raised when the meaning of a field changes, so old results are not mistaken for new."""
+
+
+GPU_PEAK = "system/gpu_peak_bytes"
+"""Metric of a result: the most memory that torch held on a rank's GPU. Later trials of the configuration are packed by it."""
+
+
+class TrialState(StrEnum):
+    """Where a trial stands. Derived from its directory, never stored."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Outcome(StrEnum):
+    """How one attempt ended. `orchestrator/control/retry_policy.py` says what each one costs and what follows."""
+
+    DONE = "done"
+    INTERRUPTED = "interrupted"
+    """Asked to stop (Ctrl-C, cancel): checkpointed and left."""
+    USER_ERROR = "user_error"
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    DIVERGED = "diverged"
+    HANG = "hang"
+    COMMUNICATION = "communication"
+    PREEMPTED = "preempted"
+    KILLED = "killed"
+    """A rank died of a signal that nobody here sent."""
+    NODE_LOST = "node_lost"
+    """The node's supervisor or the controller is gone, and the ranks with it; or a device of the node broke."""
+    TIME_LIMIT = "time_limit"
+    DISK_FULL = "disk_full"
+    STORAGE = "storage"
+    """The trial's files, or its data, could not be read or written: their storage failed or did not answer."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one trial asks of the cluster. Not part of its identity."""
+
+    gpus: float | str = "auto"
+    """`auto`, 0, a fraction, or a whole number. `auto` is one GPU where there is one, else none."""
+    cpus: int = 1
+    """Cores per rank; also the number of torch threads of a rank."""
+    ranks: int = 1
+    """Processes of one trial (torch.distributed); each gets `cpus` cores and an equal share of `gpus`."""
+    micro_batch_tokens: int | None = None
+    """Tokens per forward pass and rank; None is the whole batch in one pass. Smaller saves memory."""
+    memory_ranks: int = 1
+    """Neighbouring ranks that hold one copy of the memory tables together; divides `ranks`. 1: every rank holds all."""
+    memory_layout: Literal["columns", "rows"] = "columns"
+    """What each of them holds: some columns of all rows, or some rows."""
+    memory_tables: Literal["device", "host"] = "device"
+    """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
+    dense_parameters: Literal["replicated", "sharded"] = "replicated"
+    """Whether every rank holds all of everything but the tables, or a part. One rank holds all of it either way."""
+    time_limit_s: float | None = None
+    """Wall-clock limit of one attempt."""
+    hang_after_s: float | None = None
+    """Seconds without progress after which an attempt counts as hung, if 20 steps are not longer. None: 300 between two steps,
+    1800 before the first, in evaluations and checkpoints (`orchestrator/node/hang_detection.py`)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.gpus, str):
+            if self.gpus != "auto":
+                raise ValueError(f"gpus must be auto or a number >= 0, got {self.gpus!r}")
+        elif self.gpus < 0 or (self.gpus > 1 and self.gpus != int(self.gpus)):
+            raise ValueError(
+                f"gpus must be a fraction of one GPU or a whole number, got {self.gpus}"
+            )
+        if self.cpus < 1:
+            raise ValueError(f"cpus must be at least 1, got {self.cpus}")
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ValueError(
+                f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}"
+            )
+        if self.memory_ranks < 1 or self.ranks % self.memory_ranks:
+            divisors = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
+            nearest = max(n for n in divisors if n <= max(1, self.memory_ranks))
+            raise ValueError(
+                f"memory_ranks must divide ranks ({self.ranks}), got {self.memory_ranks}; the nearest is {nearest}"
+            )
+        if self.memory_layout not in ("columns", "rows"):
+            raise ValueError(f"memory_layout must be columns or rows, got {self.memory_layout!r}")
+        if self.memory_tables not in ("device", "host"):
+            raise ValueError(f"memory_tables must be device or host, got {self.memory_tables!r}")
+        if self.memory_tables == "host" and self.memory_ranks > 1:
+            raise ValueError(
+                f"memory_tables: host holds whole tables, got memory_ranks {self.memory_ranks}; set memory_ranks to 1"
+            )
+        if self.dense_parameters not in ("replicated", "sharded"):
+            raise ValueError(
+                f"dense_parameters must be replicated or sharded, got {self.dense_parameters!r}"
+            )
+        if self.time_limit_s is not None and self.time_limit_s <= 0:
+            raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
+        if self.hang_after_s is not None and self.hang_after_s <= 0:
+            raise ValueError(f"hang_after_s must be positive, got {self.hang_after_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """Attempts allowed beyond the first, per budget."""
+
+    failure: int = 1
+    """Errors that the trial itself may have caused."""
+    preemption: int = 100
+    """Attempts taken away from outside: preemption, a killed process, a lost node."""
+
+    def __post_init__(self) -> None:
+        for name in ("failure", "preemption"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logging:
+    """How often a trial writes. Not part of its identity: none of it changes the weights."""
+
+    every_steps: int = 10
+    """Steps between training metrics."""
+    evaluations: int = 4
+    """Evaluations over the run, evenly spaced, the last one after the last step."""
+    checkpoint_every_s: float = 30.0
+    """Seconds between checkpoints."""
+    usage_every_steps: int | None = None
+    """Steps between reports of how memories and experts are used; None: at each evaluation."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"every_steps must be at least 1, got {self.every_steps}")
+        if self.evaluations < 1:
+            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
+        if self.checkpoint_every_s < 0:
+            raise ValueError(
+                f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}"
+            )
+        if self.usage_every_steps is not None and self.usage_every_steps < 1:
+            raise ValueError(
+                f"usage_every_steps must be at least 1 or null, got {self.usage_every_steps}"
+            )
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of a plain value: sorted keys, no spaces, None-valued keys left out.
+
+    Leaving None out lets a later version add an optional field without renaming every old trial.
+    A float equal to an integer is written as that integer, so 3.0e-3 stays and 100000.0 equals 100_000.
+
+    Raises:
+        ValueError: For anything without one stable form (objects, NaN, infinities, non-text keys).
+    """
+    return json.dumps(
+        _canonical(value, ("value",)), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    )
+
+
+def _canonical(value: Any, where: tuple[Any, ...]) -> Any:
+    """Return `value` with one form; `where` is (outer where, key), put into words only for an error: plans have millions of values."""
+    if type(value) in _AS_THEY_ARE:
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{_path(where)}: {value} has no canonical form; write a finite number"
+            )
+        return int(value) if value == int(value) else value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{_path(where)}: keys must be text, got {key!r}")
+        return {k: _canonical(v, (where, k)) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_canonical(v, (where, i)) for i, v in enumerate(value)]
+    if isinstance(value, bool | str | int):
+        return value
+    raise ValueError(
+        f"{_path(where)}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings"
+    )
+
+
+_AS_THEY_ARE = frozenset((type(None), bool, str, int))
+
+
+def _path(where: tuple[Any, ...]) -> str:
+    if len(where) == 1:
+        return str(where[0])
+    outer, key = where
+    return _path(outer) + (f"[{key}]" if isinstance(key, int) else f".{key}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSpec:
+    """One trial: everything needed to train it, with every default written out."""
+
+    sweep: str
+    data: Mapping[str, Any]
+    """`source` and every field of that source's Config."""
+    model: Mapping[str, Any]
+    """`architecture` and every field of that architecture's Config. A preset is already expanded."""
+    train: Mapping[str, Any]
+    """Every field of workloads.training.config.TrainConfig."""
+    seed: int
+    data_sha256: Mapping[str, str] = field(default_factory=dict)
+    """Content hash per data field that names a file. It replaces the path in the identity, so moving a file trains nothing."""
+    preset: str | None = None
+    """The preset as written, for tables and figures."""
+    recipe: str | None = None
+    """The recipe as written. What it stands for is written out in `train`, so it is not in the identity."""
+    origin: str = ""
+    """Which entry of the sweep file made it, for people: `trials[1].grid, seed 0`."""
+    resources: Resources = field(default_factory=Resources)
+    retries: Retries = field(default_factory=Retries)
+    logging: Logging = field(default_factory=Logging)
+    accounting: Mapping[str, float] = field(default_factory=dict)
+    """Names and units: docs/architecture.md, "Accounting". Derived from the rest, so not in the identity."""
+    not_causal: str | None = None
+    """When and why an output can depend on later tokens, as the architecture declares it: `in training: experts choose
+    among all tokens of the batch`. Derived from the rest, so not in the identity."""
+
+    @property
+    def architecture(self) -> str:
+        """Name of the architecture in YAML."""
+        return str(self.model["architecture"])
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides the result, and nothing else."""
+        data = {key: value for key, value in self.data.items() if key not in self.data_sha256}
+        return {
+            "schema": SCHEMA_VERSION,
+            "data": {
+                **data,
+                **{f"{key}_sha256": digest for key, digest in self.data_sha256.items()},
+            },
+            "model": dict(self.model),
+            "train": dict(self.train),
+            "seed": self.seed,
+        }
+
+    @cached_property
+    def trial_id(self) -> str:
+        """`<architecture>-<12 hex digits>` of the canonical identity."""
+        digest = hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()
+        return f"{self.architecture}-{digest[:12]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of spec.json."""
+        return {"trial_id": self.trial_id, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "TrialSpec":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: If the stored id is not the hash of the stored content.
+        """
+        fields = dict(record)
+        stored_id = fields.pop("trial_id")
+        spec = cls(
+            **{
+                **fields,
+                "resources": Resources(**fields["resources"]),
+                "retries": Retries(**fields["retries"]),
+                "logging": Logging(**fields["logging"]),
+            }
+        )
+        if spec.trial_id != stored_id:
+            raise ValueError(
+                f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; restore or delete it"
+            )
+        return spec
+
+
+def identity_difference(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
+    """Return one phrase per leaf that differs: `train.lr 0.003 → 0.001`, in key order."""
+    phrases: list[str] = []
+    for key in sorted(set(old) | set(new)):
+        before, after = old.get(key), new.get(key)
+        name = f"{prefix}{key}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            phrases += identity_difference(before, after, f"{name}.")
+        elif before != after:
+            phrases.append(f"{name} {_show(before)} → {_show(after)}")
+    return phrases
+
+
+def _show(value: Any) -> str:
+    return "unset" if value is None else str(value)

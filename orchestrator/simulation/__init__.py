@@ -1,0 +1,1 @@
+"""The scheduler on a simulated cluster, with a summary and a Gantt chart."""

@@ -1,0 +1,197 @@
+"""A simulated sweep for the terminal: the numbers, and a small picture. Computes nothing that is not shown."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.records import units
+from orchestrator.simulation import gantt
+from orchestrator.simulation.cluster_spec import Cluster
+from orchestrator.simulation.simulate import Simulation, hours_by
+
+ROWS, COLUMNS = 16, 72
+"""Size of the picture, at most."""
+FILLED = " ░▒▓█"
+COLOURS = (
+    "dodger_blue2", "dark_orange3", "spring_green4", "orchid", "gold3", "sky_blue1", "grey84", "purple4",
+    "deep_pink4", "yellow4", "grey50", "slate_blue1", "light_salmon3", "orange4", "dark_olive_green3",
+)  # fmt: skip
+
+
+def simulation_text(
+    simulation: Simulation, cluster: Cluster, *, name: str, label: Mapping[str, str], rate: str
+) -> RenderableType:
+    """Return the result of a simulation.
+
+    Args:
+        simulation: What happened.
+        cluster: Where.
+        name: Of the sweep.
+        label: Of each trial id: its architecture.
+        rate: Where the predicted times come from.
+    """
+    parts: list[RenderableType] = [
+        Text(f"{name} on {cluster}: {len(simulation.ran):,} trials", style="bold"),
+        Text(""),
+    ]
+    if simulation.ran:
+        parts += [
+            _summary(simulation, cluster, rate),
+            Text(""),
+            _hours(simulation, label),
+            Text(""),
+        ]
+        parts.append(picture(simulation, label))
+    else:
+        parts.append(Text("Nothing to train."))
+    parts += [Text(line, style="yellow") for line in _impossible(simulation)]
+    return Group(*parts)
+
+
+def headline(simulation: Simulation) -> str:
+    """Return the three numbers that a picture needs beside it."""
+    return (
+        f"{len(simulation.ran):,} trials in {units.short_duration(simulation.makespan_s)} "
+        f"(no schedule beats {units.short_duration(simulation.bound_s)}), {simulation.utilisation:.0%} utilised"
+    )
+
+
+def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[str, Any]:
+    """Return all of it as plain values; times in seconds since the start."""
+    return {
+        "makespan_s": simulation.makespan_s,
+        "bound_s": simulation.bound_s,
+        "utilisation": simulation.utilisation,
+        "gpus": simulation.gpus,
+        "cores": simulation.cores,
+        "architectures": {
+            name: {"trials": trials, "gpu_hours": gpu_hours, "core_hours": core_hours}
+            for name, (trials, gpu_hours, core_hours) in hours_by(simulation.ran, label).items()
+        },
+        "trials": [
+            {
+                "trial_id": run.trial.trial_id,
+                "start_s": run.start_s,
+                "end_s": run.end_s,
+                "gpus": run.gpus,
+                "cpus": run.trial.demand.cpus,
+                "nodes": {
+                    simulation.nodes[piece.node].node_id: list(piece.gpus) for piece in run.place
+                },
+            }
+            for run in simulation.ran
+        ],
+        "impossible": dict(simulation.impossible),
+    }
+
+
+def _summary(simulation: Simulation, cluster: Cluster, rate: str) -> RenderableType:
+    waited = simulation.waited_s()
+    over = simulation.makespan_s / simulation.bound_s - 1
+    what = "GPU" if simulation.gpus else "core"
+    hours = (simulation.gpu_seconds if simulation.gpus else simulation.core_seconds) / 3600
+    table = Table.grid(padding=(0, 2))
+    table.add_row(
+        "makespan",
+        f"{units.short_duration(simulation.makespan_s)}, {over:.1%} over what no schedule can beat "
+        f"({units.short_duration(simulation.bound_s)}; the longest trial takes {units.short_duration(simulation.longest_s)})",
+    )
+    table.add_row(
+        "utilisation",
+        f"{simulation.utilisation:.1%} of {what}-hours until then; {_hours_number(hours)} {what}-hours of training",
+    )
+    table.add_row(
+        "waiting",
+        f"half of the trials up to {units.short_duration(waited[len(waited) // 2])}, "
+        f"nine of ten up to {units.short_duration(waited[int(0.9 * (len(waited) - 1))])}, all up to {units.short_duration(waited[-1])}",
+    )
+    table.add_row("times", f"{rate}; of training alone: start-up and evaluations come on top")
+    if cluster.gpus and all(node.gpu_memory_bytes is None for node in cluster.nodes):
+        table.add_row("memory", "not looked at: say gpu_memory=80GB to see what fits")
+    return table
+
+
+def _hours(simulation: Simulation, label: Mapping[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (
+        ("architecture", "left"),
+        ("trials", "right"),
+        ("GPU-hours", "right"),
+        ("core-hours", "right"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    found = hours_by(simulation.ran, label)
+    for name, (trials, gpu_hours, core_hours) in found.items():
+        table.add_row(name, f"{trials:,}", _hours_number(gpu_hours), _hours_number(core_hours))
+    if len(found) > 1:
+        trials, gpu_hours, core_hours = (
+            sum(column) for column in zip(*found.values(), strict=True)
+        )
+        table.add_row(
+            "in all",
+            f"{trials:,}",
+            _hours_number(gpu_hours),
+            _hours_number(core_hours),
+            style="bold",
+        )
+    return table
+
+
+def _hours_number(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+
+
+def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
+    """Return time to the right, GPUs (or cores) downwards; a cell's colour is what fills most of it, its shade how full it is."""
+    names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.ran))
+    colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+    height = gantt.height(simulation)
+    rows = min(ROWS, height)
+    area = np.zeros((len(names), rows, COLUMNS))
+    across = COLUMNS / max(simulation.makespan_s, 1e-9)
+    for bar in gantt.bars(simulation):
+        which = names.index(label[bar.run.trial.trial_id])
+        vertical = _overlaps(bar.low * rows / height, bar.high * rows / height, rows)
+        horizontal = _overlaps(bar.run.start_s * across, bar.run.end_s * across, COLUMNS)
+        area[which][np.ix_(vertical[0], horizontal[0])] += np.outer(vertical[1], horizontal[1])
+    text = Text()
+    spans = [_span(row, rows, height, "GPU" if simulation.gpus else "core") for row in range(rows)]
+    width = max(map(len, spans))
+    for row, span in enumerate(spans):
+        text.append(f"{span:>{width}} ", style="dim")
+        for column in range(COLUMNS):
+            cell = area[:, row, column]
+            shade = FILLED[
+                min(len(FILLED) - 1, int(np.ceil(cell.sum() * (len(FILLED) - 1) - 1e-6)))
+            ]
+            text.append(shade, style=colour[names[int(cell.argmax())]])
+        text.append("\n")
+    end = units.short_duration(simulation.makespan_s)
+    text.append(f"{'':{width}} 0{end:>{COLUMNS - 1}}\n", style="dim")
+    text.append(f"{'':{width}} ")
+    for name in names:
+        text.append("■ ", style=colour[name])
+        text.append(f"{name}  ")
+    return text
+
+
+def _span(row: int, rows: int, height: int, what: str) -> str:
+    first, last = row * height // rows, (row + 1) * height // rows - 1
+    return f"{what} {first}" if first >= last else f"{what}s {first}-{last}"
+
+
+def _overlaps(low: float, high: float, cells: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the cells that [low, high] touches, and how much of each it covers."""
+    touched = np.arange(int(low), min(cells, int(np.ceil(high))))
+    covered = np.minimum(high, touched + 1) - np.maximum(low, touched)
+    return touched, covered.clip(min=0.0)
+
+
+def _impossible(simulation: Simulation) -> list[str]:
+    reasons = Counter(simulation.impossible.values())
+    return [f"note: {n:,} trials cannot run there: {why}" for why, n in reasons.most_common(5)]

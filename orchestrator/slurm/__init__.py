@@ -1,1 +1,0 @@
-"""Sweeps on Slurm: pilots that start a private Ray cluster inside an allocation, or one plain job per trial."""

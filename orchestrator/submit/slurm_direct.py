@@ -1,0 +1,154 @@
+"""One plain Slurm job for each trial, without Ray: the job runs the controller, for this one trial."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.control.loop import Controller
+from orchestrator.launchers.local import ProcessLauncher
+from orchestrator.launchers.slurm import autoscaler, job_environment, job_records, submitit_adapter
+from orchestrator.launchers.slurm.commands import Partition, SlurmError
+from orchestrator.launchers.slurm.options import Request
+from orchestrator.records.errors import BusyError
+from orchestrator.records.locks import ControllerLease
+from orchestrator.records.rank_registry import TRAIN
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+from orchestrator.scheduling.demand import Demand
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectTrial:
+    """What a task of the array runs. Pickled by submitit, so plain values only."""
+
+    sweep: str
+    """Path of the sweep's folder."""
+    trial_id: str
+    submission: int
+    cache: str
+    predicted_s: float
+    job: str = TRAIN
+
+    def __call__(self) -> str:
+        """Bring the trial to its end, or to a checkpoint and back into the queue; return its state.
+
+        Killed at any moment, it leaves what every controller leaves; the next job of the trial, or Slurm starting this one
+        again, goes on from the last checkpoint.
+        """
+        logging.basicConfig(level=logging.INFO)
+        disk = SweepDir(Path(self.sweep))
+        trial = disk.trial(self.trial_id)
+        gpus = job_environment.hide_other_gpus()
+        controller = Controller(
+            disk,
+            submission=self.submission,
+            trial_ids=[self.trial_id],
+            launcher=ProcessLauncher(
+                disk, cpus=job_environment.cores(), gpus=len(gpus), job=self.job
+            ),
+            cache=Path(self.cache),
+            predicted_s={self.trial_id: self.predicted_s},
+            job=self.job,
+            lease=ControllerLease(disk, submission=self.submission, trial=trial),
+        )
+        with job_environment.notices(lambda number: controller.stop(Outcome.PREEMPTED)) as came:
+            try:
+                controller.run()
+            except BusyError as error:
+                LOG.warning("%s", error)
+                return "busy"
+            state = trial.state()
+            if came and state is TrialState.WAITING and job_environment.go_back_to_the_queue():
+                return "requeued"
+        return str(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a job asks of its node."""
+
+    cpus: int
+    gpus: int
+
+
+def shape(spec: TrialSpec, partition: Partition) -> Shape:
+    """Return what the job of a trial asks for. Slurm deals out whole GPUs, so a fraction becomes one.
+
+    Raises:
+        SlurmError: If no node of the partition has that much.
+    """
+    node = Demand(cpus=partition.cpus, gpus=float(partition.gpus))
+    demand = autoscaler.demand_of(spec.resources, node)
+    needs = Shape(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
+    if needs.gpus > partition.gpus:
+        raise SlurmError(
+            f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; nodes of partition {partition.name} have "
+            f"{partition.gpus}; choose another --partition, or lower resources.gpus"
+        )
+    return needs
+
+
+def submit(
+    disk: SweepDir,
+    specs: Sequence[TrialSpec],
+    *,
+    submission: int,
+    request: Request,
+    partition: Partition,
+    array_size: int,
+    cache: Path,
+    predicted_s: Mapping[str, float],
+    job: str = TRAIN,
+    code: Path | None = None,
+) -> list[str]:
+    """Submit one job for each of these trials, as few arrays as possible; return their ids.
+
+    Trials that ask for the same go into one array, longest predicted first, at most `array_size` to an array. Jobs import
+    from `code`, by default from where this very program lies.
+    """
+    unique = {spec.trial_id: spec for spec in specs}
+    groups: dict[Shape, list[TrialSpec]] = {}
+    for spec in unique.values():
+        groups.setdefault(shape(spec, partition), []).append(spec)
+    sent: list[str] = []
+    for needs, group in groups.items():
+        group.sort(key=lambda spec: -predicted_s.get(spec.trial_id, 0.0))
+        for part in chunks(group, array_size):
+            calls = [
+                DirectTrial(
+                    sweep=str(disk.path.absolute()),
+                    trial_id=spec.trial_id,
+                    submission=submission,
+                    cache=str(cache.absolute()),
+                    predicted_s=predicted_s.get(spec.trial_id, 0.0),
+                    job=job,
+                )
+                for spec in part
+            ]
+            ids = submitit_adapter.submit(
+                calls,
+                name=f"memscale-{disk.name}",
+                folder=job_records.folder(disk).absolute() / "submitit",
+                request=request,
+                cpus=needs.cpus,
+                gpus=needs.gpus,
+                code=code,
+            )
+            job_records.note(
+                disk,
+                ids,
+                kind=job_records.TRIAL,
+                submission=submission,
+                trial_ids=[spec.trial_id for spec in part],
+            )
+            sent += ids
+    return sent
+
+
+def chunks(specs: Sequence[TrialSpec], size: int) -> Iterator[Sequence[TrialSpec]]:
+    """Cut a list into parts of at most `size`."""
+    return (specs[i : i + size] for i in range(0, len(specs), size))

@@ -1,0 +1,239 @@
+"""What jobs of `--backend slurm` run: a head pilot with Ray's head and the controller, and worker pilots that join it.
+
+Both are called once on each of their nodes. On the first node of a head pilot runs the controller; every other node only
+runs Ray, until the head says that it is over, the node is given back, or Slurm takes it away.
+"""
+
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.control.loop import Controller
+from orchestrator.launchers.ray_watchdog import OWNER
+from orchestrator.launchers.slurm import commands, job_environment, job_records, submitit_adapter
+from orchestrator.launchers.slurm.head_address import Handoff
+from orchestrator.launchers.slurm.launcher import FREE, PilotLauncher
+from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.ray_bootstrap import RayNode
+from orchestrator.node.supervisor import STOP_TIMEOUT_S
+from orchestrator.records.errors import BusyError
+from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.rank_registry import TRAIN, registered
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome, TrialState
+from orchestrator.scheduling.interface import Demand
+
+LOG = logging.getLogger(__name__)
+LOOK_S = 0.5
+"""How often a node looks whether it is still wanted."""
+WITHOUT_RAY_S = 40.0
+"""How long a pilot that got SIGTERM may take to stop in order; Ray ends a process that has missed its head for 60 s."""
+LET_GO_S = 20.0
+"""How long a leaving node waits for the controller to let go of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadPilot:
+    """One allocation in which a whole sweep runs. Pickled by submitit, so plain values only."""
+
+    sweep: str
+    """Path of the sweep's folder."""
+    submission: int
+    trial_ids: Sequence[str]
+    cache: str
+    request: Mapping[str, Any]
+    """A Request, as JSON."""
+    gpus_per_node: int = 0
+    predicted_s: Mapping[str, float] = field(default_factory=dict)
+    job: str = TRAIN
+
+    def __call__(self) -> str:
+        """Run the sweep to its end, or to checkpoints and back into the queue; return what became of it."""
+        logging.basicConfig(level=logging.INFO)
+        own = job_environment.job_id()
+        handoff = Handoff(
+            folder=job_records.folder(SweepDir(Path(self.sweep))) / own,
+            generation=f"{own}/{os.environ.get('SLURM_RESTART_COUNT', '0')}",
+        )
+        if job_environment.node_rank() > 0:
+            return _follow(self.sweep, handoff, alone=False)
+        return self._lead(own, handoff)
+
+    def _lead(self, own: str, handoff: Handoff) -> str:
+        disk = SweepDir(Path(self.sweep))
+        request = Request.from_json(self.request)
+        token = secrets.token_hex(32)
+        launcher = PilotLauncher(
+            disk,
+            head=_ray_node(disk, label=f"{own}-0", token=token),
+            token=token,
+            handoff=handoff,
+            own=own,
+            capacity=Demand(
+                cpus=request.cpus or job_environment.cores(), gpus=float(self.gpus_per_node)
+            ),
+            max_nodes=request.max_nodes,
+            ask=lambda n: self._ask(n, disk, handoff, request),
+            job=self.job,
+        )
+        controller = Controller(
+            disk,
+            submission=self.submission,
+            trial_ids=self.trial_ids,
+            launcher=launcher,
+            cache=Path(self.cache),
+            predicted_s=self.predicted_s,
+            job=self.job,
+        )
+        without_ray = threading.Timer(WITHOUT_RAY_S, job_environment.go_back_to_the_queue)
+        without_ray.daemon = True
+
+        def on_notice(number: int) -> None:
+            controller.stop(Outcome.PREEMPTED)
+            if number == signal.SIGTERM:
+                # Ray ends on it, too, and takes the controller along a minute later. Ranks have heard it themselves.
+                without_ray.start()
+
+        with job_environment.notices(on_notice) as came:
+            try:
+                controller.run(launcher.tell)
+            except BusyError as error:
+                LOG.warning("%s", error)
+                return "busy"
+            finally:
+                without_ray.cancel()
+                handoff.end()
+            left = any(
+                disk.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
+                for trial_id in self.trial_ids
+            )
+            if came and left and job_environment.go_back_to_the_queue():
+                return "requeued"
+        return "trials left" if left else "no trial left"
+
+    def _ask(self, n: int, disk: SweepDir, handoff: Handoff, request: Request) -> list[str]:
+        """Submit further pilots; return their jobs."""
+        call = WorkerPilot(
+            sweep=self.sweep, folder=str(handoff.folder), generation=handoff.generation
+        )
+        ids = submitit_adapter.submit(
+            [call] * n,
+            name=f"memscale-{disk.name}+",
+            folder=job_records.folder(disk).absolute() / "submitit",
+            request=request,
+            cpus=request.cpus,
+            gpus=self.gpus_per_node,
+            # Whoever is taken away is asked for again, if still needed.
+            requeue=False,
+        )
+        job_records.note(disk, ids, kind=job_records.WORKER, submission=self.submission)
+        return ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerPilot:
+    """One node more for a head pilot."""
+
+    sweep: str
+    folder: str
+    generation: str
+
+    def __call__(self) -> str:
+        """Join, stay while wanted; return why it left."""
+        logging.basicConfig(level=logging.INFO)
+        handoff = Handoff(folder=Path(self.folder), generation=self.generation)
+        return _follow(self.sweep, handoff, alone=True)
+
+
+def _follow(sweep: str, handoff: Handoff, *, alone: bool) -> str:
+    """Run a node of Ray while the head does.
+
+    Args:
+        sweep: Path of the sweep's folder.
+        handoff: Of the head.
+        alone: Whether this allocation ends by itself; one that the head shares is the head's business.
+    """
+    disk = SweepDir(Path(sweep))
+    label = f"{job_environment.job_id()}-{job_environment.node_rank()}"
+    mark = handoff.leaving / label
+    with job_environment.notices(lambda number: None) as came:
+        offer = handoff.wait(give_up=lambda: alone and bool(came))
+        if offer is None:
+            return "not needed any more"
+        node = _ray_node(disk, label=label, token=offer.token)
+        try:
+            node.join(offer.address)
+            while handoff.stands() and not mark.exists() and not (alone and came):
+                if not node.alive():
+                    return "Ray ended"
+                time.sleep(LOOK_S)
+            if not handoff.stands():
+                return "the head has ended"
+            _leave(disk, mark)
+            return "taken away" if came else "given back"
+        finally:
+            node.close()
+            mark.unlink(missing_ok=True)
+
+
+def _leave(disk: SweepDir, mark: Path) -> None:
+    """Have the ranks of this node checkpoint, and wait until the controller has let go of it."""
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    told: set[ProcessId] = set()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while (ranks := _ranks_here(disk)) and time.monotonic() < deadline:
+        for rank in ranks - told:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGTERM)
+            told.add(rank)
+        time.sleep(LOOK_S)
+    deadline = time.monotonic() + LET_GO_S
+    while mark.read_text(encoding="utf-8") != FREE and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+
+
+def _ranks_here(disk: SweepDir) -> set[ProcessId]:
+    """Return the ranks that run under this node's Ray: by its mark in their environment, for several pilots may share a machine."""
+    own = set(with_environment(OWNER, os.environ[OWNER]))
+    ranks = (
+        rank for trial in disk.trials() for a in trial.attempts()[-1:] for rank in registered(a)
+    )
+    return {rank for rank in ranks if rank.here and rank.pid in own and rank.alive()}
+
+
+def _ray_node(disk: SweepDir, *, label: str, token: str) -> RayNode:
+    gpus = job_environment.hide_other_gpus()
+    return RayNode(
+        label=label,
+        address=commands.node_address(),
+        cpus=job_environment.cores(),
+        gpus=len(gpus),
+        log=disk.path / "nodes" / f"ray-{label}.log",
+        token=token,
+    )
+
+
+def submit(pilot: HeadPilot, *, code: Path | None = None) -> list[str]:
+    """Submit a head pilot, which imports from `code`; return its job."""
+    disk, request = SweepDir(Path(pilot.sweep)), Request.from_json(pilot.request)
+    ids = submitit_adapter.submit(
+        [pilot],
+        name=f"memscale-{disk.name}",
+        folder=job_records.folder(disk).absolute() / "submitit",
+        request=request,
+        nodes=request.min_nodes,
+        cpus=request.cpus,
+        gpus=pilot.gpus_per_node,
+        code=code,
+    )
+    job_records.note(disk, ids, kind=job_records.HEAD, submission=pilot.submission)
+    return ids

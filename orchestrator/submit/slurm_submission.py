@@ -1,0 +1,214 @@
+"""One submission to Slurm: checks, records, jobs; then watched, and sent to the tracker, from the machine that submitted."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.control.status import SweepStatus, status_from_disk
+from orchestrator.launchers.slurm import autoscaler, commands, job_records, submitit_adapter
+from orchestrator.launchers.slurm.commands import Partition, SlurmError
+from orchestrator.launchers.slurm.options import Request
+from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.rank_registry import TRAIN
+from orchestrator.records.trial_dir import SweepDir, sweep_dir
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.scheduling.demand import Demand
+from orchestrator.submit import slurm_direct, slurm_pilot
+from orchestrator.submit.submission import Ended, Submission
+from orchestrator.tracking.exporter_process import shipping
+
+LOOK_S = 2.0
+"""How often the trial directories, and the queue, are looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """What a submission put into the queue."""
+
+    job_ids: Sequence[str]
+    trials: int
+    """To train."""
+    queued_before: int
+    """Of them: had a job of an earlier submission already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmSubmission(Submission):
+    """Everything `memscale submit --backend slurm` was asked to do."""
+
+    request: Request
+    job: str = TRAIN
+    """What ranks run; see `orchestrator.node.worker`."""
+
+    @property
+    def disk(self) -> SweepDir:
+        """The sweep's folder."""
+        return sweep_dir(self.runs, self.plan.sweep.name)
+
+    def send(self) -> Sent:
+        """Write the records and submit the jobs; nothing is submitted twice.
+
+        Raises:
+            BusyError: If the sweep runs, or its pilot waits, already.
+            SlurmError: If Slurm is not there or would not take such jobs; says what to change.
+        """
+        commands.require()
+        submitit_adapter.require()
+        partition = commands.partition(self.request.partition)
+        disk, todo = self.disk, [t.spec for t in self.plan.trials if t.status != "done"]
+        self._check(partition, todo)
+        if self.request.backend == "slurm-direct":
+            return self._send_trials(disk, partition, todo)
+        if not todo:
+            return Sent(job_ids=(), trials=0, queued_before=0)
+        job_records.refuse_if_queued(
+            disk, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
+        )
+        number = self._record(disk)
+        ids = slurm_pilot.submit(
+            slurm_pilot.HeadPilot(
+                sweep=str(disk.path.absolute()),
+                submission=number,
+                trial_ids=[t.spec.trial_id for t in self.plan.trials],
+                cache=str(self._cache),
+                request=self.request.to_json(),
+                gpus_per_node=self._gpus_per_node(partition, todo),
+                predicted_s=self._predicted_s,
+                job=self.job,
+            ),
+            code=_code(disk, number),
+        )
+        return Sent(job_ids=ids, trials=len(todo), queued_before=0)
+
+    def follow(self, on_update: Callable[[SweepStatus], None]) -> Ended:
+        """Tell how it goes and ship what is measured until no job is left; may be left at any time."""
+        return follow(self.disk, self.tracking_uri, on_update)
+
+    def follow_in_background(self) -> Path:
+        """Ship from a process of its own; return the file that it prints into."""
+        log = self.disk.path / "controller.log"
+        uri = {} if self.tracking_uri is None else {"MLFLOW_TRACKING_URI": self.tracking_uri}
+        with log.open("ab") as output:
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "orchestrator.submit.slurm_submission",
+                    str(self.disk.path),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=with_this_package({**os.environ, **uri}),
+            )
+        return log
+
+    @property
+    def _cache(self) -> Path:
+        return (self.runs / "cache").absolute()
+
+    @property
+    def _predicted_s(self) -> dict[str, float]:
+        return {t.spec.trial_id: t.forecast.seconds for t in self.plan.trials}
+
+    def _send_trials(self, disk: SweepDir, partition: Partition, todo: Sequence[TrialSpec]) -> Sent:
+        job_records.refuse_if_queued(disk)
+        before = {job.trial_id for job in job_records.live(disk)}
+        left = [spec for spec in todo if spec.trial_id not in before]
+        if not left:
+            return Sent(job_ids=(), trials=len(todo), queued_before=len(todo))
+        number = self._record(disk)
+        ids = slurm_direct.submit(
+            disk,
+            left,
+            submission=number,
+            code=_code(disk, number),
+            request=self.request,
+            partition=partition,
+            array_size=commands.max_array_size(),
+            cache=self._cache,
+            predicted_s=self._predicted_s,
+            job=self.job,
+        )
+        return Sent(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
+
+    def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
+        """Refuse what Slurm would let wait forever, or refuse with fewer words."""
+        asked = self.request
+        if asked.gpus is not None and asked.gpus > partition.gpus:
+            raise SlurmError(
+                f"--gpus {asked.gpus}: nodes of partition {partition.name} have {partition.gpus}; lower it or choose another --partition"
+            )
+        if asked.cpus is not None and asked.cpus > partition.cpus:
+            raise SlurmError(
+                f"--cpus {asked.cpus}: nodes of partition {partition.name} have {partition.cpus}; lower it or choose another --partition"
+            )
+        if asked.backend == "slurm" and asked.min_nodes > partition.nodes:
+            raise SlurmError(
+                f"--nodes {asked.min_nodes}: partition {partition.name} has {partition.nodes}; lower it or choose another --partition"
+            )
+        for spec in todo:
+            if asked.backend == "slurm":
+                self._check_pilots_hold(spec, partition, todo)
+            else:
+                slurm_direct.shape(spec, partition)
+
+    def _check_pilots_hold(
+        self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
+    ) -> None:
+        asked = spec.resources
+        capacity = Demand(
+            # Whole nodes: what is known is the smallest, and `--slurm nodelist=…` may name a larger one.
+            cpus=self.request.cpus or max(partition.cpus, asked.cpus * asked.ranks),
+            gpus=float(self._gpus_per_node(partition, todo)),
+        )
+        demand = autoscaler.demand_of(spec.resources, capacity)
+        if autoscaler.nodes_holding(demand, capacity, most=self.request.max_nodes) is not None:
+            return
+        needed = autoscaler.nodes_holding(demand, capacity, most=partition.nodes)
+        raise SlurmError(
+            f"trial {spec.trial_id}: needs {demand} in {demand.pieces} ranks; nodes have {capacity}; "
+            + (
+                f"choose another --partition, or lower resources (partition {partition.name} has {partition.nodes} nodes)"
+                if needed is None
+                else f"it takes {needed} of them: --nodes {needed}, or 1:{needed}"
+            )
+        )
+
+    def _gpus_per_node(self, partition: Partition, todo: Sequence[TrialSpec]) -> int:
+        if all(spec.resources.gpus == 0 for spec in todo):
+            return 0
+        return partition.gpus if self.request.gpus is None else self.request.gpus
+
+
+def _code(disk: SweepDir, number: int) -> Path | None:
+    """Return the snapshot of the code that a submission runs, None if it has none of its own."""
+    record = next(one for one in disk.submissions() if one["number"] == number)
+    code = record.get("run", {}).get("code")
+    return None if code is None else Path(code)
+
+
+def follow(
+    disk: SweepDir, tracking_uri: str | None, on_update: Callable[[SweepStatus], None]
+) -> Ended:
+    """Tell how a sweep on Slurm goes and ship what is measured, until no job is left."""
+    with shipping(disk, tracking_uri) as shipper:
+        while True:
+            status = status_from_disk(disk)
+            shipper.keep_alive()
+            on_update(status)
+            if not status.controller_alive:
+                break
+            time.sleep(LOOK_S)
+    assert shipper.drained is not None, "the end of `shipping` drains"
+    return Ended(status=status, interrupted=False, drained=shipper.drained)
+
+
+if __name__ == "__main__":
+    follow(SweepDir(Path(sys.argv[1])), os.environ.get("MLFLOW_TRACKING_URI"), lambda status: None)

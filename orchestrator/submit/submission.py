@@ -1,0 +1,320 @@
+"""One submission from priced plan to finished sweep: records, launcher, controller, shipper, signals."""
+
+import importlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.control.launcher_port import Launcher
+from orchestrator.control.loop import Controller
+from orchestrator.control.status import SweepStatus
+from orchestrator.launchers.detached_controller import controller_command
+from orchestrator.launchers.slurm import job_records
+from orchestrator.planning.pricing import Plan
+from orchestrator.records import code_snapshot, locks
+from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.provenance import redacted_argv
+from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.sweep.matching import step_time
+from orchestrator.tracking.exporter_process import Drained, shipping
+
+DETACH_S = 60.0
+"""How long a detached submission may take until it runs its sweep: imports and spec files."""
+HOSTED_S = 240.0
+"""The same on a cluster, which starts a process for its host first."""
+LAUNCHERS = ("ray", "process", "debug")
+_ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d+")
+TRACKING = "MLFLOW_TRACKING_URI"
+PASSED_ON = ("MLFLOW_", "MEMSCALE_RUNS", "NCCL_", "HF_")
+"""Beginnings of the variables that a controller on a cluster gets from the machine that submits. Never on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a submission ended."""
+
+    status: SweepStatus
+    interrupted: bool
+    drained: Drained
+    """Whether the tracker has every measurement."""
+
+    @property
+    def exit_code(self) -> int:
+        """Return 0 when every trial is done, 130 after Ctrl-C, else 1."""
+        if self.interrupted:
+            return 130
+        return 0 if self.status.complete else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Everything `memscale submit` was asked to do."""
+
+    plan: Plan
+    runs: Path
+    tracking_uri: str | None = None
+    launcher: str = "ray"
+    cpus: int | None = None
+    gpus: int | None = None
+    address: str | None = None
+    """Of an existing Ray cluster: `ray://HOST:PORT`, `HOST:PORT` or `auto`. None: Ray of this machine, for this sweep alone."""
+    priority: int = 0
+    """Among the sweeps of one cluster; higher ones go first."""
+    weight: float = 1.0
+    """Share among sweeps of one priority."""
+    argv: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.address is None:
+            return
+        if not _ADDRESS.fullmatch(self.address):
+            raise ValueError(
+                f"--address must be auto, HOST:PORT or ray://HOST:PORT (the client's port, 10001 by default), got {self.address!r}"
+            )
+        if self.launcher != "ray":
+            raise ValueError(
+                f"--address is of a Ray cluster and --launcher is {self.launcher}; leave one of them out"
+            )
+        if self.cpus is not None or self.gpus is not None:
+            raise ValueError(
+                "--cpus and --gpus are of this machine; a cluster has what its nodes offer to Ray, so leave them out"
+            )
+
+    def run(self, on_update: Callable[[SweepStatus], None]) -> Ended:
+        """Write the records, train what is missing, ship what was measured.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            ExperimentError: If the launcher cannot start; if there is no cluster, before anything is written.
+        """
+        disk = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(disk)
+        return run_recorded(disk, number, on_update, tracking_uri=self.tracking_uri)
+
+    def detach(self) -> Path:
+        """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
+
+        On a cluster that process lives there and outlives this machine (`launchers/detached_controller.py`); otherwise it is one of
+        this machine, in a session of its own.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            StoreError: If it ended before it ran the sweep.
+        """
+        disk = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(disk)
+        environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
+        if self.address is None:
+            return _detach_here(disk, number, environment)
+        cluster = _ray("ray_connect")
+        code = Path(disk.submission(number)["run"]["code"])
+        log: Path = cluster.host(
+            disk,
+            number,
+            code=code,
+            address=self.address,
+            environment={
+                **{n: v for n, v in os.environ.items() if n.startswith(PASSED_ON)},
+                **environment,
+            },
+            started=lambda: _runs(disk, number),
+            timeout_s=HOSTED_S,
+        )
+        return log
+
+    def _record(self, disk: SweepDir) -> int:
+        """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel.
+
+        Raises:
+            BusyError: If a live controller runs this sweep already.
+            ExperimentError: If nobody listens at the address of the cluster that is to train it. Then nothing is written.
+        """
+        refuse_if_busy(disk)
+        if self.address is not None and any(trial.to_train for trial in self.plan.trials):
+            _ray("ray_connect").knock(self.address)
+        code = code_snapshot.take(disk)
+        (disk.path / "cancel.json").unlink(missing_ok=True)
+        for trial in self.plan.trials:
+            folder = disk.trial(trial.spec.trial_id)
+            folder.create(trial.spec)
+            (folder.path / "cancel.json").unlink(missing_ok=True)
+        (disk.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
+        if self.plan.sweep.step_times:
+            step_time.write(disk.path / "sweep.step_times.json", self.plan.sweep.step_times)
+        return disk.add_submission(
+            {
+                "submitted_at": time.time(),
+                "user": os.environ.get("USER", ""),
+                "argv": redacted_argv(self.argv),
+                "question": self.plan.sweep.question,
+                "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
+                "trial_ids": [t.spec.trial_id for t in self.plan.trials],
+                "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
+                "run": {
+                    "code": str(code),
+                    "launcher": self.launcher,
+                    "address": self.address,
+                    "cpus": self.cpus,
+                    "gpus": self.gpus,
+                    "priority": self.priority,
+                    "weight": self.weight,
+                    "predicted_s": {t.spec.trial_id: t.forecast.seconds for t in self.plan.trials},
+                },
+            }
+        )
+
+
+def run_recorded(
+    disk: SweepDir,
+    number: int,
+    on_update: Callable[[SweepStatus], None],
+    *,
+    tracking_uri: str | None = None,
+    address: str | None = None,
+) -> Ended:
+    """Run a submission that `Submission` wrote down: by the same process, or by another one on another machine.
+
+    Args:
+        disk: The sweep.
+        number: Of the submission.
+        on_update: Called about once a second and at every change.
+        tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
+        address: Of the Ray cluster as seen from here, if not as it was given.
+
+    Raises:
+        BusyError: If a live controller runs this sweep already.
+        ExperimentError: If the launcher cannot start.
+    """
+    record = disk.submission(number)
+    how = record["run"]
+    code = Path(how["code"])
+    controller = Controller(
+        disk,
+        submission=number,
+        trial_ids=record["trial_ids"],
+        launcher=_launcher(disk, {**how, "address": address or how["address"]}, code),
+        cache=(disk.path.parent / "cache").absolute(),
+        predicted_s=how["predicted_s"],
+    )
+    with shipping(disk, tracking_uri, code=code) as shipper, _stops(controller) as stopped:
+
+        def tell(status: SweepStatus) -> None:
+            shipper.keep_alive()
+            on_update(status)
+
+        status = controller.run(tell)
+    assert shipper.drained is not None, "the end of `shipping` drains"
+    return Ended(status=status, interrupted=bool(stopped), drained=shipper.drained)
+
+
+def _launcher(disk: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
+    from orchestrator.launchers import local
+
+    if how["launcher"] == "process":
+        return local.ProcessLauncher(disk, cpus=how["cpus"], gpus=how["gpus"], code=code)
+    if how["launcher"] == "debug":
+        return local.DebugLauncher(cpus=how["cpus"], gpus=how["gpus"])
+    launcher: Launcher = _ray("ray").RayLauncher(
+        disk,
+        address=how["address"],
+        cpus=how["cpus"],
+        gpus=how["gpus"],
+        code=code,
+        priority=how["priority"],
+        weight=how["weight"],
+    )
+    return launcher
+
+
+def _ray(name: str) -> Any:
+    """Return a module that knows Ray."""
+    try:
+        return importlib.import_module(f"orchestrator.launchers.{name}")
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            "Ray is not installed; pip install 'memscale[ray]', or submit with --launcher process"
+        ) from error
+
+
+def _detach_here(disk: SweepDir, number: int, environment: Mapping[str, str]) -> Path:
+    """Start the controller of a recorded submission in a session of its own, from the recorded code."""
+    log = disk.path / "controller.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            controller_command(disk, number),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=code_snapshot.with_code(
+                Path(disk.submission(number)["run"]["code"]), {**os.environ, **environment}
+            ),
+        )
+    deadline = time.monotonic() + DETACH_S
+    while time.monotonic() < deadline:
+        if _runs(disk, number):
+            return log
+        if process.poll() is not None:
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise StoreError(
+                f"{log}: the submission ended at once: {said[-1] if said else 'it said nothing'}"
+            )
+        time.sleep(0.05)
+    raise StoreError(f"{log}: the submission did not start in {DETACH_S:.0f} s; see there")
+
+
+def _runs(disk: SweepDir, number: int) -> bool:
+    """Return whether a controller runs, or ran, this submission."""
+    return (disk.controller() or {}).get("submission") == number
+
+
+def refuse_if_busy(disk: SweepDir) -> None:
+    """Raise BusyError if a live controller runs this sweep."""
+    controller = disk.controller()
+    if locks.is_alive(controller):
+        assert controller is not None, "what does not exist is not alive"
+        raise BusyError(
+            f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
+            f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
+        )
+    job_records.refuse_if_queued(disk)
+
+
+def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
+    """Ask for unfinished trials to be stopped for good; return their ids. The controller, if any, does the rest."""
+    asked = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
+    who = f"memscale cancel, pid {os.getpid()}"
+    if whole_sweep and asked:
+        write_json(disk.path / "cancel.json", {"by": who})
+    for trial in asked:
+        trial.request_cancel(who)
+    trial_ids = [trial.trial_id for trial in asked]
+    job_records.cancel(disk, trial_ids, whole_sweep=whole_sweep)
+    return trial_ids
+
+
+@contextmanager
+def _stops(controller: Controller) -> Iterator[list[int]]:
+    """Turn Ctrl-C and SIGTERM into requests to stop; yield the list of signals that came."""
+    came: list[int] = []
+
+    def on_signal(number: int, frame: object) -> None:
+        came.append(number)
+        controller.stop()
+
+    before: Mapping[int, object] = {
+        n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]

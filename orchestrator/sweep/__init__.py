@@ -1,0 +1,1 @@
+"""Sweep files: parsing, expansion into trials, and matching of sizes."""

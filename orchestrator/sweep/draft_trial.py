@@ -1,0 +1,146 @@
+"""A trial as written: dotted keys and where each stands, before anything is looked up."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.sweep.parsing.yaml_node import Located
+
+SECTIONS = ("data", "train", "model", "resources")
+"""What may differ between the trials of a sweep."""
+
+Settings = Mapping[str, Located]
+"""Dotted key -> value: `model.n_keys`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One model of an isoFLOP profile."""
+
+    budget: Located
+    budget_flops: float
+    index: int
+    """Which of the sizes, from 0."""
+    sizes: int
+    span: float
+    tokens_per_param: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One model of a ladder."""
+
+    size: Located
+    non_embedding_params: int | None
+    """None: `size` is the name of a preset."""
+    tokens_per_param: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """In what the trials of an entry are made equal, to what, and by changing what."""
+
+    where: Located
+    quantity: str
+    """A key of `quantities.QUANTITIES`."""
+    target: Located
+    architecture: str | None
+    """The counterpart's architecture, or None for a number."""
+    target_number: float | None
+    solve: str
+    """knob, tokens, or a field of the model's Config."""
+    solve_where: Located | None = None
+    """Where that is written; None where it is the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """One trial as written."""
+
+    settings: Settings
+    """The base, overlaid with what the entry says."""
+    own: frozenset[str]
+    """The keys that the entry says itself."""
+    where: Located
+    """The entry, or the document for the base itself."""
+    origin: str
+    """Without the seed: `trials[1].grid model.preset=3m`."""
+    size: Profile | Rung | None = None
+    match: Match | None = None
+
+    @property
+    def architecture(self) -> str:
+        """The name under model.architecture; only for drafts whose model could be built."""
+        return str(self.settings["model.architecture"].content)
+
+    @property
+    def chooses_size(self) -> bool:
+        """Whether the model comes from `Config.sized` rather than from a preset."""
+        if isinstance(self.size, Rung):
+            return self.size.non_embedding_params is not None
+        return self.size is not None
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether train.tokens is worked out rather than written."""
+        return self.size is not None or (self.match is not None and self.match.solve == "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One point of one axis."""
+
+    settings: Settings
+    phrase: str
+    size: Profile | Rung | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry of `trials:`, taken apart. Its axes multiply, the last one fastest."""
+
+    where: Located
+    label: str
+    fixed: Settings = field(default_factory=dict)
+    axes: Sequence[Sequence[Choice]] = ()
+    match: Match | None = None
+
+    @property
+    def count(self) -> int:
+        """How many drafts there are, without making them."""
+        return math.prod(len(axis) for axis in self.axes)
+
+    def drafts(self, base: Settings) -> list[Draft]:
+        """Return one draft per point of the axes' product."""
+        return [self._draft(base, choices) for choices in itertools.product(*self.axes)]
+
+    def written(self) -> list[Settings]:
+        """Return every group of settings that the entry writes together, for checks of single values."""
+        chosen = [choice.settings for axis in self.axes for choice in axis]
+        return [{**self.fixed, **settings} for settings in chosen or [{}]]
+
+    def _draft(self, base: Settings, choices: Sequence[Choice]) -> Draft:
+        own = dict(self.fixed)
+        for choice in choices:
+            own.update(choice.settings)
+        phrases = _grouped([choice.phrase for choice in choices])
+        return Draft(
+            settings={**base, **own},
+            own=frozenset(own),
+            where=self.where,
+            origin=f"{self.label}.{', '.join(phrases)}" if phrases else self.label,
+            size=next((choice.size for choice in choices if choice.size), None),
+            match=self.match,
+        )
+
+
+def _grouped(phrases: Sequence[str]) -> list[str]:
+    """Join `grid a=1`, `grid b=2` into `grid a=1 b=2`."""
+    grouped: list[str] = []
+    for phrase in phrases:
+        if grouped and phrase.startswith("grid ") and grouped[-1].startswith("grid "):
+            grouped[-1] += phrase.removeprefix("grid")
+        else:
+            grouped.append(phrase)
+    return grouped

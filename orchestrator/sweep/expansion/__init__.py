@@ -1,0 +1,1 @@
+"""From the sections of a sweep file to trials."""

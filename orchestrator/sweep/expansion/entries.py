@@ -1,0 +1,213 @@
+"""One entry of `trials:`, read: `set`, `grid`, `zip`, `list`; the rest is in entry_budgets.py.
+
+Axes in order, later ones faster: ladder or isoflop, the grid's keys as written, zip, list.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from orchestrator.sweep.draft_trial import SECTIONS, Choice, Entry, Match, Settings
+from orchestrator.sweep.expansion import entry_budgets
+from orchestrator.sweep.parsing import messages, validation
+from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.yaml_node import Located
+
+ENTRY_KEYS = ("set", "grid", "zip", "list", "match", "isoflop", "ladder")
+
+_EXAMPLES = {
+    "set": "{model.preset: 1m}",
+    "grid": "{model.preset: [1m, 3m], train.lr: [1.0e-3, 3.0e-3]}",
+    "zip": "{model.preset: [1m, 3m], train.lr: [3.0e-3, 1.0e-3]}",
+    "list": "[{model.preset: 1m}, {model.preset: 3m, train.lr: 1.0e-3}]",
+}
+_SWEEP_WIDE = {
+    "seed": "seeds: [0, 1, 2]",
+    "seeds": "seeds: [0, 1, 2]",
+    "name": "name: …",
+    "retries": "retries: {…}",
+    "logging": "logging: {…}",
+}
+
+Homes = Callable[[str], list[str]]
+"""Field name -> the sections that have such a field, to say `model.n_keys` to who writes `n_keys`."""
+Read = tuple[list[list[Choice]], list[Finding]]
+
+
+def read_entry(
+    entry: Located, *, architectures: Sequence[str], homes: Homes
+) -> tuple[Entry, list[Finding]]:
+    """Take an entry apart; what is wrong with it is left out of the result and told.
+
+    Args:
+        entry: As written.
+        architectures: The names that there are.
+        homes: Which sections have a field.
+    """
+    content, findings = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}")
+    if content == {} and not findings:
+        findings.append(
+            entry.finding("is an empty entry", f"remove it, or write {_or(ENTRY_KEYS)} in it")
+        )
+    findings += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
+    fixed: Settings = {}
+    axes: list[list[Choice]] = []
+    match: Match | None = None
+    if "set" in content:
+        fixed, wrong = _settings(content["set"], _EXAMPLES["set"], homes)
+        findings += wrong
+    for key, read in (("ladder", entry_budgets.ladder), ("isoflop", entry_budgets.isoflop)):
+        if key in content:
+            new, wrong = read(content[key], architectures)
+            axes += new
+            findings += wrong
+    for key, read_lists in (("grid", _grid), ("zip", _zip), ("list", _list)):
+        if key in content:
+            new, wrong = read_lists(content[key], homes)
+            axes += new
+            findings += wrong
+    if "match" in content:
+        match, wrong = entry_budgets.match(content["match"], architectures)
+        findings += wrong
+    findings += _conflicts(content, fixed, axes, match)
+    return Entry(where=entry, label=entry.path, fixed=fixed, axes=axes, match=match), findings
+
+
+def _unknown(key: str, value: Located) -> Finding:
+    advice = {
+        section: f"write set: {{{section}.KEY: …}}; a whole {section}: stands at the top of the file"
+        for section in SECTIONS
+    }
+    advice |= {name: f"write {how} at the top of the file" for name, how in _SWEEP_WIDE.items()}
+    if "." in key:
+        advice[key] = f"write set: {{{key}: {value.shown}}}"
+    return validation.unknown_key(key, value, ENTRY_KEYS, advice)
+
+
+def _settings(
+    value: Located, example: str, homes: Homes
+) -> tuple[dict[str, Located], list[Finding]]:
+    """Return the dotted keys of a mapping, and what is wrong with its keys."""
+    content, findings = validation.mapping_of(value, example=example)
+    good = {}
+    for key, setting in content.items():
+        section, _, name = key.partition(".")
+        if section in SECTIONS and name:
+            good[key] = setting
+        else:
+            message, fix = _bad_key(key, setting, homes)
+            findings.append(setting.finding_at_key(message, fix))
+    return good, findings
+
+
+def _bad_key(key: str, setting: Located, homes: Homes) -> tuple[str, str]:
+    section, dot, name = key.partition(".")
+    if section in _SWEEP_WIDE:
+        how = _SWEEP_WIDE[section]
+        return f"{key} cannot differ between trials", f"write {how} at the top of the file"
+    if section in SECTIONS:
+        inner = next(iter(setting.content), "KEY") if isinstance(setting.content, dict) else "KEY"
+        return f"{key} is a whole section", f"write its keys one by one, dotted: {key}.{inner}: …"
+    near = messages.nearest(section, SECTIONS) if dot else None
+    if near:
+        return f"unknown key {key!r}", f"did you mean '{near}.{name}'?"
+    dotted = [f"{home}.{key}" for home in homes(key)]
+    if dotted:
+        return f"unknown key {key!r}", f"write it with its section: {_or(dotted)}"
+    return (
+        f"unknown key {key!r}",
+        f"keys begin with their section: {_or([f'{s}.' for s in SECTIONS])}",
+    )
+
+
+def _grid(value: Located, homes: Homes) -> Read:
+    lists, findings = _lists(value, "grid", homes)
+    return [
+        [Choice(settings={key: item}, phrase=f"grid {key}={item.brief}") for item in items]
+        for key, items in lists.items()
+    ], findings
+
+
+def _zip(value: Located, homes: Homes) -> Read:
+    lists, findings = _lists(value, "zip", homes)
+    if findings:
+        return [], findings
+    if len({len(items) for items in lists.values()}) > 1:
+        told = ", ".join(f"{key} has {len(items)}" for key, items in lists.items())
+        fix = "make them equally long, or use grid for every combination"
+        message = f"the lists of zip must be equally long: {told}"
+        return [], [value.finding_at_key(message, fix)]
+    rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    return [[Choice(settings=row, phrase=f"zip {_phrase(row)}") for row in rows]], findings
+
+
+def _list(value: Located, homes: Homes) -> Read:
+    items, findings = validation.list_of(value, example=_EXAMPLES["list"])
+    axis = []
+    for item in items:
+        settings, wrong = _settings(item, "{model.preset: 1m}", homes)
+        findings += wrong
+        axis.append(Choice(settings=settings, phrase=f"list {_phrase(settings) or 'base'}"))
+    return ([axis] if axis else []), findings
+
+
+def _lists(
+    value: Located, kind: str, homes: Homes
+) -> tuple[dict[str, list[Located]], list[Finding]]:
+    settings, findings = _settings(value, _EXAMPLES[kind], homes)
+    if value.content == {}:
+        fix = f"write for example {_EXAMPLES[kind]}, or remove the key"
+        findings.append(value.finding(f"is an empty {kind}, so nothing would run", fix))
+    lists = {}
+    for key, setting in settings.items():
+        items, wrong = validation.list_of(setting, example="[first, second]")
+        findings += wrong
+        if items:
+            lists[key] = [item.item_of(setting) for item in items]
+    return lists, findings
+
+
+def _conflicts(
+    content: Mapping[str, Located],
+    fixed: Settings,
+    axes: Sequence[Sequence[Choice]],
+    match: Match | None,
+) -> list[Finding]:
+    """Return what the parts of an entry contradict each other in."""
+    if "ladder" in content and "isoflop" in content:
+        message = "ladder and isoflop both choose sizes and tokens"
+        return [content["isoflop"].finding_at_key(message, "put them into two entries")]
+    chosen: dict[str, str] = {}
+    for kind in ("ladder", "isoflop"):
+        if kind in content:
+            chosen |= dict.fromkeys(("model.architecture", "model.preset", "train.tokens"), kind)
+    findings = []
+    if match is not None and match.solve == "tokens" and "ladder" in content:
+        fix = "leave solve: tokens away, so that d_ff is solved for"
+        findings.append(match.where.finding_at_key("ladder already chooses train.tokens", fix))
+    elif match is not None and match.solve == "tokens":
+        chosen["train.tokens"] = "match with solve: tokens"
+    if "match" in content and "isoflop" in content:
+        message = "isoflop already makes training FLOPs equal"
+        findings.append(content["match"].finding_at_key(message, "remove match"))
+    written: dict[str, Located] = {}
+    groups = [fixed]
+    groups += [{k: v for c in axis if not c.size for k, v in c.settings.items()} for axis in axes]
+    for settings in groups:
+        for key, setting in settings.items():
+            if key in chosen:
+                fix = f"remove it here, or remove {chosen[key].split()[0]}"
+                message = f"{chosen[key]} chooses {key} itself"
+                findings.append(setting.finding_at_key(message, fix))
+            elif key in written:
+                line = written[key].key_line
+                message = f"{key} is set twice in this entry, first at line {line}"
+                findings.append(setting.finding_at_key(message, "keep one of them"))
+            written.setdefault(key, setting)
+    return findings
+
+
+def _phrase(settings: Settings) -> str:
+    return " ".join(f"{key}={setting.brief}" for key, setting in settings.items())
+
+
+def _or(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]

@@ -1,0 +1,183 @@
+"""What stands above `trials:` in a sweep file: names, base sections, seeds, and what holds for the whole sweep."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.records.trial_dir import SWEEP_NAME
+from orchestrator.records.trial_spec import Logging, Retries
+from orchestrator.sweep.draft_trial import SECTIONS, Settings
+from orchestrator.sweep.expansion.entries import ENTRY_KEYS
+from orchestrator.sweep.expansion.sections import Workloads, elsewhere
+from orchestrator.sweep.parsing import messages, validation
+from orchestrator.sweep.parsing.diagnostics import Findings
+from orchestrator.sweep.parsing.yaml_node import Located
+
+LARGEST_SEED = 2**63 - 1
+"""What the random number generators of a trial take."""
+
+HEADER_KEYS = (
+    "name",
+    "data",
+    "train",
+    "model",
+    "trials",
+    "seeds",
+    "resources",
+    "retries",
+    "logging",
+)
+
+_EXAMPLE = {
+    "name": "memory_recall",
+    "data": "{source: biographies, n_people: 3_000}",
+    "train": "{tokens: 10_000_000, batch_tokens: 8_192, seq_len: 256, lr: 3.0e-3}",
+    "model": "{architecture: dense, preset: 1m}",
+    "resources": "{gpus: auto}",
+    "retries": "{failure: 1, preemption: 100}",
+    "logging": "{every_steps: 10, evaluations: 4}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Everything above `trials:`, and the list itself as written."""
+
+    name: str
+    base: Settings
+    """Dotted key -> value."""
+    where: Mapping[str, Located]
+    """Section -> the mapping that is blamed for missing keys."""
+    told: frozenset[str]
+    """Sections that are misspelt or no mappings: their missing keys are no second mistake."""
+    seeds: Sequence[int]
+    retries: Retries
+    logging: Logging
+    trials: Located | None
+    document: Located
+
+
+def read_header(document: Located, findings: Findings, workloads: Workloads) -> Header | None:
+    """Return the header, or None when the document is no mapping."""
+    content = document.content
+    if not isinstance(content, dict) or not content:
+        what = f"must be a mapping of keys, got {document.shown}"
+        if content is None:
+            what = "holds only comments"
+        fix = f"write {', '.join(f'{key}:' for key in HEADER_KEYS[:4])} at the left margin"
+        findings.add([document.finding(what, fix)])
+        return None
+    told = set()
+    for key in content.keys() - set(HEADER_KEYS):
+        findings.add([validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads))])
+        told.add(messages.nearest(key, HEADER_KEYS) or "")
+    sections: dict[str, dict[str, Located]] = {}
+    where = {}
+    for section in SECTIONS:
+        value = content.get(section)
+        where[section] = value or _absent(document, section)
+        sections[section] = {}
+        if value is not None:
+            example = f"{section}: {_EXAMPLE[section]}"
+            sections[section], wrong = validation.mapping_of(value, example=example)
+            findings.add(wrong)
+            told |= {section for _ in wrong}
+    return Header(
+        name="unnamed" if "name" in told else _name(content.get("name"), document, findings),
+        base={
+            f"{section}.{key}": value
+            for section in SECTIONS
+            for key, value in sections[section].items()
+        },
+        where=where,
+        told=frozenset(told),
+        seeds=_seeds(content.get("seeds"), findings),
+        retries=_sweep_wide(Retries, "retries", document, findings),
+        logging=_sweep_wide(Logging, "logging", document, findings),
+        trials=content.get("trials"),
+        document=document,
+    )
+
+
+def _name(value: Located | None, document: Located, findings: Findings) -> str:
+    if value is None:
+        findings.add(
+            [
+                _absent(document, "name").finding_at_key(
+                    "is missing", f"add name: {_EXAMPLE['name']}", kind="missing"
+                )
+            ]
+        )
+        return "unnamed"
+    if not isinstance(value.content, str):
+        fix = (
+            f"put it in quotes: '{value.text}'"
+            if value.text
+            else f"write for example {_EXAMPLE['name']}"
+        )
+        findings.add([value.finding(f"must be text, got {value.shown}", fix)])
+        return "unnamed"
+    if not SWEEP_NAME.fullmatch(value.content):
+        findings.add(
+            [
+                value.finding(
+                    f"cannot be a folder's name: {value.shown}",
+                    "use letters, digits, '_', '-' and '.', at most 100, beginning with a letter or digit",
+                )
+            ]
+        )
+    return value.content
+
+
+def _seeds(value: Located | None, findings: Findings) -> list[int]:
+    if value is None:
+        return [0]
+    items, wrong = validation.list_of(value, example="[0, 1, 2]")
+    if isinstance(value.content, int) and not isinstance(value.content, bool):
+        fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
+        wrong = [dataclasses.replace(wrong[0], fix=fix)]
+    findings.add(wrong)
+    seeds: dict[int, Located] = {}
+    for item in items:
+        seed, finding = validation.check_whole_number(item, at_least=0)
+        if finding is not None:
+            findings.add([finding])
+        elif seed is not None and seed > LARGEST_SEED:
+            message = f"must be at most {LARGEST_SEED}, got {item.shown}"
+            findings.add([item.finding(message, "any small number will do")])
+        elif seed in seeds:
+            findings.add([item.finding(f"seed {seed} is written twice", "keep one of them")])
+        elif seed is not None:
+            seeds[seed] = item
+    return list(seeds) or [0]
+
+
+def _sweep_wide(cls: Any, key: str, document: Located, findings: Findings) -> Any:
+    value = document.content.get(key)
+    if value is None:
+        return cls()
+    content, wrong = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}")
+    record, more = validation.build(cls, content, where=value)
+    findings.add([*wrong, *more])
+    return record or cls()
+
+
+def _absent(document: Located, key: str) -> Located:
+    """Return a place for what is not in the file: its first line, under the key that should be there."""
+    return dataclasses.replace(
+        document, content={}, path=key, line=1, column=1, key_line=1, key_column=1
+    )
+
+
+def _advice(workloads: Workloads) -> dict[str, str]:
+    """Return advice about keys that belong below a section rather than at the top."""
+    return {
+        **elsewhere(None, workloads),
+        "seed": "write seeds: [0, 1, 2]",
+        "source": "write it under data:",
+        "architecture": "write it under model:",
+        "preset": "write it under model:",
+        "recipe": "write it under train:",
+        **{key: f"write trials: [{{{key}: …}}]" for key in ENTRY_KEYS},
+    }

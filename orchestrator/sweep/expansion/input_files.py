@@ -1,0 +1,139 @@
+"""The input files of a data source: where they are, and the hash by which they enter a trial's identity."""
+
+import dataclasses
+import difflib
+import glob
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.yaml_node import Located
+
+_CHUNK_BYTES = 2**20
+_digests: dict[tuple[Path, int, int], str] = {}
+"""Hashes of this process, by path, size and time of change: a sweep asks for the same file once per trial."""
+
+
+def resolve(
+    source: Any, *, folder: Path, written: Mapping[str, Located], where: Located
+) -> tuple[Any, dict[str, str], list[Finding]]:
+    """Return the source with absolute paths, the content hash of every field that names files, and what is wrong.
+
+    A relative path is looked for beside the sweep file first, then in the current folder. A field may
+    hold a glob or a list; the hash of several files is that of the ordered list of their hashes.
+
+    Args:
+        source: A data source's Config.
+        folder: Where the sweep file lies.
+        written: Fields of the source as written, for the places of mistakes.
+        where: Blamed when a field was not written.
+    """
+    findings: list[Finding] = []
+    absolute: dict[str, Any] = {}
+    for name in source.files():
+        value = getattr(source, name)
+        is_list = isinstance(value, list | tuple)
+        found = []
+        for index, path in enumerate(value if is_list else (value,)):
+            place = _item(written.get(name, where), index if is_list else None)
+            located = _locate(str(path), folder)
+            if located is None:
+                findings.append(
+                    _missing(str(path), folder, place=place, expected=_expected(source, name))
+                )
+            else:
+                found.append(located if isinstance(path, Path) else str(located))
+        absolute[name] = tuple(found) if is_list else next(iter(found), value)
+    if findings:
+        return source, {}, findings
+    source = dataclasses.replace(source, **absolute)
+    digests = {}
+    for name, paths in source.files().items():
+        several = list(paths) if isinstance(paths, list | tuple) else [paths]
+        place = written.get(name, where)
+        refused = [
+            finding
+            for path in several
+            if (finding := _unreadable(path, place, _expected(source, name)))
+        ]
+        findings += refused
+        if not refused:
+            digests[name] = _combined([content_sha256(path) for path in several])
+    return source, digests, findings
+
+
+def content_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's content, read once per process unless it changes."""
+    status = path.stat()
+    key = (path.absolute(), status.st_size, status.st_mtime_ns)
+    if key not in _digests:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        _digests[key] = digest.hexdigest()
+    return _digests[key]
+
+
+def _combined(digests: Sequence[str]) -> str:
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _item(place: Located, index: int | None) -> Located:
+    if index is None or not isinstance(place.content, list):
+        return place
+    item: Located = place.content[index]
+    return item
+
+
+def _locate(path: str, folder: Path) -> Path | None:
+    """Return the absolute path or glob, or None when nothing is there."""
+    expanded = Path(path).expanduser()
+    for candidate in (folder.absolute() / expanded, Path.cwd() / expanded):
+        if candidate.exists():
+            # Not the file itself: what a link points to may lack the extension that tells the format.
+            return candidate.parent.resolve() / candidate.name
+        if glob.has_magic(path) and next(_matches(candidate), None) is not None:
+            return candidate
+    return None
+
+
+def _matches(pattern: Path) -> Iterator[Path]:
+    """Yield the files of an absolute glob."""
+    fixed = next(parent for parent in pattern.parents if not glob.has_magic(str(parent)))
+    return fixed.glob(str(pattern.relative_to(fixed)))
+
+
+def _expected(source: Any, field: str) -> str:
+    """Return the format of the files that a field names: the source's own, unless that field has another."""
+    return str(getattr(source, "FIELD_FORMATS", {}).get(field, source.FORMAT))
+
+
+def _missing(path: str, folder: Path, *, place: Located, expected: str) -> Finding:
+    beside = folder / Path(path).parent
+    names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
+    close = difflib.get_close_matches(Path(path).name, names, n=1)
+    guess = f"did you mean {Path(path).parent / close[0]}? It should be" if close else "expected:"
+    kind = "no file matches" if glob.has_magic(path) else "no such file:"
+    return place.finding(
+        f"{kind} {path} (looked beside the sweep file and in the current folder)",
+        f"{guess} {expected}",
+    )
+
+
+def _unreadable(path: Path, place: Located, expected: str) -> Finding | None:
+    if path.is_dir():
+        return place.finding(f"{place.shown} is a folder", f"expected: {expected}")
+    if not path.is_file():
+        return place.finding(f"{place.shown} is no plain file", f"expected: {expected}")
+    try:
+        with path.open("rb"):
+            return None
+    except OSError as error:
+        return place.finding(
+            f"{place.shown} cannot be read ({error.strerror})", "check its permissions"
+        )

@@ -1,0 +1,320 @@
+"""Sweep files -> their trials, in order, with every default written out; or every mistake in them.
+
+The steps are in `sweep_files/`: `find` the files, `yaml_positions` parses each, `entries` takes the entries of
+`trials:` apart and `drafts` multiplies them out, `sections` looks names up, `resolve` solves budgets. A
+mistake stops only the part of the file that holds it, so that all are told at once.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.sweep import registry
+from orchestrator.sweep.draft_trial import SECTIONS, Draft, Entry
+from orchestrator.sweep.expansion import resolve
+from orchestrator.sweep.expansion.entries import read_entry
+from orchestrator.sweep.expansion.header import Header, read_header
+from orchestrator.sweep.expansion.resolve import Trial
+from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
+from orchestrator.sweep.matching.match import Matched
+from orchestrator.sweep.matching.step_time import StepTimes, Timer
+from orchestrator.sweep.parsing import discovery, validation, yaml_loader
+from orchestrator.sweep.parsing.diagnostics import Finding, Findings
+from orchestrator.sweep.parsing.yaml_node import Located
+
+MAX_TRIALS = 100_000
+"""Above this, a sweep file says something its author did not mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One question, as its files ask it."""
+
+    name: str
+    question: str | None
+    """The comments `# Question: …` at the top of the files."""
+    text: str
+    """The whole file; several files as one text that can be loaded again (`find.joined`)."""
+    trials: tuple[TrialSpec, ...]
+    """In the order of the files, seeds fastest. `accounting` is empty: `plan.py` fills it."""
+    files: tuple[Path, ...]
+    """Of each trial, the file that asks for it; absolute."""
+    warnings: tuple[str, ...]
+    """What the author should know although nothing is wrong: keys that were left out of some trials."""
+    matches: Mapping[str, Matched] = field(default_factory=dict)
+    """Trial id -> what `match` chose for it."""
+    step_times: Mapping[str, Any] = field(default_factory=dict)
+    """The measured step times that the trials rest on (`sweep/matching/step_time.py`)."""
+
+
+def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry) -> Sweep:
+    """Return the sweep in a file, or in several that carry the same name.
+
+    Args:
+        paths: Files, folders of files, or the bare names of bundled ones such as `quickstart`.
+        workloads: Where architectures, data sources and the train section are looked up.
+
+    Raises:
+        ConfigError: If anything is wrong with the files; holds every mistake.
+        ValueError: If no file is named.
+    """
+    arguments = [paths] if isinstance(paths, Path) else paths
+    if not arguments:
+        raise ValueError("name at least one sweep file, got none")
+    sources, problems = discovery.sources(arguments)
+    files = [_File(source, workloads) for source in sources]
+    # Files of several names are no sweep together; what each repeats itself is told all the same.
+    groups = [files] if _have_one_name(files) else [[file] for file in files]
+    if not _too_many(files):
+        for group in groups:
+            for file in group:
+                file.expand(workloads, sweep=[other.source.file for other in group])
+            _find_duplicates(group)
+    problems += [problem for file in files for problem in file.problems()]
+    if problems:
+        raise ConfigError(problems)
+    if any(file.waits for file in files):
+        # Minutes of measuring, so only for files that are right in everything else.
+        with workloads.step_timer() as timer:
+            for file in files:
+                file.resolve(timer)
+        _find_duplicates(files)
+        problems = [problem for file in files for problem in file.problems()]
+        if problems:
+            raise ConfigError(problems)
+    several = len(files) > 1
+    trials = [(trial, file) for file in files for trial in file.trials(named=several)]
+    return Sweep(
+        name=files[0].header.name,
+        question=discovery.questions(source.text for source in sources),
+        text=discovery.joined(sources),
+        trials=tuple(trial for trial, _ in trials),
+        files=tuple(file.source.file.absolute() for _, file in trials),
+        warnings=tuple(warning for file in files for warning in file.warnings),
+        matches={
+            trial.trial_id: file.matched[key]
+            for trial, file in trials
+            if file.matched and (key := dataclasses.replace(trial, seed=0).trial_id) in file.matched
+        },
+        step_times={key: answer for file in files for key, answer in file.step_times.items()},
+    )
+
+
+class _File:
+    """One file of a sweep while it is read: what it asks for, and what is wrong with it."""
+
+    def __init__(self, source: discovery.Source, workloads: Workloads) -> None:
+        """Read the file as far as single entries."""
+        self.source = source
+        self.findings = Findings()
+        self.readable = False
+        """Whether there is a header: without one nothing below exists."""
+        self.header: Header
+        self.entries: list[Entry] = []
+        self.drafts: list[Draft] = []
+        self.specs: list[tuple[Draft, TrialSpec]] = []
+        """Without seeds."""
+        self.matched: dict[str, Matched] = {}
+        """By the trial's name with seed 0."""
+        self.waits = False
+        """Whether trials are left out until their step times are measured."""
+        self.step_times: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        self._broken: list[Entry] = []
+        # The lines above are another file's: with as many empty ones every mistake has its place.
+        document, wrong = yaml_loader.parse("\n" * source.lines_above + source.text)
+        self.findings.add(wrong)
+        header = None if document is None else read_header(document, self.findings, workloads)
+        if header is not None:
+            self.readable = True
+            self.header = header
+            self.entries, self._broken = _entries(header, self.findings, workloads)
+
+    @property
+    def n_trials(self) -> int:
+        """How many trials the file asks for, without making them."""
+        if not self.readable:
+            return 0
+        return sum(entry.count for entry in self.entries) * max(1, len(self.header.seeds))
+
+    def expand(self, workloads: Workloads, *, sweep: Sequence[Path]) -> None:
+        """Make the trials; `sweep` names all its files."""
+        if not self.readable:
+            return
+        header, file = self.header, self.source.file
+        self.drafts = [draft for entry in self.entries for draft in entry.drafts(header.base)]
+        self._sections = sections = Sections(
+            header.base,
+            where=header.where,
+            drafts=self.drafts,
+            folder=file.parent,
+            workloads=workloads,
+        )
+        self._sweep = sweep
+        self.findings.add(sections.single_values(header.base, unknown_keys=True))
+        for entry in self._broken:
+            for settings in entry.written():
+                self.findings.add(sections.single_values(settings, unknown_keys=False))
+        self.resolve()
+        self.warnings = [f"{file}:{warning}" for warning in sections.warnings]
+
+    def resolve(self, timer: Timer | None = None) -> None:
+        """Work the trials out; where step times must be measured first, only with a timer."""
+        step_times = StepTimes(self.source.file, timer, sweep=self._sweep)
+        trials = _trials(self.drafts, self.header, self._sections, step_times, self.findings)
+        self.specs = [(draft, trial.spec) for draft, trial in trials if trial is not None]
+        self.waits = len(self.specs) < len(trials)
+        self.matched = {
+            trial.spec.trial_id: trial.matched
+            for _, trial in trials
+            if trial is not None and trial.matched is not None
+        }
+        self.step_times = step_times.used
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Return everything that is wrong with the file, in its order."""
+        return self.findings.error(self.source.file, trials=len(self.drafts)).problems
+
+    def trials(self, *, named: bool) -> list[TrialSpec]:
+        """Return the trials with their seeds.
+
+        Args:
+            named: Whether their origin says which file they are from.
+        """
+        file = f"{self.source.label}: " if named else ""
+        return [
+            dataclasses.replace(spec, seed=seed, origin=f"{file}{spec.origin}, seed {seed}")
+            for _, spec in self.specs
+            for seed in self.header.seeds
+        ]
+
+
+def _entries(
+    header: Header, findings: Findings, workloads: Workloads
+) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries that can be expanded, and those that cannot."""
+    if header.trials is None:
+        return [Entry(where=header.document, label="base")], []
+    items, wrong = validation.list_of(header.trials, example="[{grid: {model.preset: [1m, 3m]}}]")
+    findings.add(wrong)
+    good: list[Entry] = []
+    broken: list[Entry] = []
+    for item in items:
+        entry, wrong = read_entry(
+            item, architectures=workloads.architectures(), homes=lambda key: _homes(key, workloads)
+        )
+        findings.add(wrong)
+        (broken if wrong else good).append(entry)
+    return good, broken
+
+
+def _too_many(files: Sequence[_File]) -> bool:
+    """Whether the files ask for more trials than anybody means; tells the entry that asks for most."""
+    total = sum(file.n_trials for file in files)
+    if total <= MAX_TRIALS:
+        return False
+    asked = [
+        (entry.count * max(1, len(file.header.seeds)), file, entry)
+        for file in files
+        for entry in file.entries
+    ]
+    share, file, largest = max(asked, key=lambda one: one[0])
+    finding = largest.where.finding_at_key(
+        f"{total:,} trials, of which this entry makes {share:,}; the limit is {MAX_TRIALS:,}",
+        "shorten its lists, or use zip or list where not every combination is wanted",
+    )
+    file.findings.add([finding])
+    return True
+
+
+def _trials(
+    drafts: Sequence[Draft],
+    header: Header,
+    sections: Sections,
+    step_times: StepTimes,
+    findings: Findings,
+) -> list[tuple[Draft, Trial | None]]:
+    """Return what the drafts come to but for those with mistakes; None for one whose step time is wanting."""
+    trials = []
+    for draft in drafts:
+        trial, wrong = resolve.trial(
+            draft,
+            sections,
+            step_times,
+            sweep=header.name,
+            retries=header.retries,
+            logging=header.logging,
+        )
+        news = [f for f in wrong if f.kind != "missing" or f.key not in header.told]
+        findings.add(news, trial=draft.origin)
+        if not wrong:
+            trials.append((draft, trial))
+    return trials
+
+
+def _find_duplicates(files: Sequence[_File]) -> None:
+    """Tell once per entry that it asks for a trial that is there already; seeds of one file all differ."""
+    first: dict[str, list[tuple[_File, str]]] = {}
+    for file in files:
+        repeated: dict[Located, list[str]] = {}
+        for draft, spec in file.specs:
+            known = first.setdefault(spec.trial_id, [])
+            twin = next((one for one in known if _share_a_seed(one[0], file)), None)
+            if twin is None:
+                known.append((file, spec.origin))
+                continue
+            where = "" if twin[0] is file else f" of {twin[0].source.label}"
+            again = f"{spec.origin} is the same trial as {twin[1]}{where}"
+            repeated.setdefault(draft.where, []).append(again)
+        file.findings.add(_told(where, pairs) for where, pairs in repeated.items())
+
+
+def _share_a_seed(one: _File, other: _File) -> bool:
+    return one is other or not set(one.header.seeds).isdisjoint(other.header.seeds)
+
+
+def _told(where: Located, pairs: Sequence[str]) -> Finding:
+    message = pairs[0] + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
+    fix = "remove one of them; resources, retries and logging do not make a trial another one"
+    if ".isoflop" in pairs[0]:
+        fix = "the sizes lie too close together: raise span or lower sizes"
+    return where.finding_at_key(message, fix, kind="missing")
+
+
+def _have_one_name(files: Sequence[_File]) -> bool:
+    """Whether the files carry one name, as far as names can be read; tells once which says what."""
+    written: dict[str, list[_File]] = {}
+    for file in files:
+        name = file.header.document.content.get("name") if file.readable else None
+        if name is not None and name.content == file.header.name:
+            written.setdefault(file.header.name, []).append(file)
+    if len(written) < 2:
+        return True
+    said = "; ".join(
+        f"{name} in {', '.join(file.source.label for file in group)}"
+        for name, group in written.items()
+    )
+    other = list(written.values())[1][0]
+    finding = other.header.document.content["name"].finding(
+        f"the files of one sweep carry one name, got {said}",
+        "write the same name: in all of them, or name only files that belong together",
+    )
+    other.findings.add([finding])
+    return False
+
+
+def _homes(key: str, workloads: Workloads) -> list[str]:
+    """Return the sections in which an entry may set this key."""
+    beside = {"architecture": "model", "preset": "model", "source": "data", "recipe": "train"}
+    if key in beside:
+        return [beside[key]]
+    classes = section_classes(workloads)
+    return [
+        section
+        for section in SECTIONS
+        if any(key in validation.field_names(cls) for cls in classes[section].values())
+    ]

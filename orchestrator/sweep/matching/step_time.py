@@ -1,0 +1,412 @@
+"""Step times for `match: {step_time: …}`: measured once, then pinned in a file beside the sweep file.
+
+`NAME.step_times.json` belongs to the sweep as its YAML does and is committed with it: a trial's name must not change
+each time somebody plans the sweep, nor with the machine. Deleting the file measures anew.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import logging
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.records.errors import ExperimentError, StoreError
+from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.trial_spec import Resources, canonical_json
+from orchestrator.sweep.draft_trial import Match
+from orchestrator.sweep.matching import budget, step_time_search
+from orchestrator.sweep.matching.isoflop_ladder import Frame
+from orchestrator.sweep.matching.step_time_search import Estimate
+from orchestrator.sweep.parsing.diagnostics import Finding
+
+LOG = logging.getLogger(__name__)
+
+ABOUT = (
+    "Measured for `match: {step_time: …}` of the sweep file beside this one. Commit both: without this file the steps "
+    "are timed anew, and the trials get other names. To time them anew, delete it."
+)
+
+
+ROUGH_S, EXACT_S = 1.0, 4.0
+"""Seconds of timed steps in one measurement: the first of a value, which only guides the search, and further ones."""
+
+
+class Timer(Protocol):
+    """Times optimizer steps of models, in turns."""
+
+    def time(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what `workloads/training/step_time.py` answers to the request.
+
+        Raises:
+            ExperimentError: If nothing could be measured.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One comparison of step times."""
+
+    match: Match
+    trial: str
+    """For people."""
+    field: str
+    """What is changed: a field of the model, or tokens."""
+    architecture: str
+    model: Any
+    other: Any
+    """The counterpart's Config, or None where a number of seconds is asked for."""
+    train: Any
+    frame: Frame
+    resources: Resources
+
+    def compared(self) -> dict[str, Any]:
+        """Return everything that decides a step's time but the machine, without the value that is solved for."""
+        match = self.match
+        model = _section(self.architecture, self.model)
+        model.pop(self.field, None)
+        train = self.train
+        tables = [train.table_optimizer, train.table_clip, train.table_precision]
+        if train.table_moments is not None:
+            tables.append(train.table_moments)
+        return {
+            "solve": self.field,
+            "model": model,
+            "counterpart": None
+            if self.other is None
+            else _section(str(match.architecture), self.other),
+            "step_s": match.target_number,
+            "vocab_size": self.frame.vocab_size,
+            "seq_len": self.frame.seq_len,
+            "batch_tokens": self.frame.batch_tokens,
+            "precision": train.precision,
+            "clips": train.grad_clip is not None,
+            # The default is left out: what was measured before there were others stays found.
+            **({} if train.table_optimizer == "adamw" else {"tables": tables}),
+        }
+
+    @property
+    def key(self) -> str:
+        """Hash of what is compared."""
+        return hashlib.sha256(canonical_json(self.compared()).encode()).hexdigest()[:12]
+
+    @property
+    def wanted(self) -> str:
+        """What is looked for, in words."""
+        if self.match.architecture is None:
+            return f"{self.match.target_number:.3g} seconds per step"
+        return f"the step time of {self.match.architecture}"
+
+    @property
+    def shares_tables(self) -> bool:
+        """Whether a step reads tables that ranks share out: what one rank alone takes says little of it."""
+        models = [model for model in (self.model, self.other) if model is not None]
+        return self.resources.memory_ranks > 1 and any(
+            model.param_count(self.frame.vocab_size).memory_values for model in models
+        )
+
+    @property
+    def shards_dense(self) -> bool:
+        """Whether a step gathers parameters that ranks shard, which one rank alone does not."""
+        return self.resources.dense_parameters == "sharded" and self.resources.ranks > 1
+
+    def request(self, model: Any) -> dict[str, Any]:
+        """Return what a timer is asked: this model, and the counterpart if there is one."""
+        models = [_section(self.architecture, model)]
+        if self.other is not None:
+            models.append(_section(str(self.match.architecture), self.other))
+        return {
+            "models": models,
+            "train": dataclasses.asdict(self.train),
+            "vocab_size": self.frame.vocab_size,
+            "device": "cpu" if self.resources.gpus == 0 else "auto",
+            "n_threads": self.resources.cpus,
+            "ranks": self.resources.ranks,
+            "micro_batch_tokens": self.resources.micro_batch_tokens,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was measured once and holds from then on."""
+
+    value: int | None
+    """Of the field; None where tokens are solved for, which follow from the ratio."""
+    step_s: float
+    counterpart_step_s: float
+    """Of the counterpart, or as asked for."""
+    ratio: float
+    """Median of the ratios of neighbouring blocks; not quite the ratio of the two medians above."""
+    ratio_uncertainty: float
+    device: str
+    measured_at: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the file says of it, for people."""
+
+    @property
+    def decisive(self) -> float:
+        """What a trial follows from: the value, or where tokens are solved for the ratio."""
+        return self.ratio if self.value is None else self.value
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of the file."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "more"}
+        return {**own, **self.more}
+
+
+class StepTimes:
+    """The answers for one file of a sweep, which are those of the whole sweep; new ones go beside that file."""
+
+    def __init__(
+        self, sweep_file: Path, timer: Timer | None = None, *, sweep: Iterable[Path] = ()
+    ) -> None:
+        """Answer from what is pinned, or else by measuring where there is a timer.
+
+        Args:
+            sweep_file: Whose questions are answered.
+            timer: What measures.
+            sweep: All files of the sweep; what is pinned beside any of them answers.
+        """
+        self.path = _pins_of(sweep_file)
+        self._sweep_file = sweep_file
+        self._everywhere = tuple(dict.fromkeys([self.path, *map(_pins_of, sweep)]))
+        self._timer = timer
+        self._failed: dict[str, str] = {}
+        self.used: dict[str, Any] = {}
+        """The entries of the file that answered something."""
+
+    def answer(
+        self,
+        question: Question,
+        *,
+        with_value: Callable[[int], Any],
+        written: int | None,
+    ) -> tuple[Answer | None, list[Finding]]:
+        """Return the pinned or measured answer; neither answer nor findings where nothing may be measured yet.
+
+        Args:
+            question: What is compared.
+            with_value: The model with another value of the field, None where that is impossible.
+            written: The field's value in the file; where the search starts.
+
+        Raises:
+            StoreError: If two answers are pinned that differ, or one that memscale did not write.
+        """
+        findings: list[Finding] = []
+        answer = self._pinned(question)
+        if answer is None and self._timer is not None:
+            answer, findings = self._measured(question, self._timer, with_value, written)
+        if answer is not None:
+            self.used[question.key] = answer.as_json()
+        return answer, findings
+
+    def _pinned(self, question: Question) -> Answer | None:
+        """Return what is pinned beside any file of the sweep, this one's first."""
+        pinned = {path: _recorded(path, question) for path in self._everywhere}
+        known = [(path, answer) for path, answer in pinned.items() if answer is not None]
+        if not known:
+            return None
+        path, answer = known[0]
+        for other_path, other in known[1:]:
+            if other.decisive != answer.decisive:
+                what = "ratio" if answer.value is None else question.field
+                raise StoreError(
+                    f"{path} and {other_path}: solutions.{question.key}: two answers for {question.trial} "
+                    f"and {question.wanted}: {what} {answer.decisive:.10g} and {other.decisive:.10g}; "
+                    "keep the one that trained trials rest on, and remove the other from its file"
+                )
+        return answer
+
+    def _measured(
+        self,
+        question: Question,
+        timer: Timer,
+        with_value: Callable[[int], Any],
+        written: int | None,
+    ) -> tuple[Answer | None, list[Finding]]:
+        if question.shares_tables:
+            message = (
+                f"a step that reads tables which ranks share out cannot be timed by one rank, "
+                f"got memory_ranks {question.resources.memory_ranks}"
+            )
+            fix = "plan it once with memory_ranks: 1, whose times are kept and hold for any resources, or match training_flops"
+            finding = question.match.where.finding_at_key(message, fix, kind="combination")
+            return None, [finding.of(question.architecture)]
+        if question.shards_dense:
+            message = "a step that gathers parameters which ranks shard cannot be timed by one rank, got dense_parameters sharded"
+            fix = "plan it once with dense_parameters: replicated, whose times are kept and hold for any resources, or match training_flops"
+            finding = question.match.where.finding_at_key(message, fix, kind="combination")
+            return None, [finding.of(question.architecture)]
+        if question.key not in self._failed:
+            refused = self._unwritable()
+            if refused:
+                message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
+                fix = "copy the sweep file into a folder of yours"
+                return None, [question.match.where.finding_at_key(message, fix)]
+            LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
+            try:
+                answer = _solve(question, timer, with_value, written)
+            except step_time_search.NotFoundError as error:
+                by_tokens = question.other is not None and question.field != "tokens"
+                self._failed[question.key] = f"{error}{', or write solve: tokens' * by_tokens}"
+            except ExperimentError as error:
+                self._failed[question.key] = str(error)
+            else:
+                write(self.path, {**_solutions(self.path), question.key: answer.as_json()})
+                shutil.copymode(self._sweep_file, self.path)
+                LOG.info("match: %s: kept in %s", question.trial, self.path)
+                return answer, []
+        message, _, fix = self._failed[question.key].partition("; ")
+        finding = question.match.where.finding_at_key(message, fix, kind="combination")
+        return None, [finding.of(question.architecture)]
+
+    def _unwritable(self) -> str:
+        """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-"):
+                return ""
+        except OSError as error:
+            return f"cannot be written ({error.strerror})"
+
+
+def _pins_of(sweep_file: Path) -> Path:
+    return sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
+
+
+def _recorded(path: Path, question: Question) -> Answer | None:
+    """Return the answer in a file of step times.
+
+    Raises:
+        StoreError: If the file is not as memscale wrote it.
+    """
+    record = _solutions(path).get(question.key)
+    if record is None:
+        return None
+    own = {f.name for f in dataclasses.fields(Answer)} - {"more"}
+    more = {key: value for key, value in record.items() if key not in own}
+    try:
+        answer = Answer(**{key: record[key] for key in own}, more=more)
+        numbers = (
+            answer.ratio,
+            answer.ratio_uncertainty,
+            answer.step_s,
+            answer.counterpart_step_s,
+        )
+        sound = all(isinstance(n, int | float) for n in numbers)
+        sound &= all(isinstance(text, str) for text in (answer.device, answer.measured_at))
+        sound = sound and answer.ratio > 0 and answer.counterpart_step_s > 0
+        sound &= question.field == "tokens" or (isinstance(answer.value, int) and answer.value > 0)
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        message = f"{path}: solutions.{question.key}: is not as memscale wrote it"
+        raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+    return answer
+
+
+def _solutions(path: Path) -> dict[str, Any]:
+    content = read_json(path) or {}
+    solutions = content.get("solutions", {})
+    if not isinstance(solutions, dict) or not all(
+        isinstance(entry, dict) for entry in solutions.values()
+    ):
+        message = f"{path}: solutions: must be a mapping of mappings"
+        raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
+    return solutions
+
+
+def write(path: Path, solutions: Mapping[str, Any]) -> None:
+    """Replace the file of a sweep's step times."""
+    write_json(path, {"about": ABOUT, "solutions": dict(solutions)})
+
+
+def _solve(
+    question: Question,
+    timer: Timer,
+    with_value: Callable[[int], Any],
+    written: int | None,
+) -> Answer:
+    """Measure until the question has an answer.
+
+    Raises:
+        NotFoundError: If it has none.
+        ExperimentError: If nothing can be measured.
+    """
+    told: dict[int | None, list[Mapping[str, Any]]] = {}
+
+    def measure(value: int | None, model: Any, exactly: bool) -> Sequence[float]:
+        budget_s = EXACT_S if exactly else ROUGH_S
+        reply = timer.time({**question.request(model), "budget_s": budget_s})
+        told.setdefault(value, []).append(reply)
+        own, *others = reply["seconds"]
+        targets = others[0] if others else [question.match.target_number] * len(own)
+        return [mine / other for mine, other in zip(own, targets, strict=True)]
+
+    def say(value: int | None, found: Estimate) -> None:
+        step_s = statistics.median(told[value][-1]["seconds"][0])
+        what = "" if value is None else f"{question.field} {value}: "
+        counterpart = question.match.architecture or "what is asked for"
+        LOG.info(
+            "match: %s: %s%.3g ms a step, %s × %s (measurement %d of it)",
+            *(question.trial, what, 1e3 * step_s, found, counterpart, found.measurements),
+        )
+
+    value: int | None = None
+    if question.field == "tokens":
+        found = step_time_search.settled(
+            lambda: measure(None, question.model, True), told=lambda found: say(None, found)
+        )
+    else:
+        start = _start(with_value, written)
+        value, found = step_time_search.search(
+            lambda value, exactly: measure(value, with_value(value), exactly),
+            field=question.field,
+            wanted=question.wanted,
+            start=start,
+            possible=lambda value: with_value(value) is not None,
+            told=say,
+        )
+    replies = told[value]
+    step_s = statistics.median(s for reply in replies for s in reply["seconds"][0])
+    target_s = question.match.target_number
+    if question.other is not None:
+        target_s = statistics.median(s for reply in replies for s in reply["seconds"][1])
+    assert target_s is not None, "a match has an architecture or a number"
+    return Answer(
+        value=value,
+        step_s=step_s,
+        counterpart_step_s=target_s,
+        ratio=found.ratio,
+        ratio_uncertainty=found.uncertainty,
+        device=str(replies[-1]["device"]),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        more={
+            "trial": question.trial,
+            "measurements": sum(len(runs) for runs in told.values()),
+            "blocks": sum(len(reply["seconds"][0]) for reply in replies),
+            "ranks": question.resources.ranks,
+            **{key: replies[-1][key] for key in ("n_threads", "versions") if key in replies[-1]},
+            "compared": question.compared(),
+        },
+    )
+
+
+def _start(with_value: Callable[[int], Any], written: int | None) -> int:
+    """Return the written value, or the smallest that is possible."""
+    if written is not None and with_value(written) is not None:
+        return written
+    smallest = budget.first_possible(lambda n: with_value(n) is not None, range(1, 2**16))
+    if smallest is None:
+        raise step_time_search.NotFoundError(
+            "no value of it is possible with the rest of this model; change that, or solve for another field"
+        )
+    return smallest
+
+
+def _section(architecture: str, model: Any) -> dict[str, Any]:
+    return {"architecture": architecture, **dataclasses.asdict(model)}

@@ -1,0 +1,1 @@
+"""Sweep files as text: discovery, YAML with positions, validation, and messages with file, line and fix."""

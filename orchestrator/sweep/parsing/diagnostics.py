@@ -1,0 +1,76 @@
+"""Mistakes while they are collected: one per place and subject, counted over the trials that meet them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from orchestrator.records.errors import ConfigError, Problem
+
+Kind = Literal["value", "missing", "combination"]
+"""value: what is written there is wrong, whatever the trial. missing: something that should be in the mapping
+written there. combination: wrong together with the trial's other values."""
+
+Place = tuple[int | None, int | None, Kind, str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One mistake, before the file's name is known."""
+
+    line: int | None
+    column: int | None
+    key: str
+    message: str
+    fix: str
+    kind: Kind = "value"
+    about: str = ""
+    """The architecture, where each that stands in one place makes a mistake of its own."""
+
+    def of(self, architecture: str) -> "Finding":
+        """Return the same, said of this architecture alone."""
+        return replace(self, message=f"{architecture}: {self.message}", about=architecture)
+
+
+class Findings:
+    """Collects findings; the first one of a place, kind and subject is kept, further ones are counted.
+
+    A wrong value in the base of a sweep meets every trial. Its reader wants to hear of it once.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._first: dict[Place, tuple[Finding, str]] = {}
+        self._met: dict[Place, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        return bool(self._first)
+
+    def add(self, findings: Iterable[Finding], *, trial: str = "") -> None:
+        """Keep what is new; `trial` says which entry of the sweep met it."""
+        for finding in findings:
+            # Several things may be missing in one place; a written value is wrong once.
+            missing = finding.key if finding.kind == "missing" else ""
+            place = (finding.line, finding.column, finding.kind, missing, finding.about)
+            self._first.setdefault(place, (finding, trial))
+            self._met[place] = self._met.get(place, 0) + 1
+
+    def error(self, file: Path, *, trials: int) -> ConfigError:
+        """Return everything found, in file order, each combination with how many of the `trials` meet it."""
+        problems = []
+        for place, (finding, trial) in self._first.items():
+            message = finding.message
+            if finding.kind == "combination" and self._met[place] < trials:
+                message += f" (in {self._met[place]} of {trials} trials, first {trial})"
+            problems.append(
+                Problem(
+                    file=file,
+                    line=finding.line,
+                    column=finding.column,
+                    key=finding.key,
+                    message=message,
+                    fix=finding.fix,
+                )
+            )
+        return ConfigError(sorted(problems, key=lambda p: (p.line or 0, p.column or 0)))

@@ -1,0 +1,186 @@
+"""The words of error messages: types as a researcher names them, and what to write instead."""
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.sweep.parsing.yaml_node import Located
+
+_FLOAT_AS_TEXT = re.compile(r"([-+]?[\d_]+)(\.[\d_]*)?[eE]([-+]?)(\d+)")
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBgGtT])")
+_POWER = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+_TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    type(None): "null",
+}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+_USUAL = {
+    "tokens": "10_000_000",
+    "batch_tokens": "8_192",
+    "seq_len": "256",
+    "lr": "3.0e-3",
+    "d_model": "128",
+    "n_layers": "5",
+    "n_heads": "4",
+    "d_ff": "352",
+    "n_keys": "64",
+    "n_people": "3_000",
+    "path": "facts.tsv",
+}
+"""What to show for fields without a default."""
+
+
+@cache
+def field_types(cls: Any) -> dict[str, Any]:
+    """Return name -> annotation of a dataclass's fields, in order."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def options(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, else the annotation alone."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def describe(annotation: Any) -> str:
+    """Return a type in words: `a whole number or null`."""
+    members = options(annotation)
+    if len(members) > 1:
+        return " or ".join(describe(member) for member in members)
+    if annotation in _TYPE_WORDS:
+        return _TYPE_WORDS[annotation]
+    if typing.get_origin(annotation) is Literal:
+        return f"one of {', '.join(str(choice) for choice in typing.get_args(annotation))}"
+    if _is_sequence(annotation):
+        items = [item for item in typing.get_args(annotation) if item is not ...]
+        return f"a list of {_PLURALS.get(items[0], 'values')}" if items else "a list"
+    if _is_container(annotation):
+        return "a mapping"
+    return str(annotation)
+
+
+def example(cls: Any, name: str) -> str:
+    """Return something that may be written for a field: its default, else something usual."""
+    field = next(field for field in dataclasses.fields(cls) if field.name == name)
+    if field.default is not dataclasses.MISSING and field.default is not None:
+        return _yaml(field.default)
+    if name in _USUAL:
+        return _USUAL[name]
+    member = options(field_types(cls)[name])[0]
+    if typing.get_origin(member) is Literal:
+        return str(typing.get_args(member)[0])
+    if _is_sequence(member):
+        return "[1]"
+    if _is_container(member):
+        return "{key: value}"
+    return {int: "1", float: "1.0", bool: "true", Path: "file.txt"}.get(member, "text")
+
+
+def type_fix(cls: Any, name: str, value: Located) -> str:
+    """Return what to write for a field whose value has the wrong type."""
+    members = options(field_types(cls)[name])
+    if isinstance(value.content, list) and not any(_is_container(member) for member in members):
+        return one_value(value)
+    choices = [
+        str(c) for m in members if typing.get_origin(m) is Literal for c in typing.get_args(m)
+    ]
+    if choices:
+        return f"write {nearest(str(value.content), choices) or choices[0]}"
+    if int in members or float in members:
+        return number_fix(value) or f"write for example {example(cls, name)}"
+    is_scalar = not isinstance(value.content, list | dict) and value.content is not None
+    if is_scalar and any(_is_sequence(member) for member in members):
+        return f"write [{value.shown}]"
+    if is_scalar and (str in members or Path in members):
+        return f"put it in quotes: '{value.text}'"
+    return f"write for example {example(cls, name)}"
+
+
+def one_value(value: Located) -> str:
+    """Return how several values are tried, for a list where one value belongs."""
+    key = ".".join(re.sub(r"\[\d+\]", "", value.path).split(".")[-2:])
+    return f"write one value here; to try several, write grid: {{{key}: […]}} in an entry of trials"
+
+
+def number_fix(value: Located) -> str | None:
+    """Return how a number is written that YAML takes for something else; None if it is no number."""
+    if isinstance(value.content, bool) and value.text.lower() not in ("true", "false"):
+        return f"YAML reads {value.text} as {str(value.content).lower()}: write a number"
+    if not isinstance(value.content, str):
+        return None
+    written = value.content.strip()
+    match = _FLOAT_AS_TEXT.fullmatch(written)
+    if match:
+        whole, fraction, sign, exponent = match.groups()
+        fraction = fraction if fraction and fraction != "." else ".0"
+        number = f"{whole}{fraction}e{sign or '+'}{exponent}"
+        if value.text[:1] in ("'", '"'):
+            return f"write {number} without quotes"
+        return f"write {number} (without a point and a signed exponent YAML reads it as text)"
+    if re.fullmatch(r"[-+]?\d[\d_]*(\.\d*)?", written):
+        return f"write {written} without quotes"
+    match = _SUFFIXED.fullmatch(written)
+    if match:
+        scaled = float(match[1]) * 10 ** _POWER[match[2].lower()]
+        return f"write {int(scaled):_}" if scaled == int(scaled) else f"write {scaled}"
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", written):
+        return f"write {written.replace(',', '_')}"
+    return None
+
+
+def looks_like_number(value: Located) -> bool:
+    """Whether text was meant as a number that YAML 1.1 does not read as one: `3e18`, `1,000`."""
+    if not isinstance(value.content, str):
+        return False
+    return re.fullmatch(r"[-+]?\d[\d_,.]*([eE][-+]?\d+)?", value.content) is not None
+
+
+def nearest(key: str, known: Collection[str], *, cutoff: float = 0.65) -> str | None:
+    """Return the known key that looks most like this one, or None when none does."""
+    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=cutoff)
+    if close:
+        return close[0]
+    begun = [name for name in known if len(key) >= 3 and name.startswith(key)]
+    return begun[0] if len(begun) == 1 else None
+
+
+def suggestion(key: str, known: Collection[str]) -> str:
+    """Return what was probably meant, else what there is."""
+    guess = nearest(key, known)
+    return f"did you mean {guess!r}?" if guess else f"there are {', '.join(known) or 'none'}"
+
+
+def key_fix(key: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
+    """Return what to do about an unknown key: a near-certain slip, then another home, then a guess."""
+    slip = nearest(key, known, cutoff=0.85)
+    if slip is None and key in elsewhere:
+        return elsewhere[key]
+    return suggestion(key, known)
+
+
+def _is_sequence(annotation: Any) -> bool:
+    return annotation in (list, tuple) or typing.get_origin(annotation) in (list, tuple)
+
+
+def _is_container(annotation: Any) -> bool:
+    return _is_sequence(annotation) or typing.get_origin(annotation) in (dict, Mapping)
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and "e" in repr(value) and "." not in repr(value):
+        return repr(value).replace("e", ".0e")
+    return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,238 @@
+"""YAML values -> dataclasses: types, unknown and missing keys, impossible values, each with its place.
+
+The only file that knows pydantic. Each field is checked on its own in pydantic's strict JSON mode (no
+text for numbers, no booleans for integers, lists become tuples); the dataclass's own `__post_init__`
+judges the combination.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from orchestrator.sweep.parsing import field_errors, messages
+from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.yaml_node import Located
+
+Record = TypeVar("Record")
+
+LARGEST_BITS = 1_000
+"""Whole numbers beyond this have no float; nothing that is counted here comes near."""
+
+
+def field_names(cls: Any) -> list[str]:
+    """Return the fields of a config dataclass, in order."""
+    return list(messages.field_types(cls))
+
+
+def check_field(cls: Any, name: str, value: Located) -> tuple[Any, Finding | None]:
+    """Return the value as the field's type, or a finding that says what belongs there."""
+    oversized = _not_finite(value)
+    if oversized is not None:
+        return None, oversized
+    try:
+        return _adapter(cls, name).validate_json(json.dumps(_whole(value.plain)), strict=True), None
+    except ValidationError:
+        expected = messages.describe(messages.field_types(cls)[name])
+        fix = messages.type_fix(cls, name, value)
+        return None, value.finding(f"must be {expected}, got {value.shown}", fix)
+
+
+def check_text(value: Located) -> tuple[str | None, Finding | None]:
+    """Return text that stands outside any dataclass (a name, a preset)."""
+    if isinstance(value.content, str):
+        return value.content, None
+    fix = f"put it in quotes: '{value.text}'" if value.text else "write its name"
+    if isinstance(value.content, list):
+        fix = messages.one_value(value)
+    return None, value.finding(f"must be text, got {value.shown}", fix)
+
+
+def check_whole_number(value: Located, *, at_least: int) -> tuple[int | None, Finding | None]:
+    """Return a whole number that stands outside any dataclass (a seed, a count)."""
+    expected = f"a whole number >= {at_least}"
+    return _check_number(value, (int,), expected, lambda number: number >= at_least)
+
+
+def check_positive(value: Located) -> tuple[float | None, Finding | None]:
+    """Return a positive number that stands outside any dataclass (a budget, a ratio)."""
+    number, finding = _check_number(value, (int, float), "a positive number", lambda n: n > 0)
+    return (None if number is None else float(number)), finding
+
+
+def build(
+    cls: type[Record],
+    values: Mapping[str, Located],
+    *,
+    where: Located,
+    defaults: Mapping[str, Any] | None = None,
+    defaults_from: Located | None = None,
+    elsewhere: Mapping[str, str] | None = None,
+    also_known: Collection[str] = (),
+    instead_of_missing: str = "",
+) -> tuple[Record | None, list[Finding]]:
+    """Return `cls(**values)` and every mistake in the values; None when there is any.
+
+    Args:
+        cls: A frozen dataclass with plain fields.
+        values: Field name -> value as written.
+        where: The mapping or entry that is blamed for missing keys.
+        defaults: Values used where none is written (a preset, a recipe).
+        defaults_from: Where `defaults` were asked for.
+        elsewhere: Key -> advice, for keys that belong somewhere else.
+        also_known: Keys of the same mapping that are no fields (`preset`), to suggest.
+        instead_of_missing: What may be written instead of the missing fields.
+    """
+    known = field_names(cls)
+    suggested = [*known, *also_known]
+    findings = []
+    guesses = set()
+    typed = dict(defaults or {})
+    unusable = set()
+    for key, value in values.items():
+        if key in known:
+            typed[key], finding = check_field(cls, key, value)
+            if finding is not None:
+                findings.append(finding)
+                unusable.add(key)
+        else:
+            findings.append(unknown_key(key, value, suggested, elsewhere or {}))
+            guesses.add(messages.nearest(key, suggested))
+    absent = [name for name in _required(cls) if name not in typed]
+    # A misspelt key is one mistake, not an unknown key and a missing one.
+    missing = [name for name in absent if name not in guesses]
+    if missing:
+        findings.append(_missing(cls, missing, where, instead_of_missing))
+    from_preset = {
+        key: defaults_from for key in defaults or {} if defaults_from and key not in values
+    }
+    heard = field_errors.complaints(
+        cls, typed, unusable=unusable | set(absent), written={**values, **from_preset}
+    )
+    for complaint in heard:
+        findings.append(_impossible(complaint, values, from_preset, where=where, names=known))
+    return (None, findings) if findings else (cls(**typed), [])
+
+
+def unknown_key(
+    key: str, value: Located, known: Collection[str], elsewhere: Mapping[str, str]
+) -> Finding:
+    """Return the finding about a key that nothing reads."""
+    return value.finding_at_key(f"unknown key {key!r}", messages.key_fix(key, known, elsewhere))
+
+
+def mapping_of(value: Located, *, example: str) -> tuple[dict[str, Located], list[Finding]]:
+    """Return the entries of a mapping, or a finding that shows how one is written."""
+    if isinstance(value.content, dict):
+        return value.content, []
+    fix = f"write for example {example}"
+    if value.content is None:
+        fix += ", or remove it"
+    return {}, [value.finding(f"must be a mapping, got {value.shown}", fix)]
+
+
+def list_of(value: Located, *, example: str) -> tuple[list[Located], list[Finding]]:
+    """Return the items of a list that is not empty, or a finding that shows how one is written."""
+    if not isinstance(value.content, list):
+        is_scalar = not isinstance(value.content, dict) and value.content is not None
+        fix = f"write [{value.shown}]" if is_scalar else f"write for example {example}"
+        return [], [value.finding(f"must be a list, got {value.shown}", fix)]
+    if not value.content:
+        fix = "put a value into it, or remove the key"
+        return [], [value.finding("is an empty list, so nothing would run", fix)]
+    return value.content, []
+
+
+@cache
+def _adapter(cls: Any, name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(messages.field_types(cls)[name])
+
+
+def _required(cls: Any) -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+
+
+def _whole(value: Any) -> Any:
+    """Return 1.0e+8 as 100000000: YAML has no exponents in integers, and token counts need them."""
+    if isinstance(value, float) and value == int(value):
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return value
+
+
+def _not_finite(value: Located) -> Finding | None:
+    if isinstance(value.content, list | dict):
+        items = value.content if isinstance(value.content, list) else value.content.values()
+        return next((finding for item in items if (finding := _not_finite(item))), None)
+    number = value.content
+    if isinstance(number, float) and not math.isfinite(number):
+        return value.finding(
+            f"must be a finite number, got {value.shown}", "write the number itself"
+        )
+    if isinstance(number, int) and number.bit_length() > LARGEST_BITS:
+        return value.finding(f"is too large a number: {value.shown}", "write one below 1.0e+300")
+    return None
+
+
+def _check_number(
+    value: Located, kinds: tuple[type, ...], expected: str, allowed: Callable[[Any], bool]
+) -> tuple[Any, Finding | None]:
+    oversized = _not_finite(value)
+    if oversized is not None:
+        return None, oversized
+    number = _whole(value.content)
+    if isinstance(number, kinds) and not isinstance(number, bool) and allowed(number):
+        return number, None
+    fix = messages.number_fix(value) or f"write {expected}"
+    return None, value.finding(f"must be {expected}, got {value.shown}", fix)
+
+
+def _missing(cls: Any, names: Iterable[str], where: Located, instead: str) -> Finding:
+    """Return one finding for all keys that a mapping lacks."""
+    written = ", ".join(f"{name}: {messages.example(cls, name)}" for name in names)
+    fix = f"add for example {written}" if where.content else f"add {where.path}: {{{written}}}"
+    if instead:
+        fix = f"add {instead}, or for example {written}"
+    return where.finding_at_key(f"missing {', '.join(names)}", fix, kind="missing")
+
+
+def _impossible(
+    complaint: str,
+    values: Mapping[str, Located],
+    from_preset: Mapping[str, Located],
+    *,
+    where: Located,
+    names: list[str],
+) -> Finding:
+    """Return a complaint of `__post_init__` as a finding about a field that it names."""
+    message, _, fix = complaint.partition("; ")
+    fields = field_errors.named(complaint, names)
+    written = [name for name in fields if name in values]
+    preset = [name for name in fields if name in from_preset]
+    if not written and not preset:
+        return where.finding_at_key(message, fix, kind="combination")
+    others = [f"{name} (line {values[name].line})" for name in written[1:]]
+    others += [f"{name} (from the {_word(from_preset[name])})" for name in preset]
+    if not written:
+        return from_preset[preset[0]].finding(message, fix, kind="combination")
+    if others:
+        change = f"change {'' if fix else 'it or '}{' or '.join(others)}"
+        fix = f"{fix}, or {change}" if fix else change
+    return values[written[0]].finding(message, fix, kind="combination")
+
+
+def _word(defaults_from: Located) -> str:
+    """Return what kind of defaults were asked for there."""
+    path = defaults_from.path if defaults_from.key_path is None else defaults_from.key_path
+    return "recipe" if path.endswith(".recipe") else "preset"

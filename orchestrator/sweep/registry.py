@@ -1,0 +1,103 @@
+"""The workloads by name: architectures, data sources, the train section. Imports them only when asked.
+
+There is no registry: `architecture: memory_plus` loads workloads/architectures/memory_plus.py. What such a
+module must offer is written in docs/architecture.md, "Workload contracts".
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from orchestrator.sweep.matching.step_timer import StepTimer
+
+
+def architectures() -> list[str]:
+    """Return every name that `model.architecture` may have, without importing any of them."""
+    return _names("workloads.architectures")
+
+
+def architecture(name: str) -> ModuleType:
+    """Return the module of an architecture (`Config`, `PRESETS`).
+
+    Raises:
+        ValueError: If there is none of that name; lists those there are.
+    """
+    if name not in architectures():
+        raise ValueError(f"architecture must be one of {', '.join(architectures())}, got {name!r}")
+    return importlib.import_module(f"workloads.architectures.{name}")
+
+
+def data_sources() -> list[str]:
+    """Return every name that `data.source` may have, without importing any of them."""
+    return _names("workloads.data.sources")
+
+
+def data_source(name: str) -> ModuleType:
+    """Return the module of a data source (`Config`).
+
+    Raises:
+        ValueError: If there is none of that name; lists those there are.
+    """
+    if name not in data_sources():
+        raise ValueError(f"source must be one of {', '.join(data_sources())}, got {name!r}")
+    return importlib.import_module(f"workloads.data.sources.{name}")
+
+
+def train_config() -> Any:
+    """Return the dataclass of the `train:` section."""
+    return importlib.import_module("workloads.training.config").TrainConfig
+
+
+def recipes() -> Mapping[str, Any]:
+    """Return name -> recipe of the `train:` section: `fields`, `source`."""
+    found: Mapping[str, Any] = recipes_module().RECIPES
+    return found
+
+
+def recipes_module() -> ModuleType:
+    """Return workloads.training.recipes: the recipes, and the columns of tables of them."""
+    return importlib.import_module("workloads.training.recipes")
+
+
+def step_timer() -> StepTimer:
+    """Return what measures optimizer steps, in a process of its own that starts with the first question."""
+    return StepTimer()
+
+
+def _names(package: str) -> list[str]:
+    path = importlib.import_module(package).__path__
+    return sorted(
+        module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")
+    )
+
+
+def build_config(cls: Any, fields: Any) -> Any:
+    """Return `cls(**fields)` for a stored section: lists become tuples where the dataclass has tuples.
+
+    Raises:
+        ValueError: If a field is unknown, missing or impossible.
+    """
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise ValueError(
+            f"{cls.__module__}: no field {', '.join(unknown)}; this trial was made by another version"
+        )
+    values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ValueError(f"{cls.__module__}: {error}") from error
+
+
+def accounting() -> ModuleType:
+    """Return workloads.accounting.counts: training FLOPs from a config's closed forms."""
+    return importlib.import_module("workloads.accounting.counts")
+
+
+def training_memory() -> ModuleType:
+    """Return workloads.training.peak_memory: what training holds at once on one rank."""
+    return importlib.import_module("workloads.training.peak_memory")

@@ -1,0 +1,170 @@
+"""The other end of the shipper: start it beside a sweep, let it finish, ask what is missing. Needs no mlflow."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import orchestrator
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.tracking import sync_state
+from orchestrator.tracking.run_schema import default_tracking_uri
+
+DRAIN_S = 120.0
+"""How long the end of a sweep may wait for a tracker that is slow. For one that is down: `shipper.OUTAGE_S`."""
+RESTART_S = 30.0
+"""Between two starts while a sweep runs: one that dies at once would only take time from training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drained:
+    """What became of the last points."""
+
+    points_waiting: int
+    """Points the tracker does not have; they are in the journals, and the next `submit` or `sync` sends them."""
+    problem: str | None
+    """Why, in one sentence; None if everything was sent."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the tracker has everything."""
+        return self.points_waiting == 0 and self.problem is None
+
+
+class ShipperProcess:
+    """A running shipper. Ends when this process does, however that happens."""
+
+    def __init__(
+        self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
+    ) -> None:
+        """Start it; returns at once. What it says goes to RUNS/SWEEP/tracking.log.
+
+        Args:
+            sweep: Its folder exists.
+            tracking_uri: Default: the SQLite store beside the sweeps.
+            code: Folder that it imports from; None: where this very program lies.
+        """
+        self.code = code
+        self.sweep = SweepDir(sweep.path.absolute())
+        self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
+        root = str(code or Path(orchestrator.__file__).parent.parent)
+        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+        self.started_at = time.monotonic()
+        with (self.sweep.path / "tracking.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "orchestrator.tracking.exporter", str(self.sweep.path)],
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                stdout=log,
+                stderr=log,
+                # Not an argument: a URI may hold a password, and every user of a machine sees arguments.
+                env={**os.environ, "PYTHONPATH": path, "MLFLOW_TRACKING_URI": self.tracking_uri},
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it runs. One that ended by itself is no reason to stop training: start another."""
+        return self._process.poll() is None
+
+    def points_waiting(self) -> int:
+        """Return how many points the tracker does not have yet; reads the trial directories."""
+        return sync_state.points_waiting(self.sweep, self.tracking_uri)
+
+    def problem(self) -> str | None:
+        """Return why the tracker does not take things at the moment; None if it does."""
+        return sync_state.problem(self.sweep, self.tracking_uri)
+
+    def drain(self, timeout_s: float = DRAIN_S) -> Drained:
+        """Have it send what is left and end; returns after `timeout_s` seconds at the latest, and a moment."""
+        code = self._end(f"drain {timeout_s}\n", timeout_s)
+        waiting = self.points_waiting()
+        if code == 0:
+            return Drained(points_waiting=waiting, problem=None)
+        reason = self.problem() or f"the shipper did not finish in {timeout_s:.0f} s"
+        return Drained(points_waiting=waiting, problem=reason)
+
+    def stop(self) -> None:
+        """End it now. Whatever is left is sent by the next one."""
+        self._end("drain 0\n", 0.0)
+
+    def _end(self, words: str, timeout_s: float) -> int | None:
+        assert self._process.stdin is not None, "it was opened as a pipe"
+        if not self._process.stdin.closed:
+            # A broken pipe: it has ended.
+            with self._process.stdin as stdin, suppress(BrokenPipeError):
+                stdin.write(words.encode())
+        try:
+            return self._process.wait(timeout_s + 2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return None
+
+
+@dataclass
+class Shipping:
+    """What the body and the end of `shipping` learn."""
+
+    process: ShipperProcess
+    drained: Drained | None = None
+    """None until the end."""
+
+    def keep_alive(self) -> None:
+        """Start another shipper if this one has died, but not again and again. Cheap enough to call every second."""
+        if not self.process.alive() and time.monotonic() - self.process.started_at >= RESTART_S:
+            self.replace()
+
+    def replace(self) -> None:
+        """Start another shipper in the place of this one."""
+        self.process.stop()
+        self.process = ShipperProcess(
+            self.process.sweep, self.process.tracking_uri, code=self.process.code
+        )
+
+    @property
+    def unshipped_points(self) -> int:
+        """Points the tracker does not have."""
+        return (
+            self.process.points_waiting() if self.drained is None else self.drained.points_waiting
+        )
+
+    @property
+    def problem(self) -> str | None:
+        """Why the tracker does not have everything; None if it has, or as far as is known."""
+        return self.process.problem() if self.drained is None else self.drained.problem
+
+
+@contextmanager
+def shipping(
+    sweep: SweepDir,
+    tracking_uri: str | None = None,
+    *,
+    drain_s: float = DRAIN_S,
+    code: Path | None = None,
+) -> Iterator[Shipping]:
+    """Ship a sweep while the body runs, and what is left at its end. With an empty body: send what a tracker lacks.
+
+    Args:
+        sweep: Its folder exists.
+        tracking_uri: Default: the SQLite store beside the sweeps.
+        drain_s: What the end may take. A body that raised is not kept waiting.
+        code: Folder that it imports from; None: where this very program lies.
+    """
+    shipping = Shipping(process=ShipperProcess(sweep, tracking_uri, code=code))
+    try:
+        yield shipping
+    except BaseException:
+        shipping.process.stop()
+        raise
+    # Killed, or out of memory, while the sweep ran: nothing is lost, the journals have it.
+    if not shipping.process.alive():
+        shipping.replace()
+    shipping.drained = shipping.process.drain(drain_s)

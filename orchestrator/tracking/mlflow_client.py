@@ -1,0 +1,256 @@
+"""The tracker, behind a dozen calls. The only file that meets mlflow, and only once a store is opened."""
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from orchestrator.records.errors import StoreError
+from orchestrator.tracking.journal_reader import Point
+from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, database_file, without_password
+
+LOG = logging.getLogger(__name__)
+MAX_PARAMS = 100
+"""Params, and tags, that one call takes."""
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""An outage is waited out by the shipper, which can be told to stop; MLflow's own retries block for minutes."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TrackerError(StoreError):
+    """The tracker did not take something; it may later."""
+
+
+class RefusedError(TrackerError):
+    """The tracker answered no: the same request will get the same answer."""
+
+
+class RunGoneError(RefusedError):
+    """The tracker has no such run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """A run as the tracker has it."""
+
+    run_id: str
+    deleted: bool
+    tags: Mapping[str, str]
+
+
+def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
+    """Turn whatever mlflow, its HTTP client or its database layer raises into a TrackerError."""
+
+    @wraps(call)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return call(*args, **kwargs)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise _translated(error) from error
+
+    return wrapped
+
+
+class Store:
+    """One tracker. Every method raises TrackerError, and nothing else, when the tracker does not do it."""
+
+    def __init__(self, uri: str) -> None:
+        """Prepare; nothing is opened yet."""
+        self.uri = uri
+        self._opened: Any = None
+
+    @opens_tracker
+    def open(self) -> None:
+        """Import mlflow, and make the database's tables if there are none."""
+        if self._opened is not None:
+            return
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+
+        with schema_lock(self.uri):
+            client = MlflowClient(tracking_uri=self.uri)
+            client.search_experiments(max_results=1)
+        self._opened = client
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            self.open()
+        return self._opened
+
+    @opens_tracker
+    def experiment(self, name: str, *, artifacts: str | None, tags: Mapping[str, str]) -> str:
+        """Return the id of the experiment of this name, made if missing, brought back if deleted; set its tags."""
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            made: str = self._client.create_experiment(
+                name, artifact_location=artifacts, tags=dict(tags)
+            )
+            return made
+        if found.lifecycle_stage != "active":
+            LOG.warning("experiment %s was deleted from the tracker; it is restored", name)
+            self._client.restore_experiment(found.experiment_id)
+        for key, value in tags.items():
+            if found.tags.get(key) != value:
+                self._client.set_experiment_tag(found.experiment_id, key, value)
+        return str(found.experiment_id)
+
+    @opens_tracker
+    def runs(self, experiment_id: str, folder_id: str) -> dict[tuple[str, str], TrackedRun]:
+        """Return the runs of a sweep's folder by (kind, key), deleted ones too. Of several the oldest counts."""
+        found: dict[tuple[str, str], TrackedRun] = {}
+        for run in self._search(
+            experiment_id, f"tags.`{FOLDER_ID}` = '{folder_id}'", deleted_too=True
+        ):
+            found.setdefault((run.tags.get(KIND, ""), run.tags.get(KEY, "")), run)
+        return found
+
+    @opens_tracker
+    def tagged(self, experiment_id: str, folder_id: str, tag: str) -> list[TrackedRun]:
+        """Return the runs on which somebody set a tag."""
+        asked = f"tags.`{FOLDER_ID}` = '{folder_id}' AND tags.`{tag}` != ''"
+        return list(self._search(experiment_id, asked, deleted_too=False))
+
+    def _search(
+        self, experiment_id: str, filter_string: str, *, deleted_too: bool
+    ) -> Iterator[TrackedRun]:
+        from mlflow.entities import ViewType
+
+        token = None
+        while True:
+            page = self._client.search_runs(
+                [experiment_id],
+                filter_string,
+                run_view_type=ViewType.ALL if deleted_too else ViewType.ACTIVE_ONLY,
+                max_results=1000,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+            for run in page:
+                yield TrackedRun(
+                    run_id=run.info.run_id,
+                    deleted=run.info.lifecycle_stage != "active",
+                    tags=dict(run.data.tags),
+                )
+            token = page.token
+            if not token:
+                return
+
+    @opens_tracker
+    def create_run(
+        self, experiment_id: str, *, start_s: float, name: str, tags: Mapping[str, str]
+    ) -> str:
+        """Make a run and return its id. Its tags come with it, so that a run without them never exists."""
+        run = self._client.create_run(
+            experiment_id, start_time=round(start_s * 1000), tags=dict(tags), run_name=name
+        )
+        return str(run.info.run_id)
+
+    @opens_tracker
+    def log_points(self, run_id: str, points: Sequence[Point]) -> None:
+        """Store at most MAX_POINTS points. Points that are there already stay as they are."""
+        from mlflow.entities import Metric
+
+        self._client.log_batch(
+            run_id, metrics=[Metric(p.key, p.value, p.t, p.step) for p in points]
+        )
+
+    @opens_tracker
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Store params; a param cannot change afterwards."""
+        from mlflow.entities import Param
+
+        entities = [Param(key, value) for key, value in params.items()]
+        for first in range(0, len(entities), MAX_PARAMS):
+            self._client.log_batch(run_id, params=entities[first : first + MAX_PARAMS])
+
+    @opens_tracker
+    def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Replace tags."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+    @opens_tracker
+    def delete_tag(self, run_id: str, key: str) -> None:
+        """Take a tag away."""
+        self._client.delete_tag(run_id, key)
+
+    @opens_tracker
+    def set_status(self, run_id: str, status: str, *, ended_at_s: float | None) -> None:
+        """Set a run's status, and when it ended."""
+        if ended_at_s is None:
+            self._client.update_run(run_id, status=status)
+        else:
+            self._client.set_terminated(run_id, status=status, end_time=round(ended_at_s * 1000))
+
+    @opens_tracker
+    def log_text(self, run_id: str, text: str, artifact: str) -> None:
+        """Store a text file among a run's artifacts."""
+        self._client.log_text(run_id, text, artifact)
+
+
+@contextmanager
+def schema_lock(uri: str) -> Iterator[None]:
+    """Keep two processes of this machine from making the tables of one SQLite file at the same time, which fails."""
+    file = database_file(uri)
+    if file is None:
+        yield
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise TrackerError(
+            f"{file}: cannot be written ({error}); choose another --tracking-uri"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _translated(error: Exception) -> TrackerError:
+    message = without_password(" ".join(str(error).split()))[:500]
+    code = getattr(error, "error_code", "")
+    if isinstance(error, ImportError):
+        return TrackerError(
+            f"mlflow cannot be imported ({message}); pip install 'memscale[mlflow]'"
+        )
+    if code == "RESOURCE_DOES_NOT_EXIST":
+        return RunGoneError(message)
+    if code in {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST"}:
+        return RefusedError(message)
+    return TrackerError(f"{type(error).__name__}: {message}")
+
+
+def artifact_text(path: Path, *, limit_bytes: int = 4_000_000) -> str:
+    """Return a file as text: all of it, or its beginning and its end when it is longer than `limit_bytes`."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= limit_bytes:
+            return file.read().decode(errors="replace")
+        head = file.read(limit_bytes // 4)
+        file.seek(size - limit_bytes * 3 // 4)
+        tail = file.read()
+    left_out = (
+        f"\n\n… {size - len(head) - len(tail):,} bytes are left out here; all of it: {path} …\n\n"
+    )
+    return head.decode(errors="replace") + left_out + tail.decode(errors="replace")

@@ -1,0 +1,185 @@
+"""How far a run was sent: tracking.json beside the trial, and one for the sweep. Keyed by tracking URI.
+
+Losing a trial's file loses nothing: everything is sent again, with the same timestamps, into the same run.
+"""
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
+from orchestrator.tracking.journal_reader import Mark, batches
+from orchestrator.tracking.run_schema import without_password
+
+FILE = "tracking.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialProgress:
+    """What of one trial a tracker has."""
+
+    run_id: str | None = None
+    ignored: bool = False
+    """Somebody deleted the run from the page: leave it alone."""
+    described: str = ""
+    """Digest of the params and accounting that were sent."""
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    """Attempt number, as text, to the byte offset in its journal."""
+    marks: Mapping[str, Mark] = field(default_factory=dict)
+    finals: bool = False
+    """Whether the values of result.json are there."""
+    tags: str = ""
+    """Digest of the tags that were sent."""
+    status: str = ""
+    artifacts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {
+            "run_id": self.run_id,
+            "ignored": self.ignored,
+            "described": self.described,
+            "offsets": dict(self.offsets),
+            "marks": {key: list(mark) for key, mark in self.marks.items()},
+            "finals": self.finals,
+            "tags": self.tags,
+            "status": self.status,
+            "artifacts": list(self.artifacts),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "TrialProgress":
+        """Read what `to_json` wrote."""
+        return cls(
+            **{
+                **record,
+                "marks": {key: Mark(*mark) for key, mark in record["marks"].items()},
+                "artifacts": tuple(record["artifacts"]),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionProgress:
+    """What of one submission's parent run a tracker has."""
+
+    run_id: str | None = None
+    points: int = 0
+    """How many of its points were sent."""
+    tags: str = ""
+    status: str = ""
+    artifacts: tuple[str, ...] = ()
+
+
+def digest(record: Mapping[str, Any]) -> str:
+    """Return a short digest of plain values."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_trial(trial: TrialDir, uri: str) -> TrialProgress:
+    """Return how far a trial was sent. An unreadable file counts as nothing sent."""
+    record = _read_trial(trial.path / FILE).get(without_password(uri))
+    try:
+        return TrialProgress() if record is None else TrialProgress.from_json(record)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return TrialProgress()
+
+
+def save_trial(trial: TrialDir, uri: str, progress: TrialProgress) -> None:
+    """Replace what is kept for this tracker. Not waiting for the disk: what a crash loses is sent again."""
+    path = trial.path / FILE
+    write_json(
+        path, {**_read_trial(path), without_password(uri): progress.to_json()}, durable=False
+    )
+
+
+def load_submission(sweep: SweepDir, uri: str, number: int) -> SubmissionProgress:
+    """Return how far a submission was sent."""
+    found = _tracker(sweep, uri).get("submissions", {}).get(str(number))
+    if found is None:
+        return SubmissionProgress()
+    return SubmissionProgress(**{**found, "artifacts": tuple(found["artifacts"])})
+
+
+def save_submission(sweep: SweepDir, uri: str, number: int, progress: SubmissionProgress) -> None:
+    """Replace what is kept for this tracker."""
+    kept = _tracker(sweep, uri)
+    submissions = {**kept.get("submissions", {}), str(number): asdict(progress)}
+    _save_tracker(sweep, uri, {**kept, "submissions": submissions})
+
+
+def problem(sweep: SweepDir, uri: str) -> str | None:
+    """Return why the tracker did not take everything when it was last tried; None if it did."""
+    found = _tracker(sweep, uri).get("problem")
+    return None if found is None else str(found)
+
+
+def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
+    """Keep, or clear, the reason why the tracker does not take things."""
+    kept = _tracker(sweep, uri)
+    if kept.get("problem") != sentence:
+        _save_tracker(sweep, uri, {**kept, "problem": sentence})
+
+
+def retries_taken(sweep: SweepDir, uri: str) -> dict[str, dict[str, int]]:
+    """Return the retry tags that are being acted on: run id to trial id to the number of its last attempt."""
+    found: dict[str, dict[str, int]] = _tracker(sweep, uri).get("retries_taken", {})
+    return found
+
+
+def save_retries_taken(sweep: SweepDir, uri: str, taken: Mapping[str, Mapping[str, int]]) -> None:
+    """Keep which retry tags are being acted on, so that a killed shipper's successor acts on none of them twice."""
+    kept = _tracker(sweep, uri)
+    if kept.get("retries_taken", {}) != taken:
+        _save_tracker(sweep, uri, {**kept, "retries_taken": taken})
+
+
+def folder_id(sweep: SweepDir) -> str:
+    """Return the name that this sweep's folder has in every tracker, made on first use.
+
+    Two people may run the same sweep against one server; their runs must not mix.
+    """
+    path = sweep.path / FILE
+    record = read_json(path) or {}
+    if "folder_id" not in record:
+        record = {"folder_id": uuid.uuid4().hex, **record}
+        write_json(path, record)
+    return str(record["folder_id"])
+
+
+def points_waiting(sweep: SweepDir, uri: str) -> int:
+    """Return how many points of the journals the tracker does not have yet. Needs no tracker and no mlflow."""
+    waiting = 0
+    for trial in sweep.trials():
+        progress = load_trial(trial, uri)
+        if progress.ignored:
+            continue
+        marks = progress.marks
+        for attempt in trial.attempts():
+            offset = progress.offsets.get(str(attempt.number), 0)
+            for batch in batches(attempt, offset=offset, marks=marks):
+                waiting += len(batch.points)
+                marks = batch.marks
+    return waiting
+
+
+def _tracker(sweep: SweepDir, uri: str) -> dict[str, Any]:
+    record: dict[str, Any] = (read_json(sweep.path / FILE) or {}).get(without_password(uri), {})
+    return record
+
+
+def _save_tracker(sweep: SweepDir, uri: str, record: Mapping[str, Any]) -> None:
+    path = sweep.path / FILE
+    write_json(path, {**(read_json(path) or {}), without_password(uri): record})
+
+
+def _read_trial(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path) or {}
+    except (StoreError, UnicodeDecodeError):
+        return {}

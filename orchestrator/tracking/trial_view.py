@@ -1,0 +1,128 @@
+"""Where a trial stands, as a tracker is to show it: read from its directory, for one round."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_spec import Outcome, TrialState
+
+STATUSES = {
+    TrialState.DONE: "FINISHED",
+    TrialState.FAILED: "FAILED",
+    TrialState.CANCELLED: "KILLED",
+    TrialState.RUNNING: "RUNNING",
+}
+ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
+FINAL = {Outcome.DONE: TrialState.DONE, Outcome.CANCELLED: TrialState.CANCELLED}
+"""What a trial's last end.json makes of it; every other outcome is a failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialView:
+    """What a tracker shows of a trial, at one moment."""
+
+    state: TrialState
+    attempt: int
+    """0 when none was started."""
+    outcome: str
+    """Of the last ended attempt; empty when there is none."""
+    reason: str
+    """Why it is in this state, in one sentence."""
+    ended_at_s: float | None
+    """When it last stopped running, seconds since 1970; None when it runs or never did."""
+
+    @property
+    def status(self) -> str:
+        """MLflow's word for the state. A trial that was stopped and may go on later is KILLED until it does."""
+        if self.state is TrialState.WAITING:
+            return "SCHEDULED" if self.ended_at_s is None else "KILLED"
+        return STATUSES[self.state]
+
+
+def view_of(
+    trial: TrialDir, attempts: Sequence[AttemptDir], *, controlled: bool, why_new: str
+) -> TrialView:
+    """Read where a trial stands.
+
+    Args:
+        trial: Its folder.
+        attempts: Its attempts, oldest first.
+        controlled: Whether a live controller works on it. Without one it does not run, whatever the files say.
+        why_new: Why the submission asked for it; the reason until it starts.
+    """
+    state = trial.state()
+    last = attempts[-1] if attempts else None
+    end = last.end() if last else None
+    launch = (last.launch() if last else None) or {}
+    ended_at = None if end is None else float(end["ended_at"])
+    outcome = "" if end is None else str(end["outcome"])
+    reason = str(end["reason"]) if end else str(launch.get("why", why_new))
+    if state is TrialState.DONE:
+        result = trial.result() or {}
+        ended_at, outcome = float(result["finished_at"]), Outcome.DONE.value
+    elif state is TrialState.RUNNING and not controlled:
+        state = TrialState.CANCELLED if trial.cancel_requested() else TrialState.WAITING
+        outcome = Outcome.NODE_LOST.value
+        reason = "the process that ran the sweep is gone; submit again to go on"
+        ended_at = _last_sign(trial, launch)
+    elif state is TrialState.WAITING and controlled:
+        ended_at = None
+    return TrialView(
+        state=state,
+        attempt=last.number if last else 0,
+        outcome=outcome,
+        reason=reason,
+        ended_at_s=ended_at,
+    )
+
+
+def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
+    return float((trial.heartbeat() or {}).get("updated_at", launch.get("started_at", 0.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a trial looked at the start of a round."""
+
+    view: TrialView
+    attempts: tuple[AttemptDir, ...]
+    n_ended: int
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing about it will change unless it is submitted again."""
+        ended = self.n_ended == len(self.attempts)
+        return ended and self.view.state not in {TrialState.RUNNING, TrialState.WAITING}
+
+
+def look_at(trial: TrialDir, *, controlled: bool, why_new: str) -> Look:
+    """Look at a trial; the arguments are those of `view_of`."""
+    attempts = tuple(trial.attempts())
+    return Look(
+        view=view_of(trial, attempts, controlled=controlled, why_new=why_new),
+        attempts=attempts,
+        n_ended=sum(attempt.end() is not None for attempt in attempts),
+    )
+
+
+def endings(
+    trial: TrialDir, attempts: Sequence[AttemptDir], *, submission: int, submitted_at_s: float
+) -> list[tuple[float, TrialState]]:
+    """Return when, in seconds since 1970, and how a trial ended for good in a submission, oldest first.
+
+    Once at most, unless somebody asked for a retry. A trial that was done before the submission has that ending.
+    """
+    found = []
+    for attempt in reversed(attempts):
+        launched_by = int((attempt.launch() or {}).get("submission", 0))
+        if launched_by < submission:
+            break
+        end = attempt.end()
+        if launched_by == submission and end is not None and end["final"]:
+            state = FINAL.get(end["outcome"], TrialState.FAILED)
+            found.append((float(end["ended_at"]), state))
+    result = trial.result()
+    if not found and result is not None and float(result["finished_at"]) <= submitted_at_s:
+        found.append((float(result["finished_at"]), TrialState.DONE))
+    return found[::-1]

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+
+from analysis.fitting.bootstrap import difference_of_means, mean_over_seeds, resample_clusters
+
+
+def test_mean_of_three_seeds_has_the_textbook_t_interval():
+    estimate = mean_over_seeds([1.0, 2.0, 3.0])
+
+    # t(0.975, 2) = 4.302653, standard error 1 / sqrt(3)
+    assert estimate.value == 2
+    assert estimate.low == pytest.approx(2 - 4.302653 / 3**0.5, rel=1e-6)
+    assert estimate.high == pytest.approx(2 + 4.302653 / 3**0.5, rel=1e-6)
+    assert "Student" in estimate.method
+
+
+def test_one_seed_has_no_interval():
+    estimate = mean_over_seeds([0.4])
+
+    assert (estimate.value, estimate.low, estimate.high, estimate.n) == (0.4, None, None, 1)
+    assert not estimate.has_interval
+
+
+def test_an_interval_is_cut_at_what_is_possible():
+    assert mean_over_seeds([0.0, 0.1], bounds=(0, 1)).low == 0
+
+
+def test_nothing_and_not_finite_are_refused():
+    with pytest.raises(ValueError, match="got none"):
+        mean_over_seeds([])
+    with pytest.raises(ValueError, match="must be finite"):
+        mean_over_seeds([1.0, float("nan")])
+
+
+def test_welch_interval_against_its_formula():
+    a, b = [3.0, 3.4, 3.8, 3.0], [1.0, 2.0]
+
+    estimate = difference_of_means(a, b)
+
+    va, vb = np.var(a, ddof=1) / 4, np.var(b, ddof=1) / 2
+    assert estimate.value == pytest.approx(np.mean(a) - np.mean(b))
+    half = (estimate.high - estimate.low) / 2
+    freedom = (va + vb) ** 2 / (va**2 / 3 + vb**2)
+    assert 1 < freedom < 2
+    # Between the t quantiles of 1 and 2 degrees of freedom.
+    assert 4.302 < half / (va + vb) ** 0.5 < 12.707
+
+
+def test_t_intervals_cover_the_mean_as_often_as_they_say():
+    generator = np.random.default_rng(0)
+    samples = generator.standard_normal((2000, 3))
+
+    held = sum(e.low < 0 < e.high for e in map(mean_over_seeds, samples))
+
+    assert 0.93 < held / 2000 < 0.97
+
+
+def test_differences_with_one_seed_or_no_spread():
+    assert difference_of_means([1.0], [2.0, 3.0]).low is None
+    exact = difference_of_means([1.0, 1.0], [0.0, 0.0])
+    assert (exact.low, exact.high) == (1, 1)
+
+
+def test_runs_of_a_cluster_are_drawn_together():
+    clusters = ["a", "a", "b", "c", "c", "c"]
+
+    drawn = resample_clusters(clusters, n_draws=500, seed=0)
+
+    assert drawn.weights.shape == (500, 6)
+    np.testing.assert_array_equal(drawn.weights[:, 0], drawn.weights[:, 1])
+    np.testing.assert_array_equal(drawn.weights[:, 3], drawn.weights[:, 5])
+    np.testing.assert_array_equal(drawn.weights[:, [0, 2, 3]].sum(axis=1), 3)
+    assert abs(drawn.weights[:, 2].mean() - 1) < 0.15
+    assert drawn.share_refused == 0
+
+
+def test_draws_do_not_depend_on_the_order_of_runs():
+    clusters = np.asarray(["a", "b", "c", "b"])
+    shuffled = [3, 0, 2, 1]
+
+    drawn = resample_clusters(clusters, n_draws=50, seed=1).weights
+    again = resample_clusters(clusters[shuffled], n_draws=50, seed=1).weights
+
+    np.testing.assert_array_equal(drawn[:, shuffled], again)
+
+
+def test_refused_resamples_are_replaced_and_counted():
+    drawn = resample_clusters(
+        range(4), n_draws=300, seed=0, accept=lambda w: (w > 0).sum(axis=1) >= 3
+    )
+
+    assert ((drawn.weights > 0).sum(axis=1) >= 3).all()
+    # P(three or four distinct of four) = 168 / 256
+    assert drawn.share_refused == pytest.approx(1 - 168 / 256, abs=0.05)
+
+
+def test_a_condition_that_nothing_meets_is_an_error():
+    with pytest.raises(ValueError, match="add configurations"):
+        resample_clusters([1, 2], n_draws=5, seed=0, accept=lambda w: np.zeros(len(w), bool))

@@ -1,0 +1,160 @@
+"""17 of 24 cells, two of the missing ones diverged: the fit works, says what was missing, and how the answer would move."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.missing_run_sensitivity import fit_partial
+from analysis.fitting.objective import SQUARES
+from analysis.fitting.synthetic import make_runs
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.sparse import JOINT_SHARED
+
+GONE = (2, 5, 11, 17, 20, 21, 23)
+
+
+def sweep():
+    """Six sizes by four amounts of data."""
+    table = pd.DataFrame(
+        [(n, d) for n in np.geomspace(3e7, 3e9, 6) for d in np.geomspace(1e9, 6e10, 4)],
+        columns=["params", "tokens"],
+    )
+    truth = CHINCHILLA.evaluate(
+        {k: table[k].to_numpy() for k in table}, np.asarray(list(CHINCHILLA.example.values()))
+    )
+    table["true"] = truth
+    table["loss"] = truth * np.exp(0.005 * np.random.default_rng(2).standard_normal(24))
+    table["status"] = "finished"
+    return table
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return sweep()
+
+
+@pytest.fixture(scope="module")
+def partial(whole):
+    table = whole.copy()
+    table.loc[list(GONE), "loss"] = np.nan
+    table.loc[list(GONE), "status"] = "not run"
+    table.loc[[11, 23], "status"] = "diverged"
+    return table
+
+
+@pytest.fixture(scope="module")
+def found(partial):
+    return fit_partial(CHINCHILLA, partial, n_draws=200, objective=SQUARES)
+
+
+def test_it_fits_what_is_there(found, partial):
+    there = partial.dropna(subset="loss").reset_index(drop=True)
+    plain = fit_law(CHINCHILLA, there, n_draws=200, objective=SQUARES)
+
+    assert found.fit.n_points == 17
+    assert dict(found.fit.parameters) == pytest.approx(dict(plain.parameters), rel=1e-9)
+
+
+def test_it_says_what_is_missing(found, whole):
+    assert found.sentence.startswith("17 of 24 cells; missing: 5 not run, 2 diverged. At params")
+    assert [cell.row for cell in found.missing] == list(GONE)
+    assert {c.row for c in found.missing if c.reason == "diverged"} == {11, 23}
+    inside = [c.expected[1] < whole["loss"][c.row] < c.expected[2] for c in found.missing]
+    assert sum(inside) >= 6, "prediction intervals hold what the runs would have given"
+
+
+def test_the_largest_cell_is_asked_for_and_is_an_extrapolation_when_it_is_missing(found, whole):
+    largest = whole.iloc[23]
+
+    assert found.at == pytest.approx({"params": largest["params"], "tokens": largest["tokens"]})
+    assert found.answer.low[0] < whole["true"][23] < found.answer.high[0]
+    cell = found.missing[-1]
+    assert cell.answer[1] - cell.answer[0] == max(c.answer[1] - c.answer[0] for c in found.missing)
+    assert "moved most by row 23" in found.sentence
+
+
+def test_a_scenario_is_the_fit_with_that_row_put_in(found, partial):
+    cell = found.missing[2]
+    assert cell.row == 11
+    for end, value in (("low", cell.expected[1]), ("high", cell.expected[2])):
+        table = partial.copy()
+        table.loc[11, "loss"] = value
+        there = table.dropna(subset="loss").reset_index(drop=True)
+        fit = fit_law(CHINCHILLA, there, n_draws=0, hold_out=False, objective=SQUARES)
+        row = found.moves[(found.moves["scenario"] == end) & (found.moves["row"] == 11)].iloc[0]
+
+        assert row["answer"] == pytest.approx(fit.predict(found.at).y[0], rel=1e-6)
+        assert row["alpha"] == pytest.approx(fit.parameters["alpha"], rel=1e-4)
+
+
+def test_a_left_out_scenario_is_the_fit_without_that_row(found, partial):
+    there = partial.drop(index=7).dropna(subset="loss").reset_index(drop=True)
+    fit = fit_law(CHINCHILLA, there, n_draws=0, hold_out=False, objective=SQUARES)
+
+    row = found.moves[(found.moves["scenario"] == "left out") & (found.moves["row"] == 7)].iloc[0]
+
+    assert row["answer"] == pytest.approx(fit.predict(found.at).y[0], rel=1e-6)
+
+
+def test_the_whole_sweep_lies_where_the_partial_one_said(found, whole):
+    fit = fit_law(CHINCHILLA, whole.drop(columns="status"), n_draws=0, objective=SQUARES)
+
+    low, high = found.could_be
+    assert low <= fit.predict(found.at).y[0] <= high
+
+
+def test_nothing_missing_moves_nothing_but_by_leaving_out(whole):
+    found = fit_partial(CHINCHILLA, whole, n_draws=0)
+
+    assert found.missing == ()
+    assert found.could_be is None
+    assert found.sentence.startswith("24 of 24 cells. At")
+    assert found.left_out[0] < found.answer.y[0] < found.left_out[1]
+
+
+def test_a_cell_with_one_seed_left_is_there(partial):
+    twice = pd.concat([partial, partial.assign(loss=partial["loss"].where(partial.index != 0))])
+
+    found = fit_partial(CHINCHILLA, twice.reset_index(drop=True), n_draws=0, accept={"duplicates"})
+
+    assert found.sentence.startswith("17 of 24 cells")
+
+
+def test_too_few_cells_give_the_list_and_no_number(partial):
+    few = partial.copy()
+    few.loc[4:, "loss"] = np.inf
+
+    found = fit_partial(CHINCHILLA, few.drop(columns="status"))
+
+    assert not found.usable
+    assert found.answer is None
+    assert found.sentence.startswith("3 of 24 cells; missing: 1 not run, 20 diverged. No fit:")
+    assert "No fit: 3 distinct runs for 5 parameters" in found.sentence
+
+
+def test_what_is_wrong_keeps_its_row(partial):
+    bad = partial.copy()
+    bad.loc[19, "loss"] = -1
+    with pytest.raises(ValueError, match="loss, row 19: must be positive"):
+        fit_partial(CHINCHILLA, bad)
+    bad.loc[19, "loss"] = 9.5
+
+    assert "row 19: 9.5 is far above" in fit_partial(CHINCHILLA, bad, n_draws=0).fit.sentence
+
+
+def test_words_in_place_of_a_loss_are_the_reason(partial):
+    told = partial.drop(columns="status").astype({"loss": object})
+    told.loc[2, "loss"] = "OOM"
+
+    assert "1 OOM, 6 not run" in fit_partial(CHINCHILLA, told, n_draws=0).sentence
+
+
+def test_other_laws_work_too():
+    table = pd.DataFrame(make_runs(JOINT_SHARED, 40, noise=0.004))
+    table.loc[[3, 30], "loss"] = np.nan
+
+    found = fit_partial(JOINT_SHARED, table, n_draws=0)
+
+    assert found.sentence.startswith("38 of 40 cells; missing: 2 not run")
+    assert len(found.missing) == 2

@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from analysis.fitting.synthetic import make_runs
+from analysis.fitting.two_stage import fit_chain
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.loss_to_accuracy import Sigmoid
+
+LINK = np.asarray([0.9, 2.9, 4.0])
+TARGET = {"params": 3e10, "tokens": 1e12}
+
+
+def runs(loss_noise=0.01, outcome_noise=0.01, n=60, seed=0):
+    table = make_runs(CHINCHILLA, n, noise=loss_noise, seed=seed)
+    noise = outcome_noise * np.random.default_rng(seed + 1).standard_normal(n)
+    clean = Sigmoid(chance=0.25).evaluate(table["loss"], LINK)
+    return table | {"accuracy": np.clip(clean + noise, 0.01, 1)}
+
+
+def chain(table, **options):
+    return fit_chain(CHINCHILLA, Sigmoid(chance=0.25), table, n_draws=300, **options)
+
+
+def test_without_noise_the_target_is_met():
+    at = chain(runs(0, 0)).predict(TARGET)
+
+    loss = CHINCHILLA.evaluate({k: np.asarray([v]) for k, v in TARGET.items()}, np.asarray(list(CHINCHILLA.example.values())))  # fmt: skip
+    np.testing.assert_allclose(at.loss, loss, rtol=1e-6)
+    np.testing.assert_allclose(at.y, Sigmoid(chance=0.25).evaluate(loss, LINK), rtol=1e-6)
+    assert at.extrapolated.tolist() == [True]
+
+
+def test_the_interval_holds_both_steps():
+    both = chain(runs()).predict(TARGET)
+    link_only = chain(runs(loss_noise=1e-6)).predict(TARGET)
+    law_only = chain(runs(outcome_noise=1e-6)).predict(TARGET)
+
+    def width(at):
+        return float(at.high[0] - at.low[0])
+
+    assert width(both) > width(link_only)
+    assert width(both) > width(law_only)
+    assert both.low[0] < both.y[0] < both.high[0]
+    assert both.new_low[0] < both.low[0]
+    assert both.new_high[0] > both.high[0]
+
+
+def test_both_steps_see_the_same_resamples():
+    """Runs whose loss and outcome err together: resampled apart, the target's interval would be another."""
+    fitted = chain(runs(), seed=3)
+    again = chain(runs(), seed=3)
+
+    np.testing.assert_array_equal(fitted.to_loss.draws, again.to_loss.draws)
+    np.testing.assert_array_equal(fitted.to_outcome.draws, again.to_outcome.draws)
+    assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 300
+
+
+def test_a_step_without_numbers_makes_no_prediction():
+    table = {k: v[:4] for k, v in runs().items()}
+
+    fitted = chain(table)
+
+    assert not fitted.usable
+    assert "distinct runs for 5 parameters" in fitted.sentence
+    with pytest.raises(ValueError, match="no numbers to predict from"):
+        fitted.predict(TARGET)

@@ -1,0 +1,342 @@
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis
+from analysis.loading.schema import declaration
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import write_json
+
+SMALL = {"sizes": (32, 64), "seeds": (0, 1)}
+
+
+@pytest.mark.integration
+def test_a_folder_and_the_tracker_give_the_same_table(synthetic, tracker, tmp_path):
+    uri, trials = tracker
+    runs = synthetic.write_runs(tmp_path / "runs", trials)
+
+    from_folder = analysis.load(runs, sweep="tracked")
+    from_tracker = analysis.load(uri, sweep="tracked")
+
+    assert len(from_folder.table) == 8
+    pd.testing.assert_frame_equal(from_folder.table, from_tracker.table)
+
+
+@pytest.mark.integration
+def test_the_tracker_excludes_with_reasons(tracker):
+    excluded = analysis.load(tracker[0], sweep="tracked").excluded
+
+    assert excluded["state"].tolist().count("failed") == 1
+    assert excluded["reason"].str.contains("not finite: loss is nan").sum() == 1
+    assert len(excluded) == 2
+
+
+@pytest.mark.integration
+def test_a_tracker_without_that_sweep_names_those_it_has(tracker):
+    with pytest.raises(StoreError, match="no sweep 'other' here; there are tracked"):
+        analysis.load(tracker[0], sweep="other")
+
+
+def test_a_missing_database_is_not_created(tmp_path):
+    with pytest.raises(StoreError, match="no such database"):
+        analysis.load(f"sqlite:///{tmp_path}/none.db")
+
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_columns_of_the_table(runs):
+    table = runs.table
+
+    assert len(table) == 36
+    row = table[(table["architecture"] == "memory_plus") & (table["preset"] == "64w")].iloc[0]
+    assert row["factual_recall"] == row["recall/train_wording/exact_match"]
+    assert row["answer_nll"] == row["recall/train_wording/answer_nll"]
+    assert row["bits_per_param"] == row["knowledge/bits_per_param"]
+    assert row["loss"] == row["valid/loss"]
+    assert row["train_seconds"] == 12.5
+    assert row["model.d_model"] == 64
+    assert row["model.layers"] == "[0,2]"
+    assert row["train.lr"] == 0.003
+    assert row["params_memory_values"] == 40 * 64**2
+    assert row["memory_params"] == 40 * 64**2, "keys and values, where nobody added them up"
+    assert "data.path" not in table, "an unset option is no column"
+    assert runs.environment == {"git.commit": "abc123", "packages.torch": "2.13.0", "cpus": "2"}
+
+
+def test_seeds_share_a_configuration(runs):
+    groups = runs.table.groupby("configuration")
+
+    assert len(groups) == 12
+    assert (groups["seed"].nunique() == 3).all()
+    assert (groups["total_params"].nunique() == 1).all()
+
+
+def test_without_validation_the_loss_is_that_of_training(synthetic, tmp_path):
+    trials = synthetic.make_sweep(**SMALL)
+    for trial in trials:
+        del trial.metrics["valid/loss"]
+
+    table = analysis.load(synthetic.write_runs(tmp_path, trials)).table
+
+    assert (table["loss"] == table["train/loss"]).all()
+
+
+def test_the_later_attempt_wins_and_result_json_has_the_last_word(synthetic, tmp_path):
+    trial = synthetic.make_trial("dense", 32, 0)
+    folder = synthetic.write_done(tmp_path, trial)
+    second = folder.new_attempt({"started_at": 2.0})
+    synthetic.journal(second, [(100, {"train/loss": 1.5, "memory/kl": 0.25})])
+
+    row = analysis.load(tmp_path).table.iloc[0]
+
+    assert row["memory/kl"] == 0.25
+    assert row["train/loss"] == trial.metrics["train/loss"]
+
+
+def test_trials_that_are_not_done_are_listed_with_a_sentence(synthetic, tmp_path):
+    done, running, waiting, failed, diverged, cancelled, retried = synthetic.make_sweep(
+        sizes=(32, 48, 64, 96, 128, 192, 256), seeds=(0,), architectures=("dense",)
+    )
+    synthetic.write_done(tmp_path, done)
+    folder, attempt = synthetic.start(tmp_path, running)
+    write_json(folder.path / "heartbeat.json", {"step": 7, "steps": 100})
+    folder, attempt = synthetic.start(tmp_path, failed)
+    write_json(
+        attempt.path / "end.json",
+        {"outcome": "user_error", "reason": "no such file", "final": True},
+    )
+    folder, attempt = synthetic.start(tmp_path, diverged)
+    write_json(
+        attempt.path / "end.json", {"outcome": "diverged", "reason": "loss is nan", "final": True}
+    )
+    folder, attempt = synthetic.start(tmp_path, cancelled)
+    write_json(
+        attempt.path / "end.json", {"outcome": "cancelled", "reason": "asked", "final": True}
+    )
+    folder, attempt = synthetic.start(tmp_path, retried)
+    write_json(
+        attempt.path / "end.json", {"outcome": "killed", "reason": "signal 9", "final": False}
+    )
+    folder, attempt = synthetic.start(tmp_path, waiting)
+    for file in attempt.path.iterdir():
+        file.unlink()
+    attempt.path.rmdir()
+    (tmp_path / "synthetic" / "trials" / "dense-000000000000").mkdir()
+
+    loaded = analysis.load(tmp_path)
+
+    assert loaded.table["trial_id"].tolist() == [done.spec.trial_id]
+    reasons = dict(zip(loaded.excluded["trial_id"], loaded.excluded["reason"], strict=True))
+    assert reasons == {
+        running.spec.trial_id: "not finished: attempt 1 had reached step 7 of 100",
+        waiting.spec.trial_id: "not started",
+        failed.spec.trial_id: "failed in attempt 1: no such file",
+        diverged.spec.trial_id: "diverged in attempt 1: loss is nan",
+        cancelled.spec.trial_id: "cancelled",
+        retried.spec.trial_id: "not finished: waits for another attempt after attempt 1 ended (signal 9)",
+        "dense-000000000000": "unreadable: the folder has no spec.json; submit the sweep again",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"valid/loss": float("nan")}, r"not finite: loss is nan \(diverged\)"),
+        ({"recall/train_wording/answer_nll": float("inf")}, "not finite: answer_nll is inf"),
+        ({"recall/train_wording/exact_match": 1.5}, r"impossible: factual_recall is 1.5"),
+        ({"knowledge/bits_per_param": "gone"}, "missing: no value of bits_per_param"),
+        ({"valid/loss": -1.0}, "impossible: loss is -1; it must be positive"),
+        (
+            {"vocab_size": 20, "valid/loss": 9.0},
+            r"diverged: loss is 9, and guessing evenly among 20 tokens has 2.996",
+        ),
+        (
+            {"training_flops": 1e6},
+            r"impossible: training_flops is 1e\+06, 8.14e-06 per active parameter and token",
+        ),
+    ],
+)
+def test_results_that_cannot_count_are_excluded(synthetic, tmp_path, change, reason):
+    good, bad = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("dense",))
+    for name, value in change.items():
+        if value == "gone":
+            del bad.metrics[name]
+        elif "/" in name:
+            bad.metrics[name] = value
+        else:
+            accounting = {**bad.spec.accounting, name: value}
+            bad = replace(bad, spec=replace(bad.spec, accounting=accounting))
+    synthetic.write_runs(tmp_path, [good, bad])
+
+    loaded = analysis.load(tmp_path)
+
+    assert loaded.table["trial_id"].tolist() == [good.spec.trial_id]
+    assert loaded.excluded["state"].tolist() == ["done"]
+    assert pd.Series(loaded.excluded["reason"]).str.match(reason).all()
+
+
+def test_an_altered_spec_is_excluded_not_fatal(synthetic, tmp_path):
+    good, altered = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("dense",))
+    synthetic.write_runs(tmp_path, [good, altered])
+    path = tmp_path / "synthetic" / "trials" / altered.spec.trial_id / "spec.json"
+    path.write_text(path.read_text().replace('"lr": 0.003', '"lr": 0.3'))
+
+    loaded = analysis.load(tmp_path)
+
+    assert len(loaded.table) == 1
+    assert "its content hashes to" in loaded.excluded["reason"][0]
+
+
+def test_one_trial_under_two_sweeps_counts_once(synthetic, tmp_path):
+    trial, twin = (synthetic.make_trial("dense", 32, 0, sweep=name) for name in ("first", "second"))
+    synthetic.write_runs(tmp_path, [trial, twin])
+
+    both = analysis.load(tmp_path)
+
+    assert both.table["sweep"].tolist() == ["first"]
+    assert both.excluded["reason"].tolist() == [
+        "duplicate: the same trial is already in the table, from sweep first"
+    ]
+    assert len(analysis.load(tmp_path, sweep="second").table) == 1
+
+
+def test_text_and_fact_sweeps_side_by_side_do_not_exclude_each_other(synthetic, tmp_path):
+    facts, text = (synthetic.make_trial("dense", 32, 0, sweep=name) for name in ("facts", "text"))
+    for name in [n for n in text.metrics if n.startswith(("recall", "knowledge"))]:
+        del text.metrics[name]
+    synthetic.write_runs(tmp_path, [facts])
+    folder, _ = synthetic.start(tmp_path, text)
+    write_json(folder.path / "result.json", {"metrics": text.metrics})
+
+    loaded = analysis.load(tmp_path, sweep="text")
+
+    assert len(loaded.table) == 1
+    assert "factual_recall" not in loaded.table
+
+
+def test_the_folder_of_one_sweep_works_too(runs_folder, runs):
+    pd.testing.assert_frame_equal(analysis.load(runs_folder / "synthetic").table, runs.table)
+    with pytest.raises(StoreError, match="is the folder of sweep synthetic"):
+        analysis.load(runs_folder / "synthetic", sweep="other")
+
+
+def test_a_folder_without_that_sweep_names_those_it_has(runs_folder, tmp_path):
+    with pytest.raises(StoreError, match="no sweep 'nope' here; there are synthetic"):
+        analysis.load(runs_folder, sweep="nope")
+    with pytest.raises(StoreError, match="no sweep in this folder"):
+        analysis.load(tmp_path)
+    with pytest.raises(StoreError, match="nothing there that can be read"):
+        analysis.load(tmp_path / "missing")
+
+
+def test_a_csv_of_the_table_loads_back(runs, tmp_path):
+    path = tmp_path / "export.csv"
+    runs.table.to_csv(path, index=False)
+
+    again = analysis.load(path).table
+
+    assert again["trial_id"].tolist() == runs.table["trial_id"].tolist()
+    np.testing.assert_array_equal(again["factual_recall"], runs.table["factual_recall"])
+    assert again.groupby("configuration").ngroups == 12
+
+
+def test_a_small_table_of_ones_own(tmp_path):
+    frame = pd.DataFrame(
+        {"architecture": ["a", "a", "b"], "total_params": [1e5, 0, 1e6], "loss": [3.0, 2.0, np.nan]}
+    )
+
+    loaded = analysis.load(frame)
+
+    assert loaded.table["loss"].tolist() == [3.0]
+    assert loaded.table["seed"].tolist() == [0]
+    assert loaded.excluded["trial_id"].tolist() == ["row 1", "row 2"]
+    assert "must be positive" in loaded.excluded["reason"][0]
+    assert "missing: no value of loss" in loaded.excluded["reason"][1]
+
+
+def test_a_table_without_a_needed_column_says_which():
+    with pytest.raises(ValueError, match="no column of sizes, got architecture, loss; needed are"):
+        analysis.load(pd.DataFrame({"architecture": ["a"], "loss": [1.0]}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "memory_params"),
+    [
+        ({"params_memory_keys": 7.0, "params_memory_values": 30.0}, 37.0),
+        ({"params_memory_keys": 7.0, "params_memory_values": 30.0, "memory_params": 40.0}, 40.0),
+        ({}, None),
+    ],
+)
+def test_memory_params_are_added_up_unless_recorded(groups, memory_params):
+    row = {"architecture": "a", "total_params": 1e5, "loss": 3.0, **groups}
+
+    assert analysis.load(pd.DataFrame([row])).table.iloc[0].get("memory_params") == memory_params
+
+
+def test_a_model_that_is_not_causal_says_so(synthetic, tmp_path):
+    why = "in training: experts choose among all tokens of the batch"
+    plain, told = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("moe",))
+    told = replace(told, spec=replace(told.spec, not_causal=why))
+
+    table = analysis.load(synthetic.write_runs(tmp_path, [plain, told])).table
+
+    assert table["not_causal"].isna().tolist() == [True, False]
+    assert table["not_causal"].iloc[1] == why
+    assert "not_causal" not in analysis.load(synthetic.write_runs(tmp_path / "b", [plain])).table
+
+
+@pytest.mark.parametrize(
+    ("recorded", "read"),
+    [
+        (None, None),
+        ("", None),
+        (False, None),
+        ("False", None),
+        (float("nan"), None),
+        (True, "in training"),
+        ("true", "in training"),
+        ("in training: it normalises over the batch", "in training: it normalises over the batch"),
+    ],
+)
+def test_declarations_as_they_may_be_recorded(recorded, read):
+    assert declaration(recorded) == read
+
+
+def test_the_question_comes_from_the_sweep_file(synthetic, tmp_path):
+    synthetic.write_runs(tmp_path, [synthetic.make_trial("dense", 32, 0)])
+    (tmp_path / "synthetic" / "sweep.yaml").write_text(
+        "# Question: does it\n#           grow?\n# Run:      now\nname: synthetic\n"
+    )
+
+    assert analysis.load(tmp_path).question == "does it grow?"
+
+
+def test_import_analysis_is_light():
+    script = "import analysis, sys; print(*sorted({'numpy', 'pandas', 'scipy', 'matplotlib', 'mlflow', 'torch', 'ray'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == []
+
+
+def test_every_name_offered_is_there():
+    assert all(callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_"))  # fmt: skip
+    assert analysis.law_named("chinchilla").name == "chinchilla"
+
+
+def test_an_unknown_name_lists_those_there_are():
+    with pytest.raises(
+        AttributeError, match="fit_law, fit_partial, fit_sweep, histories, law_named, load"
+    ):
+        analysis.fti  # noqa: B018
+
+
+def test_no_column_of_the_accounting_is_named_twice():
+    from analysis.loading.schema import ACCOUNTING
+
+    assert len(set(ACCOUNTING)) == len(ACCOUNTING)

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+
+from analysis.plotting.architectures import frontier_figure, multipliers_figure
+from analysis.plotting.next_run import next_run_figure
+from analysis.plotting.style import COLOURS
+from analysis.plotting.sweep import image
+from analysis.scaling.compute_multiplier import fit_multipliers
+from analysis.scaling.experimental_design import Candidate, LossAt, next_runs
+from analysis.scaling.frontier import fit_frontier
+
+
+@pytest.fixture(scope="module")
+def curves(noisy_families):
+    amounts = np.geomspace(1e15, 1e20, 12)
+    return [
+        fit_multipliers(noisy_families, "memory", amounts=amounts),
+        fit_multipliers(noisy_families, "memory", measure="stored_bytes", tokens=1e9),
+    ]
+
+
+def texts(figure):
+    return [t.get_text() for axis in figure.axes for t in (axis.title, axis.xaxis.label, axis.yaxis.label)] + [
+        t.get_text() for legend in figure.legends for t in legend.get_texts()
+    ]  # fmt: skip
+
+
+def test_multipliers_have_a_panel_each_and_one_colour_per_architecture(curves):
+    figure = multipliers_figure(curves)
+
+    assert len(figure.axes) == 2
+    words = " | ".join(texts(figure))
+    assert "At equal training FLOPs" in figure.axes[0].get_title(loc="left")
+    assert "both trained on 1 G tokens" in words
+    assert "outside the runs of either" in words
+    (legend,) = figure.legends
+    assert legend.get_lines()[0].get_color() == COLOURS[1]  # the reference is the first colour
+    assert len(image(figure, "png")) > 20_000
+
+
+def test_ground_is_shaded_where_a_curve_extrapolates_and_nowhere_else(curves):
+    figure = multipliers_figure(curves[:1])
+
+    shaded = [p.get_x() for p in figure.axes[0].patches]
+    assert len(shaded) == int(curves[0].extrapolated.sum())
+    first_outside = curves[0].amount[curves[0].extrapolated][-len(shaded)]
+    assert min(shaded) <= first_outside
+
+
+def test_a_reference_of_several_kinds_is_refused(curves, noisy_families):
+    other = fit_multipliers(noisy_families, "dense", reference="memory", amounts=[1e17])
+
+    with pytest.raises(ValueError, match="curves of one reference"):
+        multipliers_figure([*curves, other])
+
+
+def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
+    figure = frontier_figure(fit_frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8)))
+
+    assert [a.get_title(loc="left") for a in figure.axes] == [
+        "Best loss", "Best size", "Best training length", "Which architecture is best",
+    ]  # fmt: skip
+    assert figure.axes[3].get_ylim() == (0, 1)
+    assert len(image(figure, "png")) > 20_000
+
+
+def test_the_next_run_figure_numbers_what_is_chosen(noisy_families):
+    candidates = [
+        Candidate(name=f"{N:g}", architecture="memory", inputs={"params": N, "tokens": 20 * N}, gpu_hours=N / 1e8)
+        for N in (1e7, 1e8, 3e8)
+    ]  # fmt: skip
+    target = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
+    found = next_runs(noisy_families, candidates, target, n_runs=2, worth=0.0)
+
+    figure = next_run_figure(found, noisy_families)
+
+    numbers = [t.get_text() for t in figure.axes[1].texts]
+    assert sorted(numbers) == ["1", "2"]
+    assert len(image(figure, "png")) > 20_000

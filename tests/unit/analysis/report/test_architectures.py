@@ -1,0 +1,191 @@
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import analysis
+from analysis.report import architectures
+from analysis.report.architectures import compare_architectures
+from orchestrator.planning.pricing import recorded
+from orchestrator.planning.runtime_prior import Measurement
+from orchestrator.records.trial_dir import SweepDir
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    monkeypatch.setattr(architectures, "FEWEST_DRAWS", 40)
+    monkeypatch.setattr(architectures, "DRAWS", 40)
+
+
+def compared(table, **options):
+    runs = analysis.load(table)
+    return compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5), **options)
+
+
+@pytest.fixture(scope="module")
+def alike(two_architectures):
+    """Two names for one law, with noise of their own."""
+    dense = two_architectures(noise=0.003, seeds=2, seed=1).query("architecture == 'dense'")
+    other = two_architectures(noise=0.003, seeds=2, seed=2).query("architecture == 'dense'")
+    return analysis.load(_joined(dense, other.assign(architecture="twin")))
+
+
+def _joined(*frames):
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def sections(alike):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(architectures, "DRAWS", 60)
+        said = []
+        found = compare_architectures(alike, analysis.fit_sweep(alike, n_draws=5), say=said.append)
+    return found, said
+
+
+def ends(cell):
+    low, high = re.search(r"\[([^,]+), ([^\]]+)\]", cell).groups()
+    return float(low), np.inf if high == "∞" else float(high)
+
+
+def test_architectures_that_are_alike_have_bands_that_hold_one(sections):
+    """The truth is 1 everywhere: the same law, the same costs."""
+    rows = sections[0].multipliers.table.to_frame()
+    inside = rows[rows["rests on"] == "within the runs of both"]
+
+    assert set(rows["at equal"]) == {"training FLOPs", "measured training seconds", "bytes read per decoded token", "stored bytes", "active parameters"}  # fmt: skip
+    assert len(inside) >= 8
+    for column in ("× that dense needs", "× the size that dense needs"):
+        assert all(low <= 1 <= high for low, high in map(ends, inside[column]))
+
+
+def test_the_frontier_has_a_row_per_budget_and_says_who_wins(sections):
+    found, _ = sections
+    rows = found.frontier.table.to_frame()
+
+    assert list(found.frontier.figures) == ["frontier_flops"]
+    assert rows["budget"].str.endswith(" FLOPs").any()
+    assert rows["budget"].str.endswith(" s").any()
+    assert set(rows["best"]) <= {"dense", "twin"}
+    assert rows["lowest in so many draws"].str.contains("%").all()
+    assert rows["rests on"].iloc[2].endswith("times outside its runs")
+
+
+def test_progress_is_said_and_the_laws_are_shown(sections):
+    found, said = sections
+
+    assert said[0] == "laws of 2 architectures"
+    assert "multipliers at equal training FLOPs" in said
+    assert "frontier over measured training seconds" in said
+    assert found.laws.to_frame()["fit"].tolist() == ["dense", "twin"]
+
+
+def test_without_a_sweep_there_is_nothing_to_choose_from(sections):
+    (sentence,) = sections[0].next_runs.missing
+
+    assert not sections[0].next_runs.figures
+    assert "the trials of the sweep are not known" in sentence
+    assert "--candidates more.yaml" in sentence
+
+
+def test_one_architecture_has_no_multiplier_but_a_frontier(two_architectures):
+    found = compared(two_architectures(noise=0.002).query("architecture == 'dense'"))
+
+    assert not found.multipliers.figures
+    assert found.multipliers.missing == ("Multipliers compare architectures, and only dense has a law here; train another at six sizes or so, and where tokens vary at two lengths each.",)  # fmt: skip
+    assert found.frontier.figures
+
+
+def test_a_measure_that_the_table_lacks_is_named(two_architectures):
+    found = compared(two_architectures(noise=0.002).drop(columns=["train_seconds", "bytes_read_per_token"]))  # fmt: skip
+
+    assert found.multipliers.missing == [
+        "Not at equal measured training seconds: dense: the table has no column train_seconds.",
+        "Not at equal bytes read per decoded token: dense: the table has no column bytes_read_per_token.",
+    ]
+    assert found.multipliers.figures
+
+
+def test_along_a_ladder_there_are_multipliers_of_compute_and_no_sizes(two_architectures):
+    table = two_architectures(noise=0.002)
+    found = compared(table[np.isclose(table.tokens / table.params, 20)])
+
+    assert list(found.multipliers.figures) == ["multipliers"]
+    assert "tokens grow in step with size" in found.frontier.missing[0]
+    assert "× the size that dense needs" not in found.multipliers.table.columns
+
+
+def test_too_few_runs_are_one_sentence_with_what_to_add(two_architectures, tmp_path):
+    table = two_architectures(noise=0.002).groupby("architecture").head(4)
+    runs = analysis.load(table)
+
+    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5), tmp_path)
+
+    text = page.read_text()
+    assert "Not for these runs: families: no architecture has a usable law" in text
+    assert "a fit needs at least" in text
+    assert "multipliers.svg" not in {p.name for p in tmp_path.iterdir()}
+
+
+def test_an_earlier_picture_does_not_stay(two_architectures, tmp_path):
+    (tmp_path / "next_runs.svg").write_text("of last week")
+    runs = analysis.load(two_architectures().groupby("architecture").head(4))
+
+    analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5), tmp_path)
+
+    assert not (tmp_path / "next_runs.svg").exists()
+
+
+@pytest.fixture(scope="module")
+def unfinished(synthetic, tmp_path_factory):
+    """A sweep of which the largest memory has not run."""
+    folder = tmp_path_factory.mktemp("unfinished")
+    trials = synthetic.make_sweep(seeds=(0, 1))
+    waiting = [
+        t for t in trials if t.spec.architecture == "memory_plus" and t.spec.preset == "192w"
+    ]
+    synthetic.write_runs(folder, [t for t in trials if t not in waiting])
+    for trial in waiting:
+        SweepDir(folder / "synthetic").trial(trial.spec.trial_id).create(trial.spec)
+    return folder, {t.spec.trial_id for t in waiting}
+
+
+def test_recorded_trials_are_those_on_disk_with_what_is_left_of_them(unfinished):
+    folder, waiting = unfinished
+    took = Measurement(architecture="dense", device="cpu", flops_per_token=6e5, s_per_token=1e-5)
+
+    trials = recorded(SweepDir(folder / "synthetic"), [took])
+
+    assert len(trials) == 24
+    assert {t.spec.trial_id for t in trials if t.to_train} == waiting
+    assert {t.remaining for t in trials if not t.to_train} == {0.0}
+    sources = {t.spec.architecture: t.forecast.source for t in trials}
+    assert sources == {"dense": "measured", "memory_plus": "scaled"}
+
+
+def test_a_trial_that_cannot_be_read_does_not_stop_the_report(unfinished):
+    folder, waiting = unfinished
+    sweep = SweepDir(folder / "synthetic")
+    spec = sweep.trial(min(waiting)).path / "spec.json"
+    before = spec.read_text()
+    spec.write_text("{")
+    try:
+        assert min(waiting) not in {t.spec.trial_id for t in recorded(sweep, [])}
+    finally:
+        spec.write_text(before)
+
+
+def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
+    folder, _ = unfinished
+    runs = analysis.load(folder, sweep="synthetic")
+    trials = recorded(SweepDir(folder / "synthetic"), [])
+
+    found = compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5), trials=trials)
+
+    table = found.next_runs.table
+    names = table.to_frame()["candidate"].tolist()
+    assert list(found.next_runs.figures) == ["next_runs"]
+    assert any(name.startswith("memory_plus 192w") and "seed" not in name for name in names)
+    assert any(name.endswith(", seed 2") for name in names)
+    assert "known to a factor of" in table.notes[0]

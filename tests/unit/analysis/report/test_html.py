@@ -1,0 +1,327 @@
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+
+import analysis
+from analysis.fitting.bootstrap import Estimate
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.synthetic import make_runs
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.loading.load import Runs
+from analysis.plotting.sweep import image, save, sweep_figure
+from analysis.report.html import figure_paths, render
+from analysis.report.tables import (
+    comparison,
+    configurations,
+    count,
+    curves,
+    estimate,
+    excluded,
+    number,
+    parameter_groups,
+    tables,
+    trials,
+    usage,
+)
+
+
+class Page(HTMLParser):
+    """Ids, headings, links outward and whether every tag is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.headings, self.outward, self.rows = [], [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.rows += tag == "tr"
+        self.outward += [
+            v for k, v in attrs if k in {"src", "href"} and re.match(r"(https?:)?//", v or "")
+        ]
+        if tag not in {"meta", "img", "br"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def page(runs, fits, tmp_path_factory):
+    return analysis.write_report(runs, fits, tmp_path_factory.mktemp("report"))
+
+
+def test_the_page_is_whole_and_fetches_nothing(page):
+    text = page.read_text()
+    parsed = Page()
+    parsed.feed(text)
+
+    assert parsed.open == []
+    assert parsed.outward == []
+    assert "<script" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+    assert parsed.headings == [
+        "Question",
+        "Curves",
+        "Architectures",
+        "At equal training FLOPs",
+        "Fitted curves",
+        "Multipliers between architectures",
+        "Frontier: what to train for a budget",
+        "Next runs",
+        "All trials",
+        "Excluded",
+        "Environment and how to reproduce",
+    ]
+    assert parsed.rows > 36 + 12 + 24
+    assert "data:image/svg+xml;base64," in text
+
+
+def test_figures_lie_beside_the_page(page):
+    png, svg, *others = figure_paths(page.parent)
+    compared, fitted = others[:3], others[3:]
+
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert svg.read_text().startswith("<?xml")
+    assert [f.name for f in compared] == ["multipliers.svg", "effective_size.svg", "frontier_flops.svg"]  # fmt: skip
+    assert [f.name for f in fitted] == ["fits_answer_nll.svg", "fits_factual_recall.svg", "fits_loss.svg"]  # fmt: skip
+
+
+def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_path):
+    table = make_runs(CHINCHILLA, 12, noise=0.01)
+    laws = {
+        "dense law": fit_law(CHINCHILLA, table, n_draws=20, hold_out=False),
+        "too few": fit_law(CHINCHILLA, {k: v[:3] for k, v in table.items()}),
+    }
+    few = replace(runs, table=runs.table[:1])
+
+    text = analysis.write_report(
+        few, analysis.fit_sweep(few, n_draws=5), tmp_path, laws=laws
+    ).read_text()
+
+    parsed = Page()
+    parsed.feed(text)
+    assert "Laws" in parsed.headings
+    assert "chinchilla: A " in text
+    assert "3 distinct runs for 5 parameters" in text
+    assert "condition number" in text
+    assert (tmp_path / "law_1.svg").exists()
+    assert not (tmp_path / "law_2.svg").exists()
+
+
+def test_use_of_memories_has_a_section_a_figure_and_a_table(synthetic, tmp_path):
+    trials = synthetic.make_sweep(
+        sizes=(32, 64), seeds=(0,), architectures=("dense", "memory_plus", "moe")
+    )
+    runs = analysis.load(synthetic.write_reporting(tmp_path / "runs", trials, moe=("moe",)))
+    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=20), tmp_path / "out")
+
+    parsed = Page()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert "Use of memories and experts" in parsed.headings
+    assert page.read_text().count("data:image/") == 2
+    assert '<th class="n">ever used (share)</th>' in page.read_text()
+    names = [path.name for path in figure_paths(tmp_path / "out")]
+    assert names == ["accuracy.png", "accuracy.svg", "usage.png", "usage.svg"]
+
+
+def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic, tmp_path):
+    trial = synthetic.make_trial("memory_plus", 64, 0)
+    accounting = {
+        **trial.spec.accounting,
+        "params_memory_keys": 1000,
+        "bytes_read_per_token": 2_500_000,
+        "bytes_read_per_token_batch64": 60_000,
+    }
+    trial = replace(trial, spec=replace(trial.spec, accounting=accounting))
+    runs = analysis.load(synthetic.write_runs(tmp_path, [trial]))
+
+    row = configurations(analysis.fit_sweep(runs, n_draws=20)).to_frame().iloc[0]
+
+    assert row["active params"] == "123 k"
+    assert row["memory params"] == "165 k"
+    assert row["bytes per token"] == "2.50 M"
+    assert row["bytes per token, batch 64"] == "60.0 k"
+    assert row["training FLOPs"] == "8.14e+11"
+    assert row["train s"] == "12"
+    assert trials(runs).to_frame()["memory params"].tolist() == ["165 k"]
+
+
+def test_numbers_that_nobody_recorded_have_no_column(runs, fits):
+    assert "bytes per token, batch 64" not in configurations(fits).columns
+    assert parameter_groups(fits).columns[2:] == (
+        "total",
+        "embedding",
+        "attention",
+        "feed forward",
+        "memory values",
+    )
+
+
+def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_path):
+    why = "in training: experts choose among all tokens of the batch"
+    sweep = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("dense", "moe", "peer"))
+    sweep = [
+        replace(t, spec=replace(t.spec, not_causal=why))
+        if t.spec.architecture == "moe" or (t.spec.architecture, t.spec.preset) == ("peer", "32w")
+        else t
+        for t in sweep
+    ]
+    runs = analysis.load(synthetic.write_runs(tmp_path, sweep))
+    fits = analysis.fit_sweep(runs, n_draws=20)
+
+    note = (
+        f"moe, peer (1 of 2 configurations): not causal {why}; compare with causal models with care"
+    )
+    for table in (configurations(fits), curves(fits), comparison(fits)):
+        assert note in table.notes
+    assert note in render(runs, fits, None)
+
+
+def test_text_from_runs_is_escaped(runs, fits):
+    nasty = Runs(
+        table=runs.table,
+        excluded=pd.DataFrame(
+            [
+                {
+                    "trial_id": "t",
+                    "sweep": "s",
+                    "architecture": "a",
+                    "seed": 0,
+                    "state": "failed",
+                    "reason": "<b>&'\"",
+                }
+            ]
+        ),
+        source="runs",
+        sweep="<script>alert(1)</script>",
+        question="is 1 < 2?",
+    )
+
+    text = render(nasty, fits, None)
+
+    assert "<script>" not in text
+    assert "<b>" not in text
+    assert "is 1 &lt; 2?" in text
+
+
+def test_a_sweep_without_a_finished_trial_still_has_a_page(tmp_path, synthetic):
+    synthetic.start(tmp_path, synthetic.make_trial("dense", 32, 0))
+    runs = analysis.load(tmp_path)
+
+    fits = analysis.fit_sweep(runs)
+    text = analysis.write_report(runs, fits, tmp_path / "out").read_text()
+
+    assert "Nothing to draw yet" in text
+    assert "not finished" in text
+    assert figure_paths(tmp_path / "out") == []
+    assert [t.title for t in tables(runs, fits)] == [
+        "Architectures",
+        "Fitted curves",
+        "At equal training FLOPs",
+        "Excluded",
+    ]
+
+
+def test_one_trial_of_text_is_drawn_without_a_fit(tmp_path, synthetic):
+    trial = synthetic.make_trial("dense", 32, 0)
+    for name in [n for n in trial.metrics if n.startswith(("recall", "knowledge"))]:
+        del trial.metrics[name]
+    synthetic.write_runs(tmp_path, [trial])
+    runs = analysis.load(tmp_path)
+
+    fits = analysis.fit_sweep(runs)
+    figure = sweep_figure(runs, fits)
+
+    assert [axis.get_title(loc="left") for axis in figure.axes] == [
+        "Loss against parameters",
+        "Loss against training compute",
+    ]
+    assert {str(c.fit.status) for c in fits.curves} == {"underdetermined"}
+    assert image(figure, "png").startswith(b"\x89PNG")
+
+
+def test_the_figure_shows_every_seed_and_both_curves(runs, fits):
+    figure = sweep_figure(runs, fits)
+
+    left = figure.axes[0]
+    dots = [
+        line for line in left.lines if line.get_markersize() < 4 and line.get_linestyle() == "None"
+    ]
+    assert sum(len(line.get_xdata()) for line in dots) == len(runs.table)
+    assert sum(line.get_linestyle() == "-" for line in left.lines) == 2
+    assert len(left.collections) == 2, "a band each"
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["dense", "memory_plus"]
+    low, high = left.get_ylim()
+    assert low <= runs.table["factual_recall"].min()
+    assert high >= runs.table["factual_recall"].max()
+
+
+def test_equal_numbers_give_equal_files(runs, fits, tmp_path):
+    first = [p.read_bytes() for p in save(sweep_figure(runs, fits), tmp_path / "a")]
+    second = [p.read_bytes() for p in save(sweep_figure(runs, fits), tmp_path / "b")]
+
+    assert first == second
+
+
+def test_drawing_leaves_pyplot_alone(runs, fits):
+    import matplotlib.pyplot as plt
+
+    before = dict(plt.rcParams)
+    image(sweep_figure(runs, fits), "svg")
+
+    assert plt.get_fignums() == []
+    assert dict(plt.rcParams) == before
+
+
+def test_tables_are_rectangles_of_text(runs, fits):
+    others = (trials(runs), excluded(runs), parameter_groups(fits), usage(runs, fits))
+    for table in (*tables(runs, fits), *others):
+        assert len(table.numeric) == len(table.columns)
+        assert all(len(row) == len(table.columns) for row in table.rows)
+        assert all(isinstance(cell, str) for row in table.rows for cell in row)
+        assert table.to_frame().shape == (len(table.rows), len(table.columns))
+    assert len(configurations(fits).rows) == 12
+    assert len(curves(fits).rows) == 12
+    assert len(comparison(fits).rows) == 24
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (812, "812"),
+        (999.7, "1.00 k"),
+        (12_345, "12.3 k"),
+        (1_138_560, "1.14 M"),
+        (2.5e9, "2.50 G"),
+        (float("inf"), "∞"),
+    ],
+)
+def test_counts(value, text):
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.41236, "0.4124"), (1881.4, "1881"), (4.53e6, "4.530e+06"), (2e-5, "2.000e-05")],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+def test_an_estimate_shows_no_more_digits_than_its_interval_bears():
+    def show(value, low, high):
+        return estimate(Estimate(value=value, low=low, high=high, n=3, method=""))
+
+    assert show(0.41236, 0.40112, 0.42360) == "0.412 [0.401, 0.424]"
+    assert show(10.8571, 10.8301, 10.8841) == "10.86 [10.83, 10.88]"
+    assert show(0.5, 0.5, 0.5) == "0.500 [0.500, 0.500]"
+    assert show(0.41236, None, None) == "0.412"
+    assert estimate(None) == "–"

@@ -1,0 +1,159 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.loading.load import load
+from analysis.scaling.equal_compute import equal_flops, higher_is_better, summarise
+from analysis.scaling.sweep_summary import fit_sweep, name_series
+
+
+def table_of(rows):
+    """Rows (architecture, total_params, training_flops, loss, seed)."""
+    columns = ["architecture", "total_params", "training_flops", "loss", "seed"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def curve(n):
+    return 1.5 + 300 * n**-0.4
+
+
+def two_families(seeds=(0, 1, 2), memory_as_good_as=2.0, flops_off=1.0, noise=1e-4):
+    """Memory models do what a dense model of `memory_as_good_as` times the FLOP-matched dense size does."""
+    rows = []
+    generator = np.random.default_rng(0)
+    for n in np.geomspace(1e5, 3e6, 6):
+        for seed in seeds:
+            jitter = noise * generator.standard_normal(2)
+            rows.append(("dense", n, 6e6 * n, curve(n) + jitter[0], seed))
+            rows.append(
+                (
+                    "memory_plus",
+                    3 * n,
+                    6e6 * n * flops_off,
+                    curve(memory_as_good_as * n) + jitter[1],
+                    seed,
+                )
+            )
+    return load(table_of(rows))
+
+
+def test_the_multiplier_is_the_one_that_was_put_in():
+    fits = fit_sweep(two_families(), n_draws=200)
+
+    assert len(fits.pairs) == 6
+    for pair in fits.pairs:
+        m = pair.multiplier
+        assert m.over_baseline_params == pytest.approx(2.0, rel=0.01)
+        assert m.over_own_params == pytest.approx(2 / 3, rel=0.01)
+        assert m.low <= m.equivalent_params * 1.001
+        assert m.high >= m.equivalent_params * 0.999
+        assert pair.verdict == "better"
+        assert pair.difference.value < 0
+
+
+def test_a_size_outside_the_dense_runs_is_flagged():
+    fits = fit_sweep(two_families(), n_draws=50)
+
+    flags = [pair.multiplier.extrapolated for pair in fits.pairs]
+
+    assert flags == [False] * 4 + [True] * 2, (
+        "twice the last but one size is just above the largest"
+    )
+    assert "extrapolation" in fits.pairs[-1].multiplier.sentence
+
+
+def test_a_value_below_the_dense_floor_has_no_equivalent_size():
+    runs = two_families()
+    runs.table.loc[runs.table["architecture"] == "memory_plus", "loss"] -= 1.4
+
+    pair = fit_sweep(runs, n_draws=50).pairs[-1]
+
+    assert pair.multiplier.equivalent_params is None
+    assert "no size on the dense curve reaches" in pair.multiplier.sentence
+
+
+def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why():
+    runs = two_families()
+    few = runs.table[
+        runs.table["total_params"].isin(sorted(runs.table["total_params"].unique())[:3])
+    ]
+
+    fits = fit_sweep(load(few), n_draws=50)
+
+    assert fits.pairs[0].difference.has_interval
+    assert fits.pairs[0].multiplier.equivalent_params is None
+    assert "underdetermined" in fits.pairs[0].multiplier.sentence
+
+
+def test_unequal_flops_are_not_compared():
+    fits = fit_sweep(two_families(flops_off=1.3), n_draws=0)
+
+    assert not fits.pairs
+    assert len(fits.unpaired) == 6
+    assert "differs by" in fits.unpaired[0]
+
+
+def test_a_partner_within_two_per_cent_counts():
+    fits = fit_sweep(two_families(flops_off=1.015), n_draws=0)
+
+    assert len(fits.pairs) == 6
+    assert fits.pairs[0].flops_ratio == pytest.approx(1.015)
+
+
+def test_one_seed_gives_a_difference_without_an_interval():
+    pair = fit_sweep(two_families(seeds=(0,)), n_draws=50).pairs[0]
+
+    assert not pair.difference.has_interval
+    assert pair.verdict == "no interval"
+
+
+def test_different_data_are_neither_one_curve_nor_compared():
+    table = two_families().table.copy()
+    table["data.n_people"] = np.where(table["architecture"] == "dense", 1000, 2000)
+
+    fits = fit_sweep(load(table.drop(columns="configuration")), n_draws=0)
+
+    assert set(fits.series.values()) == {"dense (n_people 1000)", "memory_plus (n_people 2000)"}
+    assert not fits.pairs
+    assert "on the same data" in fits.unpaired[0]
+
+
+def test_only_one_architecture_has_nothing_to_compare():
+    table = two_families().table
+    for name, sentence in (("dense", "only dense runs"), ("memory_plus", "no dense runs")):
+        runs = load(table[table["architecture"] == name])
+        fits = fit_sweep(runs, n_draws=0)
+        assert not fits.pairs
+        assert fits.unpaired[0].startswith(sentence)
+
+
+def test_summaries_have_params_by_group_and_intervals(runs):
+    summaries = summarise(runs.table, series=name_series(runs.table))
+
+    assert len(summaries) == 12
+    first = summaries[0]
+    assert first.seeds == (0, 1, 2)
+    assert set(first.params) == {"embedding", "attention", "feed_forward", "memory_values"}
+    assert sum(first.params.values()) == first.total_params
+    assert set(first.outcomes) == {"factual_recall", "answer_nll", "bits_per_param", "loss"}
+    assert all(e.has_interval and e.n == 3 for e in first.outcomes.values())
+
+
+def test_ties_in_flops_prefer_the_same_settings(runs):
+    table = runs.table.copy()
+    other = table[table["architecture"] == "dense"].assign(
+        **{"train.lr": 0.03, "factual_recall": 0.0}
+    )
+    other["configuration"] = other["configuration"] + "x"
+    both = pd.concat([other, table], ignore_index=True)
+    series = name_series(both)
+
+    pairs, _ = equal_flops(both, summarise(both, series=series), {})
+
+    assert len(pairs) == 24
+    assert not any(pair.baseline.configuration.endswith("x") for pair in pairs)
+
+
+def test_direction_of_outcomes():
+    assert higher_is_better("factual_recall")
+    assert not higher_is_better("loss")

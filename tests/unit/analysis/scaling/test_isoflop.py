@@ -1,0 +1,174 @@
+import numpy as np
+import pytest
+
+from analysis.fitting.result import FitStatus
+from analysis.laws.chinchilla import compute_optimum
+from analysis.scaling.isoflop import _akimas, fit_isoflop
+
+EVEN = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
+UNEVEN = {"A": 60.0, "B": 3e4, "E": 1.8, "alpha": 0.25, "beta": 0.5}
+BUDGETS = np.geomspace(1e18, 1e21, 5)
+
+
+def sweep(parameters=EVEN, *, spread=2.0, centre=1.0, n=7, noise=0.0, seeds=1, seed=0):
+    """Sizes a factor `spread` to each side of the optimum times `centre`, for every budget."""
+    rows = []
+    generator = np.random.default_rng(seed)
+    for C in BUDGETS:
+        best, _ = compute_optimum(parameters, C)
+        for N in centre * best * np.geomspace(1 / spread, spread, n):
+            D = C / 6 / N
+            L = parameters["E"] + parameters["A"] / N ** parameters["alpha"] + parameters["B"] / D ** parameters["beta"]  # fmt: skip
+            rows += [(N, D, C, L * np.exp(noise * generator.standard_normal())) for _ in range(seeds)]  # fmt: skip
+    return dict(zip(("params", "tokens", "flops", "loss"), np.asarray(rows).T, strict=True))
+
+
+@pytest.mark.parametrize("method", ["parabola", "akima"])
+def test_symmetric_budgets_give_the_true_optimum(method):
+    fit = fit_isoflop(sweep(), method=method, n_draws=0)
+
+    for size in ("params", "tokens"):
+        line = fit.lines[size]
+        assert line.exponent == pytest.approx(0.5, abs=1e-3)
+        for budget, C in zip(line.budgets, BUDGETS, strict=True):
+            expected = compute_optimum(EVEN, C)[size == "tokens"]
+            assert budget.optimum == pytest.approx(expected, rel=1e-3)
+            assert budget.compute == pytest.approx(C)
+    assert fit.exponents["params"][0] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_the_parabola_is_scipys_polynomial():
+    table = sweep(noise=0.001)
+    budget = fit_isoflop(table, n_draws=0).lines["params"].budgets[2]
+
+    expected = np.polynomial.polynomial.polyfit(np.log(budget.x), budget.y, 2)
+    np.testing.assert_allclose(budget.coefficients, expected, rtol=1e-5)
+    assert np.log(budget.optimum) == pytest.approx(-expected[1] / 2 / expected[2], rel=1e-6)
+
+
+def test_akima_is_scipys_in_every_resample():
+    from scipy.interpolate import Akima1DInterpolator
+
+    generator = np.random.default_rng(3)
+    u = np.sort(generator.normal(size=9))
+    y = (u - 0.2) ** 2 + 0.2 * generator.standard_normal(9)
+    weights = generator.integers(0, 3, (80, 9)).astype(float)
+
+    places, lowest, _ = _akimas(u, y, weights)
+
+    for there, place, low in zip(weights > 0, places, lowest, strict=True):
+        curve = Akima1DInterpolator(u[there], y[there])
+        turns = curve.derivative().roots(extrapolate=False)
+        at = np.concatenate([u[there][[0, -1]], turns[np.isfinite(turns)]])
+        best = curve(at).argmin()
+        assert low == pytest.approx(curve(at).min(), abs=1e-12)
+        assert place == pytest.approx([-1e9, 1e9][best] if best < 2 else at[best], abs=1e-9)
+
+
+def test_uncentred_budgets_bias_the_parabola_and_not_the_parametric_law():
+    table = sweep(UNEVEN, spread=16, centre=3)
+    fit = fit_isoflop(table, n_draws=0)
+
+    true = compute_optimum(UNEVEN, BUDGETS[2])[0]
+    assert abs(np.log(fit.lines["params"].at(BUDGETS[2])[0] / true)) > 0.02
+    assert fit.parametric_optimum(BUDGETS[2])[0] == pytest.approx(true, rel=1e-4)
+
+
+def test_near_points_only_lessen_the_bias():
+    table = sweep(UNEVEN, spread=16, n=21)
+    true = compute_optimum(UNEVEN, BUDGETS[2])[0]
+
+    wide, near = (
+        abs(
+            np.log(fit_isoflop(table, n_draws=0, within=w).lines["params"].at(BUDGETS[2])[0] / true)
+        )
+        for w in (None, 3.0)
+    )
+
+    assert near < wide / 3
+
+
+def test_a_downward_budget_has_no_optimum_and_is_named():
+    table = sweep()
+    first = table["flops"] == BUDGETS[0]
+    table["loss"][first] = 2 * table["loss"][first].mean() - table["loss"][first]
+
+    line = fit_isoflop(table, n_draws=0).lines["params"]
+
+    assert line.budgets[0].status is FitStatus.DOWNWARD
+    assert line.budgets[0].optimum is None
+    assert line.budgets[0].coefficients is None
+    assert "left out: budget 1e+18: the parabola opens downward" in line.sentence
+    assert line.exponent == pytest.approx(0.5, abs=2e-3)
+
+
+@pytest.mark.parametrize("method", ["parabola", "akima"])
+@pytest.mark.parametrize(("centre", "side"), [(20.0, "smaller"), (0.05, "larger")])
+def test_a_lowest_point_at_the_edge_is_no_optimum(method, centre, side):
+    line = fit_isoflop(sweep(centre=centre), method=method, n_draws=0).lines["params"]
+
+    assert {b.status for b in line.budgets} == {FitStatus.EDGE}
+    assert line.status is FitStatus.UNDERDETERMINED
+    assert not line.usable
+    assert f"add {side} sizes" in line.sentence
+    with pytest.raises(ValueError, match="no line"):
+        line.at(1e22)
+
+
+def test_two_budgets_make_no_line():
+    table = sweep()
+    two = table["flops"] < BUDGETS[2]
+
+    line = fit_isoflop({k: v[two] for k, v in table.items()}, n_draws=0).lines["params"]
+
+    assert line.status is FitStatus.UNDERDETERMINED
+    assert "2 budgets with an optimum" in line.sentence
+
+
+@pytest.mark.parametrize("method", ["parabola", "akima"])
+def test_intervals_hold_the_truth(method):
+    table = sweep(spread=8, noise=0.001, seeds=3, n=9)
+    fit = fit_isoflop(table, method=method, n_draws=200)
+
+    line = fit.lines["params"]
+    assert line.interval[0] < 0.5 < line.interval[1]
+    assert fit.exponents["params"][1][0] < 0.5 < fit.exponents["params"][1][1]
+    value, low, high = line.at(1e22)
+    assert low < value < high
+
+
+def test_measured_flops_need_not_be_six_n_d():
+    table = sweep()
+    other = table | {
+        "flops": table["flops"] * np.exp(0.02 * np.cos(np.arange(len(table["flops"]))))
+    }
+
+    fit = fit_isoflop(other, n_draws=0)
+
+    assert len(fit.lines["params"].budgets) == 5
+    assert fit.lines["params"].exponent == pytest.approx(0.5, abs=0.01)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="method: must be parabola or akima"):
+        fit_isoflop(sweep(), method="cubic")
+    with pytest.raises(ValueError, match="flops: no such column"):
+        fit_isoflop({k: v for k, v in sweep().items() if k != "flops"})
+    table = sweep()
+    table["loss"][4] = np.nan
+    with pytest.raises(ValueError, match="loss, row 4"):
+        fit_isoflop(table)
+
+
+def test_intervals_are_percentiles_at_the_level_of_the_design():
+    """Nine sizes for three coefficients: resamples scatter more than fits do, so less than 95 % of them is taken."""
+    table = sweep(spread=8, n=9, noise=0.001)
+    line = fit_isoflop(table, n_draws=300, hold_out=False).lines["params"]
+    akima = fit_isoflop(table, n_draws=50, hold_out=False, method="akima").lines["params"]
+
+    assert 0.88 < line.drawn_level < 0.945
+    shares = [(1 - line.drawn_level) / 2, (1 + line.drawn_level) / 2]
+    assert line.interval == tuple(np.quantile(line.draws[:, 1], shares))
+    at = np.quantile(line.draws[:, 0] + line.draws[:, 1] * np.log(1e20), shares)
+    assert line.at(1e20)[1:] == pytest.approx(tuple(np.exp(at)))
+    assert akima.drawn_level == 0.95

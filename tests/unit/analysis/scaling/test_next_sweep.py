@@ -1,0 +1,175 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import analysis
+from analysis.scaling.experimental_design import LossAt, next_runs
+from analysis.scaling.next_sweep import candidates_of, families_of, sweep_text
+from orchestrator import cli
+from orchestrator.planning.pricing import account, make_plan
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.sweep.load import load_sweep
+
+SWEEP = """
+# Question: what does a table buy?
+name: tables
+data: {source: biographies, style: compact, n_people: 60, n_first_names: 10, n_middle_names: 10, n_last_names: 10, n_years: 5, n_cities: 5, n_universities: 5, n_majors: 5, n_employers: 5}
+train: {tokens: 64_000, batch_tokens: 1_024, seq_len: 64, lr: 1.0e-2}
+model: {architecture: dense, preset: d8}
+trials:
+  - grid: {model.preset: [d8, d12, d16, d20], train.tokens: [64_000, 128_000, 256_000]}
+  - set: {model.architecture: memory_plus, model.n_keys: 16}
+    grid: {model.preset: [d8, d12, d16, d20], train.tokens: [64_000, 128_000, 256_000]}
+seeds: [0, 1]
+"""
+FURTHER = SWEEP.replace("[d8, d12, d16, d20]", "[d16, d24, d32]").replace("256_000]", "256_000, 1_024_000]")  # fmt: skip
+TARGET = "memory_plus: params=1e6, tokens=4e6"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, synthetic):
+    """Runs of SWEEP as the trainer leaves them, their losses of a known law."""
+    folder = tmp_path_factory.mktemp("next")
+    (folder / "tables.yaml").write_text(SWEEP)
+    (folder / "further.yaml").write_text(FURTHER)
+    for spec in load_sweep(folder / "tables.yaml").trials:
+        spec = dataclasses.replace(spec, accounting=account(spec))
+        N, D = spec.accounting["active_params"], spec.accounting["training_tokens"]
+        noise = np.random.default_rng([spec.seed, int(N), int(D)]).standard_normal()
+        gain = 1.0 if spec.architecture == "dense" else 0.8
+        loss = (1.0 + gain * 40 / N**0.35 + 300 / D**0.5) * np.exp(0.002 * noise)
+        metrics = {"valid/loss": loss, "train/loss": loss, "time/train_s": 1e-5 * D}
+        synthetic.write_done(folder / "runs", synthetic.make_trial("dense", 8, 0).__class__(spec, metrics))  # fmt: skip
+    (folder / "runs" / "tables" / "sweep.yaml").write_text(SWEEP)
+    return folder
+
+
+def memscale(folder, monkeypatch, *words):
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MEMSCALE_RUNS", raising=False)
+    return CliRunner().invoke(cli.app, list(words), env={"COLUMNS": "200"})
+
+
+@pytest.fixture(scope="module")
+def written(trained):
+    with pytest.MonkeyPatch.context() as patch:
+        done = memscale(trained, patch, "next", "tables", "--candidates", "further.yaml", "--target", TARGET, "--extra-seeds", "0", "--out", "next.yaml")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    return done.output, trained / "next.yaml"
+
+
+def test_what_is_written_is_a_sweep_of_new_trials_under_their_own_names(trained, written):
+    _, file = written
+    chosen = load_sweep(file)
+
+    names = {t.trial_id for t in chosen.trials}
+    assert chosen.name == "tables"
+    assert names <= {t.trial_id for t in load_sweep(trained / "further.yaml").trials}
+    assert not names & {t.trial_id for t in load_sweep(trained / "tables.yaml").trials}
+    assert 2 <= len(names) <= 6
+    assert not chosen.warnings
+    assert chosen.question == "loss of memory_plus at params=1e+06, tokens=4e+06, more narrowly"
+
+
+def test_plan_takes_the_file_and_says_that_all_of_it_is_new(trained, written, monkeypatch):
+    done = memscale(trained, monkeypatch, "plan", "next.yaml", "--json")
+
+    assert done.exit_code == 0, done.output
+    assert done.output.count('"status": "new"') == done.output.count('"trial_id"') > 0
+
+
+def test_it_says_what_the_runs_bring(written):
+    output, _ = written
+
+    assert "Next runs" in output
+    assert "would narrow that to" in output
+    assert "memscale submit next.yaml" in output
+    assert "configurations: done already" in output
+
+
+def test_it_does_not_write_over_a_file(trained, written, monkeypatch):
+    done = memscale(trained, monkeypatch, "next", "tables", "--out", "next.yaml")
+
+    assert done.exit_code == 1
+    assert "next.yaml: is there already; name another file with --out" in done.output
+
+
+def test_a_finished_sweep_has_nothing_left_but_further_seeds(trained, monkeypatch):
+    done = memscale(trained, monkeypatch, "next", "tables", "--extra-seeds", "0", "--out", "other.yaml")  # fmt: skip
+
+    assert done.exit_code == 1
+    assert "24 of 24 configurations: done already" in done.output
+    assert not (trained / "other.yaml").exists()
+
+
+def test_further_seeds_of_what_has_run_are_written_and_taken(trained, monkeypatch):
+    """The design: each costs a trial, keeps the sizes, and is the seed after those that are there."""
+    done = memscale(trained, monkeypatch, "next", "tables", "--target", "memory_plus: params=2e3, tokens=3e5", "--extra-seeds", "2", "--out", "seeds.yaml")  # fmt: skip
+    chosen = load_sweep(trained / "seeds.yaml")
+    before = load_sweep(trained / "tables.yaml")
+
+    assert done.exit_code == 0, done.output
+    assert {t.seed for t in chosen.trials} <= {2, 3}
+    assert chosen.question == "loss of memory_plus at params=2000, tokens=300000, more narrowly"
+    there = [(t.model, t.train, t.data) for t in before.trials]
+    assert all((t.model, t.train, t.data) in there for t in chosen.trials)
+    assert not {t.trial_id for t in chosen.trials} & {t.trial_id for t in before.trials}
+    assert chosen.name == "tables"
+    plan = memscale(trained, monkeypatch, "plan", "seeds.yaml", "--json")
+    assert plan.output.count('"status": "new"') == len(chosen.trials) > 0
+
+
+def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
+    """A seed of a finished configuration and both seeds of a new one, side by side."""
+    table = analysis.load(trained / "runs", sweep="tables").table
+    plan = make_plan(load_sweep(trained / "further.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    families = families_of(table, n_draws=0, hold_out=False)
+    candidates, _ = candidates_of(plan, families, table)
+    new = next(c for c in candidates if c.n_there == 0)
+    more = next(c for c in candidates if c.n_there == 2)
+
+    found = next_runs(families, [new, more], LossAt(architecture="memory_plus", inputs={"params": 3e3, "tokens": 4e5}), n_runs=2, worth=-1.0)  # fmt: skip
+    (trained / "both.yaml").write_text(sweep_text(found, name="tables", file="both.yaml"))
+
+    wanted = {t.spec.trial_id for r in found.chosen for t in r.candidate.trial}
+    assert len(wanted) == 3
+    assert {t.trial_id for t in load_sweep(trained / "both.yaml").trials} == wanted
+
+
+def test_what_a_second_seed_brings_cannot_be_told_without_one(trained):
+    table = analysis.load(trained / "runs", sweep="tables").table.query("seed == 0")
+    plan = make_plan(load_sweep(trained / "tables.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    families = families_of(table, n_draws=0, hold_out=False)
+
+    candidates, notes = candidates_of([t for t in plan if t.spec.seed == 0], families, table)
+
+    assert candidates == []
+    assert notes == ["24 of 24 configurations: done already, and what a second seed would bring cannot be told: no configuration has two"]  # fmt: skip
+
+
+def test_a_ladder_is_fitted_in_flops(two_architectures):
+    ladder = two_architectures(noise=0.002).query("tokens / params < 6 and tokens / params > 4")
+
+    families = families_of(ladder, n_draws=0, hold_out=False)
+
+    assert families.columns == {"x": "training_flops"}
+    assert families.named("dense").fit.law.name == "power"
+
+
+def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):
+    done = memscale(trained, monkeypatch, "next", "tables", "--candidates", "further.yaml", "--target", "x", "--out", "other.yaml")  # fmt: skip
+
+    assert done.exit_code == 1
+    assert done.output.startswith("target: cannot read 'x'; write an architecture")
+
+
+def test_candidates_on_other_data_are_none(trained, monkeypatch):
+    text = FURTHER.replace("n_people: 60", "n_people: 61")
+    (trained / "people.yaml").write_text(text)
+
+    done = memscale(trained, monkeypatch, "next", "tables", "--candidates", "people.yaml", "--out", "other.yaml")  # fmt: skip
+
+    assert done.exit_code == 1
+    assert "another data.n_people than the runs" in done.output

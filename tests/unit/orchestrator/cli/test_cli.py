@@ -1,0 +1,121 @@
+"""What the command says, to mistakes and to requests, before anything runs."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator import cli
+from orchestrator.records.locks import ControllerLease
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import TrialSpec, TrialState
+
+
+def memscale(*words):
+    """Return exit code and all that a person reads, without frames and line breaks."""
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    return result.exit_code, re.sub(r"[\s│╭╮╰╯─]+", " ", result.output).strip()
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """A submitted sweep: a trial that failed, one that waits."""
+    disk = SweepDir(tmp_path / "runs" / "s")
+    for seed in (0, 1):
+        spec = TrialSpec(
+            sweep="s",
+            data={"source": "x"},
+            model={"architecture": "dense"},
+            train={"tokens": 100, "batch_tokens": 10},
+            seed=seed,
+        )
+        disk.trial(spec.trial_id).create(spec)
+    failed, waiting = disk.trials()
+    attempt = failed.new_attempt({"submission": 1})
+    write_json(attempt.path / "end.json", {"outcome": "user_error", "reason": "", "final": True})
+    disk.add_submission({"trial_ids": [failed.trial_id, waiting.trial_id], "submitted_at": 0.0})
+    return disk, failed, waiting
+
+
+def test_version_is_that_of_the_distribution():
+    assert memscale("--version") == (0, f"memscale {version('memscale')}")
+
+
+@pytest.mark.parametrize("option", [("--priority", "0"), ("--weight", "2")])
+@pytest.mark.parametrize("more", [(), ("--backend", "slurm"), ("--launcher", "process")])
+def test_a_share_of_no_cluster_is_refused(option, more):
+    code, said = memscale("submit", "no-such-sweep.yaml", *option, *more)
+
+    assert code == 2
+    assert f"Invalid value for {option[0]}" in said
+    assert "is among the sweeps of one Ray cluster: add --address, or leave it out" in said
+
+
+def test_a_folder_that_is_not_there_is_told_from_one_without_the_sweep(tmp_path):
+    (tmp_path / "empty").mkdir()
+
+    missing = memscale("status", "s", "--runs", tmp_path / "missing")
+    empty = memscale("status", "s", "--runs", tmp_path / "empty")
+
+    assert missing[0] == empty[0] != 0
+    assert "there is no folder" in missing[1]
+    assert "say where the sweeps are with --runs or MEMSCALE_RUNS" in missing[1]
+    assert "nothing was submitted into" in empty[1]
+
+
+def test_one_trial_is_one_trial(sweep):
+    disk, _, waiting = sweep
+    runs = ("--runs", disk.path.parent)
+
+    assert memscale("cancel", "s", *runs) == (0, "Asked 1 unfinished trial of s to stop.")
+
+    assert waiting.state() is TrialState.CANCELLED
+    assert memscale("cancel", "s", *runs) == (0, "Nothing of s is unfinished.")
+
+
+def test_retry_without_a_controller_is_noted(sweep):
+    disk, failed, _ = sweep
+
+    code, said = memscale("retry", "s", "--runs", disk.path.parent)
+
+    assert code == 0
+    assert said == (
+        "s: 1 trial noted; no controller is at work on that, so submit the sweep again "
+        "(not the others: 1 waiting)."
+    )
+    assert failed.state() is TrialState.WAITING
+
+
+def test_retry_beside_a_controller_and_what_ignores_it(sweep):
+    disk, failed, waiting = sweep
+    waiting.request_cancel("test")
+    lease = ControllerLease(disk, submission=1)
+    lease.acquire()
+    runs = ("--runs", disk.path.parent)
+    try:
+        said = [
+            memscale("retry", "s", *trials, *runs)[1]
+            for trials in ([failed.trial_id], [failed.trial_id], [], [])
+        ]
+    finally:
+        lease.release()
+
+    assert said == [
+        "s: 1 trial back in the queue.",
+        "s: nothing to retry: 1 waiting.",
+        "s: 1 trial back in the queue (not the others: 1 waiting).",
+        "s: nothing to retry: 2 waiting.",
+    ]
+    assert not waiting.cancel_requested()
+
+
+def test_examples_of_retry_are_calls_that_it_takes(sweep):
+    disk, failed, _ = sweep
+    command = next(c for c in cli.app.registered_commands if c.callback.__name__ == "retry")
+
+    for example in command.epilog.removeprefix("Examples: ").split("  ·  "):
+        _, verb, name, *trials = example.split()
+        assert (verb, name) == ("retry", "quickstart")
+        words = ["s", *(failed.trial_id for _ in trials)]
+        assert memscale(verb, *words, "--runs", disk.path.parent)[0] == 0

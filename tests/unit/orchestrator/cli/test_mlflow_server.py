@@ -1,0 +1,105 @@
+"""Links, ports and errors of `memscale ui`; the server itself: tests/integration/test_tracking.py."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.cli import mlflow_server
+from orchestrator.node import process_group_guard
+from orchestrator.records.errors import StoreError
+
+
+def test_the_links_open_the_runs_table_and_the_charts():
+    page = mlflow_server.Page(url="http://127.0.0.1:5000", experiment_id="7")
+
+    assert page.runs.startswith("http://127.0.0.1:5000/#/experiments/7/runs?")
+    assert "viewStateShareKey=memscale-table" in page.runs
+    assert "compareRunsMode=CHART" in page.charts
+    assert mlflow_server.links(page, "recall").splitlines()[0] == f"Runs of recall:  {page.runs}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "::1", "localhost"])
+def test_loopback_opens_nothing(host):
+    assert mlflow_server.opens(host, 5000) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "node7.example.org"])
+def test_any_other_address_says_what_it_opens_before_it_does(host, tmp_path, monkeypatch):
+    said = []
+    (tmp_path / "mlflow.db").touch()
+    monkeypatch.setattr(mlflow_server, "server", lambda *a, **k: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        mlflow_server.serve(tmp_path, host=host, port=5123, say=said.append)
+
+    assert said[0].startswith(f"warning: --host {host} opens port 5123")
+    assert "ssh -L 5123:127.0.0.1:5123" in said[0]
+
+
+def test_without_a_sweep_the_link_is_the_server():
+    page = mlflow_server.Page(url="http://127.0.0.1:5000", experiment_id=None)
+
+    assert mlflow_server.links(page, None) == "MLflow: http://127.0.0.1:5000"
+    assert "no sweep 'x'" in mlflow_server.links(page, "x")
+
+
+def test_a_port_in_use_is_passed_over():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        assert mlflow_server.free_port("127.0.0.1", port) > port
+
+
+def test_the_newest_sweep_is_the_one_submitted_last(tmp_path):
+    for age, name in ((100, "old"), (0, "new"), (50, "middle")):
+        folder = tmp_path / name / "submissions"
+        folder.mkdir(parents=True)
+        os.utime(folder, (1e9 - age, 1e9 - age))
+
+    assert mlflow_server.newest_sweep(tmp_path) == "new"
+    assert mlflow_server.newest_sweep(tmp_path / "empty") is None
+
+
+def test_nothing_is_served_before_a_sweep(tmp_path):
+    with pytest.raises(StoreError, match="no runs yet; submit a sweep first"):
+        mlflow_server.serve(tmp_path, say=print)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tracker_that_does_not_answer_is_named_without_its_password(tmp_path):
+    port = mlflow_server.free_port("127.0.0.1", 20_000)
+
+    with pytest.raises(StoreError, match="does not answer") as error:
+        mlflow_server.serve(
+            tmp_path, sweep="x", tracking_uri=f"http://ada:pw@127.0.0.1:{port}", say=print
+        )
+
+    assert "pw@" not in str(error.value)
+
+
+def test_the_guard_ends_a_group_with_its_parent(tmp_path):
+    sleeper = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(flush=True); time.sleep(600)"
+    group = subprocess.Popen(
+        [sys.executable, "-c", sleeper], stdout=subprocess.PIPE, process_group=0
+    )
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", process_group_guard.__file__, str(group.pid)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    group.stdout.readline()
+
+    guard.stdin.close()
+
+    assert group.wait(30) == -signal.SIGTERM
+    assert guard.wait(30) == 0
+    # The grandchild too: it held the other end of this pipe.
+    assert group.stdout.read() == b""
+    group.stdout.close()

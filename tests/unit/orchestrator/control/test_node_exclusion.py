@@ -1,0 +1,101 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from orchestrator.cli.render import progress
+from orchestrator.control import node_exclusion
+from orchestrator.control.node_exclusion import BLAMED, Blame
+from orchestrator.control.status import status_from_disk
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome
+from orchestrator.scheduling.demand import Node
+
+
+def node(node_id, host):
+    return Node(node_id=node_id, host=host, cpus=1, gpus=())
+
+
+def took(blame, where, kind, outcome=Outcome.HANG):
+    return blame.took(where, kind=kind, trial_id=f"trial-{kind}", outcome=outcome)
+
+
+def test_three_kinds_that_fail_in_one_place_have_only_the_place_in_common():
+    blame = Blame()
+
+    assert took(blame, "bad", "a") is None
+    assert took(blame, "bad", "b", Outcome.KILLED) is None
+    assert took(blame, "bad", "c", Outcome.COMMUNICATION) == (
+        "3 trials of different kinds failed there and none was done since: "
+        "trial-a (hang), trial-b (killed), trial-c (communication)"
+    )
+
+
+def test_one_kind_that_fails_again_and_again_counts_once():
+    blame = Blame()
+
+    assert [took(blame, "n", "a") for _ in range(9)] == [None] * 9
+
+
+def test_a_trial_that_is_done_there_clears_the_node():
+    blame = Blame()
+    took(blame, "n", "a")
+    took(blame, "n", "b")
+    took(blame, "n", "c", Outcome.DONE)
+
+    assert took(blame, "n", "d") is None
+
+
+def test_a_kind_that_fails_elsewhere_too_says_nothing_about_the_node():
+    blame = Blame()
+    for kind in "abc":
+        took(blame, "other", kind)
+
+    assert [took(blame, "n", kind) for kind in "abcde"] == [None] * 5
+    assert took(blame, "n", "f") is not None
+
+
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - BLAMED))
+def test_what_a_node_cannot_be_blamed_for(outcome):
+    blame = Blame()
+
+    assert [took(blame, "n", kind, outcome) for kind in "abcdef"] == [None] * 6
+
+
+def test_deleting_the_file_that_the_sentence_names_has_the_node_back(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    node_exclusion.exclude(sweep, "n1", why="3 trials failed", submission=1, now=5.0)
+    told = node_exclusion.excluded(sweep)
+    (file,) = (tmp_path / "s" / "nodes").iterdir()
+
+    assert told["n1"].startswith("node n1 is left out: 3 trials failed; delete ")
+    assert str(file) in told["n1"]
+    file.unlink()
+    assert node_exclusion.excluded(sweep) == {}
+
+
+def test_nodes_of_one_host_are_told_apart_and_no_host_names_its_way_out():
+    nodes = [node("aaaaaaaaaa", "h"), node("bbbbbbbbbb", "h"), node("c", "../../etc/x")]
+
+    assert node_exclusion.names(nodes) == {
+        "aaaaaaaaaa": "h-aaaaaaaa",
+        "bbbbbbbbbb": "h-bbbbbbbb",
+        "c": "_.._etc_x",
+    }
+
+
+def test_the_last_node_is_never_left_out():
+    nodes = [node("a", "a"), node("b", "b")]
+
+    assert node_exclusion.usable(nodes, ["a"]) == [nodes[1]]
+    assert node_exclusion.usable(nodes, ["a", "b"]) == nodes
+
+
+def test_status_and_live_table_name_the_node_and_the_way_back(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    node_exclusion.exclude(sweep, "n1", why="3 trials failed there", submission=1, now=5.0)
+    shown = Console(file=io.StringIO(), width=400)
+
+    shown.print(progress.status_table(status_from_disk(sweep)))
+
+    assert f"node n1 is left out: 3 trials failed there; delete {tmp_path}" in shown.file.getvalue()

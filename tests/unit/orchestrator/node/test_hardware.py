@@ -1,0 +1,85 @@
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.node import hardware
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_quota_of_a_container(tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    assert hardware._cgroup_cores(tmp_path) == cores
+
+
+@pytest.mark.parametrize(("quota", "usable"), [(None, 4), (1.5, 1), (0.2, 1), (64.0, 4)])
+def test_cores_are_those_of_the_affinity_and_the_quota(monkeypatch, quota, usable):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    monkeypatch.setattr(hardware, "_cgroup_cores", lambda: quota)
+
+    assert hardware.usable_cores() == usable
+
+
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [("2,3", ("2", "3")), ("", ()), ("-1", ()), ("GPU-8f1c, GPU-99aa", ("GPU-8f1c", "GPU-99aa"))],
+)
+def test_chosen_gpus_keep_their_ids(tmp_path, variable, gpus):
+    assert hardware.visible_gpus({"CUDA_VISIBLE_DEVICES": variable}, tmp_path) == gpus
+
+
+def test_gpus_are_counted_by_their_device_files(tmp_path):
+    for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+
+    assert hardware.visible_gpus({}, tmp_path) == ("0", "1")
+
+
+class Nvml:
+    """Two GPUs of different memory; the third one's driver does not answer."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index > 1:
+            raise self.NVMLError
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return 1
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=(80, 40)[handle], used=3)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory"), [((), None), (("0",), 80), (("0", "GPU-1a2b"), 40), (("0", "2"), None)]
+)
+def test_gpu_memory_is_that_of_the_smallest(gpus, memory):
+    assert hardware.gpu_memory_bytes(gpus, Nvml()) == memory
+
+
+def test_gloo_and_nccl_are_told_the_interface_of_an_address(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")
+
+    loopback = hardware.network_environment("127.0.0.1")
+
+    assert loopback == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert hardware.network_environment("203.0.113.99") == {}
+    assert hardware.network_environment(None) == {}

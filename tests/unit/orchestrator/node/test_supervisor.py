@@ -1,0 +1,332 @@
+"""The supervisor and its template, with real processes that count instead of training."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.control.failure_classifier import EXIT_CODES
+from orchestrator.control.launcher_port import Launch
+from orchestrator.node import supervisor as supervisor_module
+from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
+from orchestrator.records.errors import ExperimentError
+from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.rank_registry import registered
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome, TrialSpec
+
+JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
+
+
+class Node:
+    """A supervisor of a sweep's folder, with a clock that jumps."""
+
+    def __init__(self, root):
+        self.sweep = SweepDir(root / "s")
+        self.skipped_s = 0.0
+        self.supervisor = NodeSupervisor(
+            log=str(root / "node.log"),
+            environment={"MEMSCALE_SWEEP_DIR": str(self.sweep.path)},
+            job=JOB,
+            clock=lambda: time.monotonic() + self.skipped_s,
+        )
+
+    def launch(self, *, ranks=1, gpus=0.0, gpu_ids=(), seed=0, hang_after_s=None, **data):
+        spec = TrialSpec(
+            sweep="s",
+            data={"source": "x", **data},
+            model={"architecture": "dense"},
+            train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
+            seed=seed,
+        )
+        trial = self.sweep.trial(spec.trial_id)
+        trial.create(spec)
+        attempt = trial.new_attempt({"submission": 1})
+        launch = Launch(
+            trial_id=spec.trial_id,
+            trial_path=str(trial.path),
+            attempt=attempt.number,
+            node_id="n",
+            ranks=ranks,
+            cpus=1,
+            gpus=gpus,
+            gpu_ids=gpu_ids,
+            cache="c",
+            hang_after_s=hang_after_s,
+            job=JOB,
+        )
+        self.supervisor.launch(launch, gpu_ids)
+        return launch
+
+    def wait_for_end(self):
+        return wait_until(self.supervisor.poll)
+
+    def left(self):
+        return with_environment("MEMSCALE_SWEEP_DIR", str(self.sweep.path))
+
+
+def wait_until(look, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+    return found
+
+
+def at_gate(launch):
+    wait_until((Path(launch.trial_path) / "at-gate").exists)
+    (process,) = [p for p in registered(launch.folder) if p.alive()][:1]
+    return process
+
+
+def seen(launch, rank=0):
+    return json.loads((launch.folder.path / f"seen-{rank}.json").read_text())
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path)
+    yield node
+    node.supervisor.close()
+    assert node.left() == []
+
+
+def test_ranks_run_with_their_own_log_and_without_gpus_that_they_do_not_hold(node):
+    launch = node.launch(ranks=2)
+
+    (ended,) = node.wait_for_end()
+
+    assert (ended.trial_id, ended.attempt, ended.exit_codes) == (launch.trial_id, 1, {0: 0, 1: 0})
+    log = launch.folder.log.read_text()
+    assert "rank 0 of 2 goes on from step 0" in log
+    assert "rank 1 of 2 goes on from step 0" in log
+    assert seen(launch)["gpus"] == ""
+    assert seen(launch)["cwd"] == str(Path.cwd())
+    assert {p.pid for p in registered(launch.folder)} == {
+        seen(launch, 0)["pid"],
+        seen(launch, 1)["pid"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpu_ids", "shares"),
+    [
+        (1, ("3",), ["3"]),
+        (2, ("0", "1"), ["0", "1"]),
+        (2, ("5",), ["5", "5"]),
+        (2, ("0", "1", "2", "3"), ["0,1", "2,3"]),
+        (1, ("0", "1"), ["0,1"]),
+    ],
+)
+def test_gpus_are_dealt_out_to_the_ranks(node, ranks, gpu_ids, shares):
+    launch = node.launch(ranks=ranks, gpus=float(len(gpu_ids)), gpu_ids=gpu_ids)
+    node.wait_for_end()
+
+    assert [seen(launch, rank)["gpus"] for rank in range(ranks)] == shares
+
+
+def test_several_attempts_run_side_by_side(node):
+    launches = [node.launch(seed=seed, gate_at=5) for seed in range(3)]
+    for launch in launches:
+        at_gate(launch)
+        (Path(launch.trial_path) / "go").touch()
+
+    ended = []
+    wait_until(lambda: ended.extend(node.supervisor.poll()) or len(ended) == 3)
+
+    assert {e.trial_id for e in ended} == {launch.trial_id for launch in launches}
+
+
+def test_stop_lets_a_rank_checkpoint(node):
+    launch = node.launch(gate_at=4)
+    at_gate(launch)
+    node.supervisor.stop(launch.key, hard=False)
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: EXIT_CODES[Outcome.INTERRUPTED]}
+    assert (Path(launch.trial_path) / "checkpoints" / "step-00000003").exists()
+
+
+def test_rank_that_does_not_heed_a_stop_is_killed_after_a_while(node):
+    launch = node.launch(gate_at=4, deaf=True)
+    at_gate(launch)
+    node.supervisor.stop(launch.key, hard=False)
+    assert node.supervisor.poll() == []
+
+    node.skipped_s = STOP_TIMEOUT_S
+    (ended,) = node.wait_for_end()
+
+    assert (ended.exit_codes, ended.ended_by_us) == ({0: -signal.SIGKILL}, {0})
+
+
+def test_ranks_of_a_part_end_with_those_of_another_node(node):
+    launch = node.launch(gate_at=2, deaf=True)
+    wait_until((Path(launch.trial_path) / "at-gate").exists)
+
+    node.supervisor.end_with(launch.key, failed=True)
+    assert node.supervisor.poll() == []
+    node.skipped_s = AFTER_FAILURE_S
+
+    (ended,) = node.wait_for_end()
+    assert ended.exit_codes == {0: -signal.SIGKILL}
+    assert ended.ended_by_us == {0}
+    node.supervisor.end_with(launch.key, failed=True)  # too late, and harmless
+
+
+def test_hard_stop_kills_at_once(node):
+    launch = node.launch(gate_at=4, deaf=True)
+    at_gate(launch)
+    node.supervisor.stop(launch.key, hard=True)
+
+    (ended,) = node.wait_for_end()
+
+    assert (ended.exit_codes, ended.ended_by_us) == ({0: -signal.SIGKILL}, {0})
+
+
+def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
+    launch = node.launch(ranks=2, gate_at=4, gate_all=True, deaf=True)
+    at_gate(launch)
+    wait_until((Path(launch.trial_path) / "at-gate-1").exists)
+    os.kill(seen(launch, 1)["pid"], signal.SIGKILL)
+    wait_until(lambda: seen(launch, 1)["pid"] not in node.left())
+    assert node.supervisor.poll() == []
+
+    node.skipped_s = AFTER_FAILURE_S
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert ended.ended_by_us == {0}
+
+
+def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
+    launch = node.launch(gate_at=4)
+    rank = at_gate(launch)
+    template = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(template, signal.SIGKILL)
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGKILL}
+    assert ended.ended_by_us == frozenset()
+    assert not rank.alive()
+    again = node.launch(seed=1)
+    (ended,) = node.wait_for_end()
+    assert (ended.trial_id, ended.exit_codes) == (again.trial_id, {0: 0})
+
+
+def test_ranks_that_make_no_progress_are_ended_and_say_where_they_stood(node):
+    launch = node.launch(ranks=2, gate_at=4, gate_all=True, hang_after_s=30.0)
+    at_gate(launch)
+    wait_until((Path(launch.trial_path) / "at-gate-1").exists)
+
+    for _ in range(9):
+        node.skipped_s += 4.0
+        assert node.supervisor.poll() == []
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert ended.ended_by_us == {0, 1}
+    assert "(limit 30 s: resources.hang_after_s)" in ended.hang
+    for rank in range(2):
+        assert ended.stood[rank].startswith("after step 3 of 10 (train): ")
+        assert "_wait_at_gate" in ended.stood[rank]
+    log = launch.folder.log.read_text()
+    assert log.index("── no progress for") < log.index("── rank 0 (pid") < log.index("── rank 1 (p")
+    assert log.count("in _wait_at_gate") == 2
+
+
+def test_ranks_that_get_on_are_left_alone(node):
+    launch = node.launch(gate_at=4, hang_after_s=1000.0)
+    at_gate(launch)
+    for _ in range(50):
+        node.skipped_s += 4.0
+        assert node.supervisor.poll() == []
+    (Path(launch.trial_path) / "go").touch()
+
+    (ended,) = node.wait_for_end()
+    assert (ended.exit_codes, ended.hang) == ({0: 0}, None)
+
+
+def test_sigterm_to_the_template_is_passed_on_and_does_not_end_it(node):
+    launch = node.launch(gate_at=4)
+    rank = at_gate(launch)
+    template = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(template, signal.SIGTERM)
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: EXIT_CODES[Outcome.INTERRUPTED]}
+    assert (Path(launch.trial_path) / "checkpoints" / "step-00000003").exists()
+    again = node.launch(seed=1)
+    (ended,) = node.wait_for_end()
+    assert (ended.trial_id, ended.exit_codes) == (again.trial_id, {0: 0})
+
+
+def test_closing_ends_the_ranks(node):
+    rank = at_gate(node.launch(gate_at=4, deaf=True))
+    node.supervisor.close()
+
+    assert not rank.alive()
+    assert node.left() == []
+
+
+def test_orphans_of_another_controller_are_ended(node, tmp_path):
+    other = Node(tmp_path / "other")
+    launch = other.launch(gate_at=4, deaf=True)
+    rank = at_gate(launch)
+    elsewhere = ProcessId(host="elsewhere", pid=1, start_ticks=1)
+
+    assert node.supervisor.end_orphans([rank, elsewhere]) == [elsewhere]
+    assert not rank.alive()
+    (ended,) = other.wait_for_end()
+    assert ended.exit_codes == {0: -signal.SIGKILL}
+    other.supervisor.close()
+
+
+def test_reused_pid_is_left_alone(node):
+    rank = at_gate(node.launch(gate_at=4))
+    somebody_else = ProcessId(host=rank.host, pid=rank.pid, start_ticks=rank.start_ticks - 1)
+
+    assert node.supervisor.end_orphans([somebody_else]) == []
+    assert rank.alive()
+
+
+def test_template_that_cannot_import_says_what_it_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("no_such_module",))
+    monkeypatch.setattr(supervisor_module, "_workloads", list)
+    supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
+
+    with pytest.raises(ExperimentError, match="(?s)node.log: .*No module named 'no_such_module'"):
+        supervisor.wait_until_ready()
+    supervisor.close()
+
+
+def test_template_refuses_to_fork_beside_threads(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "threaded.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("threaded",))
+    monkeypatch.setattr(supervisor_module, "_workloads", list)
+    supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
+
+    with pytest.raises(ExperimentError, match="threaded.* started 1 threads; forking is unsafe"):
+        supervisor.wait_until_ready()
+    supervisor.close()
+
+
+def test_broken_architecture_does_not_keep_the_others_from_training(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('half-written')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("json",))
+    monkeypatch.setattr(supervisor_module, "_workloads", lambda: ["broken"])
+    supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
+
+    supervisor.wait_until_ready()
+    supervisor.close()
+
+    assert "half-written" in (tmp_path / "node.log").read_text()

@@ -1,0 +1,492 @@
+"""One rank, run in this process with the job that counts instead of training."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.control.failure_classifier import EXIT_CODES
+from orchestrator.node import reporter, worker
+from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
+from orchestrator.node.worker import classify, load_job, main
+from orchestrator.records import rank_registry
+from orchestrator.records.locks import LeaseHeld, TrialLease
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.rank_registry import RankRequest, registered
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Logging, Outcome, TrialSpec
+from workloads.training.reporter import Interrupted
+
+JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
+
+
+@pytest.fixture(autouse=True)
+def quick_environment(monkeypatch):
+    """Looking up packages and the git state takes longer than all of these tests."""
+    monkeypatch.setattr(worker, "record_environment", lambda attempt: None)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Make a trial with one attempt and return the request of its rank."""
+
+    def make(rank=0, ranks=1, tokens=100, **data):
+        spec = TrialSpec(
+            sweep="s",
+            data={"source": "x", **data},
+            model={"architecture": "dense"},
+            train={"tokens": tokens, "batch_tokens": 10, "seq_len": 10},
+            seed=0,
+        )
+        trial = SweepDir(tmp_path / "s").trial(spec.trial_id)
+        trial.create(spec)
+        attempt = trial.new_attempt({"submission": 1})
+        return RankRequest(
+            trial_path=str(trial.path),
+            attempt=attempt.number,
+            rank=rank,
+            ranks=ranks,
+            cpus=1,
+            gpus=(),
+            cache="c",
+            job=JOB,
+        )
+
+    return make
+
+
+def steps(request):
+    return [line.step for line in request.attempt_dir.lines() if line.metrics]
+
+
+def events(request):
+    return [line.event["event"] for line in request.attempt_dir.lines() if line.event]
+
+
+def test_rank_0_leaves_journal_heartbeat_and_result(make):
+    request = make()
+
+    assert main(request) == 0
+
+    assert steps(request) == list(range(1, 11))
+    assert events(request)[0] == "start"
+    assert events(request)[-1] == "done"
+    result = request.trial.result()
+    assert (result["steps"], result["tokens"], result["attempt"], result["device"]) == (
+        10,
+        100,
+        1,
+        "cpu",
+    )
+    assert result["metrics"].keys() == {"train/loss"}
+    assert request.trial.heartbeat()["step"] == 10
+    assert [p.name for p in request.trial.path.glob(".result*")] == []
+
+
+def test_other_ranks_leave_only_their_name(make):
+    request = make(rank=1, ranks=2)
+
+    assert main(request) == 0
+
+    assert not request.attempt_dir.journal.exists()
+    assert request.trial.result() is None
+    assert request.trial.heartbeat() is None
+    assert registered(request.attempt_dir) == [ProcessId.own()]
+
+
+def test_finished_trial_is_not_run_again(make):
+    request = make()
+    main(request)
+    first = request.trial.result()
+
+    assert main(request) == 0
+
+    assert request.trial.result() == first
+    assert events(request).count("start") == 1
+
+
+def test_first_result_stands(make):
+    request = make()
+    told = RankReporter(request)
+    worker.write_result(request, request.trial.spec(), told, {"a": 1.0})
+    worker.write_result(request, request.trial.spec(), told, {"a": 2.0})
+
+    assert request.trial.result()["metrics"] == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome"),
+    [
+        ("user", Outcome.USER_ERROR),
+        ("oom", Outcome.GPU_OOM),
+        ("host_oom", Outcome.HOST_OOM),
+        ("diverged", Outcome.DIVERGED),
+        ("communication", Outcome.COMMUNICATION),
+    ],
+)
+def test_failure_is_a_record_and_an_exit_code(make, kind, outcome, capsys):
+    request = make(fail={"1": kind})
+
+    assert main(request) == EXIT_CODES[outcome]
+
+    error = request.attempt_dir.error()
+    assert (error["kind"], error["step"], error["rank"]) == (outcome.value, 5, 0)
+    assert "counting_job.py" in error["traceback"]
+    assert "Traceback" in capsys.readouterr().err
+    assert request.trial.result() is None
+
+
+def test_cause_replaces_a_communication_error_and_not_the_other_way_round(make):
+    request = make()
+    for outcome, text in [
+        (Outcome.COMMUNICATION, "first"),
+        (Outcome.USER_ERROR, "cause"),
+        (Outcome.COMMUNICATION, "later"),
+        (Outcome.USER_ERROR, "second"),
+    ]:
+        worker.write_error(request, outcome, ValueError(text), step=1)
+
+    assert request.attempt_dir.error()["message"] == "ValueError: cause"
+
+
+def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
+    request = make(gate_at=4)
+    stop = Stop()
+
+    class StopsAtGate(RankReporter):
+        def should_stop(self):
+            if (request.trial.path / "at-gate").exists():
+                stop.request(signal.SIGTERM, None)
+            return super().should_stop()
+
+    with pytest.raises(Interrupted, match="stopped on request after step 3"):
+        worker.run(request, StopsAtGate(request, stop))
+
+    again = replace(request, attempt=request.trial.new_attempt({}).number)
+    assert main(again) == 0
+    assert (steps(request), steps(again)) == ([1, 2, 3], list(range(4, 11)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_asks_for_a_stop_even_before_the_reporter_exists(make, number):
+    before = signal.getsignal(number)
+    stop = Stop()
+    with stops_on_signal(stop):
+        signal.raise_signal(number)
+
+    assert RankReporter(make(), stop).should_stop()
+    assert signal.getsignal(number) is before
+
+
+def test_interruption_is_no_error(make, monkeypatch):
+    def job(request, spec, reporter):
+        raise Interrupted(3)
+
+    request = make()
+    monkeypatch.setattr(worker, "load_job", lambda name: job)
+
+    assert main(request) == EXIT_CODES[Outcome.INTERRUPTED]
+    assert request.attempt_dir.error() is None
+
+
+def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
+    request = make()
+    other = TrialLease(request.trial)
+    other.acquire(wait_s=0)
+    monkeypatch.setattr(worker, "LEASE_WAIT_S", 0.0)
+
+    assert main(request) == EXIT_CODES[Outcome.PREEMPTED]
+
+    assert steps(request) == []
+    other.release()
+
+
+def test_heartbeat_is_replaced_once_a_second_and_at_every_change_of_phase(make, monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr(
+        reporter,
+        "write_json",
+        lambda path, record, durable: written.append((record["step"], record["phase"])),
+    )
+    told = RankReporter(make(), clock=lambda: now[0])
+    for step in range(1, 31):
+        now[0] = step * 0.1
+        told.progress(step, 30, "train", {"loss": 1.0})
+    told.progress(30, 30, "evaluate", {})
+
+    assert written == [(1, "train"), (11, "train"), (21, "train"), (30, "evaluate")]
+
+
+def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
+    synced = []
+    request = make()
+    told = RankReporter(request)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    told.metrics(3, {"train/loss": 1.0})
+    assert synced == []
+    told.checkpoint(3, Path("step-00000003"))
+
+    assert len(synced) == 1
+    assert [line.step for line in request.attempt_dir.lines()] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (ValueError("x"), Outcome.USER_ERROR),
+        (SystemExit(3), Outcome.USER_ERROR),
+        (KeyboardInterrupt(), Outcome.INTERRUPTED),
+        (LeaseHeld("x"), Outcome.PREEMPTED),
+        (RuntimeError("CUDA out of memory. Tried"), Outcome.GPU_OOM),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+            Outcome.HOST_OOM,
+        ),
+        (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
+        (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
+        (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.HOST_OOM),
+        (OSError(errno.EIO, "Input/output error"), Outcome.STORAGE),
+        (OSError(errno.ESTALE, "Stale file handle"), Outcome.STORAGE),
+        (OSError(errno.EACCES, "Permission denied"), Outcome.USER_ERROR),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), Outcome.USER_ERROR),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Outcome.NODE_LOST),
+        (RuntimeError("CUDA error: device-side assert triggered"), Outcome.USER_ERROR),
+    ],
+)
+def test_kinds_of_failure(error, outcome):
+    assert classify(error) is outcome
+
+
+# As torch 2.11 said on an H200 that fourteen trials shared.
+SHARED_GPU = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 139.80 GiB of "
+    "which 128.63 GiB is free. Process 1712 has 3.06 GiB memory in use. Including non-PyTorch memory, this process has "
+    "3.37 GiB memory in use. Process 5306 has 734.00 MiB memory in use. 2.80 GiB allowed; Of the allocated memory 2.68 "
+    "GiB is allocated by PyTorch, and 14.66 MiB is reserved by PyTorch but unallocated. See documentation for more"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        (
+            SHARED_GPU,
+            "OutOfMemoryError: CUDA out of memory, Tried to allocate 128.00 MiB, GPU 0 has a total capacity of 139.80 "
+            "GiB of which 128.63 GiB is free, this process has 3.37 GiB memory in use, 2.80 GiB allowed",
+        ),
+        ("RuntimeError: CUDA out of memory", "RuntimeError: CUDA out of memory"),
+    ],
+)
+def test_reason_of_gpu_memory_is_about_this_process(message, short):
+    assert worker.gpu_memory_in_short(message) == short
+
+
+def test_torn_line_of_ranks_is_a_process_that_died_writing_it(make):
+    request = make()
+    rank_registry.register(request)
+    with (request.attempt_dir.path / "ranks.jsonl").open("a") as file:
+        file.write(json.dumps({"rank": 1})[:5])
+
+    assert registered(request.attempt_dir) == [ProcessId.own()]
+
+
+@pytest.mark.parametrize("name", ["no_colon", "orchestrator.node.worker:nothing"])
+def test_wrong_job_name_is_explained(name):
+    with pytest.raises(ValueError, match="job"):
+        load_job(name)
+
+
+def test_request_travels_as_json(make):
+    request = make()
+
+    assert RankRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+def test_what_a_trial_logs_reaches_the_trainer(make, monkeypatch):
+    asked = []
+    trainer = SimpleNamespace(
+        Job=SimpleNamespace, run=lambda job, reporter: asked.append(job) or {}
+    )
+    monkeypatch.setattr(
+        worker.importlib, "import_module", {"workloads.training.train": trainer}.get
+    )
+    request = make()
+    logging = Logging(every_steps=3, evaluations=2, checkpoint_every_s=1.5, usage_every_steps=7)
+
+    worker.train(request, replace(request.trial.spec(), logging=logging), RankReporter(request))
+
+    (job,) = asked
+    assert (job.log_every_steps, job.evaluations) == (3, 2)
+    assert (job.checkpoint_every_s, job.usage_every_steps) == (1.5, 7)
+
+
+def test_the_trainer_takes_every_field_that_it_is_given(make, monkeypatch):
+    from workloads.training import train as trainer
+
+    asked = []
+    monkeypatch.setattr(trainer, "run", lambda job, reporter: asked.append(job) or {})
+    request = make()
+
+    worker.train(request, request.trial.spec(), RankReporter(request))
+
+    assert asked[0].usage_every_steps is None
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_data_that_changed_since_the_submission_are_not_trained_on(
+    make, tmp_path, monkeypatch, edited
+):
+    from workloads.architectures import dense
+    from workloads.training import train as trainer
+
+    file = tmp_path / "corpus.txt"
+    file.write_text("A line of text.\n\n" * 2000)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "text", "path": str(file), "vocab_size": 300, "valid_share": 0.5},
+        data_sha256={"path": digest},
+        model={"architecture": "dense", **asdict(dense.Config(**dense.PRESETS["d16"]))},
+        train={"tokens": 64, "batch_tokens": 32, "seq_len": 32, "lr": 1.0e-3},
+        seed=0,
+        logging=Logging(evaluations=1),
+    )
+    trial = SweepDir(tmp_path / "s").trial(spec.trial_id)
+    trial.create(spec)
+    request = replace(
+        make(),
+        trial_path=str(trial.path),
+        attempt=trial.new_attempt({"submission": 1}).number,
+        cache=str(tmp_path / "cache"),
+        job=rank_registry.TRAIN,
+    )
+    monkeypatch.setattr(trainer, "build", lambda *_, **more: pytest.fail("it went on to train"))
+    if edited:
+        file.write_text("Another line of text.\n\n" * 2000)
+
+    code = main(request)
+
+    message = request.attempt_dir.error()["message"]
+    if not edited:
+        assert message == "Failed: it went on to train"
+        return
+    assert code == EXIT_CODES[Outcome.USER_ERROR]
+    assert message == (
+        f"DataError: data.path: {file} changed since this trial was submitted; "
+        "restore it, or submit again (which makes other trials)"
+    )
+
+
+def pretend_torch(monkeypatch, *, available=True):
+    """Stand in for torch; return the caps that were set."""
+    caps = []
+    cuda = SimpleNamespace(
+        is_available=lambda: available,
+        set_per_process_memory_fraction=caps.append,
+        max_memory_reserved=lambda: 12_000,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return caps
+
+
+def test_rank_on_a_share_of_a_gpu_is_capped_there_and_no_other_is(make, monkeypatch):
+    caps = pretend_torch(monkeypatch)
+
+    worker.cap_gpu_memory(make())
+    worker.cap_gpu_memory(replace(make(), gpus=("0",), gpu_memory_share=0.25))
+
+    assert caps == [0.25]
+
+
+def test_peak_of_gpu_memory_is_measured_where_there_is_a_gpu(make, monkeypatch):
+    on_gpu = replace(make(), gpus=("0",))
+    pretend_torch(monkeypatch)
+
+    assert worker.gpu_memory_peak(on_gpu) == {"system/gpu_peak_bytes": 12_000.0}
+    assert worker.gpu_memory_peak(make()) == {}
+
+
+def test_gpus_that_are_only_pretended_are_left_alone(make, monkeypatch):
+    on_gpu = replace(make(), gpus=("0",), gpu_memory_share=0.5)
+    caps = pretend_torch(monkeypatch, available=False)
+
+    worker.cap_gpu_memory(on_gpu)
+
+    assert caps == []
+    assert worker.gpu_memory_peak(on_gpu) == {}
+
+
+def test_a_disk_that_takes_no_record_either_still_ends_as_full(make, monkeypatch):
+    request = make()
+
+    def full(*arguments, **more):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(worker, "write_json", full)
+    monkeypatch.setattr("orchestrator.records.journal.Journal.metrics", full)
+
+    assert main(request) == EXIT_CODES[Outcome.DISK_FULL]
+    assert request.attempt_dir.error() is None
+
+
+def test_journal_is_on_the_disk_before_a_checkpoint_has_its_name(make, monkeypatch):
+    told = RankReporter(make())
+    told.metrics(1, {"train/loss": 1.0})
+    told.progress(1, 10, "train", {})
+
+    def lost(file):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.records.journal.os.fsync", lost)
+        with pytest.raises(OSError, match="Input/output error"):
+            told.progress(1, 10, "checkpoint", {})
+    told.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_heartbeat_that_the_disk_does_not_take_ends_nothing(make, monkeypatch, code):
+    def refused(*arguments, **more):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(reporter, "write_json", refused)
+
+    assert main(make()) == 0
+
+
+def test_storage_that_fails_is_named_in_the_record(make, monkeypatch):
+    request = make()
+
+    def stale(*arguments, **more):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("orchestrator.records.journal.os.write", stale)
+
+    assert main(request) == EXIT_CODES[Outcome.STORAGE]
+    error = request.attempt_dir.error()
+    assert error["kind"] == "storage"
+    assert error["message"].startswith(
+        f"the storage of {request.trial.path} fails (Stale file handle); see to its server"
+    )
+
+
+def test_step_time_is_the_median_over_laps_of_training_alone():
+    now = [0.0]
+    pace = reporter.StepTime(lambda: now[0])
+    for step, (at, phase) in enumerate(
+        [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
+         (99.0, "train"), (101.0, "train"), (104.0, "train")]
+    ):  # fmt: skip
+        now[0] = at
+        pace.saw(step, phase)
+
+    # Laps: 2 steps in 1 s, 1 in 2 s, 1 in 3 s.
+    assert pace.step_s == 2.0

@@ -1,0 +1,94 @@
+import math
+
+from orchestrator.planning.runtime_prior import (
+    Measurement,
+    forecast,
+    matmul_flops_per_second,
+    measurements,
+)
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
+
+
+def spec(architecture="dense", *, flops=3.0e9, tokens=1.0e6):
+    return TrialSpec(
+        sweep="s",
+        data={"source": "biographies"},
+        model={"architecture": architecture},
+        train={},
+        seed=0,
+        accounting={"training_flops": flops, "training_tokens": tokens},
+    )
+
+
+def measured(architecture="dense", *, flops_per_token=3000.0, s_per_token=1e-5):
+    return Measurement(
+        architecture=architecture,
+        device="cpu",
+        flops_per_token=flops_per_token,
+        s_per_token=s_per_token,
+    )
+
+
+def test_a_measured_trial_of_the_same_size_is_believed():
+    found = forecast(spec(), [measured()], flops_per_second=None)
+
+    assert found.source == "measured"
+    assert math.isclose(found.seconds, 10.0)
+
+
+def test_a_larger_model_takes_longer_and_a_smaller_one_no_less():
+    larger = forecast(spec(flops=3.0e10), [measured()], flops_per_second=None)
+    smaller = forecast(spec(flops=3.0e8), [measured()], flops_per_second=None)
+
+    assert math.isclose(larger.seconds, 100.0)
+    assert math.isclose(smaller.seconds, 10.0)
+
+
+def test_the_same_architecture_is_preferred_to_a_nearer_size():
+    found = forecast(
+        spec("memory_plus"),
+        [measured("dense"), measured("memory_plus", flops_per_token=1000.0, s_per_token=2e-5)],
+        flops_per_second=None,
+    )
+
+    assert found.source == "measured"
+    assert math.isclose(found.seconds, 60.0)
+
+
+def test_another_architecture_is_scaled_and_said_so():
+    assert (
+        forecast(spec("memory_plus"), [measured("dense")], flops_per_second=None).source == "scaled"
+    )
+
+
+def test_what_a_cpu_took_says_nothing_about_a_gpu():
+    assert forecast(spec(), [measured()], flops_per_second=None, on_gpu=True).source == "guess"
+
+
+def test_without_measurements_the_guess_says_that_it_is_one():
+    found = forecast(spec(), [], flops_per_second=1.0e9)
+
+    assert found.source == "guess"
+    assert found.seconds > 3.0
+
+
+def test_a_matrix_product_has_a_rate():
+    assert matmul_flops_per_second(size=64, repeats=2) > 0
+
+
+def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):
+    done = SweepDir(tmp_path / "a").trial(spec().trial_id)
+    done.create(spec())
+    write_json(
+        done.path / "result.json",
+        {"tokens": 1_000_000, "device": "cpu", "metrics": {"time/train_s": 20.0}},
+    )
+    unfinished = SweepDir(tmp_path / "b").trial(spec("memory_plus").trial_id)
+    unfinished.create(spec("memory_plus"))
+
+    [only] = measurements(tmp_path)
+
+    assert only.architecture == "dense"
+    assert math.isclose(only.s_per_token, 2e-5)
+    assert measurements(tmp_path / "nowhere") == []

@@ -1,0 +1,56 @@
+import errno
+import os
+
+import pytest
+
+from orchestrator.records.journal import Journal
+from orchestrator.records.trial_dir import AttemptDir
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    return AttemptDir(tmp_path)
+
+
+def test_lines_are_readable_before_the_journal_is_closed(attempt):
+    journal = Journal(attempt.journal, clock=lambda: 1.5)
+    journal.event("start", attempt=1)
+    journal.metrics(3, {"train/loss": 2})
+
+    event, line = attempt.lines()
+
+    assert (event.t, event.step, event.event["event"]) == (1500, None, "start")
+    assert (line.step, line.metrics) == (3, {"train/loss": 2.0})
+    journal.close()
+
+
+def test_not_finite_values_survive_the_trip(attempt):
+    journal = Journal(attempt.journal)
+    journal.metrics(1, {"train/loss": float("nan"), "x": float("inf")})
+    journal.close()
+
+    (line,) = attempt.lines()
+
+    assert line.metrics["train/loss"] != line.metrics["train/loss"]
+    assert line.metrics["x"] == float("inf")
+
+
+def test_full_disk_leaves_no_torn_line_in_the_middle(attempt, monkeypatch):
+    journal = Journal(attempt.journal)
+    journal.metrics(1, {"a": 1})
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda file, data: write(file, data[:10]))
+        with pytest.raises(OSError, match="took 10 of .* bytes; free some space"):
+            journal.metrics(2, {"a": 2})
+
+        def full(file, data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match=r"journal.jsonl: cannot write \(No space left"):
+            journal.metrics(3, {"a": 3})
+    journal.metrics(4, {"a": 4})
+    journal.close()
+
+    assert [line.step for line in attempt.lines()] == [1, 4]

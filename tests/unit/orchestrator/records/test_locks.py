@@ -1,0 +1,185 @@
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.records import locks as lease_module
+from orchestrator.records.errors import BusyError
+from orchestrator.records.locks import STALE_S, ControllerLease, LeaseHeld, TrialLease, is_alive
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import SweepDir, TrialDir
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return SweepDir(tmp_path / "s")
+
+
+def test_second_controller_is_told_who_holds_the_sweep(sweep):
+    first, second = ControllerLease(sweep, submission=1), ControllerLease(sweep, submission=2)
+    first.acquire()
+
+    with pytest.raises(
+        BusyError, match=rf"sweep s: process {os.getpid()} on .* runs it already; watch it with"
+    ):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()
+
+
+def test_controller_json_tells_of_a_living_then_of_an_ended_controller(sweep):
+    lease = ControllerLease(sweep, submission=3, clock=lambda: 50.0)
+    lease.acquire()
+    lease.beat({"waits": {"t": "why"}})
+    record = sweep.controller()
+
+    assert is_alive(record)
+    assert (record["submission"], record["started_at"], record["waits"]) == (3, 50.0, {"t": "why"})
+    lease.release()
+    assert not is_alive(sweep.controller())
+
+
+def test_controller_on_another_machine_is_judged_by_its_heartbeat():
+    record = {"host": "elsewhere", "pid": 1, "start_ticks": 1, "updated_at": 100.0}
+
+    assert is_alive(record, now=100.0 + STALE_S - 1)
+    assert not is_alive(record, now=100.0 + STALE_S + 1)
+
+
+def test_reused_pid_is_not_the_old_controller():
+    record = {**ProcessId.own().to_json(), "updated_at": 0.0}
+
+    assert is_alive(record)
+    assert not is_alive({**record, "start_ticks": record["start_ticks"] - 1})
+    assert not is_alive(None)
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from orchestrator.records.locks import ControllerLease
+from orchestrator.records.trial_dir import SweepDir
+lease = ControllerLease(SweepDir(Path(sys.argv[1])), submission=1)
+lease.acquire()
+print('held', flush=True)
+sys.stdin.read()
+lease.release()
+"""
+
+
+@contextlib.contextmanager
+def another_controller(sweep):
+    """A process that holds the sweep until its input ends."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(sweep.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+
+
+def test_lock_of_a_killed_process_is_free(sweep):
+    with another_controller(sweep) as holder:
+        lease = ControllerLease(sweep, submission=2)
+        with pytest.raises(BusyError, match=f"process {holder.pid} on"):
+            lease.acquire()
+        assert is_alive(sweep.controller())
+        holder.kill()
+        holder.wait()
+
+        assert not is_alive(sweep.controller())
+        lease.acquire()
+        lease.release()
+
+
+def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    first, second = TrialLease(TrialDir(tmp_path)), TrialLease(TrialDir(tmp_path))
+    first.acquire(wait_s=0)
+
+    with pytest.raises(
+        LeaseHeld, match=r"lease.lock: another process still trains this trial after 30 s"
+    ):
+        second.acquire(wait_s=30, clock=lambda: now[0], sleep=sleep)
+    assert now[0] >= 30
+
+    def let_go(seconds):
+        first.release()
+
+    second.acquire(wait_s=30, clock=lambda: now[0], sleep=let_go)
+    second.release()
+
+
+@pytest.fixture
+def silent(sweep):
+    """A lease whose last beat was longer ago than anybody waits, on a file system that has forgotten its lock."""
+    now = [1000.0]
+    lease = ControllerLease(sweep, submission=1, clock=lambda: now[0])
+    lease.acquire()
+    now[0] += STALE_S + 1
+    fcntl.flock(lease._locks[0][0], fcntl.LOCK_UN)
+    yield lease
+    lease.release()
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_after_a_long_silence_a_sweep_that_another_took_over_is_left_alone(sweep, silent, ended):
+    with another_controller(sweep) as other:
+        if ended:
+            other.communicate()
+        theirs = sweep.controller()
+
+        with pytest.raises(BusyError, match=rf"process {other.pid} on .* took it over while the"):
+            silent.beat({"waits": {"t": "mine"}})
+        assert not silent.beat({})
+        silent.release()
+
+        assert sweep.controller() == theirs
+        assert theirs["pid"] == other.pid
+
+
+def test_after_a_long_silence_a_lock_that_was_forgotten_is_taken_again(sweep, silent):
+    assert silent.beat({})
+
+    with pytest.raises(BusyError, match="runs it already"):
+        ControllerLease(sweep, submission=2).acquire()
+    assert is_alive(sweep.controller())
+
+
+def test_a_lock_that_was_not_forgotten_is_kept(sweep):
+    now = [1000.0]
+    lease = ControllerLease(sweep, submission=1, clock=lambda: now[0])
+    lease.acquire()
+    now[0] += STALE_S + 1
+
+    assert lease.beat({})
+    with pytest.raises(BusyError):
+        ControllerLease(sweep, submission=2).acquire()
+    lease.release()
+    ControllerLease(sweep, submission=2).acquire()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+def test_a_beat_that_the_storage_does_not_take_says_so(sweep, monkeypatch, code):
+    lease = ControllerLease(sweep, submission=1)
+    lease.acquire()
+
+    def refuse(path, record):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease_module, "write_json", refuse)
+        assert not lease.beat({})
+    assert lease.beat({})
+    lease.release()

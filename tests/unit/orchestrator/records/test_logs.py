@@ -1,0 +1,92 @@
+import pytest
+
+from orchestrator.records import logs
+from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_dir import TrialDir, write_json
+
+
+@pytest.fixture
+def trial(tmp_path):
+    return TrialDir(tmp_path / "dense-0123456789ab")
+
+
+def start(trial, why, text=""):
+    attempt = trial.new_attempt({"why": why})
+    attempt.log.write_text(text, encoding="utf-8")
+    return attempt
+
+
+def end(attempt, *, final, outcome="done", reason="finished"):
+    write_json(attempt.path / "end.json", {"outcome": outcome, "reason": reason, "final": final})
+
+
+def test_the_last_attempt_is_shown_with_its_reasons(trial):
+    end(
+        start(trial, "first attempt", "old\n"),
+        final=False,
+        outcome="killed",
+        reason="killed by signal 9",
+    )
+    second = start(trial, "retry after killed", "new\n")
+    write_json(second.path / "error.json", {"traceback": "Traceback: boom\n"})
+    end(second, final=True, outcome="user_error", reason="ValueError: boom")
+
+    text = "".join(logs.read(trial))
+
+    assert "retry after killed" in text
+    assert "new\n" in text
+    assert "old" not in text
+    assert "Traceback: boom" in text
+    assert text.endswith("── user_error: ValueError: boom\n")
+
+
+def test_an_attempt_can_be_chosen(trial):
+    end(start(trial, "first attempt", "old\n"), final=False)
+    end(start(trial, "retry", "new\n"), final=True)
+
+    assert "old" in "".join(logs.read(trial, attempt=1))
+    with pytest.raises(StoreError, match="no attempt 7; there are 1, 2"):
+        list(logs.read(trial, attempt=7))
+
+
+def test_nothing_started_yet_is_said(trial):
+    with pytest.raises(StoreError, match="no attempt was started yet"):
+        list(logs.read(trial))
+
+
+def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
+    first = start(trial, "first attempt", "one\n")
+
+    def write(attempt, text):
+        with attempt.log.open("a", encoding="utf-8") as log:
+            log.write(text)
+
+    second = []
+    happenings = iter(
+        [
+            lambda: write(first, "two\n"),
+            lambda: end(first, final=False, outcome="killed", reason="killed"),
+            lambda: second.append(start(trial, "retry after killed", "three\n")),
+            lambda: end(second[0], final=True),
+        ]
+    )
+
+    text = "".join(logs.read(trial, follow=True, wait=lambda: next(happenings)()))
+
+    assert [word for word in text.split() if word in ("one", "two", "three")] == [
+        "one",
+        "two",
+        "three",
+    ]
+
+
+def test_a_character_cut_at_the_end_of_what_was_written_is_read_whole_later(trial):
+    attempt = start(trial, "first attempt")
+    half = "ä".encode()
+    attempt.log.write_bytes(b"a" + half[:1])
+
+    def rest():
+        attempt.log.write_bytes(b"a" + half)
+        end(attempt, final=True)
+
+    assert "aä" in "".join(logs.read(trial, follow=True, wait=rest))

@@ -1,0 +1,107 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.scheduling.demand import UNIT, Demand, share_units
+from orchestrator.scheduling.gpu_sharing import (
+    CONTEXT_BYTES,
+    MARGIN,
+    STEP_BYTES,
+    Probes,
+    cap,
+    memory_need,
+    promoted,
+    promotions,
+    ranks_per_gpu,
+)
+
+GB = 1e9
+
+
+@given(st.floats(1, 1e12))
+def test_need_is_what_was_measured_and_a_margin_rounded_up(measured):
+    need = memory_need(measured)
+    least = MARGIN * measured + CONTEXT_BYTES
+
+    assert least <= need <= least + STEP_BYTES
+    assert need % STEP_BYTES == 0
+    assert 2 * least <= memory_need(measured, ranks=2) <= 2 * least + STEP_BYTES
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 100 * GB)), max_size=12),
+    st.floats(10 * GB, 200 * GB),
+)
+def test_shares_that_fill_a_gpu_never_fill_more_than_its_memory(trials, memory):
+    full = 0
+    used = 0.0
+    for gpus, need in trials:
+        units = share_units(Demand(cpus=1, gpus=gpus, gpu_memory_bytes=need), memory)
+        assert units >= round(gpus * UNIT)
+        if full + units <= UNIT:
+            full, used = full + units, used + need
+
+    assert used <= memory * (1 + 1e-9)
+
+
+def test_share_is_what_is_asked_unless_memory_needs_more():
+    demand = Demand(cpus=1, gpus=0.25, gpu_memory_bytes=30 * GB)
+
+    assert share_units(demand, 200 * GB) == UNIT // 4
+    assert share_units(demand, 60 * GB) == UNIT // 2
+    assert share_units(demand, None) == UNIT // 4
+    assert share_units(demand, 20 * GB) > UNIT
+
+
+def test_out_of_memory_doubles_a_share_then_takes_the_whole_gpu():
+    assert [promoted(0.25, times=n) for n in range(4)] == [0.25, 0.5, 1.0, 1.0]
+    assert promoted(0.6, times=1) == 1.0
+
+
+def test_as_many_promotions_are_counted_as_change_something():
+    for gpus in (0.1, 0.25, 0.5, 0.7):
+        sizes = [promoted(gpus, times=n) for n in range(5)]
+        assert len(set(sizes)) == 1 + promotions(gpus)
+    assert promotions("auto") == promotions(0) == promotions(1.0) == 0
+
+
+def test_ranks_on_a_gpu_are_counted_at_the_fullest():
+    assert [ranks_per_gpu(*x) for x in ((1, 0.5), (4, 0.5), (4, 4), (3, 2), (1, 8))] == [
+        1,
+        4,
+        1,
+        2,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("gpus", [0.0, 1.0, 8.0])
+def test_whole_gpus_stay_what_they_are(gpus):
+    assert promoted(gpus, times=3) == gpus
+
+
+def test_processes_are_capped_at_their_part_of_the_share():
+    assert cap(0.5, 1) == 0.5
+    assert cap(0.5, 2) == 0.25
+    assert cap(8.0, 1) == 1.0
+
+
+def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts():
+    probes = Probes()
+    assert probes.need("a") == 0
+
+    probes.saw("a", 10 * GB)
+    probes.saw("a", 12 * GB)
+    probes.saw("a", 3 * GB)
+
+    assert probes.need("a") == memory_need(12 * GB)
+    assert probes.need("b") == 0
+    assert probes.need("a", ranks=2) == memory_need(12 * GB, ranks=2)
+
+
+def test_others_of_a_configuration_learn_from_one_that_ran_out():
+    probes = Probes()
+    probes.ran_out("a", times=2)
+    probes.ran_out("a", times=1)
+
+    assert (probes.grown("a"), probes.grown("b")) == (2, 0)

@@ -1,0 +1,163 @@
+from orchestrator.scheduling.interface import (
+    Demand,
+    Node,
+    Running,
+    Schedule,
+    Snapshot,
+    Waiting,
+    schedule,
+)
+
+NODE = Node(node_id="a", host="a", cpus=4)
+GPU_NODE = Node(node_id="g", host="g", cpus=16, gpus=("0", "1"))
+
+
+def waiting(name, cpus=1, gpus=0.0, predicted_s=100.0, **more):
+    return Waiting(
+        trial_id=name, demand=Demand(cpus=cpus, gpus=gpus), predicted_s=predicted_s, **more
+    )
+
+
+def running(name, cpus=1, until=50.0, node="a", gpu_share=0.0, gpus=()):
+    demand = Demand(cpus=cpus, gpus=gpu_share)
+    return Running(trial_id=name, node_id=node, demand=demand, gpus=gpus, predicted_end=until)
+
+
+def decide(*trials, nodes=(NODE,), held=(), now=0.0):
+    return schedule(Snapshot(nodes=nodes, running=held, waiting=trials), now)
+
+
+def started(decided: Schedule):
+    return [placement.trial_id for placement in decided.placements]
+
+
+def test_longest_predicted_starts_first():
+    decided = decide(
+        waiting("short", predicted_s=1),
+        waiting("long", predicted_s=9),
+        waiting("middle", predicted_s=5),
+    )
+
+    assert started(decided) == ["long", "middle", "short"]
+
+
+def test_largest_demand_goes_before_longer_ones():
+    decided = decide(waiting("long", predicted_s=900), waiting("wide", cpus=4, predicted_s=1))
+
+    assert started(decided) == ["wide"]
+    assert decided.waits["long"] == "needs 1 core; 0 of 4 cores free"
+
+
+def test_small_trial_that_would_delay_the_reserved_one_waits_and_says_for_whom():
+    decided = decide(
+        waiting("wide", cpus=4),
+        waiting("slow", predicted_s=60),
+        held=[running("r", cpus=3, until=50)],
+    )
+
+    assert started(decided) == []
+    assert decided.waits["slow"] == (
+        "needs 1 core, which is free but reserved for wide (needs 4 cores, starts in about 50 s)"
+    )
+    assert decided.waits["wide"] == (
+        "needs 4 cores; 1 of 4 cores free; next in line, starts in about 50 s"
+    )
+
+
+def test_small_trial_that_ends_before_the_reserved_start_is_let_in():
+    decided = decide(
+        waiting("wide", cpus=4),
+        waiting("quick", predicted_s=40),
+        held=[running("r", cpus=3, until=50)],
+    )
+
+    assert started(decided) == ["quick"]
+
+
+def test_small_trial_beside_the_reserved_one_is_let_in_however_long():
+    decided = decide(
+        waiting("wide", cpus=3),
+        waiting("slow", predicted_s=9000),
+        held=[running("r", cpus=2, until=50)],
+    )
+
+    assert started(decided) == ["slow"]
+
+
+def test_nothing_gets_in_front_when_the_running_trial_outstays_its_prediction():
+    decided = decide(
+        waiting("wide", cpus=4),
+        waiting("quick", predicted_s=0),
+        held=[running("r", cpus=3, until=50)],
+        now=60.0,
+    )
+
+    assert started(decided) == []
+
+
+def test_another_node_is_free_for_trials_behind_the_reservation():
+    other = Node(node_id="b", host="b", cpus=2)
+
+    decided = decide(
+        waiting("wide", cpus=4),
+        waiting("slow", predicted_s=900),
+        nodes=(NODE, other),
+        held=[running("r", cpus=3)],
+    )
+
+    assert [(p.trial_id, p.node_id) for p in decided.placements] == [("slow", "b")]
+
+
+def test_fractions_share_a_gpu_until_it_is_full():
+    trials = [waiting(f"t{i}", gpus=0.4) for i in range(5)]
+
+    decided = decide(*trials, nodes=(GPU_NODE,))
+
+    assert [p.gpus for p in decided.placements] == [("0",), ("0",), ("1",), ("1",)]
+    assert decided.waits["t4"] == (
+        "needs 0.4 GPU and 1 core; at most 0.2 of a GPU free, 12 of 16 cores free"
+    )
+
+
+def test_three_thirds_fill_one_gpu_exactly():
+    one = Node(node_id="g", host="g", cpus=16, gpus=("0",))
+
+    decided = decide(*[waiting(f"t{i}", gpus=0.3333) for i in range(3)], nodes=(one,))
+
+    assert len(decided.placements) == 3
+
+
+def test_whole_gpu_needs_one_that_nobody_shares():
+    decided = decide(
+        waiting("whole", gpus=1.0),
+        waiting("pair", gpus=2.0),
+        nodes=(GPU_NODE,),
+        held=[running("r", node="g", gpu_share=0.25, gpus=("0",), until=5)],
+    )
+
+    assert started(decided) == []
+    assert decided.waits["pair"].startswith(
+        "needs 2 GPUs and 1 core; 1 of 2 GPUs free, 15 of 16 cores free; next in line"
+    )
+    assert "reserved for pair" in decided.waits["whole"]
+
+
+def test_impossible_demand_is_named_and_holds_nobody_up():
+    decided = decide(waiting("huge", cpus=64), waiting("small"))
+
+    assert started(decided) == ["small"]
+    assert decided.impossible == {"huge"}
+    assert decided.waits["huge"] == (
+        "needs 64 cores on one node; the largest has 0 GPUs and 4 cores: lower resources.cpus, ranks or gpus, or add a node"
+    )
+
+
+def test_trial_whose_time_has_not_come_says_when_and_why():
+    decided = decide(waiting("again", not_before=8.0, why_not_before="retry after killed"), now=2.0)
+
+    assert started(decided) == []
+    assert decided.waits["again"] == "starts again in 6 s: retry after killed"
+
+
+def test_empty_cluster_has_a_sentence():
+    assert decide(waiting("t"), nodes=()).waits["t"] == "needs 1 core; the cluster has no node"

@@ -1,0 +1,144 @@
+"""`memscale plan SWEEP --simulate CLUSTER`, from the sweep file to what is printed and drawn."""
+
+import json
+import math
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli import app
+from orchestrator.scheduling.gpu_sharing import memory_need
+
+SWEEP = """
+name: ladder
+data: {source: biographies, n_people: 100, style: compact}
+train: {tokens: 1_048_576, batch_tokens: 4096, seq_len: 64, lr: 1.0e-3}
+model: {architecture: dense, preset: 1m}
+trials:
+  - set: {resources.gpus: 0.25}
+    grid: {model.architecture: [dense, memory_plus], train.lr: [1.0e-3, 2.0e-3]}
+  - set: {resources.gpus: 16, resources.ranks: 16, model.preset: 3m}
+  - set: {resources.ranks: 2, model.preset: 10m}
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    file = tmp_path / "ladder.yaml"
+    file.write_text(SWEEP, encoding="utf-8")
+    return file
+
+
+def memscale(sweep, *more):
+    runs = str(sweep.parent / "runs")
+    return CliRunner().invoke(app, ["plan", str(sweep), "--runs", runs, *more])
+
+
+def simulated(sweep, cluster):
+    done = memscale(sweep, "--simulate", cluster, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_every_trial_gets_the_gpus_it_asks_for_and_auto_one_per_rank(sweep):
+    found = simulated(sweep, "gpus=16,gpu_flops=1e12")
+
+    assert sorted(t["gpus"] for t in found["trials"]) == [0.25] * 8 + [2] * 2 + [16] * 2
+    assert found["gpus"] == 16
+    assert {n: a["trials"] for n, a in found["architectures"].items()} == {
+        "dense": 8,
+        "memory_plus": 4,
+    }
+    assert found["makespan_s"] == max(t["end_s"] for t in found["trials"])
+
+
+def test_time_is_flops_over_the_rate_of_the_gpus_a_trial_has(sweep):
+    flops = {
+        row["trial_id"]: row["training_flops"]
+        for row in json.loads(memscale(sweep, "--json").stdout)
+    }
+    for trial in simulated(sweep, "gpus=16,gpu_flops=1e12")["trials"]:
+        seconds = trial["end_s"] - trial["start_s"]
+        assert seconds == pytest.approx(flops[trial["trial_id"]] / (1e12 * trial["gpus"]))
+
+
+def test_estimated_memory_decides_what_shares_a_gpu(sweep):
+    peaks = {
+        row["trial_id"]: row["peak_memory_bytes"]
+        for row in json.loads(memscale(sweep, "--json").stdout)
+    }
+    found = simulated(sweep, "gpus=16,gpu_memory=3GB,gpu_flops=1e12")
+    shares = {t["trial_id"]: t["gpus"] for t in found["trials"] if t["gpus"] < 1}
+
+    assert len(shares) == 8
+    assert min(shares.values()) > 0.25
+    for trial_id, share in shares.items():
+        assert share == pytest.approx(math.ceil(100 * memory_need(peaks[trial_id]) / 3e9) / 100)
+
+
+def test_cluster_without_gpus_runs_what_needs_none_and_says_what_does(sweep):
+    found = simulated(sweep, "nodes=2,cpus_per_node=4")
+
+    assert len(found["trials"]) == 2
+    assert len(found["impossible"]) == 10
+    assert all("needs" in why for why in found["impossible"].values())
+
+
+def test_picture_and_numbers_are_made_by_one_command(sweep):
+    picture = sweep.parent / "out" / "gantt.png"
+    done = memscale(sweep, "--simulate", "gpus=16", "--picture", str(picture))
+
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for word in ("makespan", "utilisation", "waiting", "GPU-hours", "a guess", "memory_plus", "█"):
+        assert word in done.stdout, word
+
+
+def test_times_say_what_they_leave_out(sweep):
+    done = memscale(sweep, "--simulate", "gpus=16")
+
+    assert "of training alone: start-up and evaluations come on top" in " ".join(
+        done.stdout.split()
+    )
+
+
+def test_a_picture_that_cannot_be_written_in_the_end_is_one_sentence(sweep, monkeypatch):
+    """Its folder took a file before the work, and none after it."""
+    monkeypatch.setattr("orchestrator.simulation.gantt.check_place", lambda path: None)
+
+    done = memscale(sweep, "--simulate", "gpus=16", "--picture", "/proc/g.png")
+
+    assert done.exit_code == 1
+    assert "/proc/g.png: the picture cannot be written" in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--simulate", "gpu=8"], "did you mean gpus?"),
+        (["--simulate", "gpus=8", "--picture", "g.doc"], "a picture ends in .png"),
+        (["--simulate", "gpus=8", "--picture", "/proc/zz/g.png"], "name another folder"),
+        (["--simulate", "gpus=8", "--picture", "/dev/null/g.png"], "name another folder"),
+        (["--picture", "g.png"], "needs --simulate"),
+    ],
+)
+def test_wrong_options_are_usage_errors_before_anything_is_read(sweep, options, said):
+    sweep.unlink()
+    done = memscale(sweep, *options)
+
+    assert done.exit_code == 2
+    assert said in re.sub(r"\s*│\s*", " ", done.output)
+
+
+def test_examples_of_the_help_work(tmp_path):
+    epilog = next(c for c in app.registered_commands if c.callback.__name__ == "plan").epilog
+    examples = [e for e in epilog.removeprefix("Examples: ").split("  ·  ") if "--simulate" in e]
+    assert len(examples) == 2
+    for example in examples:
+        words = example.replace("gantt.png", str(tmp_path / "gantt.png")).split()[1:]
+        done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs")])
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "gantt.png").exists()

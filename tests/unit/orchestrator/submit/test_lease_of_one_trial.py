@@ -1,0 +1,35 @@
+"""The sweep's lock shared by jobs of single trials."""
+
+import pytest
+
+from orchestrator.records.errors import BusyError
+from orchestrator.records.locks import ControllerLease, is_alive
+from orchestrator.records.trial_dir import SweepDir
+
+
+def test_one_trial_each_or_all_together(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    a, b = sweep.trial("a"), sweep.trial("b")
+    whole = ControllerLease(sweep, submission=1)
+    of_a, of_b = (ControllerLease(sweep, submission=1, trial=trial) for trial in (a, b))
+
+    of_a.acquire()
+    of_b.acquire()
+
+    assert of_a.trials() == [a]
+    assert is_alive(a.controller())
+    assert sweep.controller() is None
+    for other in (whole, ControllerLease(sweep, submission=2, trial=a)):
+        with pytest.raises(BusyError, match="runs it already"):
+            other.acquire()
+    of_a.release()
+    assert not is_alive(a.controller())
+    with pytest.raises(BusyError, match="a Slurm job runs it already"):
+        whole.acquire()
+    of_b.release()
+    whole.acquire()
+    with pytest.raises(BusyError):
+        of_a.acquire()
+    whole.release()
+    of_a.acquire()
+    of_a.release()

@@ -1,0 +1,144 @@
+"""What a submission writes down before anything starts."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.planning.pricing import Plan, make_plan
+from orchestrator.planning.runtime_prior import Measurement
+from orchestrator.records.errors import ExperimentError, StoreError
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.submit import submission
+from orchestrator.submit.submission import Submission
+from orchestrator.sweep.load import load_sweep
+
+SWEEP = """# Question: does a {what} help?
+name: several
+data: {{source: biographies, n_people: 100, style: compact}}
+train: {{tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}}
+model: {{architecture: {architecture}, preset: d16{keys}}}
+"""
+MEASURED = [Measurement(architecture="dense", device="cpu", flops_per_token=1e5, s_per_token=1e-5)]
+
+
+def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "questions"
+    folder.mkdir()
+    for name, fields in {
+        "a.yaml": {"what": "width", "architecture": "dense", "keys": ""},
+        "b.yaml": {"what": "memory", "architecture": "memory_plus", "keys": ", n_keys: 16"},
+    }.items():
+        (folder / name).write_text(SWEEP.format(**fields), encoding="utf-8")
+    sweep, disk = load_sweep(folder), SweepDir(tmp_path / "runs" / "several")
+
+    Submission(plan=make_plan(sweep, disk, MEASURED), runs=tmp_path / "runs")._record(disk)
+
+    (record,) = disk.submissions()
+    assert record["question"] == "does a width help? does a memory help?"
+    assert record["files"] == [str(folder / "a.yaml"), str(folder / "b.yaml")]
+    assert {t.spec().origin for t in disk.trials()} == {
+        "a.yaml: base, seed 0",
+        "b.yaml: base, seed 0",
+    }
+    text = (disk.path / "sweep.yaml").read_text(encoding="utf-8")
+    for name in ("a.yaml", "b.yaml"):
+        assert (folder / name).read_text(encoding="utf-8") in text
+    again = make_plan(load_sweep(disk.path / "sweep.yaml"), disk, MEASURED)
+    assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in sweep.trials]
+    assert {t.status for t in again.trials} == {"resume"}
+    assert again.sweep.question == record["question"]
+
+
+@pytest.fixture(scope="module")
+def priced(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A plan of one trial."""
+    folder = tmp_path_factory.mktemp("priced")
+    file = folder / "one.yaml"
+    file.write_text(
+        SWEEP.format(what="width", architecture="dense", keys="").replace("several", "one"),
+        encoding="utf-8",
+    )
+    return make_plan(load_sweep(file), SweepDir(folder / "runs" / "one"), MEASURED)
+
+
+def test_what_is_recorded_is_enough_for_another_process_to_run_it(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SweepDir(tmp_path / "runs" / "one")
+    asked = Submission(
+        plan=priced,
+        runs=tmp_path / "runs",
+        address="auto",
+        priority=3,
+        weight=2.0,
+        tracking_uri="http://user:secret@host",
+        argv=("memscale", "submit", "--tracking-uri", "http://user:secret@host"),
+    )
+    number = asked._record(disk)
+
+    how = disk.submission(number)["run"]
+
+    assert (how["address"], how["priority"], how["weight"]) == ("auto", 3, 2.0)
+    code = Path(how["code"])
+    assert (code / "orchestrator" / "cli").is_dir()
+    assert set(how["predicted_s"]) == {trial.trial_id for trial in disk.trials()}
+    assert "secret" not in json.dumps(disk.submission(number))
+    seen = {}
+
+    def launcher(disk: SweepDir, how: dict, code: Path) -> None:
+        seen.update(how, code=code)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submission, "_launcher", launcher)
+    with pytest.raises(KeyboardInterrupt):
+        submission.run_recorded(disk, number, print, address="10.0.0.1:6379")
+    assert seen["address"] == "10.0.0.1:6379"
+    assert seen["code"] == code
+
+
+def test_nothing_is_written_where_there_is_no_cluster(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ray:
+        @staticmethod
+        def knock(address: str) -> None:
+            raise ExperimentError(f"--address {address}: nobody there")
+
+    monkeypatch.setattr(submission, "_ray", lambda name: Ray)
+    asked = Submission(plan=priced, runs=tmp_path / "none", address="127.0.0.1:1")
+
+    for submit in (asked.detach, lambda: asked.run(print)):
+        with pytest.raises(ExperimentError, match="nobody there"):
+            submit()
+
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "ray://10.0.0.1:10001", "[::1]:6379"])
+def test_addresses_that_ray_takes(tmp_path: Path, priced: Plan, address: str) -> None:
+    assert Submission(plan=priced, runs=tmp_path, address=address).address == address
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"address": "head"}, "must be auto, HOST:PORT or ray://HOST:PORT"),
+        ({"address": "http://head:8265"}, "must be auto, HOST:PORT or ray://HOST:PORT"),
+        ({"address": "auto", "launcher": "process"}, "leave one of them out"),
+        ({"address": "auto", "cpus": 4}, "--cpus and --gpus are of this machine"),
+    ],
+)
+def test_options_that_contradict_an_address(
+    tmp_path: Path, priced: Plan, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Submission(plan=priced, runs=tmp_path, **options)
+
+
+def test_a_submission_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="submit again"):
+        SweepDir(tmp_path).submission(1)

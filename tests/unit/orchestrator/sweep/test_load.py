@@ -1,0 +1,121 @@
+"""A whole sweep file, against the architectures and data sources that there are."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.planning.pricing import account
+from orchestrator.records.errors import ConfigError
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.sweep.load import load_sweep
+from orchestrator.sweep.parsing import discovery
+
+TEXT = """# Question: at equal training FLOPs, how much factual recall
+#           does a memory table buy?
+# Run:      memscale submit memory_recall.yaml
+name: memory_recall
+data:    {source: biographies, n_people: 2_000, seed: 0}
+train:   {tokens: 10_000_000, batch_tokens: 8_192, seq_len: 256, lr: 3.0e-3}
+model:   {architecture: dense, preset: 3m}
+trials:
+  - grid: {model.preset: [1m, 3m]}
+  - set:  {model.architecture: memory_plus}
+    grid: {model.preset: [1m, 3m], model.n_keys: [64, 128]}
+    match: {training_flops: dense}
+  - isoflop: {budgets_flops: [1.0e+14], architectures: [dense, memory_plus], sizes: 3}
+  - ladder: {architectures: [dense], sizes: [d32, 500_000]}
+seeds: [0, 1]
+resources: {gpus: auto}
+retries: {failure: 2, preemption: 100}
+logging: {every_steps: 20}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "memory_recall.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_a_sweep_knows_what_its_file_says(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    sweep = load_sweep(Path(file.name))
+
+    assert sweep.name == "memory_recall"
+    assert sweep.question == (
+        "at equal training FLOPs, how much factual recall does a memory table buy?"
+    )
+    assert set(sweep.files) == {file}
+    assert len(sweep.files) == len(sweep.trials)
+    assert sweep.text == TEXT
+    assert len(sweep.trials) == 2 * (2 + 4 + 6 + 2)
+    assert len({trial.trial_id for trial in sweep.trials}) == len(sweep.trials)
+    assert all(trial.sweep == "memory_recall" for trial in sweep.trials)
+    assert all(trial.retries.failure == 2 for trial in sweep.trials)
+    assert all(trial.logging.every_steps == 20 for trial in sweep.trials)
+
+
+def test_specs_survive_their_file(file: Path) -> None:
+    for trial in load_sweep(file).trials:
+        assert TrialSpec.from_json(json.loads(json.dumps(trial.to_json()))) == trial
+
+
+def test_what_is_no_part_of_a_result_is_no_part_of_its_name(file: Path) -> None:
+    before = [trial.trial_id for trial in load_sweep(file).trials]
+    file.write_text(
+        TEXT.replace("failure: 2", "failure: 5")
+        .replace("gpus: auto", "gpus: 1, cpus: 3")
+        .replace("every_steps: 20", "every_steps: 5")
+        .replace("name: memory_recall", "name: other")
+    )
+
+    assert [trial.trial_id for trial in load_sweep(file).trials] == before
+
+
+def test_adding_a_seed_keeps_the_other_trials(file: Path) -> None:
+    before = {trial.trial_id for trial in load_sweep(file).trials}
+    file.write_text(TEXT.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    after = {trial.trial_id for trial in load_sweep(file).trials}
+
+    assert before < after
+    assert len(after) == len(before) * 3 // 2
+
+
+def test_equal_flops_are_equal(file: Path) -> None:
+    trials = [trial for trial in load_sweep(file).trials if trial.seed == 0]
+    flops = [account(trial)["training_flops"] for trial in trials]
+
+    assert flops[2:4] == [pytest.approx(flops[0], rel=0.01)] * 2
+    assert flops[4:6] == [pytest.approx(flops[1], rel=0.01)] * 2
+    assert flops[6:12] == [pytest.approx(1e14, rel=0.01)] * 6
+
+
+@pytest.mark.parametrize("name", sorted(discovery.bundled()))
+def test_every_bundled_sweep_loads(name: str) -> None:
+    try:
+        sweep = load_sweep(Path(name))
+    except ConfigError as error:
+        # A sweep on somebody's own files: without them, all that is wrong is that they are not there.
+        assert all("no " in p.message for p in error.problems), str(error)  # noqa: PT017
+        assert all("expected: " in p.fix for p in error.problems)  # noqa: PT017
+        return
+
+    assert sweep.trials
+    assert sweep.question, "a reader wants the question before spending the compute"
+    assert sweep.warnings == ()
+
+
+def test_problems_name_the_file_as_it_was_typed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    file.write_text(TEXT.replace("lr: 3.0e-3", "lr: 3e-3").replace("n_people", "n_peple"))
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(Path(file.name))
+
+    assert [str(problem).split(": ")[0] for problem in caught.value.problems] == [
+        "memory_recall.yaml:5:32",
+        "memory_recall.yaml:6:70",
+    ]

@@ -1,0 +1,72 @@
+import socket
+from pathlib import Path
+
+from orchestrator import diagnostics
+from orchestrator.diagnostics import Verdict
+
+
+def by_name(checks):
+    return {check.name: check for check in checks}
+
+
+def test_every_check_reports_and_a_sound_machine_has_no_failures(tmp_path):
+    checks = by_name(diagnostics.examine(tmp_path / "runs"))
+
+    assert {"python", "torch", "gpus", "ray", "mlflow", "disk", "ui port"} <= set(checks)
+    assert [c for c in checks.values() if c.verdict is Verdict.FAIL] == []
+
+
+def test_whatever_is_not_ok_says_what_to_do(tmp_path):
+    assert all(c.fix for c in diagnostics.examine(tmp_path) if c.verdict is not Verdict.OK)
+
+
+def test_a_taken_port_is_named(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+
+        check = by_name(diagnostics.examine(tmp_path, port=port))["ui port"]
+
+    assert check.verdict is Verdict.WARN
+    assert str(port) in check.found
+
+
+def test_missing_packages_are_failures_with_the_command_to_install_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(diagnostics, "_version", lambda distribution: None)
+
+    checks = by_name(diagnostics.examine(tmp_path))
+
+    for name in ("ray", "mlflow", "torch"):
+        assert checks[name].verdict is Verdict.FAIL
+        assert "pip install" in checks[name].fix
+
+
+def test_a_full_disk_fails_and_a_network_file_system_warns(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 10_000, "total": 1})()
+    monkeypatch.setattr(diagnostics.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(diagnostics, "_file_system", lambda path: "nfs4")
+
+    checks = by_name(diagnostics.examine(tmp_path))
+
+    assert checks["disk"].verdict is Verdict.FAIL
+    assert checks["sqlite"].verdict is Verdict.WARN
+    assert "--tracking-uri" in checks["sqlite"].fix
+
+
+def test_a_temp_folder_too_long_for_sockets_fails(monkeypatch):
+    monkeypatch.setattr(diagnostics.tempfile, "gettempdir", lambda: "/" + "x" * 90)
+
+    assert by_name(diagnostics.examine(Path("runs")))["temp folder"].verdict is Verdict.FAIL
+
+
+def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
+    def broken():
+        raise OSError("no such device")
+
+    monkeypatch.setattr(diagnostics, "_memory", broken)
+
+    check = by_name(diagnostics.examine(tmp_path))["memory"]
+
+    assert check.verdict is Verdict.FAIL
+    assert "no such device" in check.found

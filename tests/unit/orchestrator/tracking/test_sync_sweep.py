@@ -1,0 +1,560 @@
+"""Rounds over a sweep, against a tracker in memory that fails anywhere."""
+
+import errno
+import time
+
+import pytest
+
+from orchestrator.records.trial_dir import write_json
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.tracking import sync_state
+from orchestrator.tracking.mlflow_client import TrackerError
+from orchestrator.tracking.run_schema import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
+from orchestrator.tracking.sync_sweep import Sender
+
+
+def interrupted_and_resumed(sweep, disk, seed=0):
+    """A trial that was killed at step 19 and resumed from step 10, on a device that is not deterministic."""
+    spec = disk.make_spec(seed)
+    sweep.submit([spec])
+    first = sweep.start(spec)
+    sweep.measure(first, range(20))
+    sweep.end(first, "killed", final=False)
+    second = sweep.start(spec)
+    sweep.measure(second, range(10, 30), late_ms=50_000)
+    sweep.finish(second, step=29)
+    return spec
+
+
+def stored(run):
+    return {(p.key, p.step): (p.t, p.value) for p in run.points if "/" in p.key}
+
+
+def assert_holds(run, sweep, disk, spec):
+    expected = disk.expected_points(sweep.disk.trial(spec.trial_id))
+    assert stored(run) == expected
+    assert sum("/" in p.key for p in run.points) == len(expected), "a point is doubled"
+
+
+def test_a_round_sends_a_trial_whole(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+
+    assert Sender(sweep.disk, store).round() is True
+
+    run = store.trial(spec.trial_id)
+    assert_holds(run, sweep, disk, spec)
+    assert run.status == "FINISHED"
+    assert run.tags["mlflow.parentRunId"] in store._runs
+    assert run.tags["memscale.attempt"] == "2"
+    assert run.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert run.params["architecture"] == "dense"
+    assert run.params["model.layers"] == "[1, 2]"
+    assert {p.key: p.value for p in run.points if p.key == "total_params"} == {
+        "total_params": 1_234_567
+    }
+    assert set(run.artifacts) == {
+        "config/spec.json",
+        "environment/attempt-1.json",
+        "environment/attempt-2.json",
+        "log/attempt-1.txt",
+        "log/attempt-2.txt",
+    }
+    assert store.submission(1).status == "FINISHED"
+
+
+def test_a_second_round_sends_nothing(sweep, disk, store):
+    interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    store.log.clear()
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert store.log == ["open", "experiment", "runs"]
+
+
+@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
+def test_whatever_call_fails_the_next_shipper_completes_without_doubles(
+    sweep, disk, store, new_store, after_effect
+):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    n_calls = store.calls
+    assert n_calls > 10
+
+    for fail_at in range(1, n_calls + 1):
+        uri = f"sqlite:///memory-{after_effect}-{fail_at}"
+        failing = new_store(uri)
+        failing.fail_at, failing.after_effect = fail_at, after_effect
+        with pytest.raises(TrackerError, match="down"):
+            Sender(sweep.disk, failing).round()
+        failing.fail_at = None
+
+        assert Sender(sweep.disk, failing).round() is True
+        assert len(failing.of_kind("trial")) == len(failing.of_kind("submission")) == 1
+        assert_holds(failing.trial(spec.trial_id), sweep, disk, spec)
+        assert failing.trial(spec.trial_id).status == "FINISHED"
+        assert failing.submission(1).status == "FINISHED"
+
+
+def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+    (sweep.disk.trial(spec.trial_id).path / "tracking.json").write_text("torn")
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert len(store.of_kind("trial")) == 1
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_another_database_under_the_same_address_gets_everything(sweep, disk, store, new_store):
+    spec = interrupted_and_resumed(sweep, disk)
+    Sender(sweep.disk, store).round()
+
+    emptied = new_store(store.uri)
+    assert Sender(sweep.disk, emptied).round() is True
+
+    assert_holds(emptied.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_two_folders_of_one_sweep_share_an_experiment_and_no_run(tmp_path, disk, store):
+    sweeps = [disk.DiskSweep(tmp_path / user / "runs") for user in ("ada", "bob")]
+    for sweep in sweeps:
+        interrupted_and_resumed(sweep, disk)
+        assert Sender(sweep.disk, store).round() is True
+
+    assert list(store.experiments) == ["demo"]
+    assert len(store.of_kind("trial")) == 2
+
+
+def test_points_come_while_the_trial_runs_and_the_rest_later(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    sender = Sender(sweep.disk, store)
+    assert sender.round() is True
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.state"]) == ("SCHEDULED", "waiting")
+    assert run.tags["memscale.reason"] == "new: not there yet"
+
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, range(5))
+    sender.round()
+    assert (run.status, run.tags["memscale.state"]) == ("RUNNING", "running")
+    assert store.submission(1).status == "RUNNING"
+    assert len(stored(run)) == 10
+
+    sweep.measure(attempt, range(5, 8))
+    sweep.finish(attempt, step=7)
+    sender.round()
+    assert run.status == "FINISHED"
+    assert_holds(run, sweep, disk, spec)
+    assert "log/attempt-1.txt" in run.artifacts
+
+
+def test_a_trial_that_finished_gets_its_log_once_its_attempt_is_closed(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, [1])
+    result = {
+        "trial_id": spec.trial_id,
+        "attempt": 1,
+        "finished_at": 1.0,
+        "steps": 1,
+        "metrics": {},
+    }
+    write_json(sweep.disk.trial(spec.trial_id).path / "result.json", result)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    assert "log/attempt-1.txt" not in store.trial(spec.trial_id).artifacts
+
+    sweep.end(attempt)
+    sender.round()
+
+    assert store.trial(spec.trial_id).artifacts["log/attempt-1.txt"] == "log of attempt 1\n"
+
+
+def test_a_dead_controllers_running_trial_is_not_shown_as_running(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.control()
+    sweep.measure(sweep.start(spec), range(3))
+    sweep.uncontrol()
+
+    Sender(sweep.disk, store).round()
+
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.state"]) == ("KILLED", "waiting")
+    assert "submit again" in run.tags["memscale.reason"]
+    assert store.submission(1).status == "KILLED"
+
+
+def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sweep.end(sweep.start(spec), "diverged")
+    Sender(sweep.disk, store).round()
+    run = store.trial(spec.trial_id)
+    assert (run.status, run.tags["memscale.outcome"]) == ("FAILED", "diverged")
+    assert run.tags["mlflow.note.content"] == "diverged: it was diverged"
+    assert store.submission(1).status == "FAILED"
+
+    sweep.submit([spec], at_s=disk.T0 / 1000 + 200)
+    attempt = sweep.start(spec, submission=2, at_s=disk.T0 / 1000 + 201)
+    sweep.measure(attempt, range(4))
+    sweep.finish(attempt, step=3, at_s=disk.T0 / 1000 + 300)
+    Sender(sweep.disk, store).round()
+
+    assert (run.status, run.tags["mlflow.note.content"]) == ("FINISHED", "")
+    assert run.tags["memscale.submission"] == "1"
+    assert len(store.of_kind("trial")) == 1
+    failed = {p.step: p.value for p in store.submission(1).points if p.key == "trials/failed"}
+    done = {p.step: p.value for p in store.submission(2).points if p.key == "trials/done"}
+    assert failed == {0: 0, 1: 1}
+    assert done == {0: 0, 1: 1}
+
+
+def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs[:1])
+    sweep.measure(sweep.start(specs[0]), range(3))
+    sweep.submit(specs[1:], at_s=disk.T0 / 1000 + 5)
+    sweep.control(submission=2)
+
+    Sender(sweep.disk, store).round()
+
+    assert store.trial(specs[0].trial_id).status == "KILLED"
+    assert store.trial(specs[1].trial_id).status == "SCHEDULED"
+    assert [store.submission(number).status for number in (1, 2)] == ["KILLED", "RUNNING"]
+
+
+def test_values_of_the_result_that_the_journal_lacks_are_added(sweep, disk, store):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, [9])
+    sweep.finish(
+        attempt, step=9, metrics={"train/loss": disk.value("train/loss", 9), "valid/loss": 0.5}
+    )
+
+    Sender(sweep.disk, store).round()
+
+    points = store.trial(spec.trial_id).points
+    assert [p.value for p in points if p.key == "valid/loss"] == [0.5]
+    assert sum(p.key == "train/loss" for p in points) == 1
+
+
+def test_a_run_deleted_on_the_page_is_left_alone(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.delete(store.trial(specs[0].trial_id))
+    for spec in specs:
+        sweep.measure(sweep.start(spec), range(3))
+
+    assert sender.round() is False  # met while sending
+    assert sender.round() is True  # known by now
+
+    assert sync_state.points_waiting(sweep.disk, store.uri) == 0
+    assert stored(store.trial(specs[0].trial_id)) == {}
+    assert len(stored(store.trial(specs[1].trial_id))) == 6
+
+
+def test_a_run_that_vanished_is_made_again(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.delete(store.trial(spec.trial_id), for_good=True)
+    sweep.end(sweep.disk.trial(spec.trial_id).attempt(1), "done again")
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_one_broken_trial_does_not_stop_the_others(sweep, disk, store, caplog):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    (sweep.disk.trial(specs[0].trial_id).path / "spec.json").write_text("{")
+
+    assert Sender(sweep.disk, store).round() is False
+
+    assert [run.tags["memscale.trial_id"] for run in store.of_kind("trial")] == [specs[1].trial_id]
+    assert "not sent" in caplog.text
+
+
+def test_a_param_that_changed_is_told_and_stops_nothing(sweep, disk, store, caplog):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    Sender(sweep.disk, store).round()
+    renamed = disk.make_spec(preset="tiny")
+    assert renamed.trial_id == spec.trial_id
+    sweep.submit([renamed], at_s=disk.T0 / 1000 + 5)
+
+    assert Sender(sweep.disk, store).round() is True
+
+    assert store.trial(spec.trial_id).params["preset"] == "1m"
+    assert "stay as they were" in caplog.text
+
+
+def test_cancelling_a_trial_on_the_page(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    sender = Sender(sweep.disk, store, clock=lambda: 0.0)
+    sender.round()
+    run = store.trial(specs[0].trial_id)
+    run.tags[CANCEL] = "yes"
+
+    assert sender.take_cancel_requests() == [specs[0].trial_id]
+
+    assert sweep.disk.trial(specs[0].trial_id).state() is TrialState.CANCELLED
+    assert sweep.disk.trial(specs[1].trial_id).state() is TrialState.WAITING
+    assert CANCEL not in run.tags
+    assert run.tags[CANCEL_TAKEN] == time.strftime("%F %T", time.localtime(0))
+    assert sender.take_cancel_requests() == []
+
+
+def test_cancelling_the_parent_cancels_the_sweep(sweep, disk, store):
+    sweep.submit([disk.make_spec()])
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.submission(1).tags[CANCEL] = "1"
+
+    assert sender.take_cancel_requests() == ["demo"]
+
+    assert sweep.disk.cancel_requested()
+
+
+@pytest.mark.parametrize("word", ["false", "No", "0"])
+def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    sender = Sender(sweep.disk, store)
+    sender.round()
+    store.trial(spec.trial_id).tags[CANCEL] = word
+
+    assert sender.take_cancel_requests() == []
+
+    assert not sweep.disk.trial(spec.trial_id).cancel_requested()
+
+
+@pytest.fixture
+def ended(sweep, disk, store):
+    """A submission under a live controller: failed, cancelled, done, running and waiting trials, already in the tracker."""
+    specs = [disk.make_spec(seed) for seed in range(5)]
+    sweep.submit(specs)
+    sweep.control()
+    for spec, outcome in zip(specs, ("user_error", "cancelled"), strict=False):
+        sweep.end(sweep.start(spec), outcome)
+    sweep.disk.trial(specs[1].trial_id).request_cancel("somebody")
+    sweep.finish(sweep.start(specs[2]), step=29)
+    sweep.start(specs[3])
+    Sender(sweep.disk, store).round()
+    return [sweep.disk.trial(spec.trial_id) for spec in specs]
+
+
+def told(run):
+    assert RETRY not in run.tags
+    when, _, said = run.tags[RETRY_TAKEN].partition(": ")
+    assert time.strptime(when, "%Y-%m-%d %H:%M:%S")
+    return said
+
+
+def states(trials):
+    return [trial.state().value for trial in trials]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["failed", "cancelled"])
+def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[which].trial_id)
+    run.tags[RETRY] = "yes"
+
+    assert sender.take_retry_requests() == ["1 trial back in the queue"]
+
+    assert told(run) == "1 trial back in the queue"
+    assert ended[which].state() is TrialState.WAITING
+    assert ended[which].retry_requested()
+    assert ended[which].last_request_to_retry()["by"] == "tag memscale.retry in MLflow"
+    assert sender.take_retry_requests() == []
+    assert sender.round() is True
+    assert (run.tags["memscale.state"], run.status) == ("waiting", "SCHEDULED")
+
+
+def test_retrying_the_parent_retries_what_failed_or_was_cancelled(sweep, store, ended):
+    store.submission(1).tags[RETRY] = "1"
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert states(ended) == ["waiting", "waiting", "done", "running", "waiting"]
+    assert [trial.retry_requested() for trial in ended] == [True, True, False, False, False]
+    said = "2 trials back in the queue (not the others: 1 done, 1 running, 1 waiting)"
+    assert told(store.submission(1)) == said
+
+
+@pytest.mark.parametrize(("which", "how"), [(2, "done"), (3, "running"), (4, "waiting")])
+def test_other_trials_ignore_it_and_the_tag_says_why(sweep, store, ended, which, how):
+    store.trial(ended[which].trial_id).tags[RETRY] = "yes"
+    before = states(ended)
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert told(store.trial(ended[which].trial_id)) == f"nothing to retry: 1 {how}"
+    assert states(ended) == before
+    assert not (ended[which].path / "retry.json").exists()
+
+
+@pytest.mark.parametrize("word", ["false", "No", "0"])
+def test_a_retry_tag_that_says_no_retries_nothing(sweep, store, ended, word):
+    store.submission(1).tags[RETRY] = word
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert told(store.submission(1)) == "nothing to retry: the tag says no"
+    assert not any((trial.path / "retry.json").exists() for trial in ended)
+
+
+def test_a_second_tag_before_the_attempt_changes_nothing_and_after_it_asks_again(
+    sweep, disk, store, ended
+):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    run.tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    run.tags[RETRY] = "yes"
+
+    assert sender.take_retry_requests() == ["nothing to retry: 1 waiting"]
+
+    sweep.end(sweep.start(disk.make_spec(0)), "user_error")
+    assert ended[0].state() is TrialState.FAILED
+    run.tags[RETRY] = "yes"
+    assert sender.take_retry_requests() == ["1 trial back in the queue"]
+    assert ended[0].last_request_to_retry()["after"] == 2
+
+
+def test_without_a_controller_the_request_stands_and_the_tag_says_what_to_do(sweep, store, ended):
+    sweep.uncontrol()
+    store.trial(ended[0].trial_id).tags[RETRY] = "yes"
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    said = "1 trial noted; no controller is at work on that, so submit the sweep again"
+    assert told(store.trial(ended[0].trial_id)) == said
+    assert ended[0].state() is TrialState.WAITING
+
+
+def test_a_controller_that_ended_just_then_is_told_of(sweep, store, ended):
+    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    run.tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    sweep.uncontrol()
+
+    assert sender.take_retry_requests() == []
+
+    assert "submit the sweep again" in run.tags[RETRY_TAKEN]
+
+
+def test_a_broken_trial_keeps_no_tag_of_another_waiting(sweep, store, ended):
+    for trial in ended[:2]:
+        store.trial(trial.trial_id).tags[RETRY] = "yes"
+    (ended[0].attempt(1).path / "end.json").write_text("torn")
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert "end.json: not valid JSON" in told(store.trial(ended[0].trial_id))
+    assert told(store.trial(ended[1].trial_id)) == "1 trial back in the queue"
+
+
+def test_a_trial_of_a_cancelled_sweep_is_retried_with_all_of_it(sweep, store, ended):
+    write_json(sweep.disk.path / "cancel.json", {"by": "test"})
+    sender = Sender(sweep.disk, store)
+    store.trial(ended[4].trial_id).tags[RETRY] = "yes"
+    sender.take_retry_requests()
+    said = "nothing to retry: 1 cancelled with the whole sweep: ask for all of it"
+    assert told(store.trial(ended[4].trial_id)) == said
+
+    store.submission(1).tags[RETRY] = "yes"
+    sender.take_retry_requests()
+
+    assert [trial.retry_requested() for trial in ended] == [True, True, False, False, True]
+    assert not sweep.disk.cancel_requested()
+
+
+@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", ["tagged", "set_tags", "delete_tag"])
+@pytest.mark.parametrize("attempted", [False, True], ids=["at once", "after its attempt"])
+def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
+    sweep, disk, store, ended, after_effect, call, attempted
+):
+    store.submission(1).tags[RETRY] = "yes"
+    sender = Sender(sweep.disk, store)
+    counts = {"tagged": 1, "set_tags": 2, "delete_tag": 3}
+    sender._look_up()
+    store.calls, store.fail_at, store.after_effect = 0, counts[call], after_effect
+    with pytest.raises(TrackerError, match="down"):
+        sender.take_retry_requests()
+    assert store.log[-1] == call
+    store.fail_at = None
+    written = ended[0].retry_requested()
+    assert written == (call != "tagged")
+    if attempted and written:
+        sweep.end(sweep.start(disk.make_spec(0)), "user_error")
+
+    Sender(sweep.disk, store).take_retry_requests()
+
+    assert RETRY not in store.submission(1).tags
+    assert ended[0].last_request_to_retry()["after"] == 1
+    assert ended[0].retry_requested() == (not (attempted and written))
+    assert ended[1].retry_requested()
+
+
+def test_growing_a_sweep_keeps_the_colours(sweep, disk, store):
+    first = disk.make_spec(0, "memory_plus")
+    sweep.submit([first])
+    Sender(sweep.disk, store).round()
+    colour = store.trial(first.trial_id).tags["mlflow.runColor"]
+    second = disk.make_spec(0, "dense")
+    sweep.submit([first, second], at_s=disk.T0 / 1000 + 5)
+
+    Sender(sweep.disk, store).round()
+
+    assert store.trial(first.trial_id).tags["mlflow.runColor"] == colour
+    assert store.trial(second.trial_id).tags["mlflow.runColor"] != colour
+    assert store.trial(second.trial_id).tags["memscale.submission"] == "2"
+
+
+def test_the_waiting_points_are_counted_without_a_tracker(sweep, disk, store):
+    spec = interrupted_and_resumed(sweep, disk)
+    expected = len(disk.expected_points(sweep.disk.trial(spec.trial_id)))
+    assert sync_state.points_waiting(sweep.disk, store.uri) == expected
+
+    Sender(sweep.disk, store).round()
+
+    assert sync_state.points_waiting(sweep.disk, store.uri) == 0
+    assert sync_state.points_waiting(sweep.disk, "http://elsewhere") == expected
+
+
+def test_storage_that_fails_between_any_two_writes_loses_and_doubles_nothing(
+    sweep, disk, store, monkeypatch
+):
+    spec = interrupted_and_resumed(sweep, disk)
+    write, sender, left = sync_state.write_json, Sender(sweep.disk, store), [0]
+
+    def failing(path, record, **more):
+        if left[0] == 0:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        left[0] -= 1
+        write(path, record, **more)
+
+    monkeypatch.setattr(sync_state, "write_json", failing)
+    for rounds in range(40):
+        left[0] = rounds
+        try:
+            assert sender.round() is True
+        except OSError:
+            continue
+        break
+
+    assert 3 < rounds < 39, "it failed at every write once"
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)

@@ -1,0 +1,166 @@
+import gzip
+import json
+
+import pytest
+
+from workloads.data.facts.table import Columns, read_facts, unit_hash
+from workloads.data.readers.problems import DataError, Problems
+
+DEFAULT = Columns(subject="subject", relation=None, object="object")
+
+
+def read(path, columns=DEFAULT, layout="auto"):
+    problems = Problems()
+    facts, merged = read_facts(path, columns=columns, layout=layout, problems=problems)
+    problems.raise_if_any()
+    return facts, merged
+
+
+def mistakes(path, **kwargs):
+    with pytest.raises(DataError) as caught:
+        read(path, **kwargs)
+    return [text.replace(f"{path.parent}/", "") for text in str(caught.value).splitlines()]
+
+
+def test_tab_separated_facts_with_every_optional_column(tmp_path):
+    path = tmp_path / "facts.tsv.gz"
+    text = (
+        "fact_id\trelation_id\trelation\tsubject\tobject\tall_objects_json\tqa_split\n"
+        'a\tP1\tcapital\tFrance\tParis\t["Paris", "City of \\"Light\\""]\tqa_train\n'
+        "b\tP1\tcapital\tPeru\tLima\t\tqa_test\n\n"
+    )
+    path.write_bytes(gzip.compress(text.encode()))
+    (france, peru), merged = read(path)
+    assert (france.subject, france.relation, france.relation_name) == ("France", "P1", "capital")
+    assert france.answers == ("Paris", 'City of "Light"')
+    assert (france.split, peru.split) == ("qa_train", "qa_test")
+    assert peru.answers == ("Lima",)
+    assert merged == 0
+
+
+def test_json_lines_and_tab_separated_rows_give_the_same_facts(tmp_path):
+    rows = [("Ü", "r", "x y"), ("s", "q", "1950")]
+    jsonl, tsv = tmp_path / "f.jsonl", tmp_path / "f.txt"
+    jsonl.write_text(
+        "\n".join(json.dumps({"subject": s, "relation": r, "object": o}) for s, r, o in rows)
+    )
+    lines = ["subject\tobject\trelation", *(f"{s}\t{o}\t{r}" for s, r, o in rows)]
+    tsv.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    assert read(jsonl) == read(tsv)
+    assert [fact.relation_name for fact in read(tsv)[0]] == ["r", "q"]
+
+
+def test_numbers_are_taken_as_text(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text(
+        '{"subject": 5, "relation": "born", "object": 1950, "all_objects": [1950, "50"]}'
+    )
+    (fact,), _ = read(path)
+    assert (fact.subject, fact.answers) == ("5", ("1950", "50"))
+
+
+def test_rows_of_one_subject_and_relation_are_one_fact_with_several_answers(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text("subject\trelation\tobject\na\tr\tx\nb\tr\tz\na\tr\ty\na\tr\tx\n")
+    facts, merged = read(path)
+    assert [(f.subject, f.answers) for f in facts] == [("a", ("x", "y")), ("b", ("z",))]
+    assert merged == 2
+
+
+def test_columns_can_have_other_names(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text("who\tprop\twhat\na\tr\tx\n")
+    columns = Columns(subject="who", relation="prop", object="what")
+    (fact,), _ = read(path, columns=columns)
+    assert (fact.subject, fact.relation, fact.answers) == ("a", "r", ("x",))
+
+
+def test_every_wrong_row_is_reported_with_its_line(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_bytes(
+        b"subject\trelation\tobject\tall_objects_json\tqa_split\n"
+        b"a\tr\tx\t\t\n"
+        b"a2\tr\tx\n"
+        b"a3\tr\t \t\t\n"
+        b"a4\tr\tx\tx,y\t\n"
+        b"a5\tr\tx\t\ttrain\n"
+        b"\xff6\tr\tx\t\t\n"
+        b"\t\tx\t\t\n"
+    )
+    assert mistakes(path) == [
+        "f.tsv:3: has 3 columns, the header has 5; separate columns with single tabs; "
+        "quotes do not protect a tab",
+        "f.tsv:4: object is empty; fill it in or delete the row",
+        "f.tsv:5: all_objects_json must be a JSON list of texts, got 'x,y'; correct it",
+        "f.tsv:6: qa_split must be qa_train or qa_test, got 'train'; correct it",
+        "f.tsv:7: byte 1 of the line is not UTF-8 (0xff); convert the file, for example with "
+        "iconv -t UTF-8",
+        "f.tsv:8: subject is empty; fill it in or delete the row",
+        "f.tsv:8: relation is empty; fill it in or delete the row",
+    ]
+
+
+def test_wrong_json_lines_are_reported_with_their_line(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text(
+        '{"subject": "a", "relation": "r", "object": "x"}\n'
+        '{"subject": "a", "relation": "r"}\n'
+        '{"subject": "a", "relation": "r", \n'
+        '["a", "r", "x"]\n'
+        '{"subject": "a", "relation": "r", "object": ["x"]}\n'
+        '{"subject": "b", "relation": "r", "object": true}\n'
+    )
+    found = mistakes(path)
+    assert found[0] == (
+        "f.jsonl:2: object missing; the row has 'subject', 'relation'; give every row these "
+        "fields, or name yours in data.subject_column, data.relation_column and data.object_column"
+    )
+    assert found[1].startswith("f.jsonl:3: is not JSON (Expecting property name")
+    assert found[2] == "f.jsonl:4: holds a list; write one JSON object per line"
+    assert found[3].startswith("f.jsonl:5: object must be text, got ['x']")
+    assert found[4].startswith("f.jsonl:6: object must be text, got True")
+    assert len(found) == 5
+
+
+def test_a_wrong_header_is_one_mistake_that_shows_the_header(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text("subject,relation,object\na,r,x\nb,r,x\n")
+    (only,) = mistakes(path)
+    assert only == (
+        "f.tsv:1: the header has no column subject, object, relation_id or relation; it has "
+        "'subject,relation,object'; separate columns with tabs, or name yours in "
+        "data.subject_column, data.relation_column and data.object_column"
+    )
+
+
+@pytest.mark.parametrize("content", ["", "subject\trelation\tobject\n"])
+def test_a_file_without_facts_is_a_mistake(tmp_path, content):
+    path = tmp_path / "f.tsv"
+    path.write_text(content)
+    assert len(mistakes(path)) == 1
+
+
+def test_a_damaged_gzip_file_is_a_mistake(tmp_path):
+    path = tmp_path / "f.tsv.gz"
+    whole = gzip.compress(b"subject\trelation\tobject\n" + b"a\tr\tx\n" * 1000)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "damaged gzip stream" in mistakes(path)[-1]
+    path.write_bytes(b"subject\trelation\tobject\n")
+    assert "damaged gzip stream" in mistakes(path)[-1]
+
+
+def test_twenty_mistakes_are_shown_and_all_are_counted(tmp_path):
+    path = tmp_path / "f.tsv"
+    path.write_text("subject\trelation\tobject\n" + "a\tr\t\n" * 1_234)
+    found = mistakes(path)
+    assert len(found) == 21
+    assert found[-1] == "... and 1,214 more, 1,234 in all"
+    assert found[19].startswith("f.tsv:21:")
+
+
+def test_hashes_are_spread_and_independent_of_other_purposes():
+    a = [unit_hash(str(i), "a") for i in range(2_000)]
+    b = [unit_hash(str(i), "b") for i in range(2_000)]
+    assert 0.45 < sum(x < 0.5 for x in a) / 2_000 < 0.55
+    assert 0.45 < sum((x < 0.5) == (y < 0.5) for x, y in zip(a, b, strict=True)) / 2_000 < 0.55
+    assert unit_hash("x", "a") == unit_hash("x", "a")

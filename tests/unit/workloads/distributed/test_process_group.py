@@ -1,0 +1,65 @@
+import json
+import socket
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.distributed import process_group
+from workloads.distributed.process_group import CommunicationError, World
+
+CPU = torch.device("cpu")
+
+
+@given(n=st.integers(0, 1000), size=st.integers(1, 17))
+def test_shares_are_contiguous_even_and_complete(n, size):
+    shares = [World(rank=rank, size=size).share(n) for rank in range(size)]
+
+    assert [i for share in shares for i in share] == list(range(n))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_one_rank_needs_nobody(tmp_path):
+    with process_group.join(rank=0, size=1, device=CPU, rendezvous=tmp_path / "port") as world:
+        value = torch.tensor([3.0])
+        world.sum_([value])
+        world.wait()
+
+        assert value.item() == 3.0
+        assert world.agree("x") == "x"
+        assert world.leads
+        assert not torch.distributed.is_initialized()
+
+
+def test_a_rank_whose_leader_never_comes_says_so(tmp_path):
+    missing = tmp_path / "port"
+
+    with (
+        pytest.raises(
+            CommunicationError,
+            match=r"rank 1 of 2: could not reach rank 0 through .*port: the file never",
+        ),
+        process_group.join(rank=1, size=2, device=CPU, rendezvous=missing, timeout_s=0.05),
+    ):
+        pass
+
+
+def test_a_rank_that_finds_an_old_address_only_says_so(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    left_behind = tmp_path / "port"
+    left_behind.write_text(json.dumps({"host": socket.gethostname(), "port": port}))
+
+    with pytest.raises(CommunicationError, match=rf":{port} did not answer"):
+        process_group._find(left_behind, rank=1, size=2, deadline=time.monotonic() + 0.05)
+
+
+def test_a_rank_outside_the_group_is_refused(tmp_path):
+    with (
+        pytest.raises(ValueError, match=r"rank must lie in 0\.\.1, got 2"),
+        process_group.join(rank=2, size=2, device=CPU, rendezvous=tmp_path / "port"),
+    ):
+        pass

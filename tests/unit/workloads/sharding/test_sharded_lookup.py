@@ -1,0 +1,156 @@
+"""In which order a read starts its messages, waits for them and computes: what overlaps follows from it."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.sharding import sharded_lookup
+from workloads.sharding.table_route import Route
+
+IDS = torch.tensor([[0, 1], [2, 2], [1, 0], [3, 1]])
+
+
+class Alone(Route):
+    """A route from one rank to itself, in pieces, that logs what starts and what arrives."""
+
+    def __init__(self, log: list[str], bags: slice, number: str = "", n_pieces: int = 1) -> None:
+        self._log, self._number, self._n_pieces = log, number, n_pieces
+        self.bags, self._ids = bags, IDS[bags]
+
+    def pieces(self) -> Sequence[Route]:
+        if self._n_pieces == 1:
+            return [self]
+        size = len(IDS) // self._n_pieces
+        starts = range(0, len(IDS), size)
+        return [Alone(self._log, slice(i, i + size), str(n)) for n, i in enumerate(starts)]
+
+    def join(self, pieces: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(pieces))
+
+    def cut(self, whole: Tensor) -> Sequence[Tensor]:
+        return whole.chunk(self._n_pieces)
+
+    def _sent(self, what: str, x: Tensor) -> Callable[[], Tensor]:
+        self._log.append(f"start {what}{self._number}")
+
+        def arrive() -> Tensor:
+            self._log.append(f"wait {what}{self._number}")
+            return x
+
+        return arrive
+
+    def _with_ids(self, x: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
+        arrive = self._sent("there", x)
+        return lambda: (self._ids, arrive())
+
+    with_numbers = with_vectors = _with_ids
+
+    def _there(self, x: Tensor) -> Callable[[], Tensor]:
+        return self._sent("there", x)
+
+    def _back(self, x: Tensor) -> Callable[[], Tensor]:
+        return self._sent("back", x)
+
+    numbers_there = vectors_there = _there
+    numbers_back = vectors_back = _back
+
+    def state(self) -> tuple[list[int], list[Tensor]]:
+        return [], []
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    seen: list[str] = []
+
+    def logged(act: Callable, word: str) -> Callable:
+        def acting(*args, **kwargs):
+            seen.append(word)
+            return act(*args, **kwargs)
+
+        return acting
+
+    for name in ("weighted_bag", "row_dot", "sorted_reads"):
+        word = "sort" if name == "sorted_reads" else "compute"
+        monkeypatch.setattr(sharded_lookup, name, logged(getattr(sharded_lookup, name), word))
+    return seen
+
+
+PIPELINED = [
+    "start there0", "start there1",
+    "wait there0", "compute", "start back0",
+    "wait there1", "compute", "start back1",
+]  # fmt: skip
+RETURNED = ["wait back0", "wait back1"]
+
+
+def part_and_second(operation: str) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    part = torch.randn(4, 3, generator=draw, requires_grad=True)
+    shape = IDS.shape if operation == "weighted_sums" else (len(IDS), 3)
+    return part, torch.randn(shape, generator=draw, requires_grad=True)
+
+
+@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+def test_a_piece_is_read_while_later_ones_arrive_and_earlier_ones_go_back(log, operation):
+    route = Alone(log, slice(0, 4), n_pieces=2)
+
+    getattr(sharded_lookup, operation)(*part_and_second(operation), route, None)
+
+    assert log == PIPELINED + RETURNED
+
+
+def test_the_reads_are_sorted_while_gradients_travel_and_once(log):
+    output = sharded_lookup.weighted_sums(
+        *part_and_second("weighted_sums"), Alone(log, slice(0, 4), n_pieces=2), None
+    )
+    log.clear()
+    output.sum().backward()
+
+    assert log == ["start there", "sort", "wait there", "start back", "wait back"]
+
+
+def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
+    output = sharded_lookup.products(
+        *part_and_second("products"), Alone(log, slice(0, 4), n_pieces=2), None
+    )
+    log.clear()
+    output.sum().backward()
+
+    assert log == [*PIPELINED, "sort", *RETURNED]
+
+
+@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+def test_a_backward_pass_that_leaves_the_tables_gradient_has_pieces_too(log, operation):
+    part, second = part_and_second(operation)
+    deferred = DeferredGradient()
+    output = getattr(sharded_lookup, operation)(
+        part, second, Alone(log, slice(0, 4), n_pieces=2), deferred
+    )
+    log.clear()
+    output.sum().backward()
+
+    assert log == PIPELINED + RETURNED
+    assert part.grad is None
+    hits = deferred.take()
+    assert hits is not None
+    assert torch.equal(hits.ids.long(), IDS)
+
+
+@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+def test_a_frozen_table_gets_no_gradient_and_a_frozen_second_no_message(log, operation):
+    part, second = part_and_second(operation)
+    whole = Alone(log, slice(0, 4))
+    read_it = getattr(sharded_lookup, operation)
+    (gradient,) = torch.autograd.grad(read_it(part.detach(), second, whole, None).sum(), second)
+    (expected,) = torch.autograd.grad(read_it(part, second, whole, None).sum(), second)
+    assert torch.equal(gradient, expected)
+
+    output = read_it(part, second.detach(), whole, None)
+    log.clear()
+    output.sum().backward()
+
+    assert "start back" not in log
+    assert part.grad is not None

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from workloads.training import device
+
+
+def test_a_run_leaves_torchs_settings_as_it_found_them():
+    def settings() -> tuple[object, ...]:
+        return (
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,
+        )
+
+    before = settings()
+    with device.numerics(torch.device("cpu"), n_threads=1, bf16=False):
+        assert settings() == (1, "highest", True, False)
+
+    assert settings() == before
+
+
+def test_bf16_is_for_gpus_unless_asked_for():
+    cpu = torch.device("cpu")
+    assert not device.uses_bf16("auto", cpu)
+    assert not device.uses_bf16("fp32", cpu)
+    assert device.uses_bf16("bf16", cpu)
+    with device.autocast(bf16=True, device=cpu):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+
+
+def test_devices_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert device.pick("auto", rank=3) == torch.device("cpu")
+    with pytest.raises(ValueError, match="torch sees no GPU"):
+        device.pick("cuda", rank=0)
+    with pytest.raises(ValueError, match="must be auto, cpu or cuda, got 'gpu'"):
+        device.pick("gpu", rank=0)
+
+
+def test_ranks_take_the_visible_gpus_in_turn(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    assert [device.pick("auto", rank=rank).index for rank in range(4)] == [0, 1, 0, 1]
+
+
+def test_draws_follow_the_seed():
+    drawn = []
+    for value in (1, 2**63 + 5, 1):
+        device.seed(value, torch.device("cpu"))
+        drawn.append(torch.rand(3).tolist())
+
+    assert drawn[0] == drawn[2] != drawn[1]

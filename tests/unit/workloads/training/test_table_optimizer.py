@@ -1,0 +1,505 @@
+"""Training with deferred table gradients: parity with AdamW, clipping, restarts."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workloads.architectures import memory_plus
+from workloads.checkpoint import checkpoint
+from workloads.checkpoint.state_split import apart, parts, together
+from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.distributed.mesh import Mesh
+from workloads.distributed.process_group import World
+from workloads.kernels.table_update.op import row_sums
+from workloads.kernels.table_update.split_master import join, split
+from workloads.kernels.table_update.update_rules import Rule, new_state
+from workloads.layers.memory import host_offload
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.linear import Linear
+from workloads.sharding.materialise import share_out
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.reporter import Interrupted
+from workloads.training.table_optimizer import RULE_OF
+from workloads.training.train import Job, accumulate_gradients, put_weights, run, weights
+
+MODEL = {
+    "architecture": "memory_plus",
+    "d_model": 8,
+    "n_layers": 3,
+    "n_heads": 2,
+    "d_ff": 16,
+    "n_keys": 8,
+    "memory_layers": [0, 1, 2],
+    "n_memory_heads": 2,
+    "knn": 2,
+}
+
+
+def config(**changes: object) -> TrainConfig:
+    fields = {
+        "tokens": 64,
+        "batch_tokens": 64,
+        "seq_len": 16,
+        "lr": 0.01,
+        "value_weight_decay": 0.1,
+    }
+    return TrainConfig(**{**fields, **changes})
+
+
+def shared_by_three(dtype: torch.dtype = torch.float64) -> nn.Module:
+    fields = {name: value for name, value in MODEL.items() if name != "architecture"}
+    model = memory_plus.Config(**{**fields, "memory_layers": (0, 1, 2)}).build(vocab_size=37)
+    initialise(model, 0)
+    return model.to(dtype)
+
+
+def windows(step: int) -> Tensor:
+    return torch.randint(37, (4, 17), generator=torch.Generator().manual_seed(step))
+
+
+def ten_steps(model: nn.Module, optimizer: Optimizer, *, rows: int = 3) -> list[float]:
+    """Return the norms of the values' gradients of ten steps of two micro batches."""
+    norms = []
+    for step in range(10):
+        accumulate_gradients(model, windows(step), batch_tokens=64, rows=rows, autocast=nullcontext)
+        norms.append(optimizer.clip()["value_grad_norm"].item())
+        optimizer.step(0.01)
+    return norms
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.01])
+def test_ten_steps_of_a_table_shared_by_three_layers_are_adamws(grad_clip):
+    expected, found = shared_by_three(), shared_by_three()
+
+    expected_norms = ten_steps(expected, Optimizer(expected, config(grad_clip=grad_clip)))
+    deferred = config(grad_clip=grad_clip, table_optimizer="deferred_adamw")
+    norms = ten_steps(found, Optimizer(found, deferred))
+
+    assert norms == pytest.approx(expected_norms, rel=1e-9)
+    assert min(norms) > 0.01
+    for (name, a), b in zip(expected.named_parameters(), found.parameters(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp32") for name in RULE_OF), ("lazy_adamw", "bf16"), ("rowwise", "bf16_master")],
+)
+def test_while_nothing_clips_the_previous_norm_gives_the_bits_of_the_exact_one(name, precision):
+    """On a CPU; on a GPU where rows are updated in as many passes (tests/gpu/test_table_update_gpu.py)."""
+    exact, previous = shared_by_three(torch.float32), shared_by_three(torch.float32)
+
+    train = {"table_optimizer": name, "table_precision": precision, "grad_clip": 100.0}
+    norms = [
+        ten_steps(model, Optimizer(model, config(**train, table_clip=clip)))
+        for model, clip in ((exact, "exact"), (previous, "previous"))
+    ]
+
+    assert norms[1] == [norms[0][0], *norms[0][:-1]]
+    assert 0.0 < max(norms[0]) < 100.0
+    for (name, a), b in zip(exact.named_parameters(), previous.parameters(), strict=True):
+        assert torch.equal(b, a), name
+
+
+@pytest.mark.parametrize("grad_clip", [None, 0.01])
+@pytest.mark.parametrize("name", [*RULE_OF])
+def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, grad_clip):
+    """Bit for bit: beside the model an fp32 table of its own is updated by the model's reads, and rounded for it."""
+    train = config(table_optimizer=name, table_precision="bf16_master", grad_clip=grad_clip)
+    model = shared_by_three(torch.float32)
+    (table,) = (m for m in model.modules() if isinstance(m, MemoryTable))
+    exact = table.weight.detach().clone()
+    kept = new_state(RULE_OF[name], exact)
+    optimizer = Optimizer(model, train)
+    assert table.weight.dtype == torch.bfloat16
+
+    for step in range(1, 11):
+        assert torch.equal(table.weight, split(exact)[0])
+        accumulate_gradients(model, windows(step), batch_tokens=64, rows=3, autocast=nullcontext)
+        hits = table.deferred.take()
+        table.deferred._hits = [hits]
+        norm = optimizer.clip()["value_grad_norm"]
+        optimizer.step(0.01)
+        rule = Rule(
+            kind=RULE_OF[name], lr=0.01, beta1=train.beta1, beta2=train.beta2, eps=train.eps,
+            weight_decay=train.value_weight_decay, step=step,
+        )  # fmt: skip
+        scale = None if grad_clip is None else (grad_clip / (norm + 1e-6)).clamp(max=1.0)
+        row_sums(exact, hits.ids, hits.weights, hits.x).update_(kept, rule, scale)
+
+    state = optimizer.tables.state_dict()["states"]["memory_table"]
+    assert torch.equal(join(table.weight.detach(), state.pop("low")), exact)
+    assert state.keys() == kept.keys()
+    assert all(torch.equal(state[key], value) for key, value in kept.items())
+
+
+class Joined(Saved):
+    """Pieces that ranks gave, put together in memory."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.whole = pieces[0].whole
+        self._tensor = pieces[0].tensor.new_full(self.whole, -1)
+        for piece in pieces:
+            self._inside(piece.offsets, piece.tensor.shape).copy_(piece.tensor)
+
+    def _inside(self, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        return self._tensor[
+            tuple(slice(first, first + n) for first, n in zip(offsets, sizes, strict=True))
+        ]
+
+    def read(self, offsets: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        return self._inside(offsets, sizes).clone()
+
+
+def seen_by(whole: dict, layout: str, rank: int, size: int, saved: dict) -> tuple[dict, dict]:
+    """Return what a rank has of a saved state after loading it, by what it would save: what all have, and its pieces."""
+    model = shared_by_three(torch.float32)
+    mesh = Mesh(memory=World(rank=rank, size=size))
+    if size > 1:
+        share_out(model, mesh, layout=layout)
+    optimizer = Optimizer(model, MASTER, mesh)
+    state = together(whole, saved, parts(model), optimizer.names)
+    put_weights(model, state["weights"])
+    optimizer.tables.load_state_dict(state["tables"])
+    own = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
+    return apart(own, parts(model), optimizer.names)
+
+
+MASTER = config(table_optimizer="lazy_adamw", table_precision="bf16_master")
+
+
+def test_a_master_is_saved_and_shared_out_over_any_ranks():
+    """By three ranks' columns, two ranks' rows, and one process again: both halves and the moments keep their bits."""
+    model = shared_by_three(torch.float32)
+    optimizer = Optimizer(model, MASTER)
+    ten_steps(model, optimizer)
+    begun = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
+
+    state, saved = begun, {}
+    for layout, size in (("columns", 3), ("rows", 2), ("rows", 1)):
+        seen = [seen_by(state, layout, rank, size, saved) for rank in range(size)]
+        state = seen[0][0]
+        saved = {key: Joined([pieces[key] for _, pieces in seen]) for key in seen[0][1]}
+        # The table's values, their lower halves and two moments.
+        assert len(saved) == (4 if size > 1 else 0)
+
+    low = state["tables"]["states"]["memory_table"]["low"]
+    assert low.dtype == torch.int16
+    assert (low != 0).float().mean() > 0.9
+    for name, kept in begun["tables"]["states"]["memory_table"].items():
+        assert torch.equal(kept, state["tables"]["states"]["memory_table"][name]), name
+    for name, value in begun["weights"].items():
+        assert torch.equal(value, state["weights"][name]), name
+
+
+@pytest.mark.parametrize("name", ["lazy_adamw", "rowwise", "sgd"])
+def test_rows_are_decayed_only_when_they_are_read(name):
+    model = shared_by_three()
+    (table,) = (m for m in model.modules() if isinstance(m, MemoryTable))
+    optimizer = Optimizer(model, config(table_optimizer=name))
+    before = table.weight.detach().clone()
+    accumulate_gradients(model, windows(0), batch_tokens=64, rows=4, autocast=nullcontext)
+    read = torch.zeros(len(before), dtype=torch.bool)
+    for hits in table.deferred._hits:
+        read[hits.ids.flatten().long()] = True
+
+    optimizer.clip()
+    optimizer.step(0.01)
+
+    assert 0 < read.sum() < len(read)
+    assert torch.equal(table.weight[~read], before[~read])
+    assert (table.weight[read] != before[read]).any(dim=1).all()
+    assert table.weight.grad is None
+
+
+def two_rows_of_one() -> tuple[MemoryTable, nn.Module]:
+    class Model(nn.Module):
+        PARAM_GROUP = "attention"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = MemoryTable(2, 1)
+            self.rest = Linear(1, 1)
+
+    model = Model()
+    with torch.no_grad():
+        model.table.weight.zero_()
+    return model.table, model
+
+
+def test_the_previous_norm_clips_from_the_second_step_on_and_is_saved():
+    """The one row's gradients are 2, 8 and 4, the largest norm 1."""
+    changes = {
+        "table_optimizer": "sgd",
+        "value_weight_decay": 0.0,
+        "grad_clip": 1.0,
+        "table_clip": "previous",
+    }
+    table, model = two_rows_of_one()
+    tables = Optimizer(model, config(**changes)).tables
+    norms, places = [], []
+    for step, gradient in enumerate((2.0, 8.0, 4.0)):
+        if step == 2:
+            saved = tables.state_dict()
+            tables = Optimizer(model, config(**changes)).tables
+            tables.load_state_dict(saved)
+        table(torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), gradient)).sum().backward()
+        norms.append(tables.clip().item())
+        tables.step(1.0)
+        places.append(table.weight[0, 0].item())
+
+    assert norms == [2.0, 2.0, 8.0]
+    assert places == pytest.approx([-1.0, -1.0 - 8 / 2, -1.0 - 8 / 2 - 4 / 8], rel=1e-5)
+
+
+def test_a_dense_gradient_beside_the_deferred_one_is_refused():
+    table, model = two_rows_of_one()
+    optimizer = Optimizer(model, config(table_optimizer="rowwise"))
+    table.weight.sum().backward()
+
+    with pytest.raises(
+        ValueError, match=r"table: has a dense gradient.*use table_optimizer: adamw"
+    ):
+        optimizer.clip()
+
+
+def test_memory_values_that_are_no_table_are_refused():
+    class Values(nn.Module):
+        PARAM_GROUP = "memory_values"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(2, 2))
+
+    with pytest.raises(ValueError, match=r"table_optimizer: sgd updates the rows of memory tables"):
+        Optimizer(Values(), config(table_optimizer="sgd"))
+
+
+def test_a_state_of_another_rule_is_refused():
+    _, model = two_rows_of_one()
+    saved = Optimizer(model, config(table_optimizer="lazy_adamw")).tables.state_dict()
+
+    with pytest.raises(ValueError, match=r"differs in .*mean_square"):
+        Optimizer(model, config(table_optimizer="rowwise")).tables.load_state_dict(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"table_clip": "previous"}, "table_clip must be exact with table_optimizer adamw"),
+        ({"table_precision": "bf16"}, "table_precision must be fp32 with table_optimizer adamw"),
+        ({"table_precision": "bf16_master"}, "must be fp32 .* adamw, got bf16_master"),
+        ({"table_moments": "int8"}, "int8 needs .* got adamw, .* choose deferred_adamw, which"),
+    ],
+)
+def test_what_dense_adamw_cannot_do_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "moments", "message"),
+    [
+        ("rowwise", "int8", "got rowwise, which keeps no first moment; remove table_moments"),
+        ("sgd", "int8", "needs table_optimizer deferred_adamw or lazy_adamw, got sgd"),
+        ("lazy_adamw", "int4", "table_moments must be int8 or null, got 'int4'"),
+    ],
+)
+def test_moments_in_a_byte_are_for_rules_with_a_first_moment(name, moments, message):
+    with pytest.raises(ValueError, match=message):
+        config(table_optimizer=name, table_moments=moments)
+
+
+def test_moments_in_a_byte_need_whole_tables():
+    """Until a checkpoint can share out scales."""
+    model, mesh = shared_by_three(torch.float32), Mesh(memory=World(rank=0, size=2))
+    share_out(model, mesh, layout="rows")
+
+    with pytest.raises(ValueError, match="int8 needs whole tables.*set memory_ranks to 1"):
+        Optimizer(model, config(table_optimizer="lazy_adamw", table_moments="int8"), mesh)
+
+
+def test_a_state_with_full_moments_is_not_taken_for_one_with_int8_ones():
+    _, model = two_rows_of_one()
+    saved = Optimizer(model, config(table_optimizer="lazy_adamw")).tables.state_dict()
+    int8 = config(table_optimizer="lazy_adamw", table_moments="int8")
+
+    with pytest.raises(ValueError, match=r"differs in .*exp_avg_scale"):
+        Optimizer(two_rows_of_one()[1], int8).tables.load_state_dict(saved)
+
+
+class Regression(nn.Module):
+    """A table of 32 rows of 150 whose bags of two rows are to be given vectors."""
+
+    PARAM_GROUP = "attention"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = MemoryTable(32, 150)
+        self.rest = Linear(1, 1)
+
+
+def trained(train: TrainConfig, spread: float) -> float:
+    """Return the loss, over the first one, at the end of 200 steps; columns' gradients are 1 down to 1 / spread large."""
+    model = Regression()
+    initialise(model, 0)
+    optimizer = Optimizer(model, train)
+    generator = torch.Generator().manual_seed(0)
+    size = torch.logspace(0, -math.log10(spread), 150)[torch.randperm(150, generator=generator)]
+    right = torch.randn(32, 150, generator=generator)
+    losses = []
+    for step in range(200):
+        ids = torch.randint(32, (16, 2), generator=generator)
+        target = right[ids].mean(1) + 0.1 * torch.randn(16, 150, generator=generator)
+        found = model.table(ids, torch.full((16, 2), 0.5)).float()
+        loss = (size * (found - target)).square().sum(1).mean()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.clip()
+        optimizer.step(0.03 * (1 - step / 200))
+    return sum(losses[-20:]) / 20 / losses[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "spread", "more"),
+    [
+        ("deferred_adamw", "bf16", 1.0, 0.05),
+        ("lazy_adamw", "fp32", 1.0, 0.05),
+        # Columns whose gradients are a thousandth of their block's are rounded to 0 or to far too much.
+        ("deferred_adamw", "fp32", 1000.0, 0.2),
+    ],
+)
+def test_training_with_int8_moments_ends_where_full_ones_do(name, precision, spread, more):
+    train = config(table_optimizer=name, table_precision=precision, value_weight_decay=0.0)
+
+    full, int8 = (
+        trained(replace(train, table_moments=moments), spread) for moments in (None, "int8")
+    )
+
+    assert full < 0.1
+    assert (1 - 0.05) * full < int8 < (1 + more) * full
+
+
+def test_a_model_without_tables_trains_as_ever():
+    model = nn.Linear(2, 2)
+    model.PARAM_GROUP = "attention"
+    optimizer = Optimizer(model, config(table_optimizer="rowwise"))
+    model(torch.ones(1, 2)).sum().backward()
+
+    assert set(optimizer.clip()) == {"grad_norm"}
+    optimizer.step(0.01)
+
+
+DATA = {
+    "source": "biographies",
+    "n_people": 20,
+    "style": "compact",
+    "n_wordings": 4,
+    "n_probe_people": 4,
+    **{f"n_{pool}": 8 for pool in ("first_names", "middle_names", "last_names", "years", "cities")},
+    **{f"n_{pool}": 8 for pool in ("universities", "majors", "employers")},
+}
+
+
+def job_in(folder: Path, cache: Path, **train: object) -> Job:
+    return Job(
+        data=DATA,
+        model=MODEL,
+        train={
+            "tokens": 6 * 96,
+            "batch_tokens": 96,
+            "seq_len": 16,
+            "lr": 0.01,
+            "value_weight_decay": 0.1,
+            **train,
+        },
+        seed=5,
+        checkpoints=folder / "checkpoints",
+        cache=cache,
+        log_every_steps=1,
+        evaluations=1,
+        checkpoint_every_s=0.0,
+        device="cpu",
+    )
+
+
+class Recorder:
+    def __init__(self, stop_at: int = 10**9) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self._stop_at, self._asked = stop_at, 0
+
+    def metrics(self, step, values):
+        kept = {k: v for k, v in values.items() if not k.startswith("time/")}
+        self.rows[step] = {k: v for k, v in kept.items() if k != "train/tokens_per_s"}
+
+    def checkpoint(self, step, path):
+        pass
+
+    def progress(self, step, steps, phase, values):
+        pass
+
+    def should_stop(self):
+        self._asked += 1
+        return self._asked >= self._stop_at
+
+
+@pytest.mark.parametrize(
+    ("name", "clip", "precision", "moments"),
+    [
+        *((name, clip, "bf16", None) for name in RULE_OF for clip in ("exact", "previous")),
+        ("deferred_adamw", "exact", "bf16_master", None),
+        ("sgd", "previous", "bf16_master", None),
+        ("deferred_adamw", "exact", "bf16", "int8"),
+        ("lazy_adamw", "previous", "bf16_master", "int8"),
+    ],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(
+    tmp_path, tmp_path_factory, name, clip, precision, moments
+):
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    train = {
+        "table_optimizer": name,
+        "table_clip": clip,
+        "grad_clip": 0.1,
+        "table_precision": precision,
+        "table_moments": moments,
+    }
+    undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
+    run(job_in(tmp_path / "a", cache, **train), undisturbed)
+
+    with pytest.raises(Interrupted):
+        run(job_in(tmp_path / "b", cache, **train), first)
+    run(job_in(tmp_path / "b", cache, **train), second)
+
+    assert max(first.rows) == 3
+    assert first.rows | second.rows == undisturbed.rows
+    assert sorted(undisturbed.rows) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("begins", "goes_on"), [("host", "device"), ("device", "host")])
+def test_a_trial_whose_tables_move_to_or_from_the_host_keeps_its_bits(
+    tmp_path, monkeypatch, begins, goes_on
+):
+    monkeypatch.setattr(host_offload, "DIRECT_READS", 0)
+    job = job_in(tmp_path / "device", tmp_path / "cache", table_optimizer="lazy_adamw")
+    moved = replace(job, checkpoints=tmp_path / "moved")
+    undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
+    run(job, undisturbed)
+
+    with pytest.raises(Interrupted):
+        run(replace(moved, memory_tables=begins), first)
+    run(replace(moved, memory_tables=goes_on), second)
+
+    assert first.rows | second.rows == undisturbed.rows
+    expected, found = (
+        checkpoint.load(each.checkpoints / "final")["weights"] for each in (job, moved)
+    )
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())

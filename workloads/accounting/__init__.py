@@ -1,0 +1,1 @@
+"""Counts of parameters, FLOPs, bytes and activations."""

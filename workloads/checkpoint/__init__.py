@@ -1,0 +1,1 @@
+"""Checkpoints: written atomically, read safely, split over ranks."""

@@ -1,0 +1,186 @@
+"""A trial's state taken apart, as ranks that share out tensors save it, and put together for whichever ranks read it.
+
+What all ranks have alike stays in the state. What each has a part of becomes pieces (`workloads/checkpoint/tensor_block.py`), named
+`weights/<parameter>/values`, `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and
+`tables/<table>/mean_square` (what the optimizer of tables keeps, which may be one number per row).
+
+Which part of a parameter a rank has, its `Shard` says, or the parameter itself where it is a DTensor (of FSDP2's
+`fully_shard`). Another kind of sharded tensor is another case in `parts`, `_whole` and `_place`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.distributed.local_part import is_part, own_part, own_place
+from workloads.sharding.table_shard import Shard, shards
+
+State = dict[str, Any]
+Part = Shard | Tensor
+"""What says which part of a parameter a rank has: a shard of a table, or a DTensor."""
+
+
+def parts(model: nn.Module) -> dict[str, Part]:
+    """Return parameter name -> part, of every parameter of which this rank holds a part only."""
+    sharded = {name: p.detach() for name, p in model.named_parameters() if is_part(p)}
+    return {**sharded, **shards(model)}
+
+
+def apart(
+    state: State, parts: Mapping[str, Part], names: Sequence[str]
+) -> tuple[State, dict[str, Piece]]:
+    """Split a state into what all ranks have alike and this rank's pieces.
+
+    Args:
+        state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as `TableOptimizer` does; the
+            rest is passed on.
+        parts: Which part of which parameter this rank has.
+        names: Of the parameters, as the optimizer numbers them.
+    """
+    if not parts:
+        return state, {}
+    pieces: dict[str, Piece] = {}
+    kept = _by_owner(state, names)
+    for (section, owner), values in kept.items():
+        part = parts.get(_parameter(section, owner))
+        if part is None:
+            continue
+        for what in list(values):
+            piece = _piece(values[what], part)
+            if piece is not None:
+                pieces[f"{section}/{owner}/{what}"] = piece
+                del values[what]
+    return _as_state(state, kept, names), pieces
+
+
+def together(
+    state: State, saved: Mapping[str, Saved], parts: Mapping[str, Part], names: Sequence[str]
+) -> State:
+    """Return a saved state with this rank's part of everything that is shared out in it, as plain tensors.
+
+    Args:
+        state: As loaded, with or without `optimizer`; what the ranks that saved it had whole included.
+        saved: As loaded, what those ranks had in pieces.
+        parts: Which part of which parameter this rank has; of others it has all.
+        names: Of the parameters, as the optimizer numbers them.
+
+    Raises:
+        ValueError: If the checkpoint is of another shape, or does not hold all of a part.
+    """
+    if not saved and not parts:
+        return state
+    kept = _by_owner(state, names)
+    for key, pieces in saved.items():
+        section, owner, what = key.split("/")
+        if state.get(section) is not None:
+            kept.setdefault((section, owner), {})[what] = pieces
+    for (section, owner), values in kept.items():
+        name = _parameter(section, owner)
+        for what, value in values.items():
+            values[what] = _cut(name, value, parts.get(name))
+    return _as_state(state, kept, names)
+
+
+def _by_owner(state: State, names: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return (section of the state, parameter or table) -> what is kept of it."""
+    sections = {
+        "weights": {name: {"values": value} for name, value in state["weights"].items()},
+        "optimizer": {
+            names[number]: kept
+            for number, kept in state.get("optimizer", {}).get("state", {}).items()
+            if number < len(names)  # of other models' parameters, which `put_weights` refuses
+        },
+        "tables": (state.get("tables") or {}).get("states", {}),
+    }
+    return {
+        (section, owner): dict(kept)
+        for section, owners in sections.items()
+        for owner, kept in owners.items()
+    }
+
+
+def _as_state(
+    state: State, kept: Mapping[tuple[str, str], dict[str, Any]], names: Sequence[str]
+) -> State:
+    """Return a state with what is kept by owner in the place of its own."""
+
+    def of(section: str) -> dict[str, dict[str, Any]]:
+        return {owner: values for (where, owner), values in kept.items() if where == section}
+
+    new = {
+        **state,
+        "weights": {name: values["values"] for name, values in of("weights").items() if values},
+    }
+    if state.get("optimizer"):
+        number = {name: index for index, name in enumerate(names)}
+        own = {number[name]: values for name, values in of("optimizer").items() if name in number}
+        new["optimizer"] = {**state["optimizer"], "state": own}
+    if state.get("tables"):
+        new["tables"] = {**state["tables"], "states": of("tables")}
+    return new
+
+
+def _piece(value: object, part: Part) -> Piece | None:
+    """Return what a rank keeps of its part of a parameter as a piece, or None if all ranks have it alike."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return None
+    offsets, sizes = _place(part, value.ndim)
+    # What an optimizer keeps of a part is no DTensor (`own_part.StandIns`).
+    own = own_part(value)
+    if own.shape != sizes:
+        # Kept by one rank only, it would be lost.
+        raise ValueError(
+            f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which no checkpoint can divide"
+        )
+    return Piece(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
+
+
+def _cut(name: str, value: object, part: Part | None) -> object:
+    """Return a rank's part of what was saved: pieces, a whole tensor, or what is nobody's part."""
+    if isinstance(value, Saved):
+        whole = value.whole
+    elif part is not None and isinstance(value, Tensor) and value.ndim:
+        whole = tuple(value.shape)
+    else:
+        return value
+    if part is None:
+        assert isinstance(value, Saved)
+        return value.read([0] * len(whole), whole)
+    expected = _whole(part, len(whole))
+    if whole != expected:
+        raise ValueError(
+            f"{name}: the checkpoint's tensor is {_times(whole)}, the model's {_times(expected)}; "
+            "delete the trial's checkpoints to train it anew"
+        )
+    offsets, sizes = _place(part, len(whole))
+    if isinstance(value, Saved):
+        return value.read(offsets, sizes)
+    assert isinstance(value, Tensor)
+    for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        value = value.narrow(dim, offset, size)
+    # Of its own, so that the whole may be dropped.
+    return value.clone()
+
+
+def _whole(part: Part, ndim: int) -> tuple[int, ...]:
+    """Return the shape of the whole, of `ndim` 1 and a table that of what is kept by row."""
+    return tuple(part.whole if isinstance(part, Shard) else part.shape)[:ndim]
+
+
+def _place(part: Part, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a part begins and its shape: of a table, or of what is kept by row (`ndim` 1)."""
+    if isinstance(part, Shard):
+        return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]
+    slices = own_place(part)
+    return tuple(each.start for each in slices), tuple(each.stop - each.start for each in slices)
+
+
+def _parameter(section: str, owner: str) -> str:
+    """Return the name of the parameter of which something is kept."""
+    return f"{owner}.weight" if section == "tables" else owner
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))

@@ -1,0 +1,1 @@
+"""Parts of synthetic biographies: names, templates, vocabulary."""

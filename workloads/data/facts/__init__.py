@@ -1,0 +1,1 @@
+"""Facts as documents and as probes."""

@@ -1,0 +1,120 @@
+"""Documents of text from JSON-lines, plain and Parquet files, one after the other in bounded memory."""
+
+import glob
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workloads.data.readers.lines import file_format, numbered_lines
+from workloads.data.readers.problems import Problems
+
+PLAIN_DOCUMENT_CHARS = 4_096
+"""Plain text is cut into documents of at least this many characters."""
+_LONGEST_PLAIN_CHARS = 16 * PLAIN_DOCUMENT_CHARS
+
+
+def expand(spec: str | Sequence[str]) -> tuple[Path, ...]:
+    """Return the files of a path, a glob pattern or a list of both, each pattern's files sorted.
+
+    A pattern that matches nothing is returned as it is, so that it can be reported as missing.
+    """
+    paths: list[Path] = []
+    for text in [spec] if isinstance(spec, str) else spec:
+        pattern = str(Path(text).expanduser())
+        is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
+        # Path.glob does not take absolute patterns.
+        matches = sorted(glob.glob(pattern, recursive=True)) if is_pattern else []  # noqa: PTH207
+        paths += [Path(match) for match in matches] or [Path(pattern)]
+    return tuple(dict.fromkeys(paths))
+
+
+def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> Iterator[str]:
+    """Yield the text of every document; empty ones are passed over.
+
+    Files ending in .jsonl, .json or .ndjson hold one object per line, .parquet a column, all others plain text;
+    any but Parquet may be gzipped.
+    """
+    for path in paths:
+        kind = file_format(path)
+        if kind in ("jsonl", "json", "ndjson"):
+            yield from _jsonl(path, text_field, problems)
+        elif kind == "parquet":
+            yield from _parquet(path, text_field, problems)
+        else:
+            yield from _plain(path, problems)
+
+
+def _jsonl(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
+    for line, raw in numbered_lines(path, problems):
+        if not raw.strip():
+            continue
+        try:
+            row = json.loads(raw)
+        except (json.JSONDecodeError, RecursionError) as error:
+            problems.add(path, line, f"is not JSON ({error})", "write one JSON object per line")
+            continue
+        if not isinstance(row, dict):
+            problems.add(
+                path, line, f"holds a {type(row).__name__}", "write one JSON object per line"
+            )
+        elif text_field not in row:
+            problems.add(
+                path,
+                line,
+                f"has no field {text_field!r}; it has {', '.join(map(repr, row)) or 'none'}",
+                "set data.text_field",
+            )
+        elif not isinstance(row[text_field], str):
+            problems.add(
+                path,
+                line,
+                f"{text_field} must be text, got {type(row[text_field]).__name__}",
+                "correct it",
+            )
+        elif row[text_field].strip():
+            yield row[text_field]
+
+
+def _parquet(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        problems.add(path, None, "needs pyarrow to be read", "pip install pyarrow")
+        return
+    try:
+        file = parquet.ParquetFile(path)
+    except (ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # the storage's, not the file's
+        problems.add(path, None, f"is not Parquet ({error})", "write it again")
+        return
+    if text_field not in file.schema_arrow.names:
+        names = ", ".join(map(repr, file.schema_arrow.names))
+        problems.add(
+            path, None, f"has no column {text_field!r}; it has {names}", "set data.text_field"
+        )
+        return
+    row = 0
+    for batch in file.iter_batches(batch_size=1_024, columns=[text_field]):
+        for value in batch.column(0).to_pylist():
+            row += 1
+            if not isinstance(value, str):
+                problems.add(path, row, f"{text_field} must be text, got {value!r}", "correct it")
+            elif value.strip():
+                yield value
+
+
+def _plain(path: Path, problems: Problems) -> Iterator[str]:
+    """Yield pieces cut at blank lines, or at line ends where no blank line comes for long."""
+    held: list[str] = []
+    size = 0
+    for _, line in numbered_lines(path, problems):
+        long_enough = size >= PLAIN_DOCUMENT_CHARS and not line.strip()
+        if long_enough or size >= _LONGEST_PLAIN_CHARS:
+            yield "\n".join(held)
+            held, size = [], 0
+        if held or line.strip():
+            held.append(line)
+            size += len(line) + 1
+    if "".join(held).strip():
+        yield "\n".join(held)

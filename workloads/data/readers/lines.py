@@ -1,0 +1,41 @@
+"""Lines of plain or gzipped UTF-8 files, numbered, with unreadable ones noted as problems."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from workloads.data.readers.problems import Problems
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
+    r"""Yield (1-based number, text without its line end) of every line; `\n` and `\r\n` end lines.
+
+    A line that is not UTF-8 and a damaged gzip stream become problems; the rest is still yielded.
+    """
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            for raw in file:
+                number += 1
+                if number == 1:
+                    raw = raw.removeprefix(_BYTE_ORDER_MARK)
+                try:
+                    yield number, raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    problems.add(
+                        path,
+                        number,
+                        f"byte {error.start + 1} of the line is not UTF-8 (0x{raw[error.start]:02x})",
+                        "convert the file, for example with iconv -t UTF-8",
+                    )
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+
+
+def file_format(path: Path) -> str:
+    """Return the extension without .gz, lower case, without the dot: `jsonl`, `tsv`, `txt`."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix.removeprefix(".")

@@ -1,0 +1,1 @@
+"""Process groups, meshes and collectives of torch.distributed."""

@@ -1,1 +1,0 @@
-"""Tokens to the rows that experts work on, and back."""

@@ -1,0 +1,1 @@
+"""Dot products with gathered rows."""

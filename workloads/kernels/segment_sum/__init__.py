@@ -1,0 +1,1 @@
+"""Sums of rows that belong to one segment."""

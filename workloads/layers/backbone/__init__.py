@@ -1,0 +1,1 @@
+"""Transformer backbones and their size families."""

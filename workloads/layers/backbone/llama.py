@@ -1,0 +1,206 @@
+"""The Llama-style backbone that most architectures fill: RMSNorm, rotary positions, SwiGLU, no biases.
+
+A Config that has it derives from `LlamaBackbone`, and so shares its fields, checks and presets; one without any dense
+feed-forward block from `LlamaFrame`, which has no d_ff.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import nn
+
+from workloads.accounting.counts import Accounted, Part
+from workloads.layers.backbone.transformer import Rotary, Transformer
+from workloads.layers.block import Block
+from workloads.layers.mixers.attention import AttentionShape, CausalAttention
+from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape, llama_d_ff
+from workloads.layers.modules.linear import Embedding, Head, VocabularyPart
+from workloads.layers.modules.norms import RMSNorm, RMSNormPart
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaFrame(Accounted):
+    """Fields of the backbone but for dense feed-forward blocks, and what can be made of them."""
+
+    d_model: int
+    """Residual width."""
+    n_layers: int
+    """Blocks."""
+    n_heads: int
+    """Query heads of attention."""
+    n_kv_heads: int | None = None
+    """Key and value heads of attention; None is as many as query heads."""
+    qk_norm: bool = False
+    """Normalise attention queries and keys per head."""
+    rope_base: float = 10_000.0
+    """Base of the rotary frequencies."""
+    norm_eps: float = 1.0e-5
+    """Added to mean squares under the root."""
+    tied_embeddings: bool = False
+    """Use the embedding table as output head."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
+        check_heads(self.d_model, self.n_heads)
+        if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
+            fix = nearest_divisor(self.n_heads, self.n_kv_heads)
+            raise ValueError(
+                f"n_kv_heads must divide n_heads ({self.n_heads}), got {self.n_kv_heads}; the nearest is {fix}"
+            )
+        for name in ("norm_eps", "rope_base"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+    @property
+    def attention(self) -> AttentionShape:
+        """Sizes of one attention block."""
+        return AttentionShape(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_heads if self.n_kv_heads is None else self.n_kv_heads,
+            qk_norm=self.qk_norm,
+        )
+
+    def attention_parts(self, vocab_size: int) -> list[tuple[int, Part]]:
+        """Return the parts of the frame and attention in every layer."""
+        return [
+            (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
+            (2 * self.n_layers + 1, RMSNormPart(width=self.d_model)),
+            (self.n_layers, self.attention),
+        ]
+
+    def block_with(self, feed_forward: nn.Module, *, mixer: nn.Module | None = None) -> Block:
+        """Return a block with these in its slots; attention where None."""
+        return Block(
+            norm=partial(RMSNorm, self.d_model, eps=self.norm_eps),
+            mixer=mixer or CausalAttention(self.attention, norm_eps=self.norm_eps),
+            feed_forward=feed_forward,
+        )
+
+    def frame(self, vocab_size: int, layers: Iterable[nn.Module]) -> dict[str, Any]:
+        """Return the arguments of `Transformer` for a model with these layers."""
+        return {
+            "embedding": Embedding(vocab_size, self.d_model),
+            "layers": layers,
+            "norm": RMSNorm(self.d_model, eps=self.norm_eps),
+            "head": None if self.tied_embeddings else Head(self.d_model, vocab_size),
+            "rotary": Rotary(columns=self.attention.d_head, base=self.rope_base),
+        }
+
+    def transformer(self, vocab_size: int, layers: Iterable[nn.Module]) -> Transformer:
+        """Return a model with these layers."""
+        return Transformer(**self.frame(vocab_size, layers))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaBackbone(LlamaFrame):
+    """The frame with dense feed-forward blocks in all layers or some."""
+
+    FLOP_KNOB: ClassVar[str] = "d_ff"
+    """Field that `match:` solves for unless told otherwise."""
+
+    d_ff: int
+    """Width of the dense feed-forward blocks."""
+
+    def __post_init__(self) -> None:
+        if self.d_ff < 1:
+            raise ValueError(f"d_ff must be at least 1, got {self.d_ff}; the nearest is 1")
+        super().__post_init__()
+
+    @property
+    def swiglu(self) -> SwiGLUShape:
+        """Sizes of one dense feed-forward block."""
+        return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
+
+    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Part]]:
+        """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
+        return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
+
+    def block(
+        self, feed_forward: nn.Module | None = None, *, mixer: nn.Module | None = None
+    ) -> Block:
+        """Return a block with these in its slots; attention and SwiGLU where None."""
+        return self.block_with(feed_forward or SwiGLU(self.d_model, self.d_ff), mixer=mixer)
+
+
+def check_heads(d_model: int, n_heads: int) -> None:
+    """Refuse heads that do not divide the model into parts of even width.
+
+    Raises:
+        ValueError: Naming the nearest number of heads that does.
+    """
+    if d_model % (2 * n_heads) == 0:
+        return
+    rule = f"n_heads must divide d_model ({d_model}) into heads of even width, got {n_heads}"
+    if d_model % 2:
+        raise ValueError(
+            f"{rule}; d_model is odd: the nearest even ones are {d_model - 1}, {d_model + 1}"
+        )
+    raise ValueError(f"{rule}; the nearest is {nearest_divisor(d_model // 2, n_heads)}")
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of `number` nearest to `wanted`, the smaller of two."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    divisors = {*small, *(number // d for d in small)}
+    return min(divisors, key=lambda d: (abs(d - wanted), d))
+
+
+def _paper(d_model: int, n_layers: int, n_heads: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "d_model": d_model,
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "d_ff": llama_d_ff(d_model),
+        "rope_base": 500_000.0,
+        **fields,
+    }
+
+
+def _small(d_model: int, n_layers: int, n_heads: int, d_ff: int) -> dict[str, Any]:
+    # Tied: with 32,000 tokens a second matrix would have four times the parameters of the blocks at 1m.
+    return {
+        "d_model": d_model,
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "d_ff": d_ff,
+        "tied_embeddings": True,
+    }
+
+
+TINY: dict[str, dict[str, Any]] = {
+    # For a CPU: two layers, and two heads however narrow, so that only the width differs between the smallest.
+    "d8": _small(8, 2, 2, 24),
+    "d12": _small(12, 2, 2, 32),
+    "d16": _small(16, 2, 2, 48),
+    "d20": _small(20, 2, 2, 56),
+    "d24": _small(24, 2, 2, 64),
+    "d32": _small(32, 2, 2, 88),
+    "d48": _small(48, 2, 3, 128),
+    "d64": _small(64, 2, 4, 176),
+}
+SMALL: dict[str, dict[str, Any]] = {
+    # Named by the non-embedding parameters of `dense`.
+    "1m": _small(128, 5, 4, 352),
+    "3m": _small(192, 6, 6, 616),
+    "10m": _small(320, 8, 5, 880),
+    "30m": _small(512, 10, 8, 1280),
+}
+PAPER: dict[str, dict[str, Any]] = {
+    # Berges et al. 2024 (arXiv 2412.09764) and its authors' answers to reviewers; named by all parameters of `dense`
+    # with 32,000 tokens.
+    "134m": _paper(768, 12, 12),
+    "373m": _paper(1024, 24, 16),
+    "720m": _paper(1536, 22, 12),
+    "1.3b": _paper(2048, 22, 16),
+    # Llama-3 shape (grouped keys, d_ff 14,336), for a vocabulary of 128,000.
+    "8b": _paper(4096, 32, 32, n_kv_heads=8, d_ff=14_336),
+}
+BACKBONES = {**TINY, **SMALL, **PAPER}
+"""Preset name -> fields of the backbone, for every architecture that has this one."""

@@ -1,0 +1,110 @@
+"""The frame that architectures fill: embedding, blocks, final norm, head."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.layers.context import Cache, Context, LeftBehind
+from workloads.layers.mixers.attention import rotation_table
+from workloads.layers.modules.linear import Embedding, Head
+from workloads.layers.modules.usage_stats import rows_ever_read, usage_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Which columns of a head turn with the position, and how fast."""
+
+    columns: int
+    base: float
+
+
+class Transformer(nn.Module):
+    """Token ids to logits through blocks of (x, context)."""
+
+    def __init__(
+        self,
+        *,
+        embedding: Embedding,
+        layers: Iterable[nn.Module],
+        norm: nn.Module,
+        head: Head | None,
+        rotary: Rotary | None,
+    ) -> None:
+        """Put a model together; without `head` the embedding table is the head too."""
+        super().__init__()
+        self.embedding = embedding
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
+        self.head = head
+        self.rotary = rotary
+        self.observing = True
+        """Whether training passes record how memories and experts are used."""
+        self._auxiliary: list[Tensor] = []
+
+    def forward(
+        self, tokens: Int[Tensor, "batch seq"], cache: Cache | None = None
+    ) -> Float[Tensor, "batch seq vocab_size"]:
+        """Return next-token logits.
+
+        Args:
+            tokens: With a cache, those that follow the tokens in it.
+            cache: What is remembered of earlier tokens; this pass adds its own.
+        """
+        context = self.context(tokens, cache)
+        x = self.embed(tokens, context)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, context.at(None if cache is None else cache.layer(index)))
+        if cache is not None:
+            cache.length += tokens.shape[1]
+        self._auxiliary = context.losses
+        return self.logits(x)
+
+    def context(self, tokens: Int[Tensor, "batch seq"], cache: Cache | None) -> Context:
+        """Return what every block of this pass may look at."""
+        start = 0 if cache is None else cache.length
+        rotation = None
+        if self.rotary is not None:
+            rotation = rotation_table(
+                tokens.shape[1],
+                self.rotary.columns,
+                base=self.rotary.base,
+                device=tokens.device,
+                start=start,
+            )
+        return Context(
+            tokens=tokens,
+            rotation=rotation,
+            start=start,
+            observe=self.training and self.observing,
+            left_behind=LeftBehind(),  # said, because torch.compile cannot follow a default's factory
+        )
+
+    def embed(
+        self, tokens: Int[Tensor, "batch seq"], context: Context
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return the first residual stream."""
+        x: Tensor = self.embedding(tokens)
+        return x
+
+    def logits(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> Float[Tensor, "batch seq vocab_size"]:
+        """Return next-token logits of the last residual stream."""
+        x = self.norm(x)
+        return functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """Return the losses that layers added in the last pass, a mean over its tokens; None where no layer does."""
+        return torch.stack(self._auxiliary).sum() if self._auxiliary else None
+
+    def statistics(self) -> dict[str, float]:
+        """Return how memories and experts were used in training since the last call (`usage.usage_report`)."""
+        return usage_report(self)
+
+    def ever_read(self) -> list[Bool[Tensor, " rows"]]:
+        """Return which rows each memory has read in training, in place: what is written there is kept."""
+        return rows_ever_read(self)

@@ -1,0 +1,1 @@
+"""Memory tables and the layers that read them."""

@@ -1,0 +1,102 @@
+"""A product-key memory in the place of a feed-forward block."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.layers.context import Context
+from workloads.layers.memory.product_keys import LookupShape, ProductKeyLookup
+from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.modules.linear import Linear
+from workloads.layers.modules.usage_stats import MemoryUsage
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryShape(Part):
+    """Sizes of one memory layer without its table, and what follows from them."""
+
+    lookup: LookupShape
+    value_dim: int
+    gate: bool = True
+    """`output(bag * silu(gate x))`, else the bag itself, projected only where value_dim is not d_model."""
+
+    @property
+    def projects(self) -> bool:
+        """Whether an output projection follows the bag."""
+        return self.gate or self.value_dim != self.lookup.d_model
+
+    def table(self, *, n_readers: int = 1) -> TablePart:
+        """Return the table as `n_readers` such layers read it."""
+        return TablePart(
+            n_rows=self.lookup.n_slots,
+            width=self.value_dim,
+            bag_size=self.lookup.rows_read,
+            distinct=self.lookup.knn,
+            n_readers=n_readers,
+        )
+
+    def param_count(self) -> ParamCount:
+        """Count lookup, gate and output projection."""
+        lookup, d, v = self.lookup.param_count(), self.lookup.d_model, self.value_dim
+        gate = (d + 1) * v if self.gate else 0
+        output = (v + 1) * d if self.gate else (v * d if self.projects else 0)
+        return ParamCount(memory_keys=lookup.memory_keys + gate + output, norm=lookup.norm)
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count lookup, gate and output projection; the bag counts with the table."""
+        product = 2.0 * self.lookup.d_model * self.value_dim
+        products = product * (int(self.gate) + int(self.projects))
+        return FlopCount(memory=self.lookup.flops_per_token(seq_len).memory + products)
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return what the lookup keeps, and gate, silu(gate) and their product with the bag.
+
+        The bag stays in the stream's type; with bf16 the gate keeps the input once more.
+        """
+        c, casts = (4, 0) if precision == "fp32" else (2, 1)
+        kept = self.lookup.activation_bytes_per_token(seq_len, precision)
+        if self.gate:
+            kept += c * (casts * self.lookup.d_model + 3 * self.value_dim) + 4 * self.value_dim
+        elif self.projects:
+            kept += c * self.value_dim
+        return kept
+
+
+class ProductKeyMemory(ProductKeyLookup):
+    """The weighted sum of the best rows of every head, with a gate `output(bag * silu(gate x))` or without.
+
+    Sources: Lample et al. 2019 (arXiv 1907.05242) for the lookup; Berges et al. 2024 (arXiv 2412.09764) for the gate.
+    """
+
+    def __init__(self, shape: MemoryShape, table: MemoryTable) -> None:
+        """Make a layer that reads `table`, which the model owns."""
+        super().__init__(shape.lookup)
+        self.shape = shape
+        self.table = Borrowed(table)
+        d_model, value_dim = shape.lookup.d_model, shape.value_dim
+        self.gate = Linear(d_model, value_dim, bias=True) if shape.gate else None
+        self.output = Linear(value_dim, d_model, bias=shape.gate) if shape.projects else None
+        self.usage = MemoryUsage(shape.lookup.n_slots)
+
+    def forward(
+        self, x: Float[Tensor, "*batch d_model"], context: Context
+    ) -> Float[Tensor, "*batch d_model"]:
+        """Return the layer's output, to be added to the residual."""
+        tokens = x.reshape(-1, self.lookup.d_model)
+        ids, weights = self.select(tokens)
+        self.usage.mark(ids)
+        if context.observe:
+            self.usage.record(ids, weights)
+        output: Tensor = self.table.module(ids, weights).to(x.dtype)
+        if self.gate is not None:
+            output = output * functional.silu(self.gate(tokens))
+        if self.output is not None:
+            output = self.output(output)
+        return output.view(x.shape)
+
+    def observe(self, output: Tensor, residual: Tensor) -> None:
+        """Record the size of the output against the residual stream's."""
+        self.usage.record_output(output, residual)

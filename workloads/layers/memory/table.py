@@ -1,0 +1,188 @@
+"""The value rows that memory layers read, and what reading them costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.hash_bag.op import hash_bag
+from workloads.kernels.sign_hash.op import sign_hash
+from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.memory.host_offload import empty_on_host, fetch_rows, zeros_on_host
+from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.modules.init import write_normal_part
+from workloads.sharding.table_shard import Shard
+
+
+class MemoryTable(nn.Module):
+    """Rows read as weighted sums, or by their products. A model owns its tables; layers that read one borrow it (`Borrowed`)."""
+
+    PARAM_GROUP: ClassVar[str] = "memory_values"
+
+    def __init__(self, n_rows: int, width: int, *, std: float | None = None) -> None:
+        """Make a table that begins normal with standard deviation `std`, 1 / sqrt(width) if None."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(n_rows, width))
+        self.std = width**-0.5 if std is None else std
+        self.shard: Shard | None = None
+        """Which part of the table `weight` is, where ranks share it out (`sharding/materialise.py`); None is all of it."""
+        self.deferred: DeferredGradient | None = None
+        """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
+        self.on_host = False
+        """Whether the values lie in host memory (`host_memory.py`), whatever device computes with them."""
+
+    def defer(self) -> None:
+        """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
+        self.deferred = DeferredGradient(
+            fetch_rows if self.on_host else None, device=self.weight.device
+        )
+
+    def to_host(self, device: torch.device) -> None:
+        """Keep the values, or open ones of a table on the meta device, in host memory; `device` computes with them.
+
+        Raises:
+            ValueError: If ranks share the table out.
+        """
+        if self.shard is not None:
+            raise ValueError(
+                "memory_tables: host holds whole tables, this one is shared out over ranks; set memory_ranks to 1"
+            )
+        weight = self.weight
+        values = empty_on_host(*weight.shape, dtype=weight.dtype, device=device)
+        if not weight.is_meta:
+            values.copy_(weight.detach())
+        self.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
+        self.on_host = True
+
+    def store_as(self, dtype: torch.dtype) -> None:
+        """Change the type of the values, which stay the same parameter where they are."""
+        if self.on_host:
+            values = empty_on_host(*self.weight.shape, dtype=dtype, device=self.weight.device)
+            self.weight.data = values.copy_(self.weight.detach())
+        else:
+            self.to(dtype)
+
+    def zeros_like(self, tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return zeros of the shape of `tensor` that lie where the values do."""
+        if self.on_host:
+            return zeros_on_host(tensor, dtype=dtype)
+        return torch.zeros_like(tensor, dtype=dtype)
+
+    def forward(
+        self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
+    ) -> Float[Tensor, "bags width"]:
+        """Return the weighted sum of the rows of each bag, in the table's type."""
+        bag: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_bag
+        if self.shard is not None:
+            bag = partial(self.shard.bag, deferred=self.deferred)
+        elif self.deferred is not None:
+            bag = self.deferred.weighted_bag
+        return bag(*self._rows(ids), weights.to(self.weight.dtype))
+
+    def hashed(
+        self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
+    ) -> tuple[
+        Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
+    ]:
+        """Return the sum of the rows that the signs of `z` name, in the table's type; their ids and weights."""
+        if self.deferred is None and self.shard is None and not self.on_host:
+            return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
+        ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
+        return self(ids, weights), ids, weights
+
+    def products(
+        self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
+    ) -> Float[Tensor, "bags bag_size"]:
+        """Return the product of every row of each bag with the bag's `x`, in the table's type."""
+        products: Callable[[Tensor, Tensor, Tensor], Tensor] = row_dot
+        if self.shard is not None:
+            products = partial(self.shard.products, deferred=self.deferred)
+        elif self.deferred is not None:
+            products = self.deferred.row_dot
+        return products(*self._rows(ids), x.to(self.weight.dtype))
+
+    def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a tensor that holds the rows read, and where in it they are. A deferred gradient fetches them itself."""
+        if self.on_host and self.deferred is None:
+            return fetch_rows(self.weight, ids)
+        return self.weight, ids
+
+    def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        """Write a normal: of a part what the whole would have there."""
+        if self.shard is None:
+            value.normal_(0.0, self.std, generator=generator)
+        else:
+            write_normal_part(
+                value,
+                self.std,
+                generator,
+                width=self.shard.width,
+                n_rows=self.shard.n_rows,
+                rows=self.shard.rows,
+                columns=self.shard.columns,
+            )
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Borrowed(Generic[M]):
+    """A module that is used here and owned, saved and counted elsewhere in the model."""
+
+    def __init__(self, module: M) -> None:
+        self.module = module
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePart(Part):
+    """A table, and the layers that read it."""
+
+    n_rows: int
+    width: int
+    bag_size: int
+    """Rows that one token reads in one layer."""
+    distinct: int
+    """Of those, how many are drawn together without repetition: one head's share."""
+    n_readers: int = 1
+    """Layers that read it."""
+
+    def param_count(self) -> ParamCount:
+        """Count the rows once, however many layers read them."""
+        return ParamCount(memory_values=self.n_rows * self.width)
+
+    def active_params(self) -> int:
+        """Count the rows that one token reads, as if heads and layers never read the same, up to the whole table."""
+        return min(self.n_rows, self.n_readers * self.bag_size) * self.width
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count the weighted sums, or the products, of the rows read."""
+        return FlopCount(memory=2.0 * self.n_readers * self.bag_size * self.width)
+
+    def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
+        """Return the rows that the batch reads in each layer, each once; expected number under even use."""
+        rows = distinct_rows(
+            self.n_rows,
+            draws=batch_tokens * (self.bag_size // self.distinct),
+            without_repetition=self.distinct,
+        )
+        per_token = self.n_readers * rows * self.width / batch_tokens
+        return {"memory_values": element_bytes * per_token}
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return nothing: ids and weights are kept by whoever made them."""
+        return 0.0
+
+    @property
+    def reads(self) -> int:
+        """Rows that one token reads in all layers, each as often as it is read."""
+        return self.n_readers * self.bag_size
+
+    def deferred_bytes_per_token(self, *, element_bytes: int) -> int:
+        """Return what a deferred gradient keeps until the update (`Hits`): ids (int32), weights, and a row per bag."""
+        return self.reads * (4 + element_bytes) + self.n_readers * self.width * element_bytes

@@ -1,0 +1,222 @@
+"""Causal self-attention with rotary positions, and the frame of every mixer that has queries, keys and values."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.layers.context import Context, remember
+from workloads.layers.modules.linear import Linear
+from workloads.layers.modules.norms import RMSNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionShape(Part):
+    """Sizes of one softmax attention block, and what follows from them."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    qk_norm: bool = False
+    bias: bool = False
+    """Biases on the four projections."""
+    rotary_columns: int | None = None
+    """Columns of each head that turn with the position; None is all."""
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def d_kv(self) -> int:
+        """Width of all keys, and of all values."""
+        return self.n_kv_heads * self.d_head
+
+    @property
+    def projection_params(self) -> int:
+        """Weights and biases of the four projections."""
+        weights = 2 * self.d_model * (self.d_model + self.d_kv)
+        return weights + (2 * (self.d_model + self.d_kv) if self.bias else 0)
+
+    def param_count(self) -> ParamCount:
+        """Count projections, and the gains of query and key norms."""
+        norm = 2 * self.d_head if self.qk_norm else 0
+        return ParamCount(attention=self.projection_params, norm=norm)
+
+    def flops_per_token(self, seq_len: int) -> FlopCount:
+        """Count projections and mixing."""
+        projections = 4.0 * self.d_model * (self.d_model + self.d_kv)
+        return FlopCount(attention=projections + self.mixing_flops(seq_len))
+
+    def mixing_flops(self, seq_len: int) -> float:
+        """Return what mixing positions costs a token: scores and weighted sum over the causal half of a sequence."""
+        return 2.0 * seq_len * self.n_heads * self.d_head
+
+    def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
+        """Return input of the projections, with norms the normalised query and key, and what mixing keeps.
+
+        With bf16, norms keep fp32 copies of their inputs as well.
+        """
+        c, casts = (4, 0) if precision == "fp32" else (2, 1)
+        norms = 0.0
+        if self.qk_norm:
+            columns, rows = self.d_model + self.d_kv, self.n_heads + self.n_kv_heads
+            norms = 4.0 * (1 + casts) * columns + 4.0 * rows
+        return c * self.d_model + norms + self.mixing_activation_bytes(seq_len, precision)
+
+    def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
+        """Return query, key and value, the mixture, the fused kernel's log-sum-exp, and turned query and key if any turn.
+
+        Mixing is told query, key and value as views of one projection; turning copies query and key.
+        """
+        c = 4 if precision == "fp32" else 2
+        turned = 0 if self.rotary_columns == 0 else self.d_model + self.d_kv
+        return c * (2.0 * self.d_model + 2.0 * self.d_kv + turned) + 4.0 * self.n_heads
+
+
+class MultiHead(nn.Module):
+    """Queries, keys and values of several heads, mixed over positions by `mix`, and projected back."""
+
+    PARAM_GROUP: ClassVar[str] = "attention"
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        *,
+        norm_eps: float,
+        input_std: float | None = None,
+        output_std: float | None = None,
+    ) -> None:
+        """Make the projections; they begin with the given standard deviations, 1 / sqrt(d_model) if None."""
+        super().__init__()
+        self.shape = shape
+        # One matrix, rows in the order query, key, value: one large product is faster than three small ones.
+        self.query_key_value = Linear(
+            shape.d_model, shape.d_model + 2 * shape.d_kv, bias=shape.bias, std=input_std
+        )
+        self.output = Linear(shape.d_model, shape.d_model, bias=shape.bias, std=output_std)
+        self.query_norm = RMSNorm(shape.d_head, eps=norm_eps) if shape.qk_norm else None
+        self.key_norm = RMSNorm(shape.d_head, eps=norm_eps) if shape.qk_norm else None
+
+    def forward(
+        self, x: Float[Tensor, "batch seq d_model"], context: Context
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return the block's output, to be added to the residual."""
+        query_key, value = self.heads(x)
+        turned = rotate(query_key, context.rotation).transpose(1, 2)
+        query, key = turned.tensor_split([self.shape.n_heads], dim=1)
+        return self.joined(self.mix(query, key, value.transpose(1, 2), context))
+
+    def heads(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> tuple[
+        Float[Tensor, "batch seq query_key_heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+    ]:
+        """Return queries and keys of all heads, normalised where the shape says so and not yet turned, and values."""
+        batch, seq, _ = x.shape
+        n_heads, n_kv_heads, d_head = self.shape.n_heads, self.shape.n_kv_heads, self.shape.d_head
+        heads = self.query_key_value(x).view(batch, seq, -1, d_head)
+        query_key, value = heads.tensor_split([n_heads + n_kv_heads], dim=2)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = query_key.tensor_split([n_heads], dim=2)
+            query_key = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
+        return query_key, value
+
+    def joined(
+        self, mixed: Float[Tensor, "batch heads seq d_head"]
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return what all heads mixed, projected back."""
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    def mix(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch kv_heads seq d_head"],
+        value: Float[Tensor, "batch kv_heads seq d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Return for every position a mixture of the values at this and earlier positions."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it mixes")
+
+
+class CausalAttention(MultiHead):
+    """Softmax attention to this and earlier positions."""
+
+    def mix(
+        self,
+        query: Float[Tensor, "batch heads seq d_head"],
+        key: Float[Tensor, "batch kv_heads seq d_head"],
+        value: Float[Tensor, "batch kv_heads seq d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Return the softmax mixture (`softmax_mix`)."""
+        return softmax_mix(query, key, value, context)
+
+
+def softmax_mix(
+    query: Float[Tensor, "batch heads seq d_head"],
+    key: Float[Tensor, "batch kv_heads seq d_head"],
+    value: Float[Tensor, "batch kv_heads seq d_head"],
+    context: Context,
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Return `softmax(q k / sqrt(d_head)) v` over this and earlier positions, those in the cache included."""
+    mask = None
+    if context.cache is not None:
+        key = remember(context.cache, "key", key, dim=2)
+        value = remember(context.cache, "value", value, dim=2)
+        mask = _earlier(query.shape[2], key.shape[2], query.device)
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None and query.shape[2] == key.shape[2],
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _earlier(n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
+    """Return which keys the last `n_queries` positions may see; None where the kernel knows or all may."""
+    if n_queries in (1, n_keys):
+        return None
+    everything = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
+    return everything.tril(n_keys - n_queries)
+
+
+def rotation_table(
+    seq_len: int, columns: int, *, base: float, device: torch.device, start: int = 0
+) -> Float[Tensor, "2 seq 1 columns"]:
+    """Return cosines and signed sines of the positions from `start` on and every column, ready for `rotate`.
+
+    Columns i and i + columns / 2 are a pair that turns by position * base ** (-2 i / columns); the sine is negative in
+    the first half. Source: Su et al. 2021 (arXiv 2104.09864), section 3.4.2. Computed in fp32 once per forward pass,
+    so a model has no longest sequence.
+    """
+    frequencies = base ** (
+        -torch.arange(0, columns, 2, device=device, dtype=torch.float32) / columns
+    )
+    positions = torch.arange(start, start + seq_len, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies)
+    cosine, sine = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)))
+    return table[:, :, None]
+
+
+def rotate(
+    x: Float[Tensor, "batch seq heads d_head"], rotation: Float[Tensor, "2 seq 1 columns"] | None
+) -> Float[Tensor, "batch seq heads d_head"]:
+    """Turn every pair of the first columns, as many as the table has, by the angle of its position."""
+    if rotation is None:
+        return x
+    cosine, sine = rotation.to(x.dtype)
+    columns = rotation.shape[-1]
+    turning = x[..., :columns]
+    turned = torch.addcmul(turning * cosine, turning.roll(columns // 2, dims=-1), sine)
+    return turned if columns == x.shape[-1] else torch.cat((turned, x[..., columns:]), dim=-1)

@@ -1,0 +1,1 @@
+"""Modules that architectures are made of: linear, norms, feed-forward, mixtures of experts, initialisation."""

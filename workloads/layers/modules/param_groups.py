@@ -1,0 +1,31 @@
+"""Which group of `ParamCount` a parameter counts under: what the nearest enclosing module says it is."""
+
+from torch import nn
+
+from workloads.accounting.counts import ParamCount
+
+GROUPS = frozenset(ParamCount().as_dict())
+
+
+def param_groups(model: nn.Module) -> dict[str, str]:
+    """Return parameter name -> group, by the `PARAM_GROUP` of the nearest module around each parameter.
+
+    Raises:
+        TypeError: If no module around a parameter says, or one says a group that does not exist.
+    """
+    groups: dict[str, str] = {}
+    found: dict[str, str | None] = {"": getattr(model, "PARAM_GROUP", None)}
+    for path, module in model.named_modules():
+        if path:
+            parent = found[path.rpartition(".")[0]]
+            found[path] = getattr(module, "PARAM_GROUP", parent)
+        for name, _ in module.named_parameters(recurse=False):
+            full = f"{path}.{name}" if path else name
+            group = found[path]
+            if group not in GROUPS:
+                raise TypeError(
+                    f"{full}: no module around it has a PARAM_GROUP among {', '.join(sorted(GROUPS))}, got {group!r}; "
+                    "give its class one"
+                )
+            groups[full] = group
+    return groups

@@ -1,0 +1,127 @@
+"""Dense parameters sharded over all ranks with FSDP2 (`torch.distributed.fsdp.fully_shard`): all but the memory tables.
+
+Each rank keeps a part of every parameter, of its gradient and of what the optimizer keeps of it. A block's parameters are
+gathered when it runs, forward and again backward, and freed after it; in its backward pass their gradients are summed
+over the ranks as they are scattered to their parts. What no block owns (embedding, head, last norm, what blocks borrow)
+is gathered when the model runs and freed after its backward pass.
+
+    type policy     parameters, their parts and gradients are fp32; they are gathered as fp32, and gradients are summed in
+                    fp32 and not divided, because losses are parts of a mean over the global batch already; layers compute
+                    in bf16 by the same autocast as replicated ones, whose bf16 copies of weights live as long as the gathered
+                    weights do (`recast.py`). So sharding changes the order of sums and nothing else.
+
+Gradients are summed in every micro batch, or each rank would keep whole ones between them. Gathering is collective: ranks
+make the same number of passes.
+
+Tables stay outside: `MemoryTable` has its own sharding, and its gradients are summed by `gradient_sums.GradientSums` or
+deferred.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from workloads.distributed.local_part import is_part
+from workloads.distributed.process_group import World
+from workloads.layers.memory.table import Borrowed
+from workloads.sharding.autocast_recompute import recast_in_backward
+from workloads.sharding.fsdp_collectives import Gather, Scatter
+
+
+def shard_dense(
+    model: nn.Module, world: World, *, here: torch.device, without: Iterable[nn.Parameter]
+) -> None:
+    """Replace every parameter but those of `without` by this rank's part. Every rank must call this.
+
+    The model may lie on the meta device, then no device ever holds a whole parameter but while it runs.
+
+    Raises:
+        ValueError: If ranks share a GPU: they talk through gloo, which cannot send what it takes.
+    """
+    if here.type == "cuda" and dist.get_backend(world.group) == "gloo":
+        raise ValueError(
+            "dense_parameters: sharded needs a GPU for each rank, these share one; "
+            "set resources.gpus to the number of ranks, or dense_parameters to replicated"
+        )
+    # Here, since it takes a while and only this needs it.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.tensor import Shard
+
+    group = world.group or dist.group.WORLD
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, here.type)
+    left_out = {*without}
+    # A number by itself has no dimension to be cut along; GradientSums sums its gradient.
+    left_out |= {p for p in model.parameters() if p.ndim == 0}
+    blocks = _grouped(model, left_out)
+    for module in (*blocks, model):
+        fully_shard(
+            module,
+            mesh=mesh,
+            # The backward pass begins with what the forward pass ended with.
+            reshard_after_forward=module is not model,
+            shard_placement_fn=lambda parameter: Shard(cut_along(parameter.shape, world.size)),
+            ignored_params=left_out,
+        )
+    for block in blocks:
+        recast_in_backward(block)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Otherwise NCCL is asked for a sum of products with that factor, which gloo does not know.
+            module.set_force_sum_reduction_for_comms(True)
+            gather, scatter = cast(Any, Gather()), cast(Any, Scatter())
+            module.set_custom_all_gather(gather)
+            module.set_custom_reduce_scatter(scatter)
+
+
+@contextmanager
+def only_forward(model: nn.Module) -> Iterator[None]:
+    """Within, passes are made that no backward pass follows; at the end nothing is left gathered."""
+    sharded = any(map(is_part, model.parameters()))
+    # FSDP gathers into the same tensors ever after, and tensors born in inference mode are no good for training.
+    with torch.no_grad() if sharded else torch.inference_mode():
+        try:
+            yield
+        finally:
+            if sharded:
+                root: Any = model
+                root.reshard()
+
+
+def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:
+    """Return the blocks that are gathered each by itself: those whose parameters nobody uses outside of their pass."""
+    own = [
+        (block, {p for p in block.parameters() if p not in left_out})
+        for block in getattr(model, "layers", ())
+    ]
+    used_by = Counter(parameter for _, parameters in own for parameter in parameters)
+    lent = {
+        parameter
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Borrowed)
+        for parameter in value.module.parameters()
+    }
+    return [
+        block
+        for block, parameters in own
+        if parameters and not any(used_by[p] > 1 or p in lent for p in parameters)
+    ]
+
+
+def cut_along(shape: Sequence[int], n_ranks: int) -> int:
+    """Return the dimension along which a parameter is cut: the first one.
+
+    Where that is shorter than there are ranks (the two halves of product keys), each rank with a part would hold much and
+    the others nothing, so it is the first that divides evenly, which FSDP asks of any but the first.
+    """
+    if shape[0] < n_ranks:
+        return next((dim for dim, n in enumerate(shape) if n and n % n_ranks == 0), 0)
+    return 0

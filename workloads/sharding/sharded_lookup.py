@@ -1,0 +1,216 @@
+"""A table read by the ranks that hold it together: local kernels between messages, while messages travel.
+
+    weighted sums   forward   ids and weights there -> weighted_bag -> sums back
+                    backward  gradients of sums there (meanwhile: sort) -> table, products -> products back
+    products        forward   ids and x there -> row_dot -> products back
+                    backward  their gradients there -> weighted_bag -> gradients of x back (meanwhile: table)
+
+Where the route has pieces, one is read while the next ones arrive and the ones before go back. The table's gradient is
+one pass over the reads of all pieces: it sorts them, and it writes the whole table, so two halves would cost twice as
+much. The products of a bag's backward pass come out of the same pass, hence all at once; where the pass is left to the
+optimizer (`DeferredGradient`) they are made in pieces too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from workloads.distributed.collectives import Arrival
+from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.segment_sum.op import sorted_reads
+from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.sharding.table_route import Route
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a read returns, and what it keeps for its backward pass: the reads that were made here."""
+
+    output: Tensor
+    ids: Int[Tensor, "held_bags held_size"]
+    second: Tensor
+    """Of a weighted sum the weights, [held_bags, held_size], of products x, [held_bags, columns]."""
+
+
+class Backward(Protocol):
+    """The backward pass of a read."""
+
+    def __call__(
+        self,
+        part: Tensor,
+        ids: Tensor,
+        second: Tensor,
+        grad: Tensor,
+        route: Route,
+        deferred: DeferredGradient | None,
+        /,
+        *,
+        needs_part: bool,
+        needs_second: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of the part, None where `deferred` has it, and of the read's second tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A read's two passes; what it reads with is its second tensor, weights or x."""
+
+    forward: Callable[[Tensor, Tensor, Route], Found]
+    backward: Backward
+
+
+def weighted_sums(
+    part: Float[Tensor, "rows columns"],
+    weights: Float[Tensor, "bags bag_size"],
+    route: Route,
+    deferred: DeferredGradient | None,
+) -> Float[Tensor, "bags width"]:
+    """Return `weighted_bag` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
+    result: Tensor = _Read.apply(part, weights, route, deferred, WEIGHTED_SUMS)  # type: ignore[no-untyped-call]
+    return result
+
+
+def products(
+    part: Float[Tensor, "rows columns"],
+    x: Float[Tensor, "bags width"],
+    route: Route,
+    deferred: DeferredGradient | None,
+) -> Float[Tensor, "bags bag_size"]:
+    """Return `row_dot` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
+    result: Tensor = _Read.apply(part, x, route, deferred, PRODUCTS)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Read(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        part: Tensor,
+        second: Tensor,
+        route: Route,
+        deferred: DeferredGradient | None,
+        operation: Operation,
+    ) -> Tensor:
+        found = operation.forward(part, second, route)
+        ctx.save_for_backward(part, found.ids, found.second)
+        ctx.route, ctx.deferred, ctx.operation = route, deferred, operation
+        return found.output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        needs_part, needs_second, *_ = ctx.needs_input_grad
+        part_grad, second_grad = ctx.operation.backward(
+            *ctx.saved_tensors,
+            grad,
+            ctx.route,
+            ctx.deferred,
+            needs_part=needs_part,
+            needs_second=needs_second,
+        )
+        return part_grad, second_grad, None, None, None
+
+
+def _sum_weighted(part: Tensor, weights: Tensor, route: Route) -> Found:
+    pieces = route.pieces()
+    arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
+    held, leaving = [], []
+    for piece, reads in zip(pieces, arriving, strict=True):
+        held.append(reads())
+        leaving.append(piece.vectors_back(_bag(part, *held[-1])))
+    ids, all_weights = (route.join(each) for each in zip(*held, strict=True))
+    return Found(output=_whole(leaving), ids=ids, second=all_weights)
+
+
+def _sum_weighted_backward(
+    part: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    grad: Tensor,
+    route: Route,
+    deferred: DeferredGradient | None,
+    *,
+    needs_part: bool,
+    needs_second: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    if needs_part and deferred is None:
+        arriving = route.vectors_there(grad)
+        gradients = sorted_reads(part, ids, weights, products=needs_second)
+        part_grad, products = gradients(arriving())
+        return part_grad, None if products is None else route.numbers_back(products)()
+    pieces = route.pieces()
+    travelling = [piece.vectors_there(grad[piece.bags]) for piece in pieces]
+    arrived, leaving = [], []
+    for piece, its_ids, vectors in zip(pieces, route.cut(ids), travelling, strict=True):
+        arrived.append(vectors())
+        if needs_second:
+            leaving.append(piece.numbers_back(_products(part, its_ids, arrived[-1])))
+    if needs_part and deferred is not None:
+        deferred.add(len(part), ids, weights, route.join(arrived))
+    return None, _whole(leaving) if needs_second else None
+
+
+def _multiply(part: Tensor, x: Tensor, route: Route) -> Found:
+    pieces = route.pieces()
+    arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
+    held, leaving = [], []
+    for piece, reads in zip(pieces, arriving, strict=True):
+        held.append(reads())
+        leaving.append(piece.numbers_back(_products(part, *held[-1])))
+    ids, all_x = (route.join(each) for each in zip(*held, strict=True))
+    return Found(output=_whole(leaving), ids=ids, second=all_x)
+
+
+def _multiply_backward(
+    part: Tensor,
+    ids: Tensor,
+    x: Tensor,
+    grad: Tensor,
+    route: Route,
+    deferred: DeferredGradient | None,
+    *,
+    needs_part: bool,
+    needs_second: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    pieces = route.pieces()
+    travelling = [piece.numbers_there(grad[piece.bags]) for piece in pieces]
+    arrived, leaving = [], []
+    for piece, its_ids, numbers in zip(pieces, route.cut(ids), travelling, strict=True):
+        arrived.append(numbers())
+        if needs_second:
+            leaving.append(piece.vectors_back(_bag(part, its_ids, arrived[-1])))
+    part_grad = None
+    if needs_part and deferred is not None:
+        deferred.add(len(part), ids, route.join(arrived), x)
+    elif needs_part:
+        gradients = sorted_reads(part, ids, route.join(arrived), products=False)
+        part_grad, _ = gradients(x)
+    return part_grad, _whole(leaving) if needs_second else None
+
+
+WEIGHTED_SUMS = Operation(forward=_sum_weighted, backward=_sum_weighted_backward)
+PRODUCTS = Operation(forward=_multiply, backward=_multiply_backward)
+
+
+def _whole(pieces: Sequence[Arrival]) -> Tensor:
+    arrived = [piece() for piece in pieces]
+    return arrived[0] if len(arrived) == 1 else torch.cat(arrived)
+
+
+def _bag(part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    # A rank may hold no column and no row, or be asked for nothing.
+    if not part.numel() or not ids.numel():
+        return part.new_zeros(len(ids), part.shape[1])
+    return weighted_bag(part, ids, weights)
+
+
+def _products(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+    if not part.numel() or not ids.numel():
+        return part.new_zeros(ids.shape)
+    return row_dot(part, ids, x)

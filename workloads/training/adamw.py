@@ -1,0 +1,177 @@
+"""AdamW in three groups: memory values, matrices, and everything that is not decayed.
+
+Memory values may have an optimizer of their own instead (`table_optim.py`).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from workloads.distributed.local_part import StandIns
+from workloads.distributed.mesh import Mesh, sum_over
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.param_groups import param_groups
+from workloads.sharding.table_shard import shards
+from workloads.training.config import TrainConfig
+from workloads.training.table_optimizer import TableOptimizer
+
+VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
+
+
+class Optimizer:
+    """AdamW over a model's parameters, with the groups' learning rates and separate clipping.
+
+    Memory values get `value_lr_ratio` times the learning rate and a weight decay of their own (Berges et al. 2024,
+    section 3.3, train them several times faster than the rest). A table read by few tokens has a gradient whose
+    norm says nothing about the rest of the model, so each side is clipped by its own norm.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        mesh: Mesh | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Sort the parameters by what their modules say they count as (`param_groups`).
+
+        Of what the ranks of `mesh` hold together, tables or dense parameters, this rank's optimizer knows its part only. `seed` is for the
+        rounding of tables stored in bf16.
+
+        Raises:
+            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`; if it is
+                adamw and a table lies in host memory.
+        """
+        groups = group_parameters(model)
+        if config.table_optimizer == "adamw" and any(
+            isinstance(module, MemoryTable) and module.on_host and module.weight.requires_grad
+            for module in model.modules()
+        ):
+            raise ValueError(
+                "table_optimizer: adamw needs a gradient as large as the table beside it, which memory_tables: host is "
+                "there to avoid; use lazy_adamw, rowwise or sgd, or memory_tables: device"
+            )
+        self.tables: TableOptimizer | None = None
+        if config.table_optimizer != "adamw" and groups[VALUES]:
+            self.tables = TableOptimizer(model, config, mesh, seed=seed)
+            if {*groups[VALUES]} != self.tables.parameters:
+                raise ValueError(
+                    f"table_optimizer: {config.table_optimizer} updates the rows of memory tables only, and this model "
+                    "has other memory values; use adamw"
+                )
+            groups[VALUES] = []
+        name_of = {parameter: name for name, parameter in model.named_parameters()}
+        self.names = [name_of[p] for parameters in groups.values() for p in parameters]
+        """Of the parameters, in the order in which the optimizer's state numbers them."""
+        self._dense = StandIns(p for parameters in groups.values() for p in parameters)
+        groups = {name: [*map(self._dense.of, kept)] for name, kept in groups.items()}
+        self._mesh = mesh or Mesh()
+        self._parts = {p for name, p in model.named_parameters() if name in shards(model)}
+        decay = {
+            VALUES: config.value_weight_decay,
+            MATRICES: config.weight_decay,
+            UNDECAYED: 0.0,
+        }
+        self._values = groups[VALUES]
+        self._rest = groups[MATRICES] + groups[UNDECAYED]
+        self._clip = config.grad_clip
+        self._ratio = {VALUES: config.value_lr_ratio, MATRICES: 1.0, UNDECAYED: 1.0}
+        # One fused kernel per group is elementwise, hence as deterministic as the plain loop, and several times
+        # faster for models of many small tensors.
+        self.adamw = torch.optim.AdamW(
+            [
+                {"params": parameters, "weight_decay": decay[name], "name": name}
+                for name, parameters in groups.items()
+                if parameters
+            ],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+
+    @property
+    def deferred(self) -> set[nn.Parameter]:
+        """Parameters that never get a gradient: their reads are kept instead."""
+        return set() if self.tables is None else self.tables.parameters
+
+    def clip(self) -> dict[str, Tensor]:
+        """Scale gradients whose norm exceeds `grad_clip` down to it, values and the rest apart.
+
+        Returns:
+            The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
+            that has any, `value_grad_norm` over those, which `table_clip: previous` takes from the step before.
+        """
+        self._dense.take()
+        norms = {"grad_norm": self._clip_together(self._rest)}
+        if self._values:
+            norms["value_grad_norm"] = self._clip_together(self._values)
+        if self.tables is not None:
+            norms["value_grad_norm"] = self.tables.clip()
+        return norms
+
+    def gather(self) -> None:
+        """Exchange with the other ranks what of the gradients is no gradient yet: the reads of tables."""
+        if self.tables is not None:
+            self.tables.gather()
+
+    def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
+        whole = [p for p in parameters if p not in self._parts and p not in self._dense.all]
+        norm = _norm(whole)
+        for world, held in (
+            (self._mesh.memory, [p for p in parameters if p in self._parts]),
+            (self._mesh.world, [p for p in parameters if p in self._dense.all]),
+        ):
+            if held:
+                # The norm of what ranks hold together is that of all its parts; each of them finds the same.
+                of_parts = _norm(held).to(held[0].device)
+                squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
+                norm = (norm.square() + sum_over(world, squares)).sqrt()
+        largest = self._clip
+        # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
+        # make the step wait.
+        if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
+            nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+        return norm
+
+    def step(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
+        """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients.
+
+        Args:
+            lr: Of this step.
+            value_lr_ratio: Of this step, where it changes (`schedule.value_lr_ratio`); None is the config's.
+        """
+        ratio = self._ratio
+        if value_lr_ratio is not None:
+            ratio = {**ratio, VALUES: value_lr_ratio}
+        for group in self.adamw.param_groups:
+            group["lr"] = lr * ratio[group["name"]]
+        self._dense.take()
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        self._dense.drop_gradients()
+        if self.tables is not None:
+            self.tables.step(lr * ratio[VALUES])
+
+
+def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Return values, matrices and undecayed; every parameter that wants a gradient is in exactly one.
+
+    Undecayed are embeddings, norms and whatever has fewer than two dimensions.
+    """
+    counted_under = param_groups(model)
+    groups: dict[str, list[nn.Parameter]] = {VALUES: [], MATRICES: [], UNDECAYED: []}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if counted_under[name] == "memory_values":
+            groups[VALUES].append(parameter)
+        elif counted_under[name] in ("embedding", "norm") or parameter.ndim < 2:
+            groups[UNDECAYED].append(parameter)
+        else:
+            groups[MATRICES].append(parameter)
+    return groups
+
+
+def _norm(parameters: list[nn.Parameter]) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

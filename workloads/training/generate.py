@@ -1,0 +1,37 @@
+"""Continue token sequences greedily, one token a step, with what the model remembers of the tokens before."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from workloads.layers.context import Cache
+from workloads.sharding.fsdp import only_forward
+
+
+def greedy(
+    model: nn.Module, prompt: Int[Tensor, "batch seq"], *, n_tokens: int
+) -> Int[Tensor, "batch n_tokens"]:
+    """Return the `n_tokens` most likely next tokens, each chosen after the ones before it; ties go to the lowest id.
+
+    The prompt passes once, then every token alone. The model is put into evaluation mode for it. Ranks that hold parameters
+    together must all call this, for as many tokens.
+
+    Raises:
+        ValueError: If the prompt is empty, if nothing is asked for, or from an architecture that cannot decode token
+            by token (`moe` while experts choose tokens) or not that far (a mixer of fixed length).
+    """
+    if prompt.shape[1] < 1 or n_tokens < 1:
+        raise ValueError(
+            f"decoding needs a prompt and at least one token to add, got {prompt.shape[1]} and {n_tokens}"
+        )
+    was_training = model.training
+    model.eval()
+    try:
+        with only_forward(model):
+            cache, chosen, read = Cache(), [], prompt
+            for _ in range(n_tokens):
+                read = model(read, cache)[:, -1:].argmax(-1)
+                chosen.append(read)
+            return torch.cat(chosen, dim=1)
+    finally:
+        model.train(was_training)

@@ -1,0 +1,281 @@
+"""Seconds per optimizer step of several models, timed in turns on this machine.
+
+    python -m workloads.training.step_time
+
+reads one request per line from standard input and writes one answer per line to standard output, both JSON.
+
+Request: `models` (sections `architecture` and fields), `train` (fields of TrainConfig), `vocab_size`, and how a trial
+would run: `device` (auto, cpu or cuda), `n_threads`, `ranks`, `micro_batch_tokens`; `budget_s` says how many seconds
+of steps to time. Answer: `seconds`, per model a list
+with the seconds per step of every block, in the order in which the blocks took turns, `median_s` and `spread_s` per
+model, `device`, `n_threads`, `versions`; or `error`, a sentence.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from workloads.layers.modules.init import initialise
+from workloads.training import device
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.lr_schedule import evaluation_steps
+from workloads.training.train import (
+    Job,
+    accumulate_gradients,
+    observe,
+    records_usage,
+    rows_per_pass,
+    section_config,
+)
+
+WARM_UP_STEPS = 2
+"""Per model, untimed: lazy initialisation, choice of kernels, the optimizer's state."""
+BLOCK_S = 0.05
+"""A block has as many steps as take the slowest model about this long, at most MOST_STEPS."""
+MOST_STEPS = 50
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 60
+"""Whatever the seconds asked for."""
+N_BATCHES = 4
+"""Different batches, taken in turn, so that a memory does not read the same few rows each time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a trial would run."""
+
+    device: str = "auto"
+    n_threads: int = 1
+    ranks: int = 1
+    """One rank's share of the batch is timed, without what ranks tell each other."""
+    micro_batch_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Seconds per step, per model."""
+
+    seconds: tuple[tuple[float, ...], ...]
+    """One number per block; the blocks of one index were neighbours in time."""
+    device: str
+    n_threads: int
+
+    @property
+    def median_s(self) -> tuple[float, ...]:
+        """Median over the blocks."""
+        return tuple(statistics.median(blocks) for blocks in self.seconds)
+
+    @property
+    def spread_s(self) -> tuple[float, ...]:
+        """Median absolute deviation from the median."""
+        return tuple(
+            statistics.median(abs(block - middle) for block in blocks)
+            for blocks, middle in zip(self.seconds, self.median_s, strict=True)
+        )
+
+
+def time_steps(
+    models: Sequence[Mapping[str, Any]],
+    train: Mapping[str, Any],
+    *,
+    vocab_size: int,
+    setting: Setting,
+    budget_s: float,
+    clock: Callable[[], float] | None = None,
+) -> StepTimes:
+    """Time full optimizer steps (forward, backward, clip, update) on random tokens, the models in turns: A B A B.
+
+    The learning rate is zero: the weights stay as initialised, so that every step does the same work.
+
+    Args:
+        models: `architecture` and the fields of its Config.
+        train: Fields of TrainConfig. Of these, what a step looks like is used.
+        vocab_size: Token ids.
+        setting: Device, threads, ranks, micro batches.
+        budget_s: About how long all timed blocks together take.
+        clock: Seconds since whenever. None: the time that passes or, for one thread on a CPU, the time that this
+            process has a core for: the same on a machine that is otherwise idle, and hardly disturbed on others.
+
+    Raises:
+        ValueError: If a model or the setting is impossible.
+    """
+    config = TrainConfig(**train)
+    here = device.pick(setting.device, rank=0)
+    bf16 = device.uses_bf16(config.precision, here)
+    with device.numerics(here, n_threads=setting.n_threads, bf16=bf16):
+        steps = [
+            _step(model, config, vocab_size=vocab_size, setting=setting, here=here, bf16=bf16)
+            for model in models
+        ]
+        alone = here.type == "cpu" and setting.n_threads == 1
+        ticks = clock or (time.process_time if alone else time.perf_counter)
+        block = partial(block_s, here=here, clock=ticks)
+        for step in steps:
+            block(step, WARM_UP_STEPS)
+        slowest = max(block(step, 1) for step in steps)
+        n_steps = max(1, min(MOST_STEPS, round(BLOCK_S / max(slowest, 1e-9))))
+        fitting = round(budget_s / max(slowest * n_steps * len(steps), 1e-9))
+        n_rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, fitting))
+        rounds = [[block(step, n_steps) / n_steps for step in steps] for _ in range(n_rounds)]
+    return StepTimes(
+        seconds=tuple(zip(*rounds, strict=True)),
+        device=_device_name(here),
+        n_threads=setting.n_threads,
+    )
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Answer every line of `requests`."""
+    for line in requests:
+        try:
+            answer = _answer(json.loads(line))
+        except (ValueError, RuntimeError, ImportError) as error:
+            # Whatever a model may raise is one line for whoever asked; the next request may be a smaller one.
+            answer = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("device", "n_threads", "ranks", "micro_batch_tokens")
+    times = time_steps(
+        request["models"],
+        request["train"],
+        vocab_size=request["vocab_size"],
+        setting=Setting(**{name: request[name] for name in names if name in request}),
+        budget_s=request["budget_s"],
+    )
+    return {
+        "seconds": times.seconds,
+        "median_s": times.median_s,
+        "spread_s": times.spread_s,
+        "device": times.device,
+        "n_threads": times.n_threads,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+class Training:
+    """A freshly built model, and what one optimizer step of it takes."""
+
+    def __init__(
+        self, architecture: Any, config: TrainConfig, *, vocab_size: int, here: torch.device
+    ) -> None:
+        """Build and initialise the model.
+
+        Args:
+            architecture: Its Config.
+            config: What a step looks like.
+            vocab_size: Token ids.
+            here: Where it trains.
+        """
+        with here:
+            self.model = architecture.build(vocab_size)
+        initialise(self.model, 0)
+        self.model.train()
+        self._optimizer = Optimizer(self.model, config)
+        self._batch_tokens = config.batch_tokens
+
+    def step(
+        self,
+        windows: Int64[Tensor, "sequences seq_len+1"],
+        *,
+        rows: int,
+        lr: float,
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> Tensor:
+        """Take one step (forward, backward, clip, update) and return the loss, `rows` sequences a pass."""
+        losses = accumulate_gradients(
+            self.model, windows, batch_tokens=self._batch_tokens, rows=rows, autocast=autocast
+        )
+        self._optimizer.clip()
+        self._optimizer.step(lr)
+        return losses["loss"]
+
+
+def _step(
+    model_section: Mapping[str, Any],
+    config: TrainConfig,
+    *,
+    vocab_size: int,
+    setting: Setting,
+    here: torch.device,
+    bf16: bool,
+) -> Callable[[], None]:
+    """Return what trains a freshly built model for one step."""
+    architecture = section_config("workloads.architectures", "architecture", model_section)
+    training = Training(architecture, config, vocab_size=vocab_size, here=here)
+    job = Job(
+        data={},
+        model=model_section,
+        train={},
+        seed=0,
+        checkpoints=Path(),
+        cache=Path(),
+        micro_batch_tokens=setting.micro_batch_tokens,
+    )
+    rows = rows_per_pass(job, config, vocab_size=vocab_size, here=here)
+    share = max(1, config.sequences_per_step // setting.ranks)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(
+        vocab_size, (N_BATCHES, share, config.seq_len + 1), generator=generator
+    ).to(here)
+    autocast = partial(device.autocast, bf16=bf16, device=here)
+    count, evaluate_at = 0, evaluation_steps(config.steps, job.evaluations)
+
+    def step() -> None:
+        nonlocal count
+        number = 1 + count % config.steps
+        observe(training.model, now=records_usage(job, number, evaluate_at=evaluate_at))
+        windows = tokens[count % N_BATCHES]
+        count += 1
+        training.step(windows, rows=rows, lr=0.0, autocast=autocast)
+
+    return step
+
+
+def block_s(
+    step: Callable[[], object], n_steps: int, *, here: torch.device, clock: Callable[[], float]
+) -> float:
+    """Return the seconds of some steps, from an idle device to an idle device."""
+    if here.type == "cuda":
+        torch.cuda.synchronize(here)
+    start = clock()
+    for _ in range(n_steps):
+        step()
+    if here.type == "cuda":
+        torch.cuda.synchronize(here)
+    return clock() - start
+
+
+def _device_name(here: torch.device) -> str:
+    if here.type == "cuda":
+        return str(torch.cuda.get_device_name(here))
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+if __name__ == "__main__":
+    # Whatever a library prints must not stand between the answers.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as private:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        serve(sys.stdin, private)

@@ -1,0 +1,230 @@
+"""Optimizer of memory tables whose gradients are deferred: one merged update per table and step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.distributed.mesh import Mesh, sum_over
+from workloads.kernels.table_update.op import RowSums, row_sums
+from workloads.kernels.table_update.split_master import write_halves
+from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
+from workloads.layers.memory.sparse_gradient import Hits
+from workloads.layers.memory.table import MemoryTable
+from workloads.sharding.column_parallel import Columns
+from workloads.training.config import TrainConfig
+
+RULE_OF: Mapping[str, Kind] = {
+    "deferred_adamw": "adamw",
+    "lazy_adamw": "lazy_adamw",
+    "rowwise": "rowwise",
+    "sgd": "sgd",
+}
+"""Rule of each `train.table_optimizer` but adamw, which needs dense gradients."""
+READ_AS: Mapping[str, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bf16_master": torch.bfloat16,
+}
+"""Type that a table has for whoever reads it, by `train.table_precision`."""
+
+
+class TableOptimizer:
+    """Updates all tables of a model by one rule, clipped together by the norm of all their gradients.
+
+    With `table_clip: exact` the norm is that of the step's own gradients, as in the dense path: on a CPU the update then
+    has the bits of `torch.optim.AdamW(foreach=False)` where a table is read once in a step and nothing is clipped, and
+    otherwise differs by the order of sums. `previous` clips by the norm of the step before, which is known for free
+    (the first step's is exact), so it is another algorithm wherever clipping acts. bf16 tables are rounded
+    stochastically: they follow the fp32 ones on average. With a master their updates are the fp32 ones. With
+    `table_moments: int8` the first moment is rounded to a byte, right on average too.
+
+    Of a table that the ranks of `mesh` share out, each updates its part as the whole would be updated there: norms, and
+    for the rowwise rule under columns the squares of each row, are summed over the ranks that hold it together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        mesh: Mesh | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Defer the gradients of all tables that are trained, whose values become `table_precision`.
+
+        Raises:
+            ValueError: If moments are to be int8 and ranks share a table out.
+        """
+        self._mesh = mesh or Mesh()
+        self._tables = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, MemoryTable) and module.weight.requires_grad
+        }
+        self._config, self._seed = config, seed
+        self._kind = RULE_OF[config.table_optimizer]
+        self._states = {name: self._begin(table) for name, table in self._tables.items()}
+        self._steps = dict.fromkeys(self._tables, 0)
+        self._previous_norm: Tensor | None = None
+        self._hits: dict[str, Hits] | None = None
+        self._sums: dict[str, RowSums] = {}
+        self._coefficient: Tensor | None = None
+
+    def _begin(self, table: MemoryTable) -> dict[str, Tensor]:
+        """Store and read a table as `table_precision` wants it; return the state that it begins with."""
+        precision = self._config.table_precision
+        master = precision == "bf16_master"
+        moments = self._config.table_moments
+        if moments is not None and table.shard is not None:
+            raise ValueError(
+                "table_moments: int8 needs whole tables, since a checkpoint cannot share out their scales yet; "
+                "set memory_ranks to 1, or remove table_moments"
+            )
+        exact = table.weight.detach()
+        if precision != "fp32":
+            table.store_as(READ_AS[precision])
+        table.defer()
+        state = new_state(
+            self._kind, table.weight, master=master, moments=moments, zeros_like=table.zeros_like
+        )
+        if master:
+            write_halves(exact, high=table.weight.detach(), low=state["low"])
+        return state
+
+    @property
+    def parameters(self) -> set[nn.Parameter]:
+        """The tables' values."""
+        return {table.weight for table in self._tables.values()}
+
+    def gather(self) -> None:
+        """Take the tables' reads, of all ranks in their order: ranks that hold the same then make the same update.
+
+        A part of a table that is shared out has the reads of all ranks that hold it together already.
+
+        Reads are exchanged rather than sums: they are as large as the batch, and a sum over ranks would need a dense
+        gradient. With v numbers of 2 bytes a row and G rows a token, a rank receives (P - 1) (2 v + 6 G) bytes for each
+        of its tokens and layers, against 4 v N (P - 1) / P for a sum of dense gradients: less up to P = 7 ranks where
+        three layers of 64k tokens read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
+        """
+        self._hits = {}
+        for name, table in self._tables.items():
+            assert table.deferred is not None
+            hits = table.deferred.take()
+            if table.weight.grad is not None:
+                raise ValueError(
+                    f"{name}: has a dense gradient beside its deferred one, some layer reads the weight itself; "
+                    "use table_optimizer: adamw"
+                )
+            if hits is not None:
+                world = self._mesh.world
+                if table.shard is not None:
+                    world = self._mesh.data
+                    # How many of a bag's reads are held here differs from rank to rank.
+                    hits = hits.widened(max(world.all(hits.ids.shape[1])))
+                ids, weights, x = world.concatenate([hits.ids, hits.weights, hits.x])
+                self._hits[name] = Hits(ids=ids, weights=weights, x=x)
+
+    def clip(self) -> Tensor:
+        """Find by how much the gradients are scaled; return the norm that says so, before clipping, 0-d."""
+        if self._hits is None:
+            self.gather()
+        assert self._hits is not None
+        self._sums = {
+            name: row_sums(self._tables[name].weight.detach(), hits.ids, hits.weights, hits.x)
+            for name, hits in self._hits.items()
+        }
+        self._hits = None
+        norm = self._previous_norm
+        if norm is None or self._config.table_clip == "exact":
+            norm = self._norm({name: sums.norm() for name, sums in self._sums.items()})
+        if self._config.grad_clip is not None:
+            # As `nn.utils.clip_grads_with_norm_` has it.
+            self._coefficient = (self._config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
+        return norm
+
+    def step(self, lr: float) -> None:
+        """Update all tables that were read since the last step, and drop their reads."""
+        norms = {}
+        for number, (name, table) in enumerate(self._tables.items()):
+            if name not in self._sums:
+                continue
+            self._steps[name] += 1
+            rule = Rule(
+                kind=self._kind,
+                lr=lr,
+                beta1=self._config.beta1,
+                beta2=self._config.beta2,
+                eps=self._config.eps,
+                weight_decay=self._config.value_weight_decay,
+                step=self._steps[name],
+                seed=self._seed,
+                table=number,
+                origin=_origin(table),
+            )
+            # Popped, so that one table's sorted reads are gone before the next one's update.
+            sums = self._sums.pop(name)
+            norms[name] = sums.update_(
+                self._states[name],
+                rule,
+                self._coefficient,
+                mean_squares=self._mean_squares(table, sums),
+            )
+            torch.autograd.graph.increment_version(table.weight)
+        if norms and self._config.table_clip == "previous":
+            self._previous_norm = self._norm(norms)
+        self._coefficient = None
+
+    def _norm(self, norms: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm of all tables together, whole ones and shared ones, given those of what is held here."""
+        parts = [norm for name, norm in norms.items() if self._tables[name].shard is not None]
+        whole = [norm for name, norm in norms.items() if self._tables[name].shard is None]
+        if not parts:
+            return _together(whole)
+        squares = sum_over(self._mesh.memory, _together(parts).square())
+        return _together([*whole, squares.sqrt()])
+
+    def _mean_squares(self, table: MemoryTable, sums: RowSums) -> Tensor | None:
+        """Return what the rowwise rule must be told about rows of which a rank has some columns only."""
+        if self._kind != "rowwise" or not isinstance(table.shard, Columns):
+            return None
+        return sum_over(self._mesh.memory, sums.row_squares()) / table.shard.width
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on; tensors are not copied."""
+        return {
+            "states": {name: dict(state) for name, state in self._states.items()},
+            "steps": dict(self._steps),
+            "previous_norm": self._previous_norm,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`.
+
+        Raises:
+            ValueError: If it is of other tables or another rule.
+        """
+        names = {(table, name) for table, state in self._states.items() for name in state}
+        found = {(table, name) for table, state in saved["states"].items() for name in state}
+        if names != found or self._steps.keys() != saved["steps"].keys():
+            raise ValueError(
+                f"checkpoint's table optimizer differs in {sorted(names ^ found)}; "
+                "delete the trial's checkpoints to train it anew"
+            )
+        for table, name in names:
+            self._states[table][name].copy_(saved["states"][table][name])
+        self._steps = dict(saved["steps"])
+        previous = saved["previous_norm"]
+        if previous is not None and self._tables:
+            previous = previous.to(next(iter(self._tables.values())).weight.device)
+        self._previous_norm = previous
+
+
+def _origin(table: MemoryTable) -> tuple[int, int]:
+    shard = table.shard
+    return (0, 0) if shard is None else (shard.rows.start, shard.columns.start)
+
+
+def _together(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
