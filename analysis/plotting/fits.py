@@ -30,10 +30,10 @@ from analysis.fitting.curve import CurveFit
 from analysis.fitting.fit_law import LawFit
 from analysis.fitting.result import Band
 from analysis.fitting.two_stage import ChainFit
+from analysis.formatting import count
 from analysis.laws.shared_coefficients import Grouped
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.plotting.sweep import STYLE, ticks
-from analysis.report.tables import count
 from analysis.scaling.envelope import Envelope
 from analysis.scaling.isoflop import Budget, IsoflopFit
 

@@ -20,9 +20,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from analysis.fitting.curve import CurveFit
+from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.plotting.style import SeriesStyle, series_styles
-from analysis.report.tables import count
 from analysis.scaling.sweep_summary import SweepFits
 
 Y_LABELS = {

@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
+from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.loading.usage import UsageCurve, UsageCurves, by_parts, usage_curves
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep import STYLE, rounded, sweep_styles, ticks
-from analysis.report.tables import count
 from analysis.scaling.equal_compute import ConfigurationSummary
 from analysis.scaling.sweep_summary import SweepFits
 

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.formatting import Table, count, flops, seconds
 from analysis.loading.load import Runs
 from analysis.plotting.architectures import frontier_figure, multipliers_figure
 from analysis.plotting.next_run import next_run_figure
-from analysis.report.tables import Table, count, flops, laws_table, seconds
+from analysis.report.tables import laws_table
 from analysis.scaling.architecture_laws import Families
 from analysis.scaling.compute_multiplier import Multipliers, fit_multipliers
 from analysis.scaling.cost_measures import MEASURES, Measure

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -13,6 +12,7 @@ from analysis.fitting.curve import CurveFit
 from analysis.fitting.fit_law import LawFit
 from analysis.fitting.result import FitResult
 from analysis.fitting.two_stage import ChainFit
+from analysis.formatting import Table, count, decimals, flops, number, seconds
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
 from analysis.loading.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
@@ -36,22 +36,6 @@ X_LABELS = {
     "training_flops": "training FLOPs",
     "active_params": "active params",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Text in rows, with what a reader has to know below it."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    numeric: tuple[bool, ...]
-    """Columns to align right."""
-    notes: tuple[str, ...] = ()
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return the cells as a DataFrame of text, for a notebook."""
-        return pd.DataFrame(list(self.rows), columns=list(self.columns))
 
 
 def tables(runs: Runs, fits: SweepFits) -> list[Table]:
@@ -500,51 +484,13 @@ def estimate(value: Estimate | None, *, interval: bool = True, signed: bool = Fa
         return "–"
     sign = "+" if signed else ""
     if value.low is None or value.high is None or not interval:
-        return format(value.value, f"{sign}.{_decimals(value.value)}f")
+        return format(value.value, f"{sign}.{decimals(value.value)}f")
     # Bounds at a level of detail below 1 % of the width would pretend to know more.
     width = value.high - value.low
-    digits = _decimals(width, significant=2) if width > 0 else _decimals(value.value)
-    digits = min(digits, _decimals(value.value, significant=4))
+    digits = decimals(width, significant=2) if width > 0 else decimals(value.value)
+    digits = min(digits, decimals(value.value, significant=4))
     return f"{value.value:{sign}.{digits}f} [{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]"
-
-
-def number(value: float) -> str:
-    """Return about four significant digits, scientific where that is shorter."""
-    if not math.isfinite(value):
-        return "∞" if value > 0 else str(value)
-    if value == 0:
-        return "0"
-    if not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3e}"
-    return f"{value:.{_decimals(value, significant=4)}f}"
-
-
-def count(value: float) -> str:
-    """Return 812, 12.3 k, 4.56 M, 1.23 G."""
-    if not math.isfinite(value):
-        return "∞"
-    for scale, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= 0.9995 * scale:
-            scaled = float(f"{value / scale:.3g}")
-            return f"{scaled:,.{_decimals(scaled)}f}{suffix}"
-    return f"{value:.0f}"
-
-
-def flops(value: float | None) -> str:
-    """Return 1.23e+15."""
-    return "–" if value is None else f"{value:.2e}"
-
-
-def seconds(value: float) -> str:
-    """Return 1,234, or 2.5 where seconds are few."""
-    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
 def _shown(value: float | None, show: Callable[[float], str]) -> str:
     return "–" if value is None else show(value)
-
-
-def _decimals(value: float, *, significant: int = 3) -> int:
-    if value == 0 or not math.isfinite(value):
-        return significant
-    return max(0, significant - 1 - math.floor(math.log10(abs(value))))

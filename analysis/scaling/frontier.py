@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.formatting import count
 from analysis.scaling.architecture_laws import Curve, Families
 from analysis.scaling.cost_measures import Measure, measure_named
 
@@ -188,8 +189,6 @@ class Frontier:
 
     def sentence(self, i: int) -> str:
         """Return what to do with budget i."""
-        from analysis.report.tables import count
-
         name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
         if not name:
             return f"{budget}: no architecture has a best size there; {self._edge_reason()}"
@@ -304,8 +303,6 @@ def band(draws: Array, level: float) -> tuple[Array, Array]:
 
 
 def _range(ends: tuple[Array, Array], i: int, *, plain: bool = False) -> str:
-    from analysis.report.tables import count
-
     low, high = ends[0][i], ends[1][i]
     if np.isnan(low):
         return ""

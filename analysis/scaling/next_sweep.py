@@ -8,16 +8,15 @@ that have are candidates; what they bring depends on how much of the noise is be
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.fitting.law import Law
+from analysis.formatting import Table, count
 from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
-from analysis.report.tables import Table, count
 from analysis.scaling.architecture_laws import COLUMNS, SIZE_INPUTS, Families, fit_families
 from analysis.scaling.experimental_design import (
     Candidate,
@@ -29,7 +28,6 @@ from analysis.scaling.experimental_design import (
     parse_target,
     seeds_known,
 )
-from orchestrator.sweep.parsing.discovery import Source, joined
 
 FURTHER = 10.0
 """How many times larger than the largest run the target is that nobody stated."""
@@ -268,8 +266,8 @@ def default_target(families: Families) -> Target:
     return min(targets, key=lambda t: float(t.values(families.curves())[0]))
 
 
-def sweep_text(found: NextRuns, *, name: str, file: str) -> str:
-    """Return a sweep file of the chosen runs.
+def sweep_texts(found: NextRuns, *, name: str, file: str) -> dict[str, str]:
+    """Return the texts of sweep files of the chosen runs, one per set of seeds, by their labels.
 
     Args:
         found: Of `propose`, or of `next_runs` with candidates of `candidates_of`.
@@ -291,14 +289,17 @@ def sweep_text(found: NextRuns, *, name: str, file: str) -> str:
         f"# Cost:     {n} trials, {hours:.2g} GPU-hours predicted",
         f"# Expect:   the interval at {found.chosen[-1].width:.0%} of its width now ({found.value:.4g} to a factor of {math.exp(1.96 * found.sd):.4f} at 95%)",
     ]
-    # A file has one list of seeds, so chosen runs with other seeds go into a file of their own within the text.
+    # A sweep file has one list of seeds, so chosen runs with other seeds go into a file of their own.
     by_seeds: dict[tuple[int, ...], list[Ranked]] = {}
     for r in found.chosen:
         by_seeds.setdefault(tuple(sorted(t.spec.seed for t in r.candidate.trial)), []).append(r)
-    parts = [_part(name, seeds, members) for seeds, members in by_seeds.items()]
-    parts[0] = "\n".join([*header, parts[0]])
-    labels = [f"seeds {', '.join(map(str, seeds))}" for seeds in by_seeds]
-    return parts[0] if len(parts) == 1 else joined([Source(Path(file), *both) for both in zip(parts, labels, strict=True)])  # fmt: skip
+    texts = {
+        f"seeds {', '.join(map(str, seeds))}": _part(name, seeds, members)
+        for seeds, members in by_seeds.items()
+    }
+    first = next(iter(texts))
+    texts[first] = "\n".join([*header, texts[first]])
+    return texts
 
 
 def _part(name: str, seeds: Sequence[int], chosen: Sequence[Ranked]) -> str:

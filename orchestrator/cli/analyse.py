@@ -110,10 +110,11 @@ def next_(
 ) -> None:
     """Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep file to submit."""
     import analysis
-    from analysis.scaling.next_sweep import propose, ranking, sweep_text
+    from analysis.scaling.next_sweep import propose, ranking, sweep_texts
     from orchestrator.cli.render import results
     from orchestrator.cli.render.command_name import command
     from orchestrator.records.errors import StoreError
+    from orchestrator.sweep.parsing.discovery import Source, joined
 
     table = analysis.load(tracking_uri or runs, sweep=sweep).table
     files = candidates or [_recorded(runs, sweep)]
@@ -125,7 +126,9 @@ def next_(
             n_runs=n_runs, gpu_hours=gpu_hours, far=far, extra_seeds=extra_seeds,
         )  # fmt: skip
         console_here().print(results.printed([ranking(found)]))
-        out.write_text(sweep_text(found, name=sweep, file=str(out)), encoding="utf-8")
+        texts = sweep_texts(found, name=sweep, file=str(out))
+        parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]
+        out.write_text(joined(parts), encoding="utf-8")
     except ValueError as error:
         raise StoreError(str(error)) from error
     console_here().print(

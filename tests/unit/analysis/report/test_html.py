@@ -9,6 +9,7 @@ import analysis
 from analysis.fitting.bootstrap import Estimate
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
+from analysis.formatting import count, number
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.loading.load import Runs
 from analysis.plotting.sweep import image, save, sweep_figure
@@ -16,11 +17,9 @@ from analysis.report.html import figure_paths, render
 from analysis.report.tables import (
     comparison,
     configurations,
-    count,
     curves,
     estimate,
     excluded,
-    number,
     parameter_groups,
     tables,
     trials,

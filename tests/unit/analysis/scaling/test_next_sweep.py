@@ -6,11 +6,12 @@ from typer.testing import CliRunner
 
 import analysis
 from analysis.scaling.experimental_design import LossAt, next_runs
-from analysis.scaling.next_sweep import candidates_of, families_of, sweep_text
+from analysis.scaling.next_sweep import candidates_of, families_of, sweep_texts
 from orchestrator import cli
 from orchestrator.planning.pricing import account, make_plan
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
+from orchestrator.sweep.parsing.discovery import Source, joined
 
 SWEEP = """
 # Question: what does a table buy?
@@ -131,7 +132,9 @@ def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
     more = next(c for c in candidates if c.n_there == 2)
 
     found = next_runs(families, [new, more], LossAt(architecture="memory_plus", inputs={"params": 3e3, "tokens": 4e5}), n_runs=2, worth=-1.0)  # fmt: skip
-    (trained / "both.yaml").write_text(sweep_text(found, name="tables", file="both.yaml"))
+    texts = sweep_texts(found, name="tables", file="both.yaml")
+    both = trained / "both.yaml"
+    both.write_text(joined([Source(file=both, text=t, label=label) for label, t in texts.items()]))
 
     wanted = {t.spec.trial_id for r in found.chosen for t in r.candidate.trial}
     assert len(wanted) == 3
