@@ -79,7 +79,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
     """Train the trial with `workloads.training.train`."""
     trainer = importlib.import_module("workloads.training.train")
     cap_gpu_memory(request)
-    job = trainer.Job(
+    job = trainer.RankJob(
         data=spec.data,
         data_sha256=spec.data_sha256,
         model=spec.model,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from workloads.accounting import paper_conventions
-from workloads.accounting.counts import Part
+from workloads.accounting.counts import Component
 from workloads.architectures import lookup_ffn, memoryformer, pythia
 from workloads.layers.memory.table import TablePart
 
@@ -21,7 +21,7 @@ def _config(preset: str) -> memoryformer.Config:
     return memoryformer.Config(**memoryformer.PRESETS[preset])
 
 
-def _numbers(tables: tuple[int, Part]) -> int:
+def _numbers(tables: tuple[int, Component]) -> int:
     return tables[0] * tables[1].param_count().memory_values
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workloads.training.reporter import Interrupted
-from workloads.training.train import Job, run
+from workloads.training.train import RankJob, run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,8 +27,8 @@ MEMORY = {
 }
 
 
-def job_in(folder: Path, **changes: object) -> Job:
-    job = Job(
+def job_in(folder: Path, **changes: object) -> RankJob:
+    job = RankJob(
         data={"source": "biographies", "n_people": 200, "style": "compact", "n_probe_people": 20},
         model=MEMORY,
         train={"tokens": STEPS * 2048, "batch_tokens": 2048, "seq_len": 64, "lr": 0.01},
@@ -113,7 +113,7 @@ def test_steps_whose_numbers_nobody_reads_never_wait_for_the_gpu(tmp_path):
 RANK = """
 import json, sys
 from pathlib import Path
-from workloads.training.train import Job, run
+from workloads.training.train import RankJob, run
 
 class Reporter:
     def metrics(self, step, values): pass
@@ -124,7 +124,7 @@ class Reporter:
 fields, rank, out = json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 for name in ("checkpoints", "cache", "rendezvous"):
     fields[name] = Path(fields[name])
-out.write_text(json.dumps(run(Job(**fields, rank=rank, world_size=2), Reporter())))
+out.write_text(json.dumps(run(RankJob(**fields, rank=rank, world_size=2), Reporter())))
 """
 
 

@@ -3,7 +3,7 @@
 Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores count
 half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole table.
 
-A model is counted as it is built: `Part` is one piece (an attention block, a table), `Accounted` a Config that names
+A model is counted as it is built: `Component` is one piece (an attention block, a table), `Accounted` a Config that names
 its parts and how often each occurs.
 """
 
@@ -67,7 +67,7 @@ Precision = Literal["fp32", "bf16"]
 """Type of matrix products: fp32 throughout, or bf16 autocast over fp32 weights."""
 
 
-class Part(ABC):
+class Component(ABC):
     """One piece of a model, as the accounting sees it."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Part(ABC):
 
 N = TypeVar("N", int, float)
 
-Parts = Sequence[tuple[int, Part]]
+Components = Sequence[tuple[int, Component]]
 """How often each part occurs in a model, and the part."""
 
 
@@ -105,7 +105,7 @@ class Accounted(ABC):
     """A Config that is counted by its parts."""
 
     @abstractmethod
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return the parts of the model and how often each occurs."""
 
     def param_count(self, vocab_size: int) -> ParamCount:

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.kernels.all_attention.op import all_attention
 from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
 from workloads.layers.backbone.size_family import Knob, backbone_fields, nearest_member
@@ -50,7 +50,7 @@ class AllAttentionShape(AttentionShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersistentPart(Part):
+class PersistentPart(Component):
     """The persistent vectors of one layer.
 
     They count as feed-forward: they stand where the feed-forward block stood, do what it did, and every token is
@@ -114,7 +114,7 @@ class Config(LlamaFrame):
         )
         return self.transformer(vocab_size, blocks)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
             (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from workloads.accounting.counts import Parts, Precision
+from workloads.accounting.counts import Components, Precision
 from workloads.layers.backbone.neox import (
     NEOX_BACKBONES,
     NEOX_D_FF,
@@ -87,7 +87,7 @@ class Config(NeoXBackbone):
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return self.frame_parts(vocab_size)
 

@@ -7,7 +7,7 @@ The base that other architectures are compared with. Presets 134m to 8b have the
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.layers.backbone.llama import BACKBONES, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -21,7 +21,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return self.transformer(vocab_size, [self.block() for _ in range(self.n_layers)])
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return self.frame_parts(vocab_size, n_feed_forward=self.n_layers)
 

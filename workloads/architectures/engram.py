@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
@@ -143,7 +143,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return EngramTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of; a shared table once."""
         layers, tables = len(self.placement), self.table_primes
         return [
@@ -166,7 +166,7 @@ class Config(LlamaBackbone):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngramShape(Part):
+class EngramShape(Component):
     """Sizes of one memory without its table, and what follows from them."""
 
     d_model: int

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import ParamCount, Parts, Precision
+from workloads.accounting.counts import Components, ParamCount, Precision
 from workloads.layers.backbone.neox import (
     NEOX_BACKBONES,
     NEOX_D_FF,
@@ -140,7 +140,7 @@ class Config(NeoXBackbone):
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return self.frame_parts(vocab_size)
 

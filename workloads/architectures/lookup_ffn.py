@@ -26,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.kernels.hadamard import hadamard
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
 from workloads.layers.backbone.size_family import (
@@ -131,7 +131,7 @@ class Config(LlamaFrame):
         blocks = (self.block_with(LookupFFN(self, n_tables)) for n_tables in self.tables_per_layer)
         return self.transformer(vocab_size, blocks)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
             *self.attention_parts(vocab_size),
@@ -146,7 +146,7 @@ class Config(LlamaFrame):
             ),
         ]
 
-    def _projection(self, n_tables: int) -> Part:
+    def _projection(self, n_tables: int) -> Component:
         if self.projection == "bh4":
             return self.block_hadamard(n_tables)
         return DenseShape(d_input=self.d_model, d_output=n_tables * self.tau)
@@ -195,7 +195,7 @@ def _padded(d_model: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockHadamardShape(Part):
+class BlockHadamardShape(Component):
     """Sizes of a BH4 projection, and what follows from them."""
 
     d_input: int
@@ -237,7 +237,7 @@ class BlockHadamardShape(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseShape(Part):
+class DenseShape(Component):
     """Sizes of a dense projection, and what follows from them."""
 
     d_input: int

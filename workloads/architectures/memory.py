@@ -15,7 +15,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.architectures import memory_plus
 from workloads.layers.backbone.layer_placement import centred, check_layer
 from workloads.layers.backbone.llama import PAPER, LlamaBackbone
@@ -98,15 +98,15 @@ class Config(LlamaBackbone):
         return (layer,)
 
     @property
-    def leaks(self) -> dict[str, str]:
+    def non_causal_reasons(self) -> dict[str, str]:
         """Mode -> why outputs can depend on later tokens there."""
         return {"training": LEAK} if self.query_batch_norm else {}
 
     def build(self, vocab_size: int) -> nn.Module:
         """Return the model on the default device, its values open until `initialise`."""
-        return Memory(self, vocab_size=vocab_size)
+        return MemoryTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         n_feed_forward = self.n_layers if self.beside_ffn else self.n_layers - 1
         return [
@@ -127,7 +127,7 @@ class Config(LlamaBackbone):
         )
 
 
-class Memory(Transformer):
+class MemoryTransformer(Transformer):
     """A transformer that owns a table of values, which one of its layers reads."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:

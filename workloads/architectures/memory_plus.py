@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import centred, check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
@@ -103,7 +103,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return MemoryPlus(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of; the shared table once."""
         layers = len(self.placement)
         return [

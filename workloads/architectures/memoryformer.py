@@ -31,7 +31,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import Accounted, FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import (
+    Accounted,
+    Component,
+    Components,
+    FlopCount,
+    ParamCount,
+    Precision,
+)
 from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
 from workloads.layers.backbone.neox import SUITE, check_rotary_fraction, rotary_columns
 from workloads.layers.backbone.size_family import (
@@ -162,7 +169,7 @@ class Config(Accounted):
         std, columns = self.input_std, self.attention.rotary_columns
         norm = partial(RMSNorm, self.d_model, eps=self.norm_eps)
         blocks = (
-            Block(norm=norm, mixer=HashAttention(self), feed_forward=MemoryBlock(self))
+            Block(norm=norm, mixer=HashAttention(self), feed_forward=HashFeedForward(self))
             for _ in range(self.n_layers)
         )
         return Transformer(
@@ -173,7 +180,7 @@ class Config(Accounted):
             rotary=Rotary(columns=columns, base=self.rope_base) if columns else None,
         )
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         hidden = LayerNormPart(width=self.second.d_input)
         return [
@@ -237,7 +244,7 @@ def _as_a_product(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-class MemoryBlock(nn.Module):
+class HashFeedForward(nn.Module):
     """`M_2(LayerNorm(M_1 x))`, in the place of a feed-forward block."""
 
     def __init__(self, config: Config) -> None:
@@ -263,7 +270,7 @@ class MemoryBlock(nn.Module):
         self.second.usage.record_output(output, residual)
 
 
-class MixingPart(Part):
+class MixingPart(Component):
     """Attention without its projections."""
 
     def __init__(self, attention: AttentionShape) -> None:
@@ -283,7 +290,7 @@ class MixingPart(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GELUPart(Part):
+class GELUPart(Component):
     """A GELU of `width` columns on its own."""
 
     width: int

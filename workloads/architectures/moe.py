@@ -18,7 +18,7 @@ Departures:
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.layers.backbone.layer_placement import check_placement
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame
 from workloads.layers.backbone.size_family import (
@@ -217,7 +217,7 @@ class Config(LlamaFrame):
         )
 
     @property
-    def leaks(self) -> dict[str, str]:
+    def non_causal_reasons(self) -> dict[str, str]:
         """Mode -> why an output there can depend on later tokens; empty where tokens choose."""
         if self.routing == "token_choice":
             return {}
@@ -236,7 +236,7 @@ class Config(LlamaFrame):
         assert self.d_ff is not None
         return self.block_with(SwiGLU(self.d_model, self.d_ff))
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         n_layers = len(self.placement)
         dense = SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff or 0)

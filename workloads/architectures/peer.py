@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import centred, check_layer
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
@@ -110,7 +110,7 @@ class Config(LlamaBackbone):
         return (layer,)
 
     @property
-    def leaks(self) -> dict[str, str]:
+    def non_causal_reasons(self) -> dict[str, str]:
         """Mode -> why outputs can depend on later tokens there."""
         return {"training": LEAK} if self.query_batch_norm else {}
 
@@ -118,7 +118,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return PeerTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of: of the experts both tables."""
         return [
             *self.frame_parts(vocab_size, n_feed_forward=self.n_layers - 1),
@@ -153,7 +153,7 @@ class PeerTransformer(Transformer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsShape(Part):
+class ExpertsShape(Component):
     """Sizes of the layer without its tables, and what follows from them."""
 
     lookup: LookupShape

@@ -19,7 +19,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -60,7 +60,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return PerLayerTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
             *self.frame_parts(vocab_size, n_feed_forward=self.n_layers),

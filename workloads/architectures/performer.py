@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from workloads.accounting.counts import Parts, Precision
+from workloads.accounting.counts import Components, Precision
 from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
 from workloads.layers.backbone.size_family import nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -109,7 +109,7 @@ class Config(NeoXBackbone):
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return self.frame_parts(vocab_size)
 

@@ -7,7 +7,7 @@ MemoryFormer's and the efficient mixers' papers compare with.
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.accounting.counts import Parts
+from workloads.accounting.counts import Components
 from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
 from workloads.layers.backbone.size_family import nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -23,7 +23,7 @@ class Config(NeoXBackbone):
         blocks = (self.block(self.mixer(CausalAttention)) for _ in range(self.n_layers))
         return self.transformer(vocab_size, blocks)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return self.frame_parts(vocab_size)
 

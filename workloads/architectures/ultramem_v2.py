@@ -25,7 +25,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Parts, Precision
+from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
@@ -98,11 +98,11 @@ class Config(LlamaBackbone):
         check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown_dim)
 
     @property
-    def memory(self) -> "MemoryShape":
+    def memory(self) -> "UltraMemShape":
         """Sizes of a memory with absent fields filled in."""
         value_dim = self.d_model // 4 if self.value_dim is None else self.value_dim
         pre_value_dim = value_dim if self.pre_value_dim is None else self.pre_value_dim
-        return MemoryShape(
+        return UltraMemShape(
             lookup=TuckerShape(
                 d_model=self.d_model,
                 n_keys=self.n_keys,
@@ -127,7 +127,7 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return UltraMemV2(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return what the model consists of; each table once, with the layers that read it."""
         readers = Counter(self.table_of_layer).values()
         return [
@@ -151,7 +151,7 @@ SWIGLU_MEAN_SQUARE = 0.356
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryShape(Part):
+class UltraMemShape(Component):
     """Sizes of one memory without its tables, and what follows from them."""
 
     lookup: TuckerShape
@@ -214,7 +214,7 @@ class MemoryShape(Part):
 class ValueTables(nn.Module):
     """A value and, where there are any, a pre-value for every slot."""
 
-    def __init__(self, shape: MemoryShape) -> None:
+    def __init__(self, shape: UltraMemShape) -> None:
         super().__init__()
         n_rows, std = shape.lookup.n_slots, shape.value_std
         self.value = MemoryTable(n_rows, shape.value_dim, std=std)
@@ -225,10 +225,10 @@ class ValueTables(nn.Module):
         )
 
 
-class Memory(TuckerLookup):
+class UltraMemLayer(TuckerLookup):
     """`W sum_i s_i (u_i . P x) v_i` over the chosen slots, or `W sum_i s_i v_i` without pre-values."""
 
-    def __init__(self, shape: MemoryShape, tables: ValueTables) -> None:
+    def __init__(self, shape: UltraMemShape, tables: ValueTables) -> None:
         """Make a memory that reads `tables`, which the model owns."""
         super().__init__(shape.lookup)
         self.shape = shape
@@ -260,7 +260,7 @@ class Memory(TuckerLookup):
         self.usage.record_output(output, residual)
 
 
-class MemoryBlock(Block):
+class UltraMemBlock(Block):
     """`x + mixer(norm x)`, then `x + ffn(norm x) + memory(norm x)` with one norm for both."""
 
     def __init__(
@@ -294,11 +294,11 @@ class UltraMemV2(Transformer):
         shape = config.memory
         tables = [ValueTables(shape) for _ in range(config.table_of_layer[-1] + 1)]
         layers = (
-            MemoryBlock(
+            UltraMemBlock(
                 norm=partial(RMSNorm, config.d_model, eps=config.norm_eps),
                 mixer=CausalAttention(config.attention, norm_eps=config.norm_eps),
                 feed_forward=SwiGLU(config.d_model, config.d_ff),
-                memory=Memory(shape, tables[table]),
+                memory=UltraMemLayer(shape, tables[table]),
             )
             for table in config.table_of_layer
         )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from workloads.checkpoint.safe_load import only_plain_values
-from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.process_group import World
 
 LOG = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def save(
     step: int,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, Piece] | None = None,
+    pieces: Mapping[str, TensorBlock] | None = None,
     world: World = World(),  # noqa: B008, frozen
     keep: int = 2,
 ) -> Path:
@@ -61,7 +61,7 @@ def save_final(
     folder: Path,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, Piece] | None = None,
+    pieces: Mapping[str, TensorBlock] | None = None,
     world: World = World(),  # noqa: B008, frozen
 ) -> Path:
     """Write what outlives the run, then delete the checkpoints of steps. Collective as `save` is."""
@@ -137,7 +137,7 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def pieces(path: Path) -> dict[str, Saved]:
+def pieces(path: Path) -> dict[str, SavedTensor]:
     """Return name -> what ranks had pieces of, to be read as it is needed. Empty where one rank saved all.
 
     Raises:
@@ -164,7 +164,12 @@ def _load(file: Path, *, mapped: bool) -> dict[str, Any]:
 
 
 def _write(
-    folder: Path, name: str, state: dict[str, Any], *, pieces: Mapping[str, Piece], world: World
+    folder: Path,
+    name: str,
+    state: dict[str, Any],
+    *,
+    pieces: Mapping[str, TensorBlock],
+    world: World,
 ) -> Path:
     aside = folder / f"{_ASIDE}{name}"
     try:
@@ -177,7 +182,12 @@ def _write(
 
 
 def _write_aside_and_rename(
-    aside: Path, path: Path, state: dict[str, Any], *, pieces: Mapping[str, Piece], world: World
+    aside: Path,
+    path: Path,
+    state: dict[str, Any],
+    *,
+    pieces: Mapping[str, TensorBlock],
+    world: World,
 ) -> Path:
     if world.leads:
         shutil.rmtree(aside, ignore_errors=True)

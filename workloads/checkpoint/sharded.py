@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from workloads.checkpoint.safe_load import only_plain_values
-from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.process_group import CommunicationError, World, named_failure
 
 METADATA = ".metadata"
@@ -60,7 +60,7 @@ _ALLOWED = {
 """What `.metadata`, a pickle, may name besides dtypes."""
 
 
-def write(folder: Path, pieces: Mapping[str, Piece], world: World) -> list[Path]:
+def write(folder: Path, pieces: Mapping[str, TensorBlock], world: World) -> list[Path]:
     """Write the pieces of all ranks of `world`, return the files that this one wrote. Collective.
 
     Raises:
@@ -94,7 +94,7 @@ def write(folder: Path, pieces: Mapping[str, Piece], world: World) -> list[Path]
     raise CommunicationError(f"rank {rank} could not write its part of the checkpoint ({error!r})")
 
 
-def saved(folder: Path) -> dict[str, Saved]:
+def saved(folder: Path) -> dict[str, SavedTensor]:
     """Return what was written into a folder, by name.
 
     Raises:
@@ -152,7 +152,7 @@ class _Writer(FileSystemWriter):
 
 
 class _Saving(DefaultSavePlanner):
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
+    def __init__(self, pieces: Mapping[str, TensorBlock]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         blocks = [block for name, piece in pieces.items() for block in _blocks(name, piece)]
         self._items = [item for item, _ in blocks]
@@ -166,7 +166,7 @@ class _Saving(DefaultSavePlanner):
         return self._tensors[index]
 
 
-def _blocks(name: str, piece: Piece) -> Iterator[tuple[WriteItem, Tensor]]:
+def _blocks(name: str, piece: TensorBlock) -> Iterator[tuple[WriteItem, Tensor]]:
     """Cut a piece along its first dimension into blocks of at most BLOCK_BYTES, or of one row."""
     if not piece.tensor.numel():
         return
@@ -186,7 +186,7 @@ def _blocks(name: str, piece: Piece) -> Iterator[tuple[WriteItem, Tensor]]:
         yield item, block
 
 
-class _Stored(Saved):
+class _Stored(SavedTensor):
     def __init__(
         self, folder: Path, metadata: Metadata, name: str, tensor: TensorStorageMetadata
     ) -> None:

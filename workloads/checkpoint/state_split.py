@@ -13,24 +13,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.local_part import is_part, own_part, own_place
 from workloads.sharding.table_shard import Shard, shards
 
 State = dict[str, Any]
-Part = Shard | Tensor
+LocalShard = Shard | Tensor
 """What says which part of a parameter a rank has: a shard of a table, or a DTensor."""
 
 
-def parts(model: nn.Module) -> dict[str, Part]:
+def local_shards(model: nn.Module) -> dict[str, LocalShard]:
     """Return parameter name -> part, of every parameter of which this rank holds a part only."""
     sharded = {name: p.detach() for name, p in model.named_parameters() if is_part(p)}
     return {**sharded, **shards(model)}
 
 
-def apart(
-    state: State, parts: Mapping[str, Part], names: Sequence[str]
-) -> tuple[State, dict[str, Piece]]:
+def split_state(
+    state: State, parts: Mapping[str, LocalShard], names: Sequence[str]
+) -> tuple[State, dict[str, TensorBlock]]:
     """Split a state into what all ranks have alike and this rank's pieces.
 
     Args:
@@ -41,7 +41,7 @@ def apart(
     """
     if not parts:
         return state, {}
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorBlock] = {}
     kept = _by_owner(state, names)
     for (section, owner), values in kept.items():
         part = parts.get(_parameter(section, owner))
@@ -55,8 +55,11 @@ def apart(
     return _as_state(state, kept, names), pieces
 
 
-def together(
-    state: State, saved: Mapping[str, Saved], parts: Mapping[str, Part], names: Sequence[str]
+def merge_state(
+    state: State,
+    saved: Mapping[str, SavedTensor],
+    parts: Mapping[str, LocalShard],
+    names: Sequence[str],
 ) -> State:
     """Return a saved state with this rank's part of everything that is shared out in it, as plain tensors.
 
@@ -122,7 +125,7 @@ def _as_state(
     return new
 
 
-def _piece(value: object, part: Part) -> Piece | None:
+def _piece(value: object, part: LocalShard) -> TensorBlock | None:
     """Return what a rank keeps of its part of a parameter as a piece, or None if all ranks have it alike."""
     if not isinstance(value, Tensor) or not value.ndim:
         return None
@@ -134,19 +137,19 @@ def _piece(value: object, part: Part) -> Piece | None:
         raise ValueError(
             f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which no checkpoint can divide"
         )
-    return Piece(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
+    return TensorBlock(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
 
 
-def _cut(name: str, value: object, part: Part | None) -> object:
+def _cut(name: str, value: object, part: LocalShard | None) -> object:
     """Return a rank's part of what was saved: pieces, a whole tensor, or what is nobody's part."""
-    if isinstance(value, Saved):
+    if isinstance(value, SavedTensor):
         whole = value.whole
     elif part is not None and isinstance(value, Tensor) and value.ndim:
         whole = tuple(value.shape)
     else:
         return value
     if part is None:
-        assert isinstance(value, Saved)
+        assert isinstance(value, SavedTensor)
         return value.read([0] * len(whole), whole)
     expected = _whole(part, len(whole))
     if whole != expected:
@@ -155,7 +158,7 @@ def _cut(name: str, value: object, part: Part | None) -> object:
             "delete the trial's checkpoints to train it anew"
         )
     offsets, sizes = _place(part, len(whole))
-    if isinstance(value, Saved):
+    if isinstance(value, SavedTensor):
         return value.read(offsets, sizes)
     assert isinstance(value, Tensor)
     for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
@@ -164,12 +167,12 @@ def _cut(name: str, value: object, part: Part | None) -> object:
     return value.clone()
 
 
-def _whole(part: Part, ndim: int) -> tuple[int, ...]:
+def _whole(part: LocalShard, ndim: int) -> tuple[int, ...]:
     """Return the shape of the whole, of `ndim` 1 and a table that of what is kept by row."""
     return tuple(part.whole if isinstance(part, Shard) else part.shape)[:ndim]
 
 
-def _place(part: Part, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _place(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where a part begins and its shape: of a table, or of what is kept by row (`ndim` 1)."""
     if isinstance(part, Shard):
         return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class TensorBlock:
     """What one rank holds of a tensor. Pieces of one tensor are alike or do not overlap, and cover it together."""
 
     whole: tuple[int, ...]
@@ -19,7 +19,7 @@ class Piece:
     """The numbers of the piece, in its shape; it may be empty."""
 
 
-class Saved(ABC):
+class SavedTensor(ABC):
     """A tensor that was saved in pieces, of which any rectangle can be read."""
 
     whole: tuple[int, ...]

@@ -12,7 +12,7 @@ PATIENCE_STEPS = 100
 
 
 @dataclass(kw_only=True)
-class Watch:
+class DivergenceDetector:
     """Follows the loss of every step. Its fields are part of a checkpoint."""
 
     untrained_loss: float | None = None

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from workloads.accounting.counts import ParamCount, Parts, Precision
+from workloads.accounting.counts import Components, ParamCount, Precision
 from workloads.kernels.table_update.update_rules import new_state
 from workloads.layers.memory.table import TablePart
 from workloads.sharding.column_parallel import columns_of_each
@@ -82,7 +82,7 @@ class Trainable(Protocol):
     def param_count(self, vocab_size: int) -> ParamCount:
         """Count per group."""
 
-    def parts(self, vocab_size: int) -> Parts:
+    def parts(self, vocab_size: int) -> Components:
         """Return the parts of the model, tables among them."""
 
     def activation_bytes_per_token(

@@ -34,7 +34,7 @@ from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.train import (
-    Job,
+    RankJob,
     accumulate_gradients,
     observe,
     records_usage,
@@ -65,7 +65,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class StepTimings:
     """Seconds per step, per model."""
 
     seconds: tuple[tuple[float, ...], ...]
@@ -95,7 +95,7 @@ def time_steps(
     setting: Setting,
     budget_s: float,
     clock: Callable[[], float] | None = None,
-) -> StepTimes:
+) -> StepTimings:
     """Time full optimizer steps (forward, backward, clip, update) on random tokens, the models in turns: A B A B.
 
     The learning rate is zero: the weights stay as initialised, so that every step does the same work.
@@ -130,7 +130,7 @@ def time_steps(
         fitting = round(budget_s / max(slowest * n_steps * len(steps), 1e-9))
         n_rounds = max(FEWEST_ROUNDS, min(MOST_ROUNDS, fitting))
         rounds = [[block(step, n_steps) / n_steps for step in steps] for _ in range(n_rounds)]
-    return StepTimes(
+    return StepTimings(
         seconds=tuple(zip(*rounds, strict=True)),
         device=_device_name(here),
         n_threads=setting.n_threads,
@@ -220,7 +220,7 @@ def _step(
     """Return what trains a freshly built model for one step."""
     architecture = section_config("workloads.architectures", "architecture", model_section)
     training = Training(architecture, config, vocab_size=vocab_size, here=here)
-    job = Job(
+    job = RankJob(
         data={},
         model=model_section,
         train={},

@@ -21,7 +21,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from workloads.checkpoint import checkpoint
-from workloads.checkpoint.state_split import apart, parts, together
+from workloads.checkpoint.state_split import local_shards, merge_state, split_state
 from workloads.data.corpus import Corpus
 from workloads.data.file_hashes import require_unchanged
 from workloads.distributed import process_group
@@ -34,7 +34,7 @@ from workloads.sharding.table_shard import count_params
 from workloads.training import device
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
-from workloads.training.divergence import Watch
+from workloads.training.divergence import DivergenceDetector
 from workloads.training.evaluate import evaluate
 from workloads.training.loss import summed_cross_entropy
 from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
@@ -50,7 +50,7 @@ _MOST_OFTEN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """One rank's share of one trial. The first four fields decide the result, the rest where and how it is made."""
 
     data: Mapping[str, Any]
@@ -98,7 +98,7 @@ class Job:
 
 
 def run(
-    job: Job, reporter: Reporter, *, clock: Callable[[], float] = time.perf_counter
+    job: RankJob, reporter: Reporter, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
     """Train from the last checkpoint, or from the start, to the last step; return the last metrics.
 
@@ -149,14 +149,16 @@ def run(
         total_params = count_params(model)
         optimizer = Optimizer(model, config, mesh, seed=job.seed)
         sums = GradientSums(model, mesh, without=optimizer.deferred)
-        watch = Watch()
+        watch = DivergenceDetector()
         if saved:
-            state = together(state, checkpoint.pieces(Path(saved)), parts(model), optimizer.names)
+            state = merge_state(
+                state, checkpoint.pieces(Path(saved)), local_shards(model), optimizer.names
+            )
             put_weights(model, state["weights"])
             optimizer.adamw.load_state_dict(state["optimizer"])
             if optimizer.tables is not None:
                 optimizer.tables.load_state_dict(state["tables"])
-            watch = Watch(**state["watch"])
+            watch = DivergenceDetector(**state["watch"])
             spent.seconds.update(state["seconds"])
         first = state["step"] + 1
         state = {}  # a second copy of all that was loaded
@@ -168,7 +170,7 @@ def run(
         stop = False
         even = config.sequences_per_step % world.size == 0
         # Where nothing is shared out rank 0 has all there is to save.
-        writers = world if parts(model) else process_group.World()
+        writers = world if local_shards(model) else process_group.World()
         writes = world.leads or writers.size > 1
 
         for step in range(first, steps + 1):
@@ -255,7 +257,7 @@ def run(
                     "watch": asdict(watch),
                     "seconds": dict(spent.seconds),
                 }
-                state, pieces = apart(state, parts(model), optimizer.names)
+                state, pieces = split_state(state, local_shards(model), optimizer.names)
                 path = checkpoint.save(job.checkpoints, step, state, pieces=pieces, world=writers)
                 reporter.checkpoint(step, path)
                 saved_at = clock()
@@ -269,7 +271,7 @@ def run(
         if writes:
             reporter.progress(steps, steps, "checkpoint", meter.shown)
             state = {"step": steps, "weights": weights(model), "metrics": metrics}
-            state, pieces = apart(state, parts(model), optimizer.names)
+            state, pieces = split_state(state, local_shards(model), optimizer.names)
             path = checkpoint.save_final(job.checkpoints, state, pieces=pieces, world=writers)
             reporter.checkpoint(steps, path)
         world.wait()
@@ -346,7 +348,7 @@ def section_config(package: str, key: str, section: Mapping[str, Any]) -> Any:
     return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
-def _join(job: Job, here: torch.device) -> AbstractContextManager[process_group.World]:
+def _join(job: RankJob, here: torch.device) -> AbstractContextManager[process_group.World]:
     if job.world_size > 1 and job.rendezvous is None:
         raise ValueError(f"rendezvous: {job.world_size} ranks need a file to meet at, got None")
     return process_group.join(
@@ -361,7 +363,7 @@ def _join(job: Job, here: torch.device) -> AbstractContextManager[process_group.
 def _windows(
     corpus: Corpus,
     config: TrainConfig,
-    job: Job,
+    job: RankJob,
     *,
     step: int,
     world: process_group.World,
@@ -383,7 +385,7 @@ def _windows(
     return windows.to(here, non_blocking=True)
 
 
-def rows_per_pass(job: Job, config: TrainConfig, *, vocab_size: int, here: torch.device) -> int:
+def rows_per_pass(job: RankJob, config: TrainConfig, *, vocab_size: int, here: torch.device) -> int:
     """Return sequences per forward pass."""
     if job.micro_batch_tokens is None:
         if here.type == "cpu":
@@ -450,13 +452,13 @@ def _auxiliary_loss(model: nn.Module) -> Tensor | None:
     return auxiliary() if auxiliary is not None else None
 
 
-def reports_usage(job: Job, step: int, *, evaluate_at: frozenset[int]) -> bool:
+def reports_usage(job: RankJob, step: int, *, evaluate_at: frozenset[int]) -> bool:
     """Whether a step reports how memories and experts were used: those that evaluate do, and those asked for."""
     every = job.usage_every_steps
     return step in evaluate_at or (every is not None and step % every == 0)
 
 
-def records_usage(job: Job, step: int, *, evaluate_at: frozenset[int]) -> bool:
+def records_usage(job: RankJob, step: int, *, evaluate_at: frozenset[int]) -> bool:
     """Whether that use is recorded in a step: in one of RAREST_OBSERVED, and in a report that would hold none."""
     since = (step - 1) % RAREST_OBSERVED
     if since == 0:

@@ -310,8 +310,8 @@ def _about_counterpart(finding: Finding, match: Match) -> Finding:
 
 def _not_causal(model: Any) -> str | None:
     """Return when and why an output can depend on later tokens, if the model's Config says so."""
-    leaks: dict[str, str] = getattr(model, "leaks", None) or {}
-    return "; ".join(f"in {mode}: {why}" for mode, why in leaks.items()) or None
+    reasons: dict[str, str] = getattr(model, "non_causal_reasons", None) or {}
+    return "; ".join(f"in {mode}: {why}" for mode, why in reasons.items()) or None
 
 
 def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) -> list[Finding]:

@@ -184,7 +184,7 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def statements(style: str, attribute: str, n_wordings: int) -> list[str]:
+def statement_templates(style: str, attribute: str, n_wordings: int) -> list[str]:
     """Return the statement wordings of an attribute.
 
     `sentences`: the first n_wordings training wordings, then the held-out ones. `compact`: n_wordings +
@@ -197,7 +197,7 @@ def statements(style: str, attribute: str, n_wordings: int) -> list[str]:
     return [*_TRAIN[attribute][:n_wordings], *_HELDOUT[attribute]]
 
 
-def questions(style: str, attribute: str) -> list[str]:
+def question_templates(style: str, attribute: str) -> list[str]:
     """Return the question wordings of an attribute."""
     if style == "compact":
         return [f"{attribute}?{i} {{s}} {{o}}" for i in range(N_QUESTIONS)]

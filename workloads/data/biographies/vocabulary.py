@@ -94,8 +94,8 @@ class Layout:
         found: set[str] = set()
         for attribute in wordings.ATTRIBUTES:
             for text in (
-                *wordings.statements(self.style, attribute, self.n_wordings),
-                *wordings.questions(self.style, attribute),
+                *wordings.statement_templates(self.style, attribute, self.n_wordings),
+                *wordings.question_templates(self.style, attribute),
             ):
                 found.update(text.split())
         pronouns = PRONOUNS if self.style == "sentences" else ()
@@ -150,10 +150,10 @@ class Layout:
 
         statements, questions = [], []
         for attribute in wordings.ATTRIBUTES:
-            texts = wordings.statements(self.style, attribute, self.n_wordings)
+            texts = wordings.statement_templates(self.style, attribute, self.n_wordings)
             forms = [[add(text, attribute, s) for s in (full_name, short)] for text in texts]
             statements.append(np.array(forms))
-            texts = wordings.questions(self.style, attribute)
+            texts = wordings.question_templates(self.style, attribute)
             questions.append(np.array([add(text, attribute, full_name) for text in texts]))
         return SegmentTable.of(rows), statements, questions
 

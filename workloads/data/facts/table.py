@@ -16,7 +16,7 @@ _ANSWER_COLUMNS = ("all_objects_json", "all_objects")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class FactColumns:
     """Names of the columns (or JSON fields) that hold a fact."""
 
     subject: str
@@ -43,7 +43,7 @@ class Fact:
 def read_facts(
     path: Path,
     *,
-    columns: Columns,
+    columns: FactColumns,
     layout: Literal["auto", "tsv", "jsonl"],
     problems: Problems,
 ) -> tuple[list[Fact], int]:
@@ -84,7 +84,7 @@ def _guess_layout(path: Path) -> Literal["tsv", "jsonl"]:
 
 
 def _tsv_rows(
-    path: Path, columns: Columns, problems: Problems
+    path: Path, columns: FactColumns, problems: Problems
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     lines = numbered_lines(path, problems)
     _, header_text = next(lines, (0, None))
@@ -137,7 +137,7 @@ def _jsonl_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str,
 
 
 def _fact(
-    row: Mapping[str, Any], columns: Columns, path: Path, line: int, problems: Problems
+    row: Mapping[str, Any], columns: FactColumns, path: Path, line: int, problems: Problems
 ) -> Fact | None:
     relation_column = columns.relation or ("relation_id" if "relation_id" in row else "relation")
     wanted = (columns.subject, relation_column, columns.object)

@@ -25,7 +25,7 @@ from workloads.data.facts.documents import (
     tokens_per_epoch,
 )
 from workloads.data.facts.probes import probe_sets
-from workloads.data.facts.table import QA_TRAIN, Columns, Fact, read_facts, unit_hash
+from workloads.data.facts.table import QA_TRAIN, Fact, FactColumns, read_facts, unit_hash
 from workloads.data.facts.templates import RelationWordings, generic_wordings, read_wordings
 from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces
 from workloads.data.file_hashes import require_still
@@ -214,7 +214,7 @@ def _read(
     """Return the facts in use and their wordings, or raise with every mistake of both files."""
     require_files(config.files(), config.FORMAT)
     path, problems = Path(config.path).expanduser(), Problems()
-    columns = Columns(
+    columns = FactColumns(
         subject=config.subject_column,
         relation=config.relation_column,
         object=config.object_column,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from workloads.accounting.counts import Accounted, Part
+from workloads.accounting.counts import Accounted, Component
 from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, CausalAttention
@@ -67,7 +67,7 @@ class LlamaFrame(Accounted):
             qk_norm=self.qk_norm,
         )
 
-    def attention_parts(self, vocab_size: int) -> list[tuple[int, Part]]:
+    def attention_parts(self, vocab_size: int) -> list[tuple[int, Component]]:
         """Return the parts of the frame and attention in every layer."""
         return [
             (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
@@ -118,7 +118,7 @@ class LlamaBackbone(LlamaFrame):
         """Sizes of one dense feed-forward block."""
         return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Part]]:
+    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Component]]:
         """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
         return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
-from workloads.accounting.counts import Accounted, Part
+from workloads.accounting.counts import Accounted, Component
 from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
 from workloads.layers.backbone.size_family import Knob, backbone_fields
 from workloads.layers.backbone.transformer import Rotary, Transformer
@@ -85,7 +85,7 @@ class NeoXBackbone(Accounted):
         """Sizes of one feed-forward block."""
         return GELUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_parts(self, vocab_size: int) -> list[tuple[int, Part]]:
+    def frame_parts(self, vocab_size: int) -> list[tuple[int, Component]]:
         """Return the parts of the whole model with `attention` as its mixer."""
         return [
             (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
 from workloads.layers.memory.table import MemoryTable, TablePart
 from workloads.layers.modules.usage_stats import MemoryUsage
@@ -17,7 +17,7 @@ HashScore = Literal["prob", "l1_prob"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HashShape(Part):
+class HashShape(Component):
     """Sizes of one hash layer without its tables, and what follows from them."""
 
     n_chunks: int

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
 from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
@@ -22,7 +22,7 @@ LEFT = "per_layer_inputs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerLayerShape(Part):
+class PerLayerShape(Component):
     """Sizes of a per-layer embedding without its table, and what follows from them."""
 
     d_model: int

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import LookupShape, ProductKeyLookup
 from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
@@ -15,7 +15,7 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryShape(Part):
+class MemoryShape(Component):
     """Sizes of one memory layer without its table, and what follows from them."""
 
     lookup: LookupShape

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.kernels.product_key_topk.op import product_key_topk
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import QueryBatchNorm
@@ -20,7 +20,7 @@ KeyInit = Literal["key_dim", "half_key_dim"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookupShape(Part):
+class LookupShape(Component):
     """Sizes of the choice, and what follows from them."""
 
     d_model: int

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
 from workloads.kernels.gathered_dot.op import row_dot
 from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.sign_hash.op import sign_hash
@@ -140,7 +140,7 @@ class Borrowed(Generic[M]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePart(Part):
+class TablePart(Component):
     """A table, and the layers that read it."""
 
     n_rows: int

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.kernels.tucker_topk import leading_pair, tucker_topk
 from workloads.layers.context import Context
 from workloads.layers.modules.linear import Linear
@@ -21,7 +21,7 @@ from workloads.layers.modules.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuckerShape(Part):
+class TuckerShape(Component):
     """Sizes of the choice, and what follows from them."""
 
     d_model: int

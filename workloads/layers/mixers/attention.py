@@ -8,14 +8,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context, remember
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionShape(Part):
+class AttentionShape(Component):
     """Sizes of one softmax attention block, and what follows from them."""
 
     d_model: int

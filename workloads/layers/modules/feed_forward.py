@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
 from workloads.layers.modules.linear import Linear
 
@@ -33,7 +33,7 @@ class SwiGLU(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwiGLUShape(Part):
+class SwiGLUShape(Component):
     """Sizes of a gated block."""
 
     d_model: int
@@ -80,7 +80,7 @@ class GELU(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GELUShape(Part):
+class GELUShape(Component):
     """Sizes of an ungated block with biases."""
 
     d_model: int

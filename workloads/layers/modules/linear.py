@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.modules.init import truncated_normal
 
 
@@ -54,7 +54,7 @@ class Embedding(nn.Embedding):
         truncated_normal(value, self.std, generator)
 
 
-class VocabularyPart(Part):
+class VocabularyPart(Component):
     """Embedding table and output head. A tied table is one table, read a row a token and whole for the logits."""
 
     def __init__(self, vocab_size: int, d_model: int, *, tied: bool) -> None:

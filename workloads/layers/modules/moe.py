@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision, distinct_rows
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
 from workloads.kernels.expert_dispatch import collect, spread
 from workloads.kernels.grouped_mm.op import grouped_mm, is_fused
 from workloads.layers.context import Context
@@ -33,7 +33,7 @@ Group = Literal["batch", "sequence"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureShape(Part):
+class MixtureShape(Component):
     """Sizes of one mixture of experts and how it chooses, and what follows from them."""
 
     d_model: int

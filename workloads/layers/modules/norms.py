@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.accounting.counts import FlopCount, ParamCount, Part, Precision
+from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.distributed.process_group import sum_over_ranks
 
 
@@ -26,7 +26,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormPart(Part):
+class LayerNormPart(Component):
     """A norm of `width` columns."""
 
     width: int
@@ -160,7 +160,7 @@ class RMSNorm(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNormPart(Part):
+class RMSNormPart(Component):
     """A norm of the residual stream."""
 
     width: int

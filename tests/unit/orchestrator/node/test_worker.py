@@ -313,7 +313,7 @@ def test_request_travels_as_json(make):
 def test_what_a_trial_logs_reaches_the_trainer(make, monkeypatch):
     asked = []
     trainer = SimpleNamespace(
-        Job=SimpleNamespace, run=lambda job, reporter: asked.append(job) or {}
+        RankJob=SimpleNamespace, run=lambda job, reporter: asked.append(job) or {}
     )
     monkeypatch.setattr(
         worker.importlib, "import_module", {"workloads.training.train": trainer}.get

@@ -91,7 +91,7 @@ class MixerConfig(PlainConfig):
         return self.window
 
     @property
-    def leaks(self) -> dict[str, str]:
+    def non_causal_reasons(self) -> dict[str, str]:
         if self.window <= 8:
             return {}
         return {"training": "the last token is mixed into all", "evaluation": "so it is"}

@@ -186,7 +186,7 @@ def test_a_model_from_the_meta_device_equals_one_built_in_place(config):
 
 def _leaks(config: Any) -> dict[str, str]:
     """Mode -> why an output can depend on later tokens there; empty for a causal architecture."""
-    return getattr(config, "leaks", {})
+    return getattr(config, "non_causal_reasons", {})
 
 
 @pytest.mark.parametrize("training", [True, False])

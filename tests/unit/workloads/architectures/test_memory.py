@@ -80,7 +80,7 @@ def test_presets_of_the_paper_have_the_dense_backbone_and_the_middle_layer():
         shared = {name: PRESETS[preset][name] for name in dense.PRESETS[preset]}
         assert shared == dense.PRESETS[preset]
         assert config.memory.lookup.key_dim == 256
-        assert config.leaks == {}
+        assert config.non_causal_reasons == {}
 
 
 def test_pkm2019_has_the_papers_memory():
@@ -162,7 +162,7 @@ def test_gradients_of_the_whole_model_by_finite_differences(check_gradients, fie
 
 def test_query_batch_norm_is_declared_not_to_be_causal_in_training_and_is_not():
     config = Config(**SMALL, query_batch_norm=True)
-    assert set(config.leaks) == {"training"}
+    assert set(config.non_causal_reasons) == {"training"}
     model = _model(query_batch_norm=True)
     changed = TOKENS.clone()
     changed[:, -1] = 0
@@ -176,7 +176,7 @@ def test_query_batch_norm_is_declared_not_to_be_causal_in_training_and_is_not():
 
 
 def test_without_query_batch_norm_nothing_leaks():
-    assert Config(**SMALL).leaks == {}
+    assert Config(**SMALL).non_causal_reasons == {}
 
 
 VARIANTS: list[dict[str, Any]] = [

@@ -136,9 +136,9 @@ def test_experts_are_where_the_placement_says(fields, layers):
 
 
 def test_tokens_that_choose_do_not_leak_and_experts_that_do_say_so():
-    assert Config(**SMALL).leaks == {}
-    assert Config(**EXPERT_CHOICE).leaks.keys() == {"training"}
-    both = Config(**EXPERT_CHOICE, evaluation="expert_choice", group="sequence").leaks
+    assert Config(**SMALL).non_causal_reasons == {}
+    assert Config(**EXPERT_CHOICE).non_causal_reasons.keys() == {"training"}
+    both = Config(**EXPERT_CHOICE, evaluation="expert_choice", group="sequence").non_causal_reasons
     assert both.keys() == {"training", "evaluation"}
     assert "all tokens of its sequence" in both["training"]
 
@@ -161,7 +161,7 @@ def test_a_leak_is_one(fields, training, leaks):
 
     assert same is not leaks
     mode = "training" if training else "evaluation"
-    assert (mode in Config(**{**SMALL, **fields}).leaks) is leaks
+    assert (mode in Config(**{**SMALL, **fields}).non_causal_reasons) is leaks
 
 
 def test_a_model_whose_experts_choose_decodes_in_evaluation_only():

@@ -215,8 +215,8 @@ def test_statistics_are_of_experts_by_their_weights():
 
 
 def test_query_batch_norm_is_declared_not_to_be_causal_in_training():
-    assert set(Config(**SMALL, query_batch_norm=True).leaks) == {"training"}
-    assert Config(**SMALL).leaks == {}
+    assert set(Config(**SMALL, query_batch_norm=True).non_causal_reasons) == {"training"}
+    assert Config(**SMALL).non_causal_reasons == {}
 
 
 def test_presets():
@@ -225,7 +225,7 @@ def test_presets():
         assert config.placement == (layer,)
         shared = {name: PRESETS[preset][name] for name in dense.PRESETS[preset]}
         assert shared == dense.PRESETS[preset]
-        assert config.leaks == {}
+        assert config.non_causal_reasons == {}
     lookup = Config(**PRESETS["peer_paper"]).experts.lookup
     assert (lookup.n_slots, lookup.n_heads, lookup.knn) == (1024**2, 8, 16)
     assert lookup.shared_keys

@@ -7,7 +7,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.accounting.counts import distinct_rows
 from workloads.architectures import dense, memory_plus
-from workloads.architectures.ultramem_v2 import PRESETS, Config, Memory, MemoryBlock, UltraMemV2
+from workloads.architectures.ultramem_v2 import (
+    PRESETS,
+    Config,
+    UltraMemBlock,
+    UltraMemLayer,
+    UltraMemV2,
+)
 from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 
@@ -70,7 +76,7 @@ def test_errors_name_the_field(fields, message):
 def test_a_memory_is_its_formula_over_the_whole_grid(pre_values):
     """Every pair of sub-keys is a candidate here, so the best slots are those of the whole grid."""
     model = _model(n_keys=6, knn=6, n_memory_heads=2, pre_values=pre_values, pre_value_dim=None)
-    memory: Memory = model.layers[0].memory.double()
+    memory: UltraMemLayer = model.layers[0].memory.double()
     tables = model.memory_tables[0].double()
     x = _random(9, 16)
     queries = (x @ memory.query.weight.T).view(9, 2, 2, 2, 4)
@@ -101,7 +107,7 @@ def test_a_memory_is_its_formula_over_the_whole_grid(pre_values):
 @pytest.mark.parametrize("pre_values", [True, False])
 def test_gradients_of_a_memory_by_finite_differences(pre_values):
     model = _model(d_model=4, n_heads=1, n_keys=4, knn=3, pre_values=pre_values)
-    memory: Memory = model.layers[0].memory.double()
+    memory: UltraMemLayer = model.layers[0].memory.double()
     tables = model.memory_tables[0].double()
     inputs = (_random(1, 2, 4).requires_grad_(), *memory.parameters(), *tables.parameters())
 
@@ -109,7 +115,7 @@ def test_gradients_of_a_memory_by_finite_differences(pre_values):
 
 
 def test_the_memory_stands_beside_the_feed_forward_block_and_shares_its_norm():
-    block: MemoryBlock = _model().layers[0]
+    block: UltraMemBlock = _model().layers[0]
     x = _random(2, 5, 16).float()
     mixed = x + block.mixer(block.mixer_norm(x), _context())
     normed = block.feed_forward_norm(mixed)

@@ -51,7 +51,7 @@ def sentences(corpus: Corpus, person: int, attribute: str, texts: list[str]) -> 
 
 def training_statements(corpus: Corpus, person: int, attribute: str) -> list[str]:
     config = corpus.config
-    texts = wordings.statements(config.style, attribute, config.n_wordings)
+    texts = wordings.statement_templates(config.style, attribute, config.n_wordings)
     if config.style == "sentences":
         return texts[: config.n_wordings]
     held = {(person + i) % len(texts) for i in range(wordings.N_HELDOUT)}
@@ -102,7 +102,7 @@ def questions_about(corpus: Corpus, person: int) -> set[str]:
         text
         for attribute in wordings.ATTRIBUTES
         for text in sentences(
-            corpus, person, attribute, wordings.questions(corpus.config.style, attribute)
+            corpus, person, attribute, wordings.question_templates(corpus.config.style, attribute)
         )[: wordings.N_QUESTIONS]
     }
 
@@ -251,11 +251,11 @@ def test_probes_ask_for_the_right_values_in_the_right_kind_of_wording(fields):
             person = person_named_in(corpus, text)
             assert corpus.text(answer) == words(corpus, person, VALUE_SLOTS[attribute])
             trained = training_statements(corpus, person, attribute)
-            every = wordings.statements(config.style, attribute, config.n_wordings)
+            every = wordings.statement_templates(config.style, attribute, config.n_wordings)
             texts = {
                 "train_wording": trained,
                 "heldout_wording": [t for t in every if t not in trained],
-                "question": wordings.questions(config.style, attribute),
+                "question": wordings.question_templates(config.style, attribute),
             }[name]
             if name == "question":
                 assert person >= config.n_asked
@@ -277,17 +277,17 @@ def test_with_a_fixed_order_prompts_are_beginnings_of_training_like_biographies(
 
 def test_heldout_wordings_use_trained_words_only():
     for attribute in wordings.ATTRIBUTES:
-        texts = wordings.statements("sentences", attribute, wordings.MAX_SENTENCE_WORDINGS)
+        texts = wordings.statement_templates("sentences", attribute, wordings.MAX_SENTENCE_WORDINGS)
         assert len(set(texts)) == wordings.MAX_SENTENCE_WORDINGS + wordings.N_HELDOUT
         assert all(text.endswith("{o} .") and text.count("{s}") == 1 for text in texts)
     trained = {
         word
         for attribute in wordings.ATTRIBUTES
-        for text in wordings.statements("sentences", attribute, 20)[:20]
+        for text in wordings.statement_templates("sentences", attribute, 20)[:20]
         for word in text.split()
     }
     for attribute in wordings.ATTRIBUTES:
-        for text in wordings.statements("sentences", attribute, 20)[20:]:
+        for text in wordings.statement_templates("sentences", attribute, 20)[20:]:
             assert set(text.split()) <= trained, text
 
 

@@ -31,7 +31,7 @@ from test_saved import LAYOUTS, NAMES, SHAPES, seen_by, state_of
 from torch import Tensor, nn
 
 from workloads.checkpoint import checkpoint
-from workloads.checkpoint.state_split import apart, parts, together
+from workloads.checkpoint.state_split import local_shards, merge_state, split_state
 from workloads.distributed import process_group
 from workloads.distributed.local_part import StandIns
 from workloads.distributed.process_group import World
@@ -44,9 +44,9 @@ N_ROWS, WIDTH = 100, 500
 def imports_without_pieces(folder: Path) -> list[str]:
     """Return which modules that take a second are new after a state that nobody shares out came and went."""
     before = set(sys.modules)
-    state, pieces = apart(state_of(4, 10), {}, NAMES)
+    state, pieces = split_state(state_of(4, 10), {}, NAMES)
     path = checkpoint.save(folder, 3, state, pieces=pieces)
-    together(checkpoint.load(path), checkpoint.pieces(path), {}, NAMES)
+    merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, NAMES)
     slow = ("torch.distributed.checkpoint", "torch.distributed.tensor")
     return [name for name in slow if name in sys.modules.keys() - before]
 
@@ -65,12 +65,12 @@ def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
                 for size, own in worlds.items():
                     if rank < size:
                         _, shards, state_here = seen_by(state, layout, rank, size)
-                        alike, pieces = apart(state_here, shards, NAMES)
+                        alike, pieces = split_state(state_here, shards, NAMES)
                         path = folder / f"{layout}-{size}-{n_rows}-{width}"
                         checkpoint.save(path, 3, alike, pieces=pieces, world=own)
                 # Each two hold what the other two do; and where ranks 2 and 3 are all there are, 2 is the first.
                 _, shards, state_here = seen_by(state, layout, rank % 2, 2)
-                alike, pieces = apart(state_here, shards, NAMES)
+                alike, pieces = split_state(state_here, shards, NAMES)
                 path = folder / f"{layout}-2x2-{n_rows}-{width}"
                 checkpoint.save(path, 3, alike, pieces=pieces, world=world)
                 if rank >= 2:
@@ -88,7 +88,7 @@ def save(folder: Path, step: int, world: World, *, last: bool = False) -> None:
     """Save a table that is full of `step`."""
     _, shards, own = seen_by(state_of(N_ROWS, WIDTH), "rows", world.rank, world.size)
     own["weights"]["table.weight"].fill_(step)
-    alike, pieces = apart({"step": step, "weights": own["weights"]}, shards, NAMES)
+    alike, pieces = split_state({"step": step, "weights": own["weights"]}, shards, NAMES)
     if last:
         checkpoint.save_final(folder, alike, pieces=pieces, world=world)
     else:
@@ -263,7 +263,7 @@ def kills(
         act += 1
         path = checkpoint.latest(here)
         assert path is not None
-        state = together(checkpoint.load(path), checkpoint.pieces(path), {}, [])
+        state = merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, [])
         table = state["weights"]["table.weight"]
         found.append(
             {
@@ -349,7 +349,7 @@ def trained_and_saved(folder: Path, trained: Trained, world: World) -> int:
     """Save after the second step of three; return how many tensors were saved in pieces."""
     trained.steps(2)
     state = {"weights": weights(trained.model), "optimizer": trained.optimizer.state_dict()}
-    alike, pieces = apart(state, parts(trained.model), trained.names)
+    alike, pieces = split_state(state, local_shards(trained.model), trained.names)
     checkpoint.save(folder, 2, alike, pieces=pieces, world=world)
     whole = {"loaded": trained.whole()}
     trained.steps(1)
@@ -378,8 +378,8 @@ def three_fsdp_ranks(folder: Path, alone: Path, rank: int, meeting: Path) -> dic
 def gone_on(folder: Path, trained: Trained) -> dict[str, float]:
     """Return how far all that was loaded is from what was saved, and a step later from the undisturbed training."""
     path = folder / "step-00000002"
-    state = together(
-        checkpoint.load(path), checkpoint.pieces(path), parts(trained.model), trained.names
+    state = merge_state(
+        checkpoint.load(path), checkpoint.pieces(path), local_shards(trained.model), trained.names
     )
     put_weights(trained.model, state["weights"])
     trained.optimizer.load_state_dict(state["optimizer"])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.checkpoint import checkpoint
-from workloads.checkpoint.state_split import together
+from workloads.checkpoint.state_split import merge_state
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import CommunicationError, World
 from workloads.layers.memory.table import Borrowed, MemoryTable
@@ -136,9 +136,9 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     assert path.name == "final"
-    weights: dict[str, Tensor] = together(checkpoint.load(path), checkpoint.pieces(path), {}, [])[
-        "weights"
-    ]
+    weights: dict[str, Tensor] = merge_state(
+        checkpoint.load(path), checkpoint.pieces(path), {}, []
+    )["weights"]
     return weights
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workloads.checkpoint import checkpoint
-from workloads.checkpoint.state_split import together
+from workloads.checkpoint.state_split import merge_state
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import World
 from workloads.sharding.column_parallel import Columns
@@ -107,7 +107,7 @@ def read(path: Path, shards: Any = None, *, names: Any = NAMES, training: bool =
     del state["format"]
     if not training:
         del state["optimizer"]
-    return together(state, checkpoint.pieces(path / "step-00000003"), shards or {}, names)
+    return merge_state(state, checkpoint.pieces(path / "step-00000003"), shards or {}, names)
 
 
 @saved_once
@@ -402,7 +402,7 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     assert path.name == "final"
-    state = together(checkpoint.load(path), checkpoint.pieces(path), {}, [])
+    state = merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, [])
     weights: dict[str, Tensor] = state["weights"]
     return weights
 

@@ -18,7 +18,7 @@ from typing import Any
 from ranks_together import forked
 
 from workloads.training.reporter import Interrupted
-from workloads.training.train import Job, run
+from workloads.training.train import RankJob, run
 
 STEPS = 8
 DATA = {
@@ -73,7 +73,7 @@ class Stops:
 
 
 def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict[str, float]:
-    job = Job(
+    job = RankJob(
         data=DATA,
         model=MODEL,
         train={**TRAIN, "table_optimizer": asked["table_optimizer"], "precision": "fp32"},

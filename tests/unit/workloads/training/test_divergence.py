@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from workloads.training.divergence import MARGIN_NATS, PATIENCE_STEPS, Watch
+from workloads.training.divergence import MARGIN_NATS, PATIENCE_STEPS, DivergenceDetector
 from workloads.training.reporter import Diverged
 
 
@@ -12,11 +12,11 @@ def test_a_number_that_is_none_ends_the_run_and_is_named(name, value):
     numbers = {"loss": 1.0, "grad_norm": 1.0, name: value}
 
     with pytest.raises(Diverged, match=rf"step 7: {name} is {value} at learning rate 0\.003"):
-        Watch().observe(7, lr=3e-3, **numbers)
+        DivergenceDetector().observe(7, lr=3e-3, **numbers)
 
 
 def test_a_loss_that_stays_above_the_untrained_models_ends_the_run():
-    watch = Watch()
+    watch = DivergenceDetector()
     watch.observe(1, lr=1.0, loss=2.0)
     exploded = 2.0 + MARGIN_NATS + 0.01
     for step in range(2, PATIENCE_STEPS + 1):
@@ -29,7 +29,7 @@ def test_a_loss_that_stays_above_the_untrained_models_ends_the_run():
 
 
 def test_spikes_and_bad_but_level_losses_do_not():
-    watch = Watch()
+    watch = DivergenceDetector()
     watch.observe(1, lr=1.0, loss=2.0)
     for step in range(2, 4 * PATIENCE_STEPS):
         recovered = step % PATIENCE_STEPS == 0

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from workloads.architectures import memory_plus
 from workloads.checkpoint import checkpoint
-from workloads.checkpoint.state_split import apart, parts, together
-from workloads.checkpoint.tensor_block import Piece, Saved
+from workloads.checkpoint.state_split import local_shards, merge_state, split_state
+from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import World
 from workloads.kernels.table_update.op import row_sums
@@ -28,7 +28,7 @@ from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.reporter import Interrupted
 from workloads.training.table_optimizer import RULE_OF
-from workloads.training.train import Job, accumulate_gradients, put_weights, run, weights
+from workloads.training.train import RankJob, accumulate_gradients, put_weights, run, weights
 
 MODEL = {
     "architecture": "memory_plus",
@@ -141,10 +141,10 @@ def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, gr
     assert all(torch.equal(state[key], value) for key, value in kept.items())
 
 
-class Joined(Saved):
+class Joined(SavedTensor):
     """Pieces that ranks gave, put together in memory."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[TensorBlock]) -> None:
         self.whole = pieces[0].whole
         self._tensor = pieces[0].tensor.new_full(self.whole, -1)
         for piece in pieces:
@@ -166,11 +166,11 @@ def seen_by(whole: dict, layout: str, rank: int, size: int, saved: dict) -> tupl
     if size > 1:
         share_out(model, mesh, layout=layout)
     optimizer = Optimizer(model, MASTER, mesh)
-    state = together(whole, saved, parts(model), optimizer.names)
+    state = merge_state(whole, saved, local_shards(model), optimizer.names)
     put_weights(model, state["weights"])
     optimizer.tables.load_state_dict(state["tables"])
     own = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
-    return apart(own, parts(model), optimizer.names)
+    return split_state(own, local_shards(model), optimizer.names)
 
 
 MASTER = config(table_optimizer="lazy_adamw", table_precision="bf16_master")
@@ -409,8 +409,8 @@ DATA = {
 }
 
 
-def job_in(folder: Path, cache: Path, **train: object) -> Job:
-    return Job(
+def job_in(folder: Path, cache: Path, **train: object) -> RankJob:
+    return RankJob(
         data=DATA,
         model=MODEL,
         train={

@@ -24,7 +24,7 @@ from workloads.training.adamw import Optimizer
 from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.reporter import Diverged, Interrupted
 from workloads.training.train import (
-    Job,
+    RankJob,
     _passes,
     _windows,
     accumulate_gradients,
@@ -57,8 +57,8 @@ WIDE_MEMORY = {**MEMORY, "n_keys": 32}
 TRAIN = {"tokens": STEPS * 96, "batch_tokens": 96, "seq_len": 16, "lr": 0.01, "value_lr_ratio": 4.0}
 
 
-def job_in(folder: Path, **changes: object) -> Job:
-    job = Job(
+def job_in(folder: Path, **changes: object) -> RankJob:
+    job = RankJob(
         data=DATA,
         model=MEMORY,
         train=TRAIN,
@@ -501,7 +501,7 @@ RANK = """
 import json, sys
 from pathlib import Path
 from workloads.training.reporter import Interrupted
-from workloads.training.train import Job, run
+from workloads.training.train import RankJob, run
 
 class Reporter:
     rows = []
@@ -516,7 +516,7 @@ class Reporter:
 fields, rank, out = json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 for name in ("checkpoints", "cache", "rendezvous"):
     fields[name] = Path(fields[name])
-job = Job(**fields, rank=rank, world_size=2)
+job = RankJob(**fields, rank=rank, world_size=2)
 try:
     run(job, Reporter())
     raise SystemExit("nobody stopped")

@@ -3,10 +3,10 @@ import json
 
 import pytest
 
-from workloads.data.facts.table import Columns, read_facts, unit_hash
+from workloads.data.facts.table import FactColumns, read_facts, unit_hash
 from workloads.data.readers.problems import DataError, Problems
 
-DEFAULT = Columns(subject="subject", relation=None, object="object")
+DEFAULT = FactColumns(subject="subject", relation=None, object="object")
 
 
 def read(path, columns=DEFAULT, layout="auto"):
@@ -70,7 +70,7 @@ def test_rows_of_one_subject_and_relation_are_one_fact_with_several_answers(tmp_
 def test_columns_can_have_other_names(tmp_path):
     path = tmp_path / "f.tsv"
     path.write_text("who\tprop\twhat\na\tr\tx\n")
-    columns = Columns(subject="who", relation="prop", object="what")
+    columns = FactColumns(subject="who", relation="prop", object="what")
     (fact,), _ = read(path, columns=columns)
     assert (fact.subject, fact.relation, fact.answers) == ("a", "r", ("x",))
 
