@@ -23,7 +23,7 @@ import numpy as np
 import scipy
 
 from analysis.fitting.curve import CurveFit
-from analysis.fitting.curve import Law as CurveLaw
+from analysis.fitting.curve import CurveLaw as CurveLaw
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import SQUARES, Objective

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class MeanEstimate:
     """A number with its interval, None where one run gives none."""
 
     value: float
@@ -43,7 +43,7 @@ def mean_over_seeds(
     *,
     level: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
-) -> Estimate:
+) -> MeanEstimate:
     """Return the mean over seeds with Student's t interval (n - 1 degrees of freedom), None of it for one seed.
 
     Args:
@@ -57,9 +57,9 @@ def mean_over_seeds(
     data = _finite(values)
     mean = float(data.mean())
     if len(data) == 1:
-        return Estimate(value=mean, low=None, high=None, n=1, method="one seed: no interval")
+        return MeanEstimate(value=mean, low=None, high=None, n=1, method="one seed: no interval")
     half = _t_quantile(level, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
-    return Estimate(
+    return MeanEstimate(
         value=mean,
         low=max(mean - half, bounds[0]),
         high=min(mean + half, bounds[1]),
@@ -70,7 +70,7 @@ def mean_over_seeds(
 
 def difference_of_means(
     first: Sequence[float] | Array, second: Sequence[float] | Array, *, level: float = 0.95
-) -> Estimate:
+) -> MeanEstimate:
     """Return mean(first) - mean(second) with Welch's t interval; none when either side has a single seed.
 
     Seeds of different architectures share no weights, so they are not treated as pairs.
@@ -82,19 +82,19 @@ def difference_of_means(
     difference = float(a.mean() - b.mean())
     n = len(a) + len(b)
     if min(len(a), len(b)) < 2:
-        return Estimate(
+        return MeanEstimate(
             value=difference, low=None, high=None, n=n, method="one seed on a side: no interval"
         )
     variance = [float(side.var(ddof=1)) / len(side) for side in (a, b)]
     total = sum(variance)
     method = f"{level:.0%} Welch's t over seeds"
     if total == 0:
-        return Estimate(value=difference, low=difference, high=difference, n=n, method=method)
+        return MeanEstimate(value=difference, low=difference, high=difference, n=n, method=method)
     freedom = total**2 / sum(
         v**2 / (len(side) - 1) for v, side in zip(variance, (a, b), strict=True)
     )
     half = _t_quantile(level, freedom) * math.sqrt(total)
-    return Estimate(
+    return MeanEstimate(
         value=difference, low=difference - half, high=difference + half, n=n, method=method
     )
 

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
-from analysis.fitting.multistart import Problem
+from analysis.fitting.multistart import FitProblem
 from analysis.fitting.result import Band, FitResult, confidence_band, prediction_band
 from analysis.fitting.result import FitStatus as FitStatus
 
 Array = NDArray[np.float64]
 
 
-class Law(Protocol):
+class CurveLaw(Protocol):
     """A family of curves in the units of the data; `analysis/fitting/curve_fit.py` fits any of them."""
 
     @property
@@ -39,7 +39,7 @@ class Law(Protocol):
     def invert(self, y: Array, parameters: Array) -> Array:
         """Return the x where each curve (k, p) reaches y (k,); inf or 0 where it never does."""
 
-    def scaled(self, x: Array, y: Array) -> Problem:
+    def scaled(self, x: Array, y: Array) -> FitProblem:
         """Return the same family in units in which x and y are of the order of one."""
 
 
@@ -73,7 +73,7 @@ class HoldOut:
 class CurveFit(FitResult):
     """One curve fitted to one set of runs."""
 
-    law: Law
+    law: CurveLaw
     x: Array
     n_distinct_x: int
     hold_out: HoldOut | None

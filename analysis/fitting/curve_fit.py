@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
-from analysis.fitting.curve import CurveFit, HoldOut, Law
+from analysis.fitting.curve import CurveFit, HoldOut, CurveLaw
 from analysis.fitting.interval_calibration import Levels
-from analysis.fitting.multistart import Optimum, find_optimum, levels_for, refit, resample, told
+from analysis.fitting.multistart import Optimum, find_optimum, levels_for, refit, resample, search_summary
 from analysis.fitting.result import FitStatus
 
 Array = NDArray[np.float64]
@@ -28,7 +28,7 @@ HOLD_OUT_DRAWS = 300
 
 
 def fit_curve(
-    law: Law,
+    law: CurveLaw,
     x: ArrayLike,
     y: ArrayLike,
     *,
@@ -136,7 +136,7 @@ def fit_curve(
         draws=draws,
         residuals=residuals,
         objective=found.objective * problem.y_unit**2,
-        **told(found, drawn),
+        **search_summary(found, drawn),
         levels=levels,
         hold_out=held,
         hold_out_note=note,
@@ -154,7 +154,7 @@ def _without_numbers(found: Optimum, facts: Mapping[str, Any]) -> CurveFit:
         objective=float("nan"),
         hold_out=None,
         hold_out_note="no fit, so nothing was held out",
-        **told(found),
+        **search_summary(found),
         levels=Levels.plain(facts["level"]),
         **facts,
     )
@@ -187,7 +187,7 @@ def _checked(
 
 
 def _hold_out(
-    law: Law, x: Array, y: Array, labels: NDArray[Any], huber: float | None, seed: int, level: float
+    law: CurveLaw, x: Array, y: Array, labels: NDArray[Any], huber: float | None, seed: int, level: float
 ) -> tuple[HoldOut | None, str]:
     sizes = np.unique(x)
     n_held = min(max(1, round(HOLD_OUT_SHARE * len(sizes))), len(sizes) - law.n_free - 1)

@@ -27,7 +27,7 @@ from analysis.fitting.multistart import (
     no_draws,
     refit,
     resample,
-    told,
+    search_summary,
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import Band, FitResult, FitStatus, confidence_band, prediction_band
@@ -35,15 +35,15 @@ from analysis.loading.columns import LOSS_ADVICE, column, equal_rows, labels, nu
 from analysis.loading.columns import Runs as Runs
 from analysis.loading.validation import (
     SIZES,
-    Doubt,
-    Kind,
-    flops_doubt,
-    group_doubt,
-    kind_doubt,
-    kinds_doubt,
-    refuse,
-    run_doubts,
-    size_doubts,
+    DataWarning,
+    WarningKind,
+    check_flops,
+    check_residual_groups,
+    check_architecture_names,
+    check_mixture,
+    refuse_bad_units,
+    check_runs,
+    check_size_units,
 )
 
 Array = NDArray[np.float64]
@@ -59,7 +59,7 @@ FEWEST_SPARE = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Forecast(Band):
+class LawPrediction(Band):
     """A law at given inputs."""
 
     inputs: Mapping[str, Array]
@@ -134,7 +134,7 @@ class LawFit(FitResult):
         """Fitted parameters."""
         return self.law.n_free
 
-    def predict(self, inputs: Mapping[str, ArrayLike]) -> Forecast:
+    def predict(self, inputs: Mapping[str, ArrayLike]) -> LawPrediction:
         """Return the law at `inputs` (n,) with its confidence band and the wider one of a new run.
 
         Raises:
@@ -158,7 +158,7 @@ class LawFit(FitResult):
                 seen = self.inputs[name]
                 beyond = np.maximum(at[name] / seen.max(), seen.min() / at[name])
                 distance = np.fmax(distance, np.where(at[name] == 0, 1.0, beyond))
-        return Forecast(
+        return LawPrediction(
             inputs=at,
             y=y,
             low=low,
@@ -318,7 +318,7 @@ def fit_law(
     apart = None
     if "architectures" not in accept and not warnings:
         jacobian = problem.law.log_jacobian(problem.features, found.theta[None, :])[0].T[back]
-        apart = group_doubt(at_runs, rows=rows) or kinds_doubt(at_runs, jacobian, inputs, places, rows=rows)  # fmt: skip
+        apart = check_residual_groups(at_runs, rows=rows) or check_mixture(at_runs, jacobian, inputs, places, rows=rows)  # fmt: skip
     if apart is not None:
         warnings = [apart.sentence]
     return LawFit(
@@ -338,7 +338,7 @@ def fit_law(
         residuals=residuals,
         objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
         huber=None if found.huber is None else found.huber * unit,
-        **told(found, drawn),
+        **search_summary(found, drawn),
         levels=levels,
         hold_out=largest,
         hold_out_note=note,
@@ -357,9 +357,9 @@ def _doubts(
     rows: NDArray[np.int64] | None,
 ) -> list[str]:
     """Return a sentence for everything odd about the table; refuse units that cannot be."""
-    refuse(size_doubts({k: v for k, v in inputs.items() if k in SIZES}, rows=rows), accept=accept)
-    doubts: list[Doubt | None] = [
-        *run_doubts(inputs, y, outcome=outcome, seeds_named=clusters is not None, rows=rows)
+    refuse_bad_units(check_size_units({k: v for k, v in inputs.items() if k in SIZES}, rows=rows), accept=accept)
+    doubts: list[DataWarning | None] = [
+        *check_runs(inputs, y, outcome=outcome, seeds_named=clusters is not None, rows=rows)
     ]
     if "flops" in runs and {"params", "tokens"} <= set(inputs):
         # The law does not use them, so it is no reason to refuse.
@@ -367,10 +367,10 @@ def _doubts(
         if flops.shape == y.shape and np.issubdtype(flops.dtype, np.number):
             active = numbers(runs, "active_params", zero=True) if "active_params" in runs else inputs["params"]  # fmt: skip
             doubts.append(
-                flops_doubt(flops.astype(np.float64), active, inputs["tokens"], rows=rows)
+                check_flops(flops.astype(np.float64), active, inputs["tokens"], rows=rows)
             )
     if "architecture" in runs and "group" not in inputs:
-        doubts.append(kind_doubt(list(column(runs, "architecture"))))
+        doubts.append(check_architecture_names(list(column(runs, "architecture"))))
     return [d.sentence for d in doubts if d is not None and d.kind not in accept]
 
 
@@ -389,7 +389,7 @@ def _without_numbers(found: Optimum, facts: Mapping[str, Any], warnings: Sequenc
         residuals=np.empty(0),
         objective=float("nan"),
         huber=None,
-        **told(found),
+        **search_summary(found),
         levels=Levels.plain(facts["level"]),
         hold_out=None,
         hold_out_note="no fit, so nothing was held out",
@@ -427,7 +427,7 @@ def _largest_runs(
     fit = fit_law(
         law, {**{k: v[~mask] for k, v in inputs.items()}, "outcome": y[~mask]},
         outcome="outcome", clusters=labels[~mask], objective=objective,
-        n_draws=n_draws, seed=seed, level=level, hold_out=False, accept=get_args(Kind),
+        n_draws=n_draws, seed=seed, level=level, hold_out=False, accept=get_args(WarningKind),
     )  # fmt: skip
     if not fit.usable:
         return None, f"not possible: the smaller runs alone are {fit.status} ({fit.sentence})"

@@ -20,11 +20,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import Forecast, LawFit, fit_law
+from analysis.fitting.fit_law import LawPrediction, LawFit, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.loading.columns import Runs, column, equal_rows, in_words, labels, numbers
-from analysis.loading.validation import Kind
+from analysis.loading.validation import WarningKind
 
 Array = NDArray[np.float64]
 
@@ -56,7 +56,7 @@ class PartialFit:
     sentence: str
     at: Mapping[str, float]
     """Where the answer is asked for."""
-    answer: Forecast | None
+    answer: LawPrediction | None
     """Of the cells that are there; None without a usable fit."""
     missing: Sequence[MissingCell]
     could_be: tuple[float, float] | None
@@ -147,7 +147,7 @@ def fit_partial(
     filled[outcome] = np.concatenate([y[there], *ends])
     enough = _n_places(filled, law.inputs, weights) > law.n_free
     refits = fit_law(
-        law, filled, resamples=weights[enough], calibrate=False, hold_out=False, accept=get_args(Kind), **options
+        law, filled, resamples=weights[enough], calibrate=False, hold_out=False, accept=get_args(WarningKind), **options
     )  # fmt: skip
     scenarios = [s for s, good in zip(scenarios, enough, strict=True) if good]
     if not len(refits.draws):

@@ -42,7 +42,7 @@ SINGULAR = 1e9
 """Condition number from which on the runs do not tell two parameters apart (the normal matrix has no digit left)."""
 
 
-class Problem(Protocol):
+class FitProblem(Protocol):
     """A law in the units of one data set's spread, as the optimiser sees it."""
 
     y: Array
@@ -107,7 +107,7 @@ class Draws:
     share_unsettled: float = 0.0
 
 
-def told(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
+def search_summary(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
     """Return what a `FitResult` says about the search and the resamples; without an optimum there are no numbers in it."""
     return {
         "status": found.status,
@@ -123,7 +123,7 @@ def told(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
 
 
 def find_optimum(
-    problem: Problem,
+    problem: FitProblem,
     *,
     huber: float | None,
     huber_scales: float | None = None,
@@ -151,7 +151,7 @@ def find_optimum(
     counts: dict[str, Any] = {"n_starts": n_given, "huber": huber}
     best = _best_at_rest(found, constant)
     if best is None:
-        found = _gone_on(problem, found, huber)
+        found = _continue_lowest(problem, found, huber)
         best = _best_at_rest(found, constant)
     if best is None:
         at = found.objective.argmin()
@@ -194,7 +194,7 @@ def find_optimum(
     )
 
 
-def refit(problem: Problem, optimum: Optimum, weights: Array) -> Draws:
+def refit(problem: FitProblem, optimum: Optimum, weights: Array) -> Draws:
     """Fit every row of weights (n_draws, n) in full.
 
     Each begins at the best point of its own profile grid and at the fit of all runs; where a law has no such grid, at
@@ -239,7 +239,7 @@ def refit(problem: Problem, optimum: Optimum, weights: Array) -> Draws:
     )
 
 
-def no_draws(problem: Problem) -> Draws:
+def no_draws(problem: FitProblem) -> Draws:
     """Return no resamples."""
     return Draws(
         theta=np.empty((0, len(problem.lower))),
@@ -249,7 +249,7 @@ def no_draws(problem: Problem) -> Draws:
 
 
 def resample(
-    problem: Problem,
+    problem: FitProblem,
     optimum: Optimum,
     *,
     labels: NDArray[Any],
@@ -279,7 +279,7 @@ def resample(
 
 
 def levels_for(
-    level: float, problem: Problem, optimum: Optimum, drawn: Draws, labels: NDArray[Any]
+    level: float, problem: FitProblem, optimum: Optimum, drawn: Draws, labels: NDArray[Any]
 ) -> Levels:
     """Return between which percentiles of the draws the truth lies as often as `level` says (`analysis/fitting/interval_calibration.py`).
 
@@ -307,7 +307,7 @@ def levels_for(
     )
 
 
-def condition_number(problem: Problem, theta: Array) -> float:
+def condition_number(problem: FitProblem, theta: Array) -> float:
     """Return the condition number of the Jacobian at theta, columns of length one, those at a bound left out."""
     free = _free(problem, theta)
     J = problem.jacobian(theta[None, :])[0][:, free]
@@ -320,7 +320,7 @@ def condition_number(problem: Problem, theta: Array) -> float:
     return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
 
 
-def _free(problem: Problem, theta: Array) -> NDArray[np.bool_]:
+def _free(problem: FitProblem, theta: Array) -> NDArray[np.bool_]:
     """Return which parameters do not rest on a bound."""
     slack = 1e-9 * np.maximum(1.0, np.minimum(problem.upper - problem.lower, 1e6))
     return (theta > problem.lower + slack) & (theta < problem.upper - slack)
@@ -336,7 +336,7 @@ def _enough_places(places: NDArray[np.int64], n_free: int) -> Callable[[Array], 
     return accept
 
 
-def _threshold(problem: Problem, begin: Array, huber_scales: float | None) -> tuple[float, Array]:
+def _threshold(problem: FitProblem, begin: Array, huber_scales: float | None) -> tuple[float, Array]:
     """Return the threshold that stands for the absolute error, or `huber_scales` robust scales of its residuals.
 
     Also where to go on from: what the starts reached by least squares, and some of the starts as they were.
@@ -355,7 +355,7 @@ def _threshold(problem: Problem, begin: Array, huber_scales: float | None) -> tu
     return max(huber_scales * scale_of(absolute), smallest), begin
 
 
-def _fit_distinct(problem: Problem, starts: Array, huber: float | None) -> Minimum:
+def _fit_distinct(problem: FitProblem, starts: Array, huber: float | None) -> Minimum:
     """Minimise from each start; starts that meet on the way to a small threshold go on as one."""
     ones = np.ones((1, len(problem.y)))
     member = np.arange(len(starts))
@@ -376,7 +376,7 @@ def _fit_distinct(problem: Problem, starts: Array, huber: float | None) -> Minim
     )
 
 
-def _gone_on(problem: Problem, found: Minimum, huber: float | None) -> Minimum:
+def _continue_lowest(problem: FitProblem, found: Minimum, huber: float | None) -> Minimum:
     """Return `found` with its lowest points followed further: towards a bound, a valley can be long and bent."""
     low = np.argsort(found.objective, kind="stable")[:N_LONG]
     ones = np.ones((1, len(problem.y)))
@@ -388,7 +388,7 @@ def _gone_on(problem: Problem, found: Minimum, huber: float | None) -> Minimum:
     return Minimum(**merged)
 
 
-def _fit(problem: Problem, weights: Array, starts: Array, huber: float | None) -> Minimum:
+def _fit(problem: FitProblem, weights: Array, starts: Array, huber: float | None) -> Minimum:
     """Minimise from each start with its own weights (S, n)."""
     found: Minimum | None = None
     for threshold in [None] if huber is None else _ladder(problem, starts, huber):
@@ -398,7 +398,7 @@ def _fit(problem: Problem, weights: Array, starts: Array, huber: float | None) -
     return found
 
 
-def _ladder(problem: Problem, starts: Array, huber: float) -> list[float]:
+def _ladder(problem: FitProblem, starts: Array, huber: float) -> list[float]:
     """Return thresholds down to `huber`, each a tenth of the last, from a tenth of the residuals' scale.
 
     With a threshold far below the residuals nearly all curvature is hidden, so the way there is made in steps.
@@ -412,7 +412,7 @@ def _ladder(problem: Problem, starts: Array, huber: float) -> list[float]:
 
 
 def _minimise(
-    problem: Problem, weights: Array, starts: Array, huber: float | None, iterations: int = 300
+    problem: FitProblem, weights: Array, starts: Array, huber: float | None, iterations: int = 300
 ) -> Minimum:
     return minimise(
         problem.values, problem.jacobian, problem.y,
@@ -421,7 +421,7 @@ def _minimise(
     )  # fmt: skip
 
 
-def _screen(problem: Problem, begin: Array, huber: float | None) -> Array:
+def _screen(problem: FitProblem, begin: Array, huber: float | None) -> Array:
     threshold = huber if huber != 0 else 1e-3
     ones = np.ones((1, len(problem.y)))
     n_given = len(begin)
@@ -433,7 +433,7 @@ def _screen(problem: Problem, begin: Array, huber: float | None) -> Array:
     return np.asarray(begin[np.sort(first)])
 
 
-def _losses(problem: Problem, theta: Array, huber: float | None, weights: Array) -> Array:
+def _losses(problem: FitProblem, theta: Array, huber: float | None, weights: Array) -> Array:
     """Return the objective (n_draws, k) of every row of weights at every theta (k, p)."""
     parts = []
     for first in range(0, len(theta), 512):
@@ -472,7 +472,7 @@ def _best_at_rest(found: Minimum, constant: float) -> int | None:
     return int(good[np.argmin(found.objective[good])]) if len(good) else None
 
 
-def _distinct(problem: Problem, found: Minimum, floor: float) -> tuple[int, Array]:
+def _distinct(problem: FitProblem, found: Minimum, floor: float) -> tuple[int, Array]:
     """Return how many minima differ in their curve at the points, not merely in how a flat direction is cut, and one of each."""
     resting = np.flatnonzero(found.converged | (found.objective <= floor))
     curves = problem.values(found.parameters[resting])
@@ -490,7 +490,7 @@ def _distinct(problem: Problem, found: Minimum, floor: float) -> tuple[int, Arra
     return len(distinct), found.parameters[resting][distinct]
 
 
-def _cloud(problem: Problem, theta: Array) -> Array:
+def _cloud(problem: FitProblem, theta: Array) -> Array:
     """Return POOL points (k, p) spread about theta as resampled fits would be, were the law linear, and twice as far."""
     J = problem.jacobian(theta[None, :])[0]
     scale = robust_scale(problem.values(theta[None, :])[0] - problem.y)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import resample_clusters
 from analysis.fitting.curve import CurveFit
-from analysis.fitting.curve import Law as Link
+from analysis.fitting.curve import CurveLaw as Link
 from analysis.fitting.curve_fit import fit_curve
 from analysis.fitting.fit_law import FEWEST_SPARE, LawFit, fit_law
 from analysis.fitting.interval_calibration import widened
@@ -30,13 +30,13 @@ from analysis.loading.columns import (
     labels,
     numbers,
 )
-from analysis.loading.validation import SIZES, Kind, refuse, run_doubts, size_doubts
+from analysis.loading.validation import SIZES, WarningKind, refuse_bad_units, check_runs, check_size_units
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChainForecast(Band):
+class TwoStagePrediction(Band):
     """An outcome predicted through loss; a new run's loss scatters around the law and its outcome around the link."""
 
     inputs: Mapping[str, Array]
@@ -44,7 +44,7 @@ class ChainForecast(Band):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ChainFit:
+class TwoStageFit:
     """A law and a link fitted to the same runs."""
 
     to_loss: LawFit
@@ -66,7 +66,7 @@ class ChainFit:
         look = f". Look at: {'; '.join(self.warnings)}" if self.warnings else ""
         return f"loss: {self.to_loss.sentence}. outcome: {self.to_outcome.sentence}{look}"
 
-    def predict(self, inputs: Mapping[str, ArrayLike]) -> ChainForecast:
+    def predict(self, inputs: Mapping[str, ArrayLike]) -> TwoStagePrediction:
         """Return the outcome at `inputs` with intervals through the whole chain; NaN intervals without draws.
 
         Raises:
@@ -85,7 +85,7 @@ class ChainFit:
         new_low, new_high = confidence_band(
             self._new_runs(losses[:n_draws]), max(s.new_run for s in steps)
         )
-        return ChainForecast(
+        return TwoStagePrediction(
             inputs=first.inputs,
             loss=first.y,
             y=second.y,
@@ -133,7 +133,7 @@ def fit_chain(
     level: float = 0.95,
     hold_out: bool = True,
     accept: Collection[str] = (),
-) -> ChainFit:
+) -> TwoStageFit:
     """Fit both steps.
 
     Args:
@@ -192,13 +192,13 @@ def fit_chain(
     to_loss = fit_law(
         law, {**{k: v[first] for k, v in table.items()}, loss: losses[first]}, outcome=loss,
         clusters=configurations[first], objective=objective, level=level, seed=seed,
-        n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out, accept=get_args(Kind),
+        n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out, accept=get_args(WarningKind),
     )  # fmt: skip
     to_outcome = fit_curve(
         link, losses[second], outcomes[second], clusters=list(configurations[second]), huber=huber,
         level=level, seed=seed, hold_out=False, resamples=weights[:, second],
     )  # fmt: skip
-    return ChainFit(
+    return TwoStageFit(
         to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome
     )
 
@@ -230,8 +230,8 @@ def _doubts(
 ) -> tuple[str, ...]:
     """Return what is odd about the rows of the first step, by their numbers in the whole table."""
     blank = {k: np.where(among, v, np.nan) for k, v in table.items()}
-    refuse(size_doubts({k: v for k, v in blank.items() if k in SIZES}), accept=accept)
-    doubts = run_doubts({k: v[among] for k, v in table.items()}, losses[among], outcome=name, seeds_named=clusters is not None, rows=np.flatnonzero(among))  # fmt: skip
+    refuse_bad_units(check_size_units({k: v for k, v in blank.items() if k in SIZES}), accept=accept)
+    doubts = check_runs({k: v[among] for k, v in table.items()}, losses[among], outcome=name, seeds_named=clusters is not None, rows=np.flatnonzero(among))  # fmt: skip
     return tuple(d.sentence for d in doubts if d.kind not in accept)
 
 

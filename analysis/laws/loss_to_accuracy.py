@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.curve import Law
-from analysis.fitting.multistart import Problem
+from analysis.fitting.curve import CurveLaw
+from analysis.fitting.multistart import FitProblem
 from analysis.laws.saturating import Saturating
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ class Sigmoid:
             loss: Array = -np.log(self._curve.invert(y, _exp_middle(parameters)))
         return loss
 
-    def scaled(self, x: Array, y: Array) -> Problem:
+    def scaled(self, x: Array, y: Array) -> FitProblem:
         """Return the saturating curve's problem, its half-way point as a loss."""
         return _WithLoss(self._curve.scaled(np.exp(-x), y))
 
@@ -73,7 +73,7 @@ def _exp_middle(parameters: Array) -> Array:
 
 
 class _WithLoss:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: FitProblem) -> None:
         self._problem = problem
         self.y, self.y_unit = problem.y, problem.y_unit
         self.lower, self.upper = problem.lower, problem.upper
@@ -123,7 +123,7 @@ class Exponential:
             loss = np.where(share > 0, -np.log(share) / gamma, np.where(gamma > 0, np.inf, -np.inf))
         return np.asarray(loss)
 
-    def scaled(self, x: Array, y: Array) -> Problem:
+    def scaled(self, x: Array, y: Array) -> FitProblem:
         """Return the law as level + slope (1 - exp(-gamma u)) / gamma with u = x - mean, which is a line at gamma 0."""
         return _ScaledExponential(self, x, y)
 
@@ -234,4 +234,4 @@ class _ScaledExponential:
         return slope**2 * s2 - 2 * slope * t1, np.stack([np.zeros_like(slope), slope], axis=-1)
 
 
-LINKS: tuple[type[Law], ...] = (Sigmoid, Exponential)
+LINKS: tuple[type[CurveLaw], ...] = (Sigmoid, Exponential)

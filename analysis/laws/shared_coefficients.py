@@ -17,7 +17,7 @@ from analysis.laws.sum_of_powers import SumOfPowers
 Array = NDArray[np.float64]
 
 
-class Grouped(Law):
+class SharedCoefficients(Law):
     """A sum of powers whose parameters in `own` are fitted for each group, named like A[memory]."""
 
     may_be_zero: tuple[str, ...]

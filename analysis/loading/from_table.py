@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.loading.schema import SETTINGS, SHORT_NAMES
 from analysis.loading.table_file import read_table_file
-from analysis.loading.validation import Doubt, refuse, run_doubts, size_doubts
+from analysis.loading.validation import DataWarning, refuse_bad_units, check_runs, check_size_units
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "params": ("n", "n_params", "num_params", "parameters", "num_parameters", "n_parameters", "nparams", "param_count",
@@ -74,7 +74,7 @@ _THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sheet:
+class ImportedTable:
     """A table in the names of this package."""
 
     table: pd.DataFrame
@@ -85,13 +85,13 @@ class Sheet:
     """What was taken for what, and what is doubtful."""
 
 
-def read_sheet(
+def import_table(
     source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, Any],
     *,
     columns: Mapping[str, str] | None = None,
     units: Mapping[str, float] | None = None,
     accept: Collection[str] = (),
-) -> Sheet:
+) -> ImportedTable:
     """Return the table of `source` with this package's column names.
 
     Args:
@@ -123,13 +123,13 @@ def read_sheet(
     _repeated(frame, faults)
     good = frame[~frame["row"].isin(list(faults))].reset_index(drop=True)
     doubts = _doubts(good)
-    refuse(doubts, where=where, accept=accept)
+    refuse_bad_units(doubts, where=where, accept=accept)
     _derive(good, notes)
     if {"run", "step"} <= set(good) and good.drop_duplicates(["run", "step"])["run"].duplicated().any():  # fmt: skip
         notes.append(f"{len(good)} rows are checkpoints of {good['run'].nunique()} runs: a law of final losses needs the last of each (table.sort_values('step').groupby('run').tail(1)), one of checkpoints clusters='run'")  # fmt: skip
     notes += [d.sentence for d in doubts if d.kind not in accept]
     content: list[dict[str, Any]] = [{str(k): v for k, v in r.items()} for r in frame.to_dict(orient="records")]  # fmt: skip
-    return Sheet(
+    return ImportedTable(
         table=good,
         faults=[(row, content[row], reason) for row, reason in sorted(faults.items())],
         notes=notes,
@@ -357,15 +357,15 @@ def _derive(table: pd.DataFrame, notes: list[str]) -> None:
         notes.append(f"flops = 6 {active} x tokens: there is no column of FLOPs")
 
 
-def _doubts(table: pd.DataFrame) -> list[Doubt]:
+def _doubts(table: pd.DataFrame) -> list[DataWarning]:
     """Return the doubts, with the rows of the source."""
     sizes = {n: table[n].to_numpy(dtype=np.float64) for n in SIZES if n in table}
-    doubts = size_doubts(sizes, rows=table["row"].to_numpy())
+    doubts = check_size_units(sizes, rows=table["row"].to_numpy())
     inputs = [n for n in ("params", "active_params", "tokens", "experts") if n in sizes and np.isfinite(sizes[n]).all()]  # fmt: skip
     if {"params", "tokens"} <= set(inputs) and "loss" in table:
         kinds = table["architecture"].astype(str) if "architecture" in table else pd.Series("", index=table.index)  # fmt: skip
         for _, runs in table.groupby(kinds, sort=False):
-            doubts += run_doubts(
+            doubts += check_runs(
                 {n: runs[n].to_numpy(dtype=np.float64) for n in inputs},
                 runs["loss"].to_numpy(dtype=np.float64),
                 outcome="loss", seeds_named="seed" in table, rows=runs["row"].to_numpy(),

@@ -26,7 +26,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.from_folder import folder_histories, read_folder
-from analysis.loading.from_table import read_sheet
+from analysis.loading.from_table import import_table
 from analysis.loading.histories import USAGE_METRICS, HistoryPoint, framed
 from analysis.loading.provenance import common_facts
 from analysis.loading.schema import (
@@ -403,7 +403,7 @@ def _read_table(
     units: Mapping[str, float] | None,
     accept: Collection[str],
 ) -> Runs:
-    sheet = read_sheet(source, columns=columns, units=units, accept=accept)
+    sheet = import_table(source, columns=columns, units=units, accept=accept)
     table, notes = sheet.table, list(sheet.notes)
     there = ", ".join(c for c in map(str, table.columns) if c != "row")
     if not {"params", "total_params", *_SWEEP_NAMES, *_SWEEP_NAMES.values()} & set(table.columns):

@@ -50,7 +50,7 @@ SMOOTH = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoKinds:
+class Mixture:
     """A split that noise of one kind does not make."""
 
     upper: Mask
@@ -61,7 +61,7 @@ class TwoKinds:
     """Standard deviation inside them."""
 
 
-def find_two_kinds(residuals: Array, jacobian: Array, log_sizes: Array) -> TwoKinds | None:
+def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture | None:
     """Return the split of configurations into two kinds, None if noise of one kind explains the residuals.
 
     Args:
@@ -91,7 +91,7 @@ def find_two_kinds(residuals: Array, jacobian: Array, log_sizes: Array) -> TwoKi
             return None
     if offset < 0:
         upper, offset = ~upper, -offset
-    return TwoKinds(upper=upper, offset=float(offset), spread=float(offset / ratio))
+    return Mixture(upper=upper, offset=float(offset), spread=float(offset / ratio))
 
 
 def _common(n: int, spare: int) -> float:

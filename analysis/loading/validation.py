@@ -23,7 +23,7 @@ from analysis.loading.columns import equal_rows, in_words
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
-Kind = Literal["units", "flops", "embeddings", "duplicates", "diverged", "architectures"]
+WarningKind = Literal["units", "flops", "embeddings", "duplicates", "diverged", "architectures"]
 
 GAP = 1000.0
 """Factor between neighbouring sizes from which on a column is held for one of mixed units: the step from k to M to B."""
@@ -54,16 +54,16 @@ SIZES = ("params", "tokens", "flops", "n_active", "active_params", "total_params
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class DataWarning:
     """One thing that is odd."""
 
-    kind: Kind
+    kind: WarningKind
     rows: tuple[int, ...]
     """From 0; empty if it is about the whole column."""
     sentence: str
 
 
-def refuse(doubts: Sequence[Doubt], *, where: str = "", accept: Collection[str] = ()) -> None:
+def refuse_bad_units(doubts: Sequence[DataWarning], *, where: str = "", accept: Collection[str] = ()) -> None:
     """Raise for doubts about units that are not accepted.
 
     Raises:
@@ -78,7 +78,7 @@ def refuse(doubts: Sequence[Doubt], *, where: str = "", accept: Collection[str] 
         )
 
 
-def size_doubts(columns: Mapping[str, Array], *, rows: Rows | None = None) -> list[Doubt]:
+def check_size_units(columns: Mapping[str, Array], *, rows: Rows | None = None) -> list[DataWarning]:
     """Return doubts about the units of sizes: columns (n,) by name, NaN where a row has none.
 
     Args:
@@ -92,7 +92,7 @@ def size_doubts(columns: Mapping[str, Array], *, rows: Rows | None = None) -> li
     active = "active_params" if "active_params" in columns else "params"
     if not {active, "tokens", "flops"} <= set(columns):
         return found
-    doubt = flops_doubt(
+    doubt = check_flops(
         columns["flops"], columns[active], columns["tokens"], name=active, rows=rows
     )
     if (
@@ -106,7 +106,7 @@ def size_doubts(columns: Mapping[str, Array], *, rows: Rows | None = None) -> li
     return [] if doubt is None else [doubt]
 
 
-def flops_doubt(
+def check_flops(
     flops: Array,
     params: Array,
     tokens: Array,
@@ -114,7 +114,7 @@ def flops_doubt(
     within: tuple[float, float] = FLOPS_PER_PARAM_TOKEN,
     name: str = "params",
     rows: Rows | None = None,
-) -> Doubt | None:
+) -> DataWarning | None:
     """Return the doubt that FLOPs and active parameters x tokens are not of one unit, None if they can be."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = flops / (params * tokens)
@@ -124,7 +124,7 @@ def flops_doubt(
         return None
     left_out = flops / (6 * tokens) - params
     if low <= ratio.min() and _grows_like_width(left_out, params):
-        return Doubt(
+        return DataWarning(
             kind="embeddings",
             rows=tuple(_named(rows, bad).tolist()),
             sentence=f"flops: up to {ratio.max():.3g} per active parameter and token, as if {name} left {left_out.min():.2g} to {left_out.max():.2g} out that every token passes (embeddings); Kaplan et al. 2020 fit N without them, Hoffmann et al. 2022 with them",
@@ -142,21 +142,21 @@ def flops_doubt(
     unit = _power_of_1000(6 / typical)
     if every and unit != 1:
         reason = f"with units={{'flops': {unit:g}}} it would be {typical * unit:.2g}; or {reason}"
-    return Doubt(
+    return DataWarning(
         kind="flops",
         rows=tuple(named.tolist()),
         sentence=f"flops: {where} has {ratio[bad[0]]:.3g} FLOPs per active parameter and token, training takes about 6): the unit of flops, {name} or tokens is wrong; {reason}",
     )
 
 
-def run_doubts(
+def check_runs(
     inputs: Mapping[str, Array],
     y: Array,
     *,
     outcome: str,
     seeds_named: bool = False,
     rows: Rows | None = None,
-) -> list[Doubt]:
+) -> list[DataWarning]:
     """Return doubts about single runs: those that stand there twice, that diverged, or that are of another kind.
 
     Args:
@@ -166,7 +166,7 @@ def run_doubts(
         seeds_named: Whether the caller said which rows are seeds of one configuration: equal rows are then no mistake.
         rows: What the rows are called (n,); None counts them from 0.
     """
-    found: list[Doubt] = []
+    found: list[DataWarning] = []
     if not len(y) or not inputs:
         return found
     places = equal_rows(*inputs.values())
@@ -177,7 +177,7 @@ def run_doubts(
         again = _named(rows, twice)
         one = len(twice) == 1
         found.append(
-            Doubt(
+            DataWarning(
                 kind="duplicates",
                 rows=tuple(again.tolist()),
                 sentence=f"duplicate runs: {in_words(again)} {'repeats' if one else 'repeat'} an earlier row to the last digit (row {again[0]} is row {_named(rows, first[twice[:1]])[0]} again); take {'it' if one else 'them'} out, or name the configurations in clusters= if {'it is a seed' if one else 'they are seeds'}",
@@ -192,11 +192,11 @@ def run_doubts(
     return found
 
 
-def group_doubt(residuals: Array, *, rows: Rows | None = None) -> Doubt | None:
+def check_residual_groups(residuals: Array, *, rows: Rows | None = None) -> DataWarning | None:
     """Return the doubt that relative residuals of a fit are those of two kinds of runs.
 
     A curve goes through the larger group, and the smaller one lies off; of two groups of one size it goes between:
-    then runs of equal sizes tell (`run_doubts`), or `kinds_doubt`.
+    then runs of equal sizes tell (`check_runs`), or `check_mixture`.
     """
     n = len(residuals)
     if n < FEWEST_FOR_GROUPS:
@@ -216,14 +216,14 @@ def group_doubt(residuals: Array, *, rows: Rows | None = None) -> Doubt | None:
     return _groups(np.sort(order[cuts[best] :]), n, distance, rows)
 
 
-def kinds_doubt(
+def check_mixture(
     residuals: Array,
     jacobian: Array,
     inputs: Mapping[str, Array],
     places: Rows,
     *,
     rows: Rows | None = None,
-) -> Doubt | None:
+) -> DataWarning | None:
     """Return the doubt that the curve goes between two kinds of runs at sizes of their own (`analysis/loading/mixture_test.py`).
 
     Args:
@@ -233,12 +233,12 @@ def kinds_doubt(
         places: A number per run, the same for runs of equal inputs (n,).
         rows: What the rows are called (n,); None counts them from 0.
     """
-    from analysis.loading.mixture_test import find_two_kinds
+    from analysis.loading.mixture_test import find_mixture
 
     counts = np.bincount(places)
     first = np.unique(places, return_index=True)[1]
     sizes = np.log(np.maximum(np.stack([v[first] for v in inputs.values()], axis=1), 1.0))
-    found = find_two_kinds(
+    found = find_mixture(
         np.bincount(places, weights=residuals) / counts,
         np.stack([np.bincount(places, weights=c) / counts for c in jacobian.T], axis=1),
         sizes,
@@ -248,16 +248,16 @@ def kinds_doubt(
     return _groups(np.flatnonzero(found.upper[places]), len(residuals), found.offset, rows)
 
 
-def _groups(upper: Rows, n: int, distance: float, rows: Rows | None) -> Doubt:
+def _groups(upper: Rows, n: int, distance: float, rows: Rows | None) -> DataWarning:
     named = _named(rows, upper)
-    return Doubt(
+    return DataWarning(
         kind="architectures",
         rows=tuple(int(i) for i in named),
-        sentence=f"the runs fall into two groups {distance:.1%} of the loss apart ({in_words(named)} against the other {n - len(upper)}), as two architectures under one name do; fit each on its own, or both with analysis.laws.shared_coefficients.Grouped",
+        sentence=f"the runs fall into two groups {distance:.1%} of the loss apart ({in_words(named)} against the other {n - len(upper)}), as two architectures under one name do; fit each on its own, or both with analysis.laws.shared_coefficients.SharedCoefficients",
     )
 
 
-def kind_doubt(architectures: Sequence[Any]) -> Doubt | None:
+def check_architecture_names(architectures: Sequence[Any]) -> DataWarning | None:
     """Return the doubt that runs of several named architectures are about to be fitted as one."""
     names = [str(a) for a in architectures]
     kinds = list(dict.fromkeys(names))
@@ -265,14 +265,14 @@ def kind_doubt(architectures: Sequence[Any]) -> Doubt | None:
         return None
     other = names.index(kinds[1])
     shown = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
-    return Doubt(
+    return DataWarning(
         kind="architectures",
         rows=(other,),
-        sentence=f"the runs are of {len(kinds)} architectures ({shown}; row {other} is the first of {kinds[1]}); fit each on its own, or all with analysis.laws.shared_coefficients.Grouped",
+        sentence=f"the runs are of {len(kinds)} architectures ({shown}; row {other} is the first of {kinds[1]}); fit each on its own, or all with analysis.laws.shared_coefficients.SharedCoefficients",
     )
 
 
-def _mixed_units(name: str, values: Array, rows: Rows | None) -> Doubt | None:
+def _mixed_units(name: str, values: Array, rows: Rows | None) -> DataWarning | None:
     known = np.flatnonzero(np.isfinite(values) & (values > 0))
     if len(known) < 3:
         return None
@@ -287,7 +287,7 @@ def _mixed_units(name: str, values: Array, rows: Rows | None) -> Doubt | None:
     odd = few if below else many
     named = _named(rows, odd)
     unit = _power_of_1000(float(np.median(values[many]) / np.median(values[few])))
-    return Doubt(
+    return DataWarning(
         kind="units",
         rows=tuple(named.tolist()),
         sentence=f"{name}: mixed units, {in_words(named)} (row {named[0]}: {values[odd[0]]:.4g}) {'lies' if len(odd) == 1 else 'lie'} a factor of {steps[at]:.3g} {'below' if below else 'above'} all others; write every row in one unit (they differ by {unit:g}?)",
@@ -327,14 +327,14 @@ def _far_above_smaller(inputs: Mapping[str, Array], y: Array) -> dict[int, int]:
     return found
 
 
-def _told(bad: Mapping[int, int], y: Array, rows: Rows | None) -> Doubt:
+def _told(bad: Mapping[int, int], y: Array, rows: Rows | None) -> DataWarning:
     n = len(bad)
     better = list(bad.values())
     one = max(set(better), key=better.count)
     if n > 2 and n > len(y) // 3 and better.count(one) > n // 2:
         # One run that is far too good makes all larger ones look bad: then it is that run that is odd.
         name = int(_named(rows, np.asarray([one]))[0])
-        return Doubt(
+        return DataWarning(
             kind="diverged",
             rows=(name,),
             sentence=f"row {name}: {y[one]:.4g} is far below {n} larger runs; another unit (bits, per byte) or another evaluation? correct the row or take it out",
@@ -342,7 +342,7 @@ def _told(bad: Mapping[int, int], y: Array, rows: Rows | None) -> Doubt:
     named = _named(rows, np.asarray(list(bad)))
     i, j = next(iter(bad.items()))
     more = f" (likewise {in_words(named[1:])})" if n > 1 else ""
-    return Doubt(
+    return DataWarning(
         kind="diverged",
         rows=tuple(named.tolist()),
         sentence=f"row {named[0]}: {y[i]:.4g} is far above the {y[j]:.4g} of row {_named(rows, np.asarray([j]))[0]}, a run that is smaller in every way{more}; if it diverged, or is in another unit, take it out by its row",
@@ -361,7 +361,7 @@ def _falls(sizes: Array, y: Array) -> bool:
 
 def _unlike_seeds(
     places: NDArray[np.int64], y: Array, outcome: str, known: set[int], rows: Rows | None
-) -> Doubt | None:
+) -> DataWarning | None:
     """Runs of equal sizes further apart than seeds are."""
     order = np.lexsort((y, places))
     pairs: list[tuple[float, int, int]] = []
@@ -380,7 +380,7 @@ def _unlike_seeds(
     ratio, low, high = max(wide)
     named = _named(rows, np.asarray([low, high]))
     both = np.asarray(sorted({i for _, *pair in wide for i in pair}))
-    return Doubt(
+    return DataWarning(
         kind="architectures",
         rows=tuple(_named(rows, both).tolist()),
         sentence=f"rows {named[0]} and {named[1]} have equal sizes and a {outcome} of {y[low]:.4g} and {y[high]:.4g}, {ratio:.0%} apart: two architectures or two recipes under one name, or a run that diverged; split them, or take the wrong one out",

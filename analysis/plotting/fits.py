@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from analysis.fitting.curve import CurveFit
 from analysis.fitting.fit_law import LawFit
 from analysis.fitting.result import Band
-from analysis.fitting.two_stage import ChainFit
+from analysis.fitting.two_stage import TwoStageFit
 from analysis.formatting import count
-from analysis.laws.shared_coefficients import Grouped
+from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.plotting.sweep import STYLE, ticks
 from analysis.scaling.envelope import Envelope
@@ -182,7 +182,7 @@ def curves_figure(
 
 
 def chain_figure(
-    chains: ChainFit | Mapping[str, ChainFit],
+    chains: TwoStageFit | Mapping[str, TwoStageFit],
     *,
     outcome: str | None = None,
     size: str | None = None,
@@ -315,7 +315,7 @@ def _parts(
     name: str, fit: LawFit
 ) -> list[tuple[str, LawFit, NDArray[np.bool_] | None, dict[str, float]]]:
     """Return the series of a fit: one, or one for every group of a law with groups."""
-    if not isinstance(fit.law, Grouped):
+    if not isinstance(fit.law, SharedCoefficients):
         return [(name, fit, None, {})]
     group = fit.inputs["group"]
     return [(g, fit, group == i, {"group": float(i)}) for i, g in enumerate(fit.law.groups)]
@@ -366,7 +366,7 @@ def _curve_series(
 
 
 def _chain_series(
-    chain: ChainFit, size: str, middle: Mapping[str, float], style: SeriesStyle, beyond: float
+    chain: TwoStageFit, size: str, middle: Mapping[str, float], style: SeriesStyle, beyond: float
 ) -> _Series:
     """Return predictions through both steps; a run of the link lies where its loss puts it on the slice."""
     law = _law_series(chain.to_loss, None, {}, size, middle, style, beyond)
@@ -603,7 +603,7 @@ def _positive(x: Array) -> Array:
 DRAW: Mapping[type, Callable[..., Figure]] = {
     LawFit: law_figure,
     CurveFit: curve_figure,
-    ChainFit: chain_figure,
+    TwoStageFit: chain_figure,
     IsoflopFit: isoflop_figure,
     Envelope: envelope_figure,
 }

@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.fitting.bootstrap import Estimate
+from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.curve import CurveFit
 from analysis.fitting.fit_law import LawFit
 from analysis.fitting.result import FitResult
-from analysis.fitting.two_stage import ChainFit
+from analysis.fitting.two_stage import TwoStageFit
 from analysis.formatting import Table, count, decimals, flops, number, seconds
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
@@ -281,7 +281,7 @@ def laws_table(laws: Mapping[str, Any]) -> Table:
             [_law_row(fit)]
             if isinstance(fit, LawFit)
             else [_law_row(fit.to_loss), (parameters(fit.to_outcome), str(fit.to_outcome.status), "–", fit.sentence)]
-            if isinstance(fit, ChainFit)
+            if isinstance(fit, TwoStageFit)
             else [*(_line_row(line) for line in fit.lines.values()), _law_row(fit.parametric)]
             if isinstance(fit, IsoflopFit)
             else [_line_row(fit)]
@@ -478,7 +478,7 @@ def multiplier(pair: EqualFlops) -> str:
     return f"{m.over_baseline_params:.2f}× ({count(m.equivalent_params)}{interval}{mark})"
 
 
-def estimate(value: Estimate | None, *, interval: bool = True, signed: bool = False) -> str:
+def estimate(value: MeanEstimate | None, *, interval: bool = True, signed: bool = False) -> str:
     """Return `0.412 [0.401, 0.423]`, to as many decimals as the interval bears."""
     if value is None:
         return "–"

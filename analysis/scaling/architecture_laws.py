@@ -22,7 +22,7 @@ from analysis.fitting.fit_law import LawFit, Runs, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.laws.shared_coefficients import Grouped
+from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
 from analysis.loading.columns import numbers
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, MEASURES, Measure, cost_at, fit_cost
@@ -303,14 +303,14 @@ def fit_families(
     )
 
 
-def _grouped(law: Law, shared: Sequence[str], members: Sequence[str]) -> Grouped:
+def _grouped(law: Law, shared: Sequence[str], members: Sequence[str]) -> SharedCoefficients:
     if not isinstance(law, SumOfPowers):
         raise ValueError(f"shared: {law.name} is no sum of powers, so its coefficients cannot be shared; leave shared out")  # fmt: skip
     unknown = set(shared) - set(law.parameter_names)
     if unknown:
         raise ValueError(f"shared: must name parameters of {law.name} ({', '.join(law.parameter_names)}), got {', '.join(sorted(unknown))}")  # fmt: skip
     own = [p for p in law.parameter_names if p not in shared]
-    return Grouped(law, own=own, groups=members)
+    return SharedCoefficients(law, own=own, groups=members)
 
 
 class _Table:

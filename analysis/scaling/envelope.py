@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analysis.fitting.bootstrap import percentile_interval, resample_clusters
 from analysis.fitting.result import FitStatus
 from analysis.loading.columns import Runs, column, numbers
-from analysis.loading.validation import refuse, size_doubts
+from analysis.loading.validation import refuse_bad_units, check_size_units
 
 Array = NDArray[np.float64]
 
@@ -151,7 +151,7 @@ def _doubts(
 ) -> list[str]:
     """Return what is odd about the curves; refuse units that cannot be."""
     run, of, total = names
-    refuse(size_doubts({"params": params}), accept=accept)
+    refuse_bad_units(check_size_units({"params": params}), accept=accept)
     warnings = []
     for one in dict.fromkeys(runs.tolist()):
         rows = np.flatnonzero(runs == one)

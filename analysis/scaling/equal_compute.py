@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.bootstrap import Estimate, difference_of_means, mean_over_seeds
+from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_over_seeds
 from analysis.fitting.curve import CurveFit
 from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
 
@@ -45,7 +45,7 @@ class ConfigurationSummary:
     total_params: float
     active_params: float | None
     training_flops: float | None
-    outcomes: Mapping[str, Estimate]
+    outcomes: Mapping[str, MeanEstimate]
     """factual_recall, answer_nll, bits_per_param, loss: those that were measured."""
     memory_params: float | None = None
     """Keys and values of its memories."""
@@ -85,7 +85,7 @@ class EqualFlops:
     baseline: ConfigurationSummary
     flops_ratio: float
     """training_flops of this over that of the baseline."""
-    difference: Estimate
+    difference: MeanEstimate
     """This minus baseline, in the units of the outcome."""
     multiplier: Multiplier
 

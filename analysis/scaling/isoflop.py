@@ -24,7 +24,7 @@ from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
-from analysis.loading.validation import refuse, size_doubts
+from analysis.loading.validation import refuse_bad_units, check_size_units
 
 Array = NDArray[np.float64]
 Method = Literal["parabola", "akima"]
@@ -175,7 +175,7 @@ def fit_isoflop(
     table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
     loss = numbers(runs, outcome, why=LOSS_ADVICE)
     # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
-    refuse(size_doubts(table), accept=accept)
+    refuse_bad_units(check_size_units(table), accept=accept)
     given = column(runs, budgets) if isinstance(budgets, str) else budgets
     groups = _groups(table["flops"]) if given is None else np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1)  # fmt: skip
     configurations = labels(runs, clusters, equal_rows(table["params"], table["tokens"]))

@@ -14,7 +14,7 @@ from analysis.fitting.curve import CurveFit
 from analysis.fitting.power_curve import fit_power_law
 from analysis.laws.saturating import fit_saturating
 from analysis.loading.load import Runs
-from analysis.loading.validation import run_doubts
+from analysis.loading.validation import check_runs
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
 
 
@@ -160,11 +160,11 @@ def _doubts(table: pd.DataFrame, series: Mapping[str, str]) -> list[str]:
         if "loss" in rows and rows["loss"].notna().all() and len(names) == 2:
             inputs = {short: rows[c].to_numpy(dtype=np.float64) for short, c in zip(("params", "tokens"), names, strict=True)}  # fmt: skip
             loss = rows["loss"].to_numpy(dtype=np.float64)
-            odd = [d for d in run_doubts(inputs, loss, outcome="loss", seeds_named=True) if d.kind != "architectures"]  # fmt: skip
+            odd = [d for d in check_runs(inputs, loss, outcome="loss", seeds_named=True) if d.kind != "architectures"]  # fmt: skip
             # Seeds of one configuration are of one kind, however far apart; configurations of equal sizes may be of two.
             each = np.flatnonzero(~rows["configuration"].duplicated().to_numpy())
             mean = rows.groupby("configuration", sort=False)["loss"].mean().to_numpy(dtype=np.float64)  # fmt: skip
-            apart = run_doubts({k: v[each] for k, v in inputs.items()}, mean, outcome="mean loss", seeds_named=True, rows=each)  # fmt: skip
+            apart = check_runs({k: v[each] for k, v in inputs.items()}, mean, outcome="mean loss", seeds_named=True, rows=each)  # fmt: skip
             odd += [d for d in apart if d.kind == "architectures"]
             trials = rows["trial_id"].tolist()
             found += [f"{name}: {d.sentence} ({', '.join(f'row {i} is {trials[i]}' for i in d.rows[:3])})" for d in odd]  # fmt: skip

@@ -10,7 +10,7 @@ from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
-from analysis.loading.validation import group_doubt
+from analysis.loading.validation import check_residual_groups
 from analysis.scaling.envelope import fit_envelope
 from analysis.scaling.isoflop import fit_isoflop
 
@@ -178,7 +178,7 @@ def test_normal_and_even_residuals_are_one_group():
     generator = np.random.default_rng(0)
     for n in (20, 40, 200):
         for draw in (generator.normal, generator.uniform):
-            assert sum(group_doubt(draw(size=n)) is not None for _ in range(200)) <= 1
+            assert sum(check_residual_groups(draw(size=n)) is not None for _ in range(200)) <= 1
 
 
 def test_a_run_of_two_sizes_is_two_runs():

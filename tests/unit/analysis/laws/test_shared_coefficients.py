@@ -6,7 +6,7 @@ from analysis.fitting.law import LogProblem
 from analysis.fitting.objective import SQUARES
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.laws.shared_coefficients import Grouped
+from analysis.laws.shared_coefficients import SharedCoefficients
 
 GROUPS = ("dense", "memory")
 
@@ -21,7 +21,7 @@ def two_architectures(noise=0.0):
 
 
 def test_shared_and_own_coefficients_come_back():
-    law = Grouped(CHINCHILLA, own=["A"], groups=GROUPS)
+    law = SharedCoefficients(CHINCHILLA, own=["A"], groups=GROUPS)
 
     fit = fit_law(law, two_architectures(), objective=SQUARES, n_draws=0, hold_out=False)
 
@@ -32,7 +32,7 @@ def test_shared_and_own_coefficients_come_back():
 
 def test_all_of_its_own_is_two_separate_fits():
     runs = two_architectures(noise=0.01)
-    law = Grouped(CHINCHILLA, own=CHINCHILLA.parameter_names, groups=GROUPS)
+    law = SharedCoefficients(CHINCHILLA, own=CHINCHILLA.parameter_names, groups=GROUPS)
 
     joint = fit_law(law, runs, objective=SQUARES, n_draws=0, hold_out=False)
 
@@ -47,7 +47,7 @@ def test_all_of_its_own_is_two_separate_fits():
 def test_sharing_more_never_fits_better():
     runs = two_architectures(noise=0.01)
     objectives = [
-        fit_law(Grouped(CHINCHILLA, own=own, groups=GROUPS), runs, objective=SQUARES, n_draws=0, hold_out=False).objective
+        fit_law(SharedCoefficients(CHINCHILLA, own=own, groups=GROUPS), runs, objective=SQUARES, n_draws=0, hold_out=False).objective
         for own in (["A"], ["A", "alpha"], ["A", "alpha", "E"])
     ]  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_sharing_more_never_fits_better():
 
 
 def test_derivatives_are_those_of_finite_differences():
-    law = Grouped(CHINCHILLA, own=["A", "alpha"], groups=GROUPS)
+    law = SharedCoefficients(CHINCHILLA, own=["A", "alpha"], groups=GROUPS)
     runs = two_architectures(noise=0.01)
     problem = LogProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], SQUARES)
     theta = problem.starts()[:3]
@@ -72,10 +72,10 @@ def test_derivatives_are_those_of_finite_differences():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match="alpha needs A too"):
-        Grouped(CHINCHILLA, own=["alpha"], groups=GROUPS)
+        SharedCoefficients(CHINCHILLA, own=["alpha"], groups=GROUPS)
     with pytest.raises(ValueError, match="must name parameters of chinchilla"):
-        Grouped(CHINCHILLA, own=["gamma"], groups=GROUPS)
+        SharedCoefficients(CHINCHILLA, own=["gamma"], groups=GROUPS)
     with pytest.raises(ValueError, match="two or more different names"):
-        Grouped(CHINCHILLA, own=["A"], groups=["dense"])
+        SharedCoefficients(CHINCHILLA, own=["A"], groups=["dense"])
     with pytest.raises(ValueError, match=r"group: must be 0\.\.1"):
-        fit_law(Grouped(CHINCHILLA, own=["A"], groups=GROUPS), two_architectures() | {"group": np.full(60, 7.0)})  # fmt: skip
+        fit_law(SharedCoefficients(CHINCHILLA, own=["A"], groups=GROUPS), two_architectures() | {"group": np.full(60, 7.0)})  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 from analysis.fitting.fit_law import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.loading.mixture_test import _orthonormal, _split, find_two_kinds
+from analysis.loading.mixture_test import _orthonormal, _split, find_mixture
 
 TRUTH = np.asarray([482.0, 2085.0, 1.82, 0.348, 0.366])
 
@@ -32,7 +32,7 @@ def test_two_halves_ten_standard_deviations_apart_are_told_apart():
         other = halves(seed)
         noise = np.random.default_rng([seed, 1]).standard_normal(24)
 
-        found = find_two_kinds(0.003 * (noise + 10 * other), JACOBIAN, LOG_SIZES)
+        found = find_mixture(0.003 * (noise + 10 * other), JACOBIAN, LOG_SIZES)
 
         assert np.array_equal(found.upper, other)
         assert found.offset == pytest.approx(0.03, rel=0.2)
@@ -43,7 +43,7 @@ def test_kinds_that_take_turns_in_size_are_told_apart():
     other = np.repeat(np.arange(8) % 2, 3).astype(bool)
     noise = np.random.default_rng(3).standard_normal(24)
 
-    found = find_two_kinds(0.003 * (noise - 12 * other), JACOBIAN, LOG_SIZES)
+    found = find_mixture(0.003 * (noise - 12 * other), JACOBIAN, LOG_SIZES)
 
     assert np.array_equal(found.upper, ~other)
 
@@ -54,18 +54,18 @@ def test_many_configurations_are_told_apart_without_simulating():
     other = halves(2, n=160)
     even = 3.4 * generator.random(160)
 
-    found = find_two_kinds(generator.standard_normal(160) + 6 * other, jacobian, log_sizes)
+    found = find_mixture(generator.standard_normal(160) + 6 * other, jacobian, log_sizes)
 
     assert np.mean(found.upper == other) > 0.98
     assert found.offset == pytest.approx(6, rel=0.1)
-    assert find_two_kinds(generator.standard_normal(160), jacobian, log_sizes) is None
-    assert find_two_kinds(even, jacobian, log_sizes) is None
+    assert find_mixture(generator.standard_normal(160), jacobian, log_sizes) is None
+    assert find_mixture(even, jacobian, log_sizes) is None
 
 
 def test_noise_of_one_kind_is_one_kind():
     generator = np.random.default_rng(0)
     for draw in (generator.standard_normal, lambda n: generator.uniform(-1, 1, n), lambda n: generator.standard_t(3, n)):  # fmt: skip
-        found = [find_two_kinds(draw(24), JACOBIAN, LOG_SIZES) for _ in range(12)]
+        found = [find_mixture(draw(24), JACOBIAN, LOG_SIZES) for _ in range(12)]
         assert sum(f is not None for f in found) <= 1
 
 
@@ -74,11 +74,11 @@ def test_a_law_that_is_wrong_is_no_second_kind():
     noise = np.random.default_rng(1).standard_normal(24)
     x = LOG_SIZES[:, 0] - LOG_SIZES[:, 0].mean()
     for wave in (np.sin(1.2 * x), x**3 / 5, np.tanh(3 * x)):
-        assert find_two_kinds(0.003 * (noise + 20 * wave), JACOBIAN, LOG_SIZES) is None
+        assert find_mixture(0.003 * (noise + 20 * wave), JACOBIAN, LOG_SIZES) is None
 
 
 def test_too_few_configurations_say_nothing():
-    assert find_two_kinds(10.0 * halves(0)[:12], JACOBIAN[:12], LOG_SIZES[:12]) is None
+    assert find_mixture(10.0 * halves(0)[:12], JACOBIAN[:12], LOG_SIZES[:12]) is None
 
 
 ALL_SPLITS = np.asarray(list(itertools.product((0.0, 1.0), repeat=12)))
@@ -111,7 +111,7 @@ def test_the_search_mostly_finds_the_best_of_all_splits():
 def test_the_unit_of_the_residuals_does_not_matter():
     r = 0.003 * (np.random.default_rng(5).standard_normal(24) + 10 * halves(5))
 
-    one, thousand = (find_two_kinds(k * r, JACOBIAN, LOG_SIZES) for k in (1, 1000))
+    one, thousand = (find_mixture(k * r, JACOBIAN, LOG_SIZES) for k in (1, 1000))
 
     assert np.array_equal(one.upper, thousand.upper)
     assert thousand.offset == pytest.approx(1000 * one.offset)

@@ -12,7 +12,7 @@ from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
-from analysis.laws.shared_coefficients import Grouped
+from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sparse import JOINT_SHARED
 from analysis.plotting.fits import chain_figure, draw, law_figure
 from analysis.plotting.style import series_styles
@@ -109,7 +109,7 @@ def test_held_out_runs_are_crosses(figure, dense):
 
 
 def test_groups_of_one_law_are_series():
-    law = Grouped(CHINCHILLA, own=["A"], groups=("dense", "memory"))
+    law = SharedCoefficients(CHINCHILLA, own=["A"], groups=("dense", "memory"))
     table = make_runs(CHINCHILLA, 40, noise=0.004)
     table["group"] = np.arange(40) % 2
     fit = fit_law(law, table, hold_out=False, **DRAWS)

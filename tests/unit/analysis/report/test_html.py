@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.fitting.bootstrap import Estimate
+from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.formatting import count, number
@@ -317,7 +317,7 @@ def test_numbers(value, text):
 
 def test_an_estimate_shows_no_more_digits_than_its_interval_bears():
     def show(value, low, high):
-        return estimate(Estimate(value=value, low=low, high=high, n=3, method=""))
+        return estimate(MeanEstimate(value=value, low=low, high=high, n=3, method=""))
 
     assert show(0.41236, 0.40112, 0.42360) == "0.412 [0.401, 0.424]"
     assert show(10.8571, 10.8301, 10.8841) == "10.86 [10.83, 10.88]"
