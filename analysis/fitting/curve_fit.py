@@ -13,9 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
-from analysis.fitting.curve import CurveFit, HoldOut, CurveLaw
+from analysis.fitting.curve import CurveFit, CurveLaw, HoldOut
 from analysis.fitting.interval_calibration import Levels
-from analysis.fitting.multistart import Optimum, find_optimum, levels_for, refit, resample, search_summary
+from analysis.fitting.multistart import (
+    Optimum,
+    find_optimum,
+    levels_for,
+    refit,
+    resample,
+    search_summary,
+)
 from analysis.fitting.result import FitStatus
 
 Array = NDArray[np.float64]
@@ -187,7 +194,13 @@ def _checked(
 
 
 def _hold_out(
-    law: CurveLaw, x: Array, y: Array, labels: NDArray[Any], huber: float | None, seed: int, level: float
+    law: CurveLaw,
+    x: Array,
+    y: Array,
+    labels: NDArray[Any],
+    huber: float | None,
+    seed: int,
+    level: float,
 ) -> tuple[HoldOut | None, str]:
     sizes = np.unique(x)
     n_held = min(max(1, round(HOLD_OUT_SHARE * len(sizes))), len(sizes) - law.n_free - 1)

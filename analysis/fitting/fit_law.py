@@ -37,13 +37,13 @@ from analysis.loading.validation import (
     SIZES,
     DataWarning,
     WarningKind,
-    check_flops,
-    check_residual_groups,
     check_architecture_names,
+    check_flops,
     check_mixture,
-    refuse_bad_units,
+    check_residual_groups,
     check_runs,
     check_size_units,
+    refuse_bad_units,
 )
 
 Array = NDArray[np.float64]
@@ -357,7 +357,9 @@ def _doubts(
     rows: NDArray[np.int64] | None,
 ) -> list[str]:
     """Return a sentence for everything odd about the table; refuse units that cannot be."""
-    refuse_bad_units(check_size_units({k: v for k, v in inputs.items() if k in SIZES}, rows=rows), accept=accept)
+    refuse_bad_units(
+        check_size_units({k: v for k, v in inputs.items() if k in SIZES}, rows=rows), accept=accept
+    )
     doubts: list[DataWarning | None] = [
         *check_runs(inputs, y, outcome=outcome, seeds_named=clusters is not None, rows=rows)
     ]

@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import LawPrediction, LawFit, fit_law
+from analysis.fitting.fit_law import LawFit, LawPrediction, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.loading.columns import Runs, column, equal_rows, in_words, labels, numbers

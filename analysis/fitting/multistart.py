@@ -336,7 +336,9 @@ def _enough_places(places: NDArray[np.int64], n_free: int) -> Callable[[Array], 
     return accept
 
 
-def _threshold(problem: FitProblem, begin: Array, huber_scales: float | None) -> tuple[float, Array]:
+def _threshold(
+    problem: FitProblem, begin: Array, huber_scales: float | None
+) -> tuple[float, Array]:
     """Return the threshold that stands for the absolute error, or `huber_scales` robust scales of its residuals.
 
     Also where to go on from: what the starts reached by least squares, and some of the starts as they were.

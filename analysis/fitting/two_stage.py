@@ -30,7 +30,13 @@ from analysis.loading.columns import (
     labels,
     numbers,
 )
-from analysis.loading.validation import SIZES, WarningKind, refuse_bad_units, check_runs, check_size_units
+from analysis.loading.validation import (
+    SIZES,
+    WarningKind,
+    check_runs,
+    check_size_units,
+    refuse_bad_units,
+)
 
 Array = NDArray[np.float64]
 
@@ -230,7 +236,9 @@ def _doubts(
 ) -> tuple[str, ...]:
     """Return what is odd about the rows of the first step, by their numbers in the whole table."""
     blank = {k: np.where(among, v, np.nan) for k, v in table.items()}
-    refuse_bad_units(check_size_units({k: v for k, v in blank.items() if k in SIZES}), accept=accept)
+    refuse_bad_units(
+        check_size_units({k: v for k, v in blank.items() if k in SIZES}), accept=accept
+    )
     doubts = check_runs({k: v[among] for k, v in table.items()}, losses[among], outcome=name, seeds_named=clusters is not None, rows=np.flatnonzero(among))  # fmt: skip
     return tuple(d.sentence for d in doubts if d.kind not in accept)
 

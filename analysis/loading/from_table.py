@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis.loading.schema import SETTINGS, SHORT_NAMES
 from analysis.loading.table_file import read_table_file
-from analysis.loading.validation import DataWarning, refuse_bad_units, check_runs, check_size_units
+from analysis.loading.validation import DataWarning, check_runs, check_size_units, refuse_bad_units
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "params": ("n", "n_params", "num_params", "parameters", "num_parameters", "n_parameters", "nparams", "param_count",

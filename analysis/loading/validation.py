@@ -63,7 +63,9 @@ class DataWarning:
     sentence: str
 
 
-def refuse_bad_units(doubts: Sequence[DataWarning], *, where: str = "", accept: Collection[str] = ()) -> None:
+def refuse_bad_units(
+    doubts: Sequence[DataWarning], *, where: str = "", accept: Collection[str] = ()
+) -> None:
     """Raise for doubts about units that are not accepted.
 
     Raises:
@@ -78,7 +80,9 @@ def refuse_bad_units(doubts: Sequence[DataWarning], *, where: str = "", accept: 
         )
 
 
-def check_size_units(columns: Mapping[str, Array], *, rows: Rows | None = None) -> list[DataWarning]:
+def check_size_units(
+    columns: Mapping[str, Array], *, rows: Rows | None = None
+) -> list[DataWarning]:
     """Return doubts about the units of sizes: columns (n,) by name, NaN where a row has none.
 
     Args:

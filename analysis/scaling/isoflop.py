@@ -24,7 +24,7 @@ from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
-from analysis.loading.validation import refuse_bad_units, check_size_units
+from analysis.loading.validation import check_size_units, refuse_bad_units
 
 Array = NDArray[np.float64]
 Method = Literal["parabola", "akima"]
