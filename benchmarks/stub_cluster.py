@@ -4,12 +4,12 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.control.failure_classifier import Ended
+from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch, NotPlaced
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec
-from orchestrator.scheduling.interface import Node
+from orchestrator.scheduling.demand import Node
 
 
 def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
@@ -63,7 +63,7 @@ class StubLauncher:
         heapq.heappush(self._due, (self._clock() + self._seconds(launch), launch.key))
         return launch.gpu_ids
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         start = time.perf_counter()
         if self._polled_at is not None:
             self.gaps.append(start - self._polled_at)
@@ -73,7 +73,7 @@ class StubLauncher:
             launch = self._held.pop(key)
             self.lost += 1
             ended.append(
-                Ended(trial_id=launch.trial_id, attempt=launch.attempt, node_lost="it left")
+                AttemptExit(trial_id=launch.trial_id, attempt=launch.attempt, node_lost="it left")
             )
         while self._due and self._due[0][0] <= self._clock():
             _, key = heapq.heappop(self._due)
@@ -93,7 +93,7 @@ class StubLauncher:
         self._held.clear()
 
 
-def _finish(launch: Launch) -> Ended:
+def _finish(launch: Launch) -> AttemptExit:
     """Leave what rank 0 leaves."""
     (request,) = launch.rank_requests(launch.gpu_ids)
     metrics = {"train/loss": 1.0}
@@ -107,4 +107,4 @@ def _finish(launch: Launch) -> Ended:
         },
         durable=False,
     )  # fmt: skip
-    return Ended(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 0})
+    return AttemptExit(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 0})

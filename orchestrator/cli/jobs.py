@@ -106,8 +106,8 @@ def retry(
 
     disk = find_sweep(runs, sweep)
     chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
-    worked_on = retry_requests.ids_worked_on(disk, disk.submissions())
-    asked = retry_requests.request(disk, chosen, worked_on=worked_on, whole_sweep=not trials)
+    worked_on = retry_requests.controlled_trial_ids(disk, disk.submissions())
+    asked = retry_requests.plan_retry(disk, chosen, worked_on=worked_on, whole_sweep=not trials)
     who = f"memscale retry, pid {os.getpid()}"
-    retry_requests.write(disk, asked.after, by=who, at=time.time(), whole_sweep=not trials)
-    typer.echo(f"{sweep}: {retry_requests.what_became(asked, worked_on=worked_on)}.")
+    retry_requests.write_requests(disk, asked.after, by=who, at=time.time(), whole_sweep=not trials)
+    typer.echo(f"{sweep}: {retry_requests.describe_result(asked, worked_on=worked_on)}.")

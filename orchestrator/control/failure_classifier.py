@@ -46,27 +46,27 @@ error of its own, leaves the others with communication errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class AttemptExit:
     """The ranks of an attempt are all gone."""
 
     trial_id: str
     attempt: int
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     """Per rank; minus the signal's number when a signal ended it. Unknown ones are missing."""
-    ended_by_us: frozenset[int] = frozenset()
+    killed_by_launcher: frozenset[int] = frozenset()
     """Ranks that the launcher killed, because another rank had failed or because a stop took too long."""
     node_lost: str | None = None
     """What was lost, when the ranks went with their node or its supervisor."""
     hang: str | None = None
     """How long they made no progress, when the launcher ended them for that."""
-    stood: Mapping[int, str] = field(default_factory=dict)
+    last_positions: Mapping[int, str] = field(default_factory=dict)
     """Per rank that the launcher killed: how far it was and where in its code."""
     out_of_memory: frozenset[int] = frozenset()
     """Ranks that the kernel killed when memory ran out."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class Verdict:
     """The verdict on one attempt."""
 
     outcome: Outcome
@@ -74,14 +74,14 @@ class Ending:
     """One sentence for people."""
 
 
-def judge(
-    ended: Ended,
+def classify(
+    ended: AttemptExit,
     *,
     asked: Outcome | None,
     error: Mapping[str, Any] | None,
     has_result: bool,
     folder: Path,
-) -> Ending:
+) -> Verdict:
     """Return how an attempt ended.
 
     Args:
@@ -92,37 +92,37 @@ def judge(
         folder: The trial's, for sentences about its storage.
     """
     if has_result:
-        return Ending(outcome=Outcome.DONE, reason="every step and evaluation is done")
+        return Verdict(outcome=Outcome.DONE, reason="every step and evaluation is done")
     own = {
         rank: code_outcome(code)
         for rank, code in ended.exit_codes.items()
-        if rank not in ended.ended_by_us and code != 0
+        if rank not in ended.killed_by_launcher and code != 0
     }
     if asked is not None:
-        return Ending(outcome=asked, reason=_asked_reason(asked, ended))
+        return Verdict(outcome=asked, reason=_asked_reason(asked, ended))
     if ended.node_lost is not None:
-        return Ending(outcome=Outcome.NODE_LOST, reason=ended.node_lost)
+        return Verdict(outcome=Outcome.NODE_LOST, reason=ended.node_lost)
     if ended.hang is not None:
-        return Ending(outcome=Outcome.HANG, reason=f"{ended.hang}{_stood(ended)}")
+        return Verdict(outcome=Outcome.HANG, reason=f"{ended.hang}{_stood(ended)}")
     cause = next((o for o in CAUSE_FIRST if o in own.values()), None)
     if cause is Outcome.KILLED and ended.out_of_memory:
-        return Ending(outcome=Outcome.HOST_OOM, reason=_out_of_memory(sorted(ended.out_of_memory)))
+        return Verdict(outcome=Outcome.HOST_OOM, reason=_out_of_memory(sorted(ended.out_of_memory)))
     if cause is Outcome.KILLED:
         ranks = [rank for rank, outcome in own.items() if outcome is Outcome.KILLED]
-        return Ending(outcome=Outcome.KILLED, reason=_signals(ranks, ended.exit_codes))
+        return Verdict(outcome=Outcome.KILLED, reason=_signals(ranks, ended.exit_codes))
     if cause is Outcome.INTERRUPTED:
-        return Ending(
+        return Verdict(
             outcome=Outcome.PREEMPTED,
             reason="asked to leave by a signal from outside; it checkpointed first",
         )
     if cause is not None:
-        return Ending(outcome=cause, reason=_message(error, cause, folder))
+        return Verdict(outcome=cause, reason=_message(error, cause, folder))
     if error is not None:
         kind = Outcome(error["kind"])
-        return Ending(outcome=kind, reason=_message(error, kind, folder))
+        return Verdict(outcome=kind, reason=_message(error, kind, folder))
     if not ended.exit_codes:
-        return Ending(outcome=Outcome.NODE_LOST, reason="its controller ended without a word")
-    return Ending(
+        return Verdict(outcome=Outcome.NODE_LOST, reason="its controller ended without a word")
+    return Verdict(
         outcome=Outcome.USER_ERROR,
         reason="the ranks ended without an error and without result.json; see log.txt of the attempt",
     )
@@ -135,7 +135,7 @@ def code_outcome(code: int) -> Outcome:
     return _BY_CODE.get(code, Outcome.USER_ERROR)
 
 
-def _asked_reason(asked: Outcome, ended: Ended) -> str:
+def _asked_reason(asked: Outcome, ended: AttemptExit) -> str:
     what = {
         Outcome.INTERRUPTED: "stopped on request",
         Outcome.CANCELLED: "cancelled on request",
@@ -151,10 +151,10 @@ def _asked_reason(asked: Outcome, ended: Ended) -> str:
     )
 
 
-def _stood(ended: Ended) -> str:
+def _stood(ended: AttemptExit) -> str:
     """Return where the ranks were, with those that agree together; the stacks are in the log."""
     together: dict[str, list[int]] = {}
-    for rank, stood in sorted(ended.stood.items()):
+    for rank, stood in sorted(ended.last_positions.items()):
         together.setdefault(stood, []).append(rank)
     told = [
         f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stood {stood}"

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from orchestrator.control.failure_classifier import Ended
+from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, RankRequest
 from orchestrator.records.trial_dir import AttemptDir, TrialDir
-from orchestrator.scheduling.fair_share import Grant, Standing
-from orchestrator.scheduling.interface import Demand, Node, Part, Running
+from orchestrator.scheduling.demand import Demand, Node, NodeGpus
+from orchestrator.scheduling.fair_share import Grant, SweepUsage
+from orchestrator.scheduling.interface import Running
 
 
 class NotPlaced(Exception):
@@ -19,7 +20,7 @@ class NotPlaced(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One attempt to start: on one node, or as a gang on several whole ones. `on` gives each of these its part."""
+    """One attempt to start: on one node, or as a gang on several whole ones. `on_node` gives each of these its part."""
 
     trial_id: str
     trial_path: str
@@ -40,9 +41,9 @@ class Launch:
     hang_after_s: float | None = None
     """Seconds without progress that count as a hang; None: what `orchestrator/node/hang_detection.py` says."""
     job: str = TRAIN
-    also: tuple[Part, ...] = ()
+    other_nodes: tuple[NodeGpus, ...] = ()
     """The further nodes of a gang; ranks go to nodes in order, as evenly as can be, so rank 0 is on the first."""
-    part: int = 0
+    node_index: int = 0
     """Which of these nodes this is about: 0 is `node_id`."""
     address: str | None = None
     """Of this part's node, as the others reach it; None where all ranks are on one."""
@@ -63,28 +64,28 @@ class Launch:
         return Demand(cpus=self.ranks * self.cpus, gpus=self.gpus)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def all_nodes(self) -> tuple[NodeGpus, ...]:
         """All its nodes."""
-        return (Part(node_id=self.node_id, gpus=self.gpu_ids), *self.also)
+        return (NodeGpus(node_id=self.node_id, gpus=self.gpu_ids), *self.other_nodes)
 
     @property
-    def ranks_here(self) -> range:
+    def local_ranks(self) -> range:
         """The ranks of this part."""
-        n = len(self.parts)
-        return range(self.part * self.ranks // n, (self.part + 1) * self.ranks // n)
+        n = len(self.all_nodes)
+        return range(self.node_index * self.ranks // n, (self.node_index + 1) * self.ranks // n)
 
     @property
-    def gpus_here(self) -> float:
+    def local_gpus(self) -> float:
         """GPUs of this part: a gang's lie where its ranks do."""
-        return self.gpus * len(self.ranks_here) / self.ranks if self.also else self.gpus
+        return self.gpus * len(self.local_ranks) / self.ranks if self.other_nodes else self.gpus
 
-    def on(self, part: int, *, address: str | None = None) -> "Launch":
+    def on_node(self, node_index: int, *, address: str | None = None) -> "Launch":
         """Return the part of one node, which is reached by others at that address."""
-        return replace(self, part=part, address=address)
+        return replace(self, node_index=node_index, address=address)
 
     def rank_requests(self, gpu_ids: Sequence[str]) -> list[RankRequest]:
         """Return one request per rank of this part; its GPUs are dealt out evenly, several ranks may share one."""
-        n, ranks = len(gpu_ids), len(self.ranks_here)
+        n, ranks = len(gpu_ids), len(self.local_ranks)
         return [
             RankRequest(
                 trial_path=self.trial_path,
@@ -99,7 +100,7 @@ class Launch:
                 job=self.job,
                 address=self.address,
             )
-            for i, rank in enumerate(self.ranks_here)
+            for i, rank in enumerate(self.local_ranks)
         ]
 
 
@@ -123,7 +124,7 @@ class Launcher(Protocol):
             NotPlaced: If it cannot be started now.
         """
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return the attempts that ended since the last call; all their ranks are gone. Returns at once."""
 
     def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
@@ -137,14 +138,14 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Others:
+class SharedUsage:
     """What other users of a cluster have, and leave."""
 
-    taken: Sequence[Running] = ()
+    foreign_load: Sequence[Running] = ()
     """What is not free on nodes although this controller holds nothing of it, as trials with made-up names."""
     grant: Grant = field(default_factory=Grant)
     """What this sweep may start."""
-    growing: bool = False
+    may_grow: bool = False
     """Whether more nodes may come soon: what fits nowhere now is waited for."""
 
 
@@ -152,7 +153,7 @@ class Others:
 class SharedLauncher(Protocol):
     """A launcher on a cluster that others may use too."""
 
-    def others(self, standing: Standing) -> Others:
+    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
         """Tell the other sweeps how this one stands; return what they and strangers leave to it.
 
         Args:

@@ -14,21 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control import node_exclusion
-from orchestrator.control.failure_classifier import EXIT_CODES, Ended, Ending, judge
-from orchestrator.control.launcher_port import Launch, Launcher, NotPlaced, Others, SharedLauncher
-from orchestrator.control.resource_estimator import Needs
-from orchestrator.control.retry_policy import Action, decide
+from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit, Verdict, classify
+from orchestrator.control.launcher_port import (
+    Launch,
+    Launcher,
+    NotPlaced,
+    SharedLauncher,
+    SharedUsage,
+)
+from orchestrator.control.resource_estimator import ResourceEstimator
+from orchestrator.control.retry_policy import Action, decide_retry
 from orchestrator.control.status import (
     SweepStatus,
     TrialStatus,
-    facts_of,
-    known_line,
+    cache_line,
+    spec_fields,
     status_from_disk,
     trial_status,
 )
 from orchestrator.control.trial_state import (
-    Attempt,
-    Trial,
+    ManagedTrial,
+    RunningAttempt,
     checkpoint_bytes,
     submission_of,
     why_next,
@@ -49,18 +55,12 @@ from orchestrator.records.trial_dir import (
     write_json,
 )
 from orchestrator.records.trial_spec import Outcome, TrialState
-from orchestrator.scheduling.fair_share import Standing
-from orchestrator.scheduling.gpu_sharing import cap, promotions
-from orchestrator.scheduling.interface import (
-    Demand,
-    Node,
-    Placement,
-    Running,
-    Snapshot,
-    Waiting,
-    schedule,
-)
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.fair_share import SweepUsage
+from orchestrator.scheduling.gpu_sharing import max_enlargements, memory_fraction_per_rank
+from orchestrator.scheduling.interface import Placement, Running, Snapshot, schedule
 from orchestrator.scheduling.runtime_prediction import time_left_s
+from orchestrator.scheduling.wait_queue import Waiting
 
 __all__ = ["Controller", "SweepStatus", "TrialStatus", "status_from_disk"]
 
@@ -110,18 +110,18 @@ class Controller:
         self._order = {trial_id: i for i, trial_id in enumerate(trial_ids)}
         self._launcher = launcher
         self._cache = cache
-        self._needs = Needs(predicted_s or {})
+        self._needs = ResourceEstimator(predicted_s or {})
         self._job = job
         self._clock = clock
         self._sleep = sleep
         self._lease = lease or ControllerLease(sweep, submission=submission, clock=clock)
-        self._trials: dict[str, Trial] = {}
+        self._trials: dict[str, ManagedTrial] = {}
         """Those that are not finished, or have just become so."""
         self._nodes: Sequence[Node] = ()
         """The cluster as last seen."""
         self._impossible: frozenset[str] = frozenset()
-        self._blame = node_exclusion.Blame()
-        self._ended: list[Ended] = []
+        self._blame = node_exclusion.FailureTracker()
+        self._ended: list[AttemptExit] = []
         """Attempts that ended and are not dealt with yet: their folders could not be read."""
         self._unwritten: dict[Path, dict[str, Any]] = {}
         """Ends of attempts that the disk did not take yet."""
@@ -170,7 +170,7 @@ class Controller:
             node_exclusion.readmit_all(self._sweep)
             remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
             self._read()
-            self._known.begin(facts_of(trial.spec) for trial in self._trials.values())
+            self._known.begin(spec_fields(trial.spec) for trial in self._trials.values())
             open_attempts = self._open_attempts()
             if open_attempts or self._waiting():
                 self._tell(on_update)
@@ -263,10 +263,10 @@ class Controller:
         for trial_id in self._trial_ids:
             self._trials[trial_id] = self._read_back(trial_id)
 
-    def _read_back(self, trial_id: str) -> Trial:
+    def _read_back(self, trial_id: str) -> ManagedTrial:
         folder = self._sweep.trial(trial_id)
         asked = folder.last_request_to_retry() or {"after": 0, "by": None}
-        trial = Trial(folder=folder, spec=folder.spec(), renewed_after=asked["after"])
+        trial = ManagedTrial(folder=folder, spec=folder.spec(), renewed_after=asked["after"])
         if folder.result() is not None:
             trial.finished = True
             self._needs.probe(trial)
@@ -303,14 +303,19 @@ class Controller:
                     process.host,
                 )
             # The rank may have finished between the end of its controller and its own.
-            trial = self._trials.get(folder.trial_id) or Trial(folder=folder, spec=folder.spec())
+            trial = self._trials.get(folder.trial_id) or ManagedTrial(
+                folder=folder, spec=folder.spec()
+            )
             self._close(
-                trial, attempt, Ended(trial_id=folder.trial_id, attempt=attempt.number), asked=None
+                trial,
+                attempt,
+                AttemptExit(trial_id=folder.trial_id, attempt=attempt.number),
+                asked=None,
             )
 
     # -- endings -----------------------------------------------------------------------------------------------
 
-    def _take_ended(self, ended: Ended) -> None:
+    def _take_ended(self, ended: AttemptExit) -> None:
         trial = self._trials.get(ended.trial_id)
         attempt = None if trial is None else trial.attempt
         if trial is None or attempt is None or attempt.launch.attempt != ended.attempt:
@@ -325,13 +330,13 @@ class Controller:
             self._hold_responsible(trial, attempt, ending)
 
     def _close(
-        self, trial: Trial, attempt: AttemptDir, ended: Ended, *, asked: Outcome | None
-    ) -> Ending:
+        self, trial: ManagedTrial, attempt: AttemptDir, ended: AttemptExit, *, asked: Outcome | None
+    ) -> Verdict:
         """Write end.json and decide what follows; return the verdict. If the folder cannot be read, nothing has changed."""
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         has_result = trial.folder.result() is not None
-        ending = judge(
+        ending = classify(
             ended,
             asked=asked,
             error=attempt.error(),
@@ -344,8 +349,8 @@ class Controller:
         trial.remember(attempt, ending.outcome)
         if ending.outcome is Outcome.GPU_OOM:
             self._needs.ran_out(trial)
-        decision = decide(
-            trial.past, trial.spec.retries, free_ooms=promotions(trial.spec.resources.gpus)
+        decision = decide_retry(
+            trial.past, trial.spec.retries, free_ooms=max_enlargements(trial.spec.resources.gpus)
         )
         now = self._clock()
         reason = (
@@ -364,7 +369,7 @@ class Controller:
         self._write_ends()
         trial.finished = decision.action is Action.STOP or cancelled
         trial.not_before = now + decision.delay_s
-        trial.why_next = trial.why_not_before = why_next(end, again=False)
+        trial.why_next = trial.delay_reason = why_next(end, again=False)
         trial.wait = f"{ending.outcome.value}: {reason}"
         LOG.info(
             "trial %s, attempt %d: %s: %s",
@@ -387,21 +392,23 @@ class Controller:
                     return
                 del self._unwritten[path]
 
-    def _hold_responsible(self, trial: Trial, attempt: Attempt, ending: Ending) -> None:
+    def _hold_responsible(
+        self, trial: ManagedTrial, attempt: RunningAttempt, ending: Verdict
+    ) -> None:
         """Leave a node out when too much fails there that has nothing else in common."""
-        node = node_exclusion.names(self._nodes).get(attempt.launch.node_id)
+        node = node_exclusion.node_names(self._nodes).get(attempt.launch.node_id)
         if node is None or attempt.asked is not None:
             return
         if ending.outcome is Outcome.STORAGE and self._unwritten:
             return  # it fails here too
-        why = self._blame.took(
+        why = self._blame.record(
             node,
             kind=trial.configuration,
             trial_id=trial.folder.trial_id,
             outcome=ending.outcome,
         )
         left_out = node_exclusion.excluded(self._sweep)
-        others = node_exclusion.names(self._nodes).values() - left_out.keys() - {node}
+        others = node_exclusion.node_names(self._nodes).values() - left_out.keys() - {node}
         if why is None or node in left_out or not others:
             return
         node_exclusion.exclude(
@@ -421,12 +428,12 @@ class Controller:
             with self._outage.endured():
                 self._give_up(trial, attempt)
 
-    def _give_up(self, trial: Trial, attempt: Attempt) -> None:
+    def _give_up(self, trial: ManagedTrial, attempt: RunningAttempt) -> None:
         error = attempt.folder.error()
         lost = None if self._failure is None else f"its controller failed: {self._failure}"
         stopped = error is None and lost is None
         asked = attempt.asked or (Outcome.INTERRUPTED if stopped else None)
-        ended = Ended(
+        ended = AttemptExit(
             trial_id=trial.folder.trial_id,
             attempt=attempt.launch.attempt,
             node_lost=lost if error is None else None,
@@ -462,7 +469,7 @@ class Controller:
                 self._trials[trial_id] = self._read_back(trial_id)
                 LOG.info("trial %s: somebody asked for a retry", trial_id)
 
-    def _cancelled(self, trial: Trial) -> bool:
+    def _cancelled(self, trial: ManagedTrial) -> bool:
         return trial.folder.cancel_requested() or self._sweep.cancel_requested()
 
     def _pass_on_stops(self) -> None:
@@ -476,7 +483,7 @@ class Controller:
                 attempt.hard = True
                 self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=True)
 
-    def _ask(self, attempt: Attempt, why: Outcome) -> None:
+    def _ask(self, attempt: RunningAttempt, why: Outcome) -> None:
         if attempt.asked is None:
             attempt.asked = why
             self._launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=False)
@@ -493,15 +500,19 @@ class Controller:
         if self._waits_for_disk():
             self._impossible = frozenset()
             return False
-        usable = node_exclusion.usable(self._nodes, list(node_exclusion.excluded(self._sweep)))
+        usable = node_exclusion.usable_nodes(
+            self._nodes, list(node_exclusion.excluded(self._sweep))
+        )
         snapshot = self._snapshot(usable, now)
         standing = self._standing(snapshot)
-        others = Others()
+        others = SharedUsage()
         if isinstance(self._launcher, SharedLauncher):
-            others = self._launcher.others(standing)
-        decided = schedule(replace(snapshot, running=[*snapshot.running, *others.taken]), now)
+            others = self._launcher.exchange_usage(standing)
+        decided = schedule(
+            replace(snapshot, running=[*snapshot.running, *others.foreign_load]), now
+        )
         self._impossible, self._kept = decided.impossible, decided.kept
-        self._growing = others.growing
+        self._growing = others.may_grow
         shared = f" ({others.grant.why})" if others.grant.why else ""
         for trial_id, sentence in decided.waits.items():
             self._trials[trial_id].wait = sentence + shared
@@ -540,7 +551,7 @@ class Controller:
             trial.wait = f"the disk of {place} is full: {storage_errors.room(place)}{about}; {storage_errors.what_to_do(place)}"
         return True
 
-    def _standing(self, snapshot: Snapshot) -> Standing:
+    def _standing(self, snapshot: Snapshot) -> SweepUsage:
         """Return what this sweep holds, and would hold if all that can run did."""
         held = [running.demand for running in snapshot.running]
         wanted = [
@@ -548,7 +559,7 @@ class Controller:
             for waiting in snapshot.waiting
             if waiting.trial_id not in self._impossible
         ]
-        standing = Standing(
+        standing = SweepUsage(
             wants_gpus=sum(demand.gpus for demand in wanted),
             wants_cpus=sum(demand.cpus for demand in wanted),
             keeps=self._kept if wanted else (),
@@ -571,7 +582,7 @@ class Controller:
                     gpus=attempt.gpu_ids,
                     predicted_end=self._predicted_end(trial, attempt, now),
                     sweep=self._sweep.name,
-                    also=tuple(part.node_id for part in attempt.launch.also),
+                    other_nodes=tuple(part.node_id for part in attempt.launch.other_nodes),
                 )
             )
         waiting = [
@@ -580,19 +591,19 @@ class Controller:
                 demand=self._needs.demand(trial, nodes),
                 predicted_s=self._needs.left_s(trial),
                 not_before=trial.not_before,
-                why_not_before=trial.why_not_before,
+                delay_reason=trial.delay_reason,
                 order=self._order[trial.folder.trial_id],
                 sweep=self._sweep.name,
-                pace=trial.pace,
+                prediction_group=trial.prediction_group,
             )
             for trial in self._waiting()
         ]
         return Snapshot(nodes=nodes, running=running, waiting=waiting)
 
-    def _start(self, trial: Trial, placement: Placement, nodes: Sequence[Node]) -> bool:
+    def _start(self, trial: ManagedTrial, placement: Placement, nodes: Sequence[Node]) -> bool:
         resources = self._needs.resources(trial, nodes)
         hosts = {node.node_id: node.host for node in nodes}
-        parts = (placement.node_id, *(part.node_id for part in placement.also))
+        parts = (placement.node_id, *(part.node_id for part in placement.other_nodes))
         now = self._clock()
         # A fraction may be more than was asked for: what trials like it were measured to need.
         shared = 0 < float(resources.gpus) < 1
@@ -620,25 +631,25 @@ class Controller:
                 else storage_errors.what_fails
             )
             trial.not_before = self._clock() + REPLACE_S
-            trial.why_not_before = what(error, trial.folder.path)
+            trial.delay_reason = what(error, trial.folder.path)
             return False
         launch = Launch(
             trial_id=trial.folder.trial_id,
             trial_path=str(trial.folder.path.absolute()),
             attempt=folder.number,
             node_id=placement.node_id,
-            also=placement.also,
+            other_nodes=placement.other_nodes,
             ranks=resources.ranks,
             cpus=resources.cpus,
             gpus=gpus,
             gpu_ids=placement.gpus,
             cache=str(self._cache.absolute()),
             micro_batch_tokens=resources.micro_batch_tokens,
-            gpu_memory_share=cap(gpus, resources.ranks) if shared else None,
+            gpu_memory_share=memory_fraction_per_rank(gpus, resources.ranks) if shared else None,
             hang_after_s=resources.hang_after_s,
             job=self._job,
         )
-        trial.attempt = Attempt(
+        trial.attempt = RunningAttempt(
             folder=folder,
             launch=launch,
             started_at=now,
@@ -650,7 +661,7 @@ class Controller:
             try:
                 trial.attempt.gpu_ids = self._launcher.launch(launch)
             except NotPlaced as problem:
-                trial.not_before, trial.why_not_before = self._clock() + REPLACE_S, str(problem)
+                trial.not_before, trial.delay_reason = self._clock() + REPLACE_S, str(problem)
                 shutil.rmtree(folder.path)
                 trial.attempt = None
                 return False
@@ -659,7 +670,7 @@ class Controller:
                 raise
             # Neither begun nor taken back: an attempt that came to nothing.
             self._ended.append(
-                Ended(
+                AttemptExit(
                     trial_id=launch.trial_id,
                     attempt=launch.attempt,
                     exit_codes={0: EXIT_CODES[Outcome.STORAGE]},
@@ -670,7 +681,7 @@ class Controller:
 
     # -- predictions -------------------------------------------------------------------------------------------
 
-    def _predicted_end(self, trial: Trial, attempt: Attempt, now: float) -> float:
+    def _predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
         eta_s = self._trial_status(trial).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
@@ -745,7 +756,7 @@ class Controller:
             excluded=tuple(node_exclusion.excluded(self._sweep).values()),
         )
 
-    def _trial_status(self, trial: Trial) -> TrialStatus:
+    def _trial_status(self, trial: ManagedTrial) -> TrialStatus:
         waiting = trial.attempt is None and not trial.finished
         if waiting and trial.resting is not None:
             if trial.resting.wait != trial.wait:
@@ -769,15 +780,15 @@ class Controller:
             self._frozen[trial.folder.trial_id] = status
             del self._trials[trial.folder.trial_id]
             if status.state is TrialState.DONE and written is not None:
-                self._known.add(known_line(status, result_ns=written))
+                self._known.add(cache_line(status, result_ns=written))
         return status
 
     # -- sets --------------------------------------------------------------------------------------------------
 
-    def _waiting(self) -> list[Trial]:
+    def _waiting(self) -> list[ManagedTrial]:
         return [t for t in self._trials.values() if t.attempt is None and not t.finished]
 
-    def _running(self) -> list[Trial]:
+    def _running(self) -> list[ManagedTrial]:
         return [t for t in self._trials.values() if t.attempt is not None]
 
     def _over(self) -> bool:
@@ -794,7 +805,7 @@ class Controller:
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
 
 
-def _with(standing: Standing, demand: Demand, *, wanted: bool = False) -> Standing:
+def _with(standing: SweepUsage, demand: Demand, *, wanted: bool = False) -> SweepUsage:
     """Return the standing with a trial more that runs."""
     return replace(
         standing,

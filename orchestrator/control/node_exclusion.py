@@ -17,9 +17,9 @@ from orchestrator.records.trial_dir import SweepDir, read_json, write_json
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 
-KINDS = 3
+MIN_CONFIGURATIONS = 3
 """Trials of so many different kinds have to fail on a node."""
-BLAMED = frozenset(
+NODE_OUTCOMES = frozenset(
     {
         Outcome.GPU_OOM,
         Outcome.HOST_OOM,
@@ -34,7 +34,7 @@ BLAMED = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class NodeFailure:
     """One trial that failed on a node."""
 
     trial_id: str
@@ -42,12 +42,12 @@ class Failure:
 
 
 @dataclass
-class Blame:
+class FailureTracker:
     """Failures per node, by kind of trial, since a trial was last done there."""
 
-    _failures: dict[str, dict[str, Failure]] = field(default_factory=dict)
+    _failures: dict[str, dict[str, NodeFailure]] = field(default_factory=dict)
 
-    def took(self, node: str, *, kind: str, trial_id: str, outcome: Outcome) -> str | None:
+    def record(self, node: str, *, kind: str, trial_id: str, outcome: Outcome) -> str | None:
         """Take in how an attempt on a node ended; return why the node is to be left out, None if it is not.
 
         Args:
@@ -59,11 +59,11 @@ class Blame:
         if outcome is Outcome.DONE:
             self._failures.pop(node, None)
             return None
-        if outcome not in BLAMED:
+        if outcome not in NODE_OUTCOMES:
             return None
-        self._failures.setdefault(node, {})[kind] = Failure(trial_id=trial_id, outcome=outcome)
+        self._failures.setdefault(node, {})[kind] = NodeFailure(trial_id=trial_id, outcome=outcome)
         counted = [f for k, f in self._failures[node].items() if not self._elsewhere(node, k)]
-        if len(counted) < KINDS:
+        if len(counted) < MIN_CONFIGURATIONS:
             return None
         told = ", ".join(f"{f.trial_id} ({f.outcome.value})" for f in counted)
         return (
@@ -75,7 +75,7 @@ class Blame:
         return any(kind in kinds for other, kinds in self._failures.items() if other != node)
 
 
-def names(nodes: Sequence[Node]) -> dict[str, str]:
+def node_names(nodes: Sequence[Node]) -> dict[str, str]:
     """Return node id -> name for people and files: the host, and a part of the id where several nodes share one."""
     hosts = Counter(node.host for node in nodes)
     return {
@@ -111,9 +111,9 @@ def excluded(sweep: SweepDir) -> dict[str, str]:
     return found
 
 
-def usable(nodes: Sequence[Node], left_out: Sequence[str]) -> list[Node]:
+def usable_nodes(nodes: Sequence[Node], left_out: Sequence[str]) -> list[Node]:
     """Return the nodes that trials may start on; all of them if none would remain."""
-    by_id = names(nodes)
+    by_id = node_names(nodes)
     return [node for node in nodes if by_id[node.node_id] not in left_out] or list(nodes)
 
 

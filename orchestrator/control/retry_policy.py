@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from orchestrator.records.trial_spec import Outcome, Resources, Retries
-from orchestrator.scheduling.gpu_sharing import promoted, promotions
+from orchestrator.scheduling.gpu_sharing import enlarged_share, max_enlargements
 
 FAILURES = frozenset(
     {Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT}
@@ -34,7 +34,7 @@ PREEMPTIONS = frozenset(
         Outcome.STORAGE,
     }
 )
-HOPELESS = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})
+DETERMINISTIC = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})
 STUCK_ATTEMPTS = 5
 """Attempts in a row taken away from outside without one new step, after which it is no accident any more."""
 LONGEST_DELAY_S = 60.0
@@ -51,7 +51,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
+class PastAttempt:
     """One ended attempt."""
 
     outcome: Outcome
@@ -63,7 +63,7 @@ class Past:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class RetryDecision:
     """What follows an attempt, and why."""
 
     action: Action
@@ -72,7 +72,9 @@ class Decision:
     """How long to wait before the retry."""
 
 
-def decide(attempts: Sequence[Past], retries: Retries, *, free_ooms: int = 0) -> Decision:
+def decide_retry(
+    attempts: Sequence[PastAttempt], retries: Retries, *, free_ooms: int = 0
+) -> RetryDecision:
     """Return what follows the last of `attempts` (all of the trial, oldest first).
 
     Args:
@@ -84,16 +86,20 @@ def decide(attempts: Sequence[Past], retries: Retries, *, free_ooms: int = 0) ->
     last = attempts[-1]
     outcome = last.outcome
     if outcome is Outcome.DONE:
-        return Decision(action=Action.STOP, reason="done")
+        return RetryDecision(action=Action.STOP, reason="done")
     if outcome is Outcome.CANCELLED:
-        return Decision(action=Action.STOP, reason="cancelled")
+        return RetryDecision(action=Action.STOP, reason="cancelled")
     if outcome is Outcome.INTERRUPTED:
-        return Decision(action=Action.WAIT, reason="stopped on request; submit again to resume")
-    if outcome in HOPELESS:
-        return Decision(action=Action.STOP, reason=f"{outcome.value} would end the same way again")
+        return RetryDecision(
+            action=Action.WAIT, reason="stopped on request; submit again to resume"
+        )
+    if outcome in DETERMINISTIC:
+        return RetryDecision(
+            action=Action.STOP, reason=f"{outcome.value} would end the same way again"
+        )
     free = [i for i, past in enumerate(attempts) if past.outcome is Outcome.GPU_OOM][:free_ooms]
     if len(attempts) - 1 in free:
-        return Decision(action=Action.RETRY, reason="retry with more of the GPU")
+        return RetryDecision(action=Action.RETRY, reason="retry with more of the GPU")
     counted = [
         past
         for i, past in enumerate(attempts)
@@ -113,22 +119,22 @@ def decide(attempts: Sequence[Past], retries: Retries, *, free_ooms: int = 0) ->
             "preemption",
         )
         if stuck >= STUCK_ATTEMPTS:
-            return Decision(
+            return RetryDecision(
                 action=Action.STOP,
                 reason=f"ended from outside {stuck} times in a row without one new step",
             )
     if used > allowed:
-        return Decision(
+        return RetryDecision(
             action=Action.STOP, reason=f"the {budget} budget of {allowed} retries is used up"
         )
-    return Decision(
+    return RetryDecision(
         action=Action.RETRY,
         reason=f"retry {used} of {allowed} after {outcome.value}",
         delay_s=_delay_s(stuck),
     )
 
 
-def _trailing_stuck(attempts: Sequence[Past]) -> int:
+def _trailing_stuck(attempts: Sequence[PastAttempt]) -> int:
     count = 0
     for past in reversed(attempts):
         if past.progressed or past.outcome not in FAILURES | PREEMPTIONS:
@@ -157,11 +163,11 @@ def resources_for(
         seq_len: Tokens per sequence.
     """
     now = asked
-    shared = promotions(asked.gpus)
+    shared = max_enlargements(asked.gpus)
     for times in range(1, 1 + sum(outcome is Outcome.GPU_OOM for outcome in outcomes)):
         if times <= shared:
             assert not isinstance(asked.gpus, str), "auto is no fraction"
-            now = replace(now, gpus=promoted(float(asked.gpus), times=times))
+            now = replace(now, gpus=enlarged_share(float(asked.gpus), times=times))
             continue
         before = now.micro_batch_tokens or max(seq_len, batch_tokens // now.ranks)
         # Whole sequences, at least one.

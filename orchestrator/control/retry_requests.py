@@ -17,7 +17,7 @@ WITH_ALL = "cancelled with the whole sweep: ask for all of it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class RetryRequest:
     """What asking again comes to."""
 
     after: Mapping[str, int]
@@ -26,9 +26,9 @@ class Request:
     """Why the others do not: how each stands, in a word or two."""
 
 
-def request(
+def plan_retry(
     disk: SweepDir, trials: Sequence[TrialDir], *, worked_on: frozenset[str], whole_sweep: bool
-) -> Request:
+) -> RetryRequest:
     """Return which of these trials can be asked for again: those that failed or were cancelled.
 
     Args:
@@ -52,10 +52,10 @@ def request(
             refused.append(WITH_ALL)
         else:
             after[trial.trial_id] = trial.last_attempt()
-    return Request(after=after, refused=tuple(refused))
+    return RetryRequest(after=after, refused=tuple(refused))
 
 
-def write(
+def write_requests(
     disk: SweepDir, after: Mapping[str, int], *, by: str, at: float, whole_sweep: bool
 ) -> None:
     """Write the requests. Doing it again changes nothing, not even when they were met in between."""
@@ -65,7 +65,7 @@ def write(
         (disk.path / "cancel.json").unlink(missing_ok=True)
 
 
-def what_became(asked: Request, *, worked_on: frozenset[str]) -> str:
+def describe_result(asked: RetryRequest, *, worked_on: frozenset[str]) -> str:
     """Return it in one sentence.
 
     Args:
@@ -85,7 +85,9 @@ def what_became(asked: Request, *, worked_on: frozenset[str]) -> str:
     return f"{what} (not the others: {others})" if others else what
 
 
-def ids_worked_on(sweep: SweepDir, submissions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+def controlled_trial_ids(
+    sweep: SweepDir, submissions: Iterable[Mapping[str, Any]]
+) -> frozenset[str]:
     """Return the ids of the trials that the sweep's live controller works on; `submissions`: those of the sweep."""
     controller = sweep.controller()
     if controller is None or not is_alive(controller):

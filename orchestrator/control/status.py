@@ -16,9 +16,9 @@ from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
-FACTS = ("trial_id", "architecture", "preset", "seed", "steps")
+SPEC_FIELDS = ("trial_id", "architecture", "preset", "seed", "steps")
 """What a status takes from the spec alone."""
-OF_RESULT = ("attempt", "step", "loss", "reason")
+RESULT_FIELDS = ("attempt", "step", "loss", "reason")
 """What else of the status of a trial that is done is kept as it is."""
 
 
@@ -170,14 +170,14 @@ def _without_reading(
             if known["result_ns"] != status_cache.result_ns(folder):
                 return None
             return TrialStatus(
-                **{field: known[field] for field in (*FACTS, *OF_RESULT)},
+                **{field: known[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
                 state=TrialState.DONE,
                 outcome=Outcome(known["outcome"]) if known["outcome"] else None,
             )
         names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
         if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
             return None
-        facts = {field: known[field] for field in FACTS}
+        facts = {field: known[field] for field in SPEC_FIELDS}
     except (KeyError, ValueError, TypeError, OSError):
         return None
     return never_started(
@@ -191,7 +191,7 @@ def _without_reading(
 def never_started(
     facts: Mapping[str, Any], *, wait: str | None, controlled: bool, cancelled: bool
 ) -> TrialStatus:
-    """Return the status of a trial without attempts; `facts` as `facts_of` returns them."""
+    """Return the status of a trial without attempts; `facts` as `spec_fields` returns them."""
     if cancelled:
         return TrialStatus(**facts, state=TrialState.CANCELLED, step=0)
     if wait is None:
@@ -199,7 +199,7 @@ def never_started(
     return TrialStatus(**facts, state=TrialState.WAITING, step=0, wait=wait)
 
 
-def facts_of(spec: TrialSpec) -> dict[str, Any]:
+def spec_fields(spec: TrialSpec) -> dict[str, Any]:
     """Return what a status takes from the spec alone."""
     return {
         "trial_id": spec.trial_id,
@@ -210,9 +210,9 @@ def facts_of(spec: TrialSpec) -> dict[str, Any]:
     }
 
 
-def known_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
+def cache_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
     """Return what statuses.jsonl keeps of a trial that is done."""
-    fields = {field: getattr(status, field) for field in (*FACTS, *OF_RESULT)}
+    fields = {field: getattr(status, field) for field in (*SPEC_FIELDS, *RESULT_FIELDS)}
     return {**fields, "outcome": status.outcome and status.outcome.value, "result_ns": result_ns}
 
 
@@ -250,7 +250,7 @@ def trial_status(
     heartbeat = (trial.heartbeat() or {}) if attempts else {}
     fresh = bool(attempts) and heartbeat.get("attempt") == attempts[-1].number
     base: dict[str, Any] = {
-        **facts_of(spec),
+        **spec_fields(spec),
         "trial_id": trial.trial_id,
         "state": state,
         "attempt": attempts[-1].number if attempts else 0,

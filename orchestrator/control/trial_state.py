@@ -9,18 +9,18 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.control.launcher_port import Launch
-from orchestrator.control.retry_policy import Past
+from orchestrator.control.retry_policy import PastAttempt
 from orchestrator.control.status import TrialStatus
 from orchestrator.records import storage_errors
 from orchestrator.records.trial_dir import AttemptDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, canonical_json
-from orchestrator.scheduling.gpu_sharing import promotions
-from orchestrator.scheduling.interface import Demand
-from orchestrator.scheduling.runtime_prediction import pace_of
+from orchestrator.scheduling.demand import Demand
+from orchestrator.scheduling.gpu_sharing import max_enlargements
+from orchestrator.scheduling.runtime_prediction import prediction_group
 
 
 @dataclass(kw_only=True)
-class Attempt:
+class RunningAttempt:
     """An attempt whose ranks run."""
 
     folder: AttemptDir
@@ -34,20 +34,20 @@ class Attempt:
 
 
 @dataclass(kw_only=True)
-class Trial:
+class ManagedTrial:
     """A trial that this submission asked for."""
 
     folder: TrialDir
     spec: TrialSpec
-    past: list[Past] = field(default_factory=list)
+    past: list[PastAttempt] = field(default_factory=list)
     best_step: int = 0
     """How far its attempts got."""
     renewed_after: int = 0
     """Number of the attempt after which somebody asked for a retry: up to it, none counts against the budgets."""
-    attempt: Attempt | None = None
+    attempt: RunningAttempt | None = None
     finished: bool = False
     not_before: float = 0.0
-    why_not_before: str = ""
+    delay_reason: str = ""
     needs_bytes: float = 0.0
     """Free space that it waits for, after a full disk ended an attempt."""
     why_next: str = "first attempt"
@@ -59,7 +59,7 @@ class Trial:
         """Take in how an attempt ended, and how far it got."""
         reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
         self.past.append(
-            Past(
+            PastAttempt(
                 outcome=outcome,
                 progressed=reached > self.best_step,
                 submission=submission_of(attempt),
@@ -72,14 +72,14 @@ class Trial:
     def fixed_demand(self) -> Demand | None:
         """What every attempt of it needs; None where that depends on the cluster or on what was measured."""
         asked = self.spec.resources
-        if isinstance(asked.gpus, str) or promotions(asked.gpus):
+        if isinstance(asked.gpus, str) or max_enlargements(asked.gpus):
             return None
-        return Demand(cpus=asked.cpus * asked.ranks, gpus=float(asked.gpus), pieces=asked.ranks)
+        return Demand(cpus=asked.cpus * asked.ranks, gpus=float(asked.gpus), gang_size=asked.ranks)
 
     @cached_property
-    def pace(self) -> str:
+    def prediction_group(self) -> str:
         """Whose measured times correct its prediction."""
-        return pace_of(self.spec)
+        return prediction_group(self.spec)
 
     @cached_property
     def configuration(self) -> str:
@@ -94,7 +94,7 @@ def submission_of(attempt: AttemptDir) -> int:
     return int((attempt.launch() or {}).get("submission", 0))
 
 
-def checkpoint_bytes(trial: Trial) -> float:
+def checkpoint_bytes(trial: ManagedTrial) -> float:
     """Return about what its next checkpoint takes: as much as its last one, or weights and two moments of 4 bytes each."""
     folder = trial.folder.checkpoints
     there = (

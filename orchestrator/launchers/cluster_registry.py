@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
-from orchestrator.scheduling.fair_share import Standing
+from orchestrator.scheduling.fair_share import SweepUsage
 
 SILENT_S = 30.0
 """After which a line that does not change is nobody's. A controller may be busy starting a trial for some seconds."""
@@ -56,7 +56,7 @@ class SharedRecord:
         self._started = 0
         self._turn = 0
 
-    def exchange(self, standing: Standing) -> tuple[Standing, list[Standing]]:
+    def exchange(self, standing: SweepUsage) -> tuple[SweepUsage, list[SweepUsage]]:
         """Write one's own line and return it, with name and turn, and those of the others who are there."""
         others = self._others()
         if standing.started > self._started:
@@ -71,9 +71,9 @@ class SharedRecord:
         """Take one's own line away."""
         self._store.delete(self._sweep)
 
-    def _others(self) -> list[Standing]:
+    def _others(self) -> list[SweepUsage]:
         now = self._clock()
-        found: list[Standing] = []
+        found: list[SweepUsage] = []
         lines = self._store.get_all()
         for name, line in lines.items():
             seen = self._seen.get(name)
@@ -85,11 +85,11 @@ class SharedRecord:
         return found
 
 
-def _read(line: bytes) -> Sequence[Standing]:
+def _read(line: bytes) -> Sequence[SweepUsage]:
     """Return the standing in a line, nothing for a line of another version."""
     try:
         record = json.loads(line)
         del record["beat"]
-        return [Standing.from_json(record)]
+        return [SweepUsage.from_json(record)]
     except (ValueError, TypeError, KeyError):
         return []

@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.scheduling.interface import UNIT, Demand, Node, Running
+from orchestrator.scheduling.demand import UNIT, Demand, Node
+from orchestrator.scheduling.interface import Running
 
 LEAST_S = 60.0
 """What somebody else holds is expected to be held for that long at least."""

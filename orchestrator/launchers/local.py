@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.control.failure_classifier import EXIT_CODES, Ended
+from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import worker
 from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
@@ -16,7 +16,7 @@ from orchestrator.records.processes import ProcessId, end_for_good
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
-from orchestrator.scheduling.interface import Node
+from orchestrator.scheduling.demand import Node
 
 
 class ProcessLauncher:
@@ -69,7 +69,7 @@ class ProcessLauncher:
         self._running().launch(launch, launch.gpu_ids)
         return launch.gpu_ids
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return what ended."""
         return self._running().poll()
 
@@ -98,7 +98,7 @@ class DebugLauncher:
     def __init__(self, *, cpus: int | None = None, gpus: int | None = None) -> None:
         """Prepare."""
         self._node = local_node(cpus, gpus)
-        self._ended: list[Ended] = []
+        self._ended: list[AttemptExit] = []
 
     def start(self) -> None:
         """Nothing to start."""
@@ -122,7 +122,7 @@ class DebugLauncher:
             worker.write_error(request, worker.classify(error), error, step=reporter.step)
             raise
         self._ended.append(
-            Ended(
+            AttemptExit(
                 trial_id=launch.trial_id,
                 attempt=launch.attempt,
                 exit_codes={0: EXIT_CODES[Outcome.DONE]},
@@ -130,7 +130,7 @@ class DebugLauncher:
         )
         return launch.gpu_ids
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return the trial that ran last."""
         ended, self._ended = self._ended, []
         return ended

@@ -30,8 +30,8 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from orchestrator.control.failure_classifier import Ended
-from orchestrator.control.launcher_port import Launch, NotPlaced, Others
+from orchestrator.control.failure_classifier import AttemptExit
+from orchestrator.control.launcher_port import Launch, NotPlaced, SharedUsage
 from orchestrator.launchers.cluster_registry import SharedRecord
 from orchestrator.launchers.foreign_load import Use, taken_by_others
 from orchestrator.launchers.local import rank_environment
@@ -51,8 +51,8 @@ from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.trial_dir import SweepDir
-from orchestrator.scheduling.fair_share import Standing, grant
-from orchestrator.scheduling.interface import Demand, Node
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.fair_share import SweepUsage, grant
 
 LOG = logging.getLogger(__name__)
 PLACE_TIMEOUT_S = 10.0
@@ -123,7 +123,7 @@ class _Held:
     reservation: _Reservation
     open: set[str] = field(default_factory=set)
     """Nodes where ranks of it still run."""
-    endings: list[Ended] = field(default_factory=list)
+    endings: list[AttemptExit] = field(default_factory=list)
     """Of the other nodes."""
 
 
@@ -189,7 +189,7 @@ class RayLauncher:
         self._held: dict[str, _Held] = {}
         self._idle: list[_Reservation] = []
         self._given_back: list[tuple[float, Use]] = []
-        self._ended: list[Ended] = []
+        self._ended: list[AttemptExit] = []
         self._deaths: list[_Death] = []
         self._surroundings = Surroundings()
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
@@ -234,10 +234,10 @@ class RayLauncher:
                 LOG.warning("%s; this node runs nothing for now", problem)
         return tuple(supervised.node for supervised in self._supervised.values())
 
-    def others(self, standing: Standing) -> Others:
+    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
         """Exchange standings with the other sweeps of the cluster, and look up what is really free."""
         if self._record is None:
-            return Others(growing=bool(self._joining))
+            return SharedUsage(may_grow=bool(self._joining))
         changed_s = time.monotonic() - self._changed_at
         growing = self._grows or bool(self._joining) or changed_s < NODES_WAIT_S
         nodes = [supervised.node for supervised in self._supervised.values()]
@@ -257,8 +257,8 @@ class RayLauncher:
             for held in (*(h.reservation for h in self._held.values()), *self._idle)
             for use in held.uses
         ]
-        return Others(
-            taken=taken_by_others(
+        return SharedUsage(
+            foreign_load=taken_by_others(
                 nodes,
                 available=available_resources_per_node(),  # type: ignore[no-untyped-call]
                 own=uses,
@@ -268,7 +268,7 @@ class RayLauncher:
                 now=time.time(),
             ),
             grant=granted,
-            growing=growing,
+            may_grow=growing,
         )
 
     def resources(self, node_id: str) -> Mapping[str, float]:
@@ -285,10 +285,10 @@ class RayLauncher:
 
     def launch(self, launch: Launch) -> tuple[str, ...]:
         """Reserve the resources, learn which GPUs they are, and have the nodes' supervisors fork the ranks."""
-        there = [self._supervised.get(part.node_id) for part in launch.parts]
+        there = [self._supervised.get(part.node_id) for part in launch.all_nodes]
         supervised = [one for one in there if one is not None]
         if len(supervised) < len(there):
-            raise NotPlaced(f"a node of {[part.node_id for part in launch.parts]} is gone")
+            raise NotPlaced(f"a node of {[part.node_id for part in launch.all_nodes]} is gone")
         reservation = self._reserve(launch, [one.node for one in supervised])
         self._held[launch.key] = _Held(
             launch=launch, reservation=reservation, open=set(reservation.node_ids)
@@ -296,8 +296,8 @@ class RayLauncher:
         gang = len(supervised) > 1
         calls = []
         for part, (one, use) in enumerate(zip(supervised, reservation.uses, strict=True)):
-            mine = launch.on(part, address=self._addresses[use.node_id] if gang else None)
-            gpu_ids = use.gpu_ids[: round(mine.gpus_here)] if gang else use.gpu_ids
+            mine = launch.on_node(part, address=self._addresses[use.node_id] if gang else None)
+            gpu_ids = use.gpu_ids[: round(mine.local_gpus)] if gang else use.gpu_ids
             calls.append((one, one.actor.launch.remote(mine, gpu_ids)))
         for one, call in calls:
             try:
@@ -312,7 +312,7 @@ class RayLauncher:
                 ray.kill(one.actor)
         return reservation.uses[0].gpu_ids
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return what ended; replaces supervisors that died. Answers that are not there yet are left for next time.
 
         So is what ended with a supervisor, where the storage does not say which ranks there were.
@@ -617,7 +617,7 @@ class RayLauncher:
     def _of(self, node_ids: Iterable[str]) -> list[_Supervised]:
         return [self._supervised[n] for n in node_ids if n in self._supervised]
 
-    def _part_ended(self, node_id: str, ended: Ended) -> None:
+    def _part_ended(self, node_id: str, ended: AttemptExit) -> None:
         """The ranks of an attempt on one node are gone. Those on others must follow; then the attempt has ended."""
         key = f"{ended.trial_id}/{ended.attempt}"
         held = self._held.get(key)
@@ -665,7 +665,7 @@ class RayLauncher:
         for held in death.gone:
             self._part_ended(
                 death.node.node_id,
-                Ended(
+                AttemptExit(
                     trial_id=held.launch.trial_id,
                     attempt=held.launch.attempt,
                     node_lost=f"{what}, and its ranks with it",
@@ -680,16 +680,18 @@ def _read_settings() -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _as_one(endings: Sequence[Ended]) -> Ended:
+def _as_one(endings: Sequence[AttemptExit]) -> AttemptExit:
     """Return how an attempt ended whose ranks were on several nodes."""
-    return Ended(
+    return AttemptExit(
         trial_id=endings[0].trial_id,
         attempt=endings[0].attempt,
         exit_codes=dict(sorted((r, c) for ended in endings for r, c in ended.exit_codes.items())),
-        ended_by_us=frozenset().union(*(ended.ended_by_us for ended in endings)),
+        killed_by_launcher=frozenset().union(*(ended.killed_by_launcher for ended in endings)),
         node_lost=next((e.node_lost for e in endings if e.node_lost is not None), None),
         hang=next((e.hang for e in endings if e.hang is not None), None),
-        stood=dict(sorted((r, where) for ended in endings for r, where in ended.stood.items())),
+        last_positions=dict(
+            sorted((r, where) for ended in endings for r, where in ended.last_positions.items())
+        ),
         out_of_memory=frozenset().union(*(ended.out_of_memory for ended in endings)),
     )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import orchestrator
-from orchestrator.control.failure_classifier import Ended
+from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node.hang_detection import HangWatch
 from orchestrator.node.hardware import gpu_memory_bytes, network_environment, visible_gpus
@@ -80,7 +80,7 @@ class _Attempt:
 
     @property
     def left(self) -> list[int]:
-        return [rank for rank in self.launch.ranks_here if rank not in self.codes]
+        return [rank for rank in self.launch.local_ranks if rank not in self.codes]
 
     def hurry(self, deadline: float) -> None:
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
@@ -125,7 +125,7 @@ class NodeSupervisor:
         self._own_group = own_group
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
-        self._ended: list[Ended] = []
+        self._ended: list[AttemptExit] = []
         self._oom = KernelOom(clock)
         self._unread = b""
         self._ready = False
@@ -177,7 +177,7 @@ class NodeSupervisor:
             self.wait_until_ready()
         attempt = self._attempts[launch.key] = _Attempt(
             launch=launch,
-            watch=HangWatch(launch.hang_after_s, sees_all=len(launch.ranks_here) == launch.ranks),
+            watch=HangWatch(launch.hang_after_s, sees_all=len(launch.local_ranks) == launch.ranks),
         )
         for request in launch.rank_requests(gpu_ids):
             self._command(
@@ -194,10 +194,10 @@ class NodeSupervisor:
                     "cwd": str(Path.cwd()),
                 }
             )
-        while len(attempt.processes.keys() | attempt.codes.keys()) < len(launch.ranks_here):
+        while len(attempt.processes.keys() | attempt.codes.keys()) < len(launch.local_ranks):
             self._take_events(1.0)
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return the attempts that ended since the last call."""
         self._oom.look()
         self._take_events(0.0)
@@ -343,13 +343,13 @@ class NodeSupervisor:
             del self._attempts[attempt.launch.key]
             attempt.close()
             self._ended.append(
-                Ended(
+                AttemptExit(
                     trial_id=attempt.launch.trial_id,
                     attempt=attempt.launch.attempt,
                     exit_codes=dict(sorted(attempt.codes.items())),
-                    ended_by_us=frozenset(attempt.killed_by_us),
+                    killed_by_launcher=frozenset(attempt.killed_by_us),
                     hang=attempt.hang,
-                    stood=attempt.stood,
+                    last_positions=attempt.stood,
                     out_of_memory=frozenset(attempt.out_of_memory),
                 )
             )

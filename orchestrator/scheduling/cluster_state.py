@@ -23,7 +23,7 @@ _FAR = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Piece:
+class NodeAllocation:
     """What is taken of one node."""
 
     node: int
@@ -35,12 +35,12 @@ class Piece:
     """Columns of the GPUs."""
 
 
-Place = tuple[Piece, ...]
+Allocation = tuple[NodeAllocation, ...]
 """Where a trial lies: one piece, or one per whole node of a gang."""
 
 
 @dataclass(frozen=True)
-class Needs:
+class NodeRequirements:
     """What one demand takes of each node, were it put there."""
 
     cpus: int
@@ -71,14 +71,14 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Most:
+class MaxFree:
     """The most that is free in one place, of each kind: what asks for more fits nowhere, and need not be looked for."""
 
     cpus: int
     whole: int
     units: int
 
-    def may_hold(self, needs: Needs) -> bool:
+    def may_hold(self, needs: NodeRequirements) -> bool:
         """Return False if there is certainly no place."""
         if needs.gangs:
             return True
@@ -89,7 +89,7 @@ class Most:
         )
 
 
-class Free:
+class FreeResources:
     """What is free, per node and GPU. Small and quick to copy."""
 
     def __init__(self, cpus: Ints, units: Ints) -> None:
@@ -99,14 +99,14 @@ class Free:
         self.whole: Ints = (units == UNIT).sum(axis=1)
         self.total: Ints = units.sum(axis=1)
 
-    def copy(self) -> "Free":
+    def copy(self) -> "FreeResources":
         """Return one that can be changed on its own."""
-        other = object.__new__(Free)
+        other = object.__new__(FreeResources)
         other.cpus, other.units = self.cpus.copy(), self.units.copy()
         other.whole, other.total = self.whole.copy(), self.total.copy()
         return other
 
-    def take(self, piece: Piece, *, times: int = 1) -> None:
+    def take(self, piece: NodeAllocation, *, times: int = 1) -> None:
         """Take a piece, or give it back with `times=-1`."""
         node, units = piece.node, times * piece.units
         self.cpus[node] -= times * piece.cpus
@@ -124,15 +124,15 @@ class Free:
         self.whole[node] = np.count_nonzero(units == UNIT)
         self.total[node] = units.sum()
 
-    def most(self) -> "Most":
+    def most(self) -> "MaxFree":
         """Return the most that any place has free."""
-        return Most(
+        return MaxFree(
             cpus=int(self.cpus.max(initial=0)),
             whole=int(self.whole.max(initial=0)),
             units=int(self.units.max(initial=0)),
         )
 
-    def find(self, needs: Needs, room: "Room") -> Place | None:
+    def find(self, needs: NodeRequirements, room: "ClusterState") -> Allocation | None:
         """Return the tightest place where it fits, None if there is none.
 
         One node before several. A fraction goes to the GPU that it leaves with the least room; all else to the node
@@ -151,7 +151,7 @@ class Free:
             return None
         return (self.pick(node, needs, preferred=self.units[node]),)
 
-    def _find_share(self, needs: Needs, fitting: NDArray[np.bool_]) -> Place | None:
+    def _find_share(self, needs: NodeRequirements, fitting: NDArray[np.bool_]) -> Allocation | None:
         left = self.units - needs.share[:, None]
         # One number per GPU that sorts by the room it is left with, then by its node's free units, then cores. Only
         # nodes that fit are worked out.
@@ -163,9 +163,9 @@ class Free:
         best = int(np.where(left >= 0, tightness, _FAR).argmin())
         row, gpu = divmod(best, left.shape[1])
         node = int(rows[row])
-        return (Piece(node, needs.cpus, int(needs.share[node]), (gpu,)),)
+        return (NodeAllocation(node, needs.cpus, int(needs.share[node]), (gpu,)),)
 
-    def _find_gang(self, needs: Needs, room: "Room") -> Place | None:
+    def _find_gang(self, needs: NodeRequirements, room: "ClusterState") -> Allocation | None:
         empty = (self.cpus == room.cpus) & (self.whole == room.n_gpus)
         for count, alike in needs.gangs:
             nodes = alike[empty[alike]]
@@ -173,7 +173,7 @@ class Free:
                 return tuple(room.all_of(int(node)) for node in nodes[:count])
         return None
 
-    def pick(self, node: int, needs: Needs, *, preferred: Ints) -> Piece:
+    def pick(self, node: int, needs: NodeRequirements, *, preferred: Ints) -> NodeAllocation:
         """Return the GPUs to take on a node that has room: of several, those with the least of `preferred`."""
         if needs.shared:
             candidates = np.flatnonzero(self.units[node] >= needs.share[node])
@@ -183,17 +183,17 @@ class Free:
             count = needs.whole
         chosen = candidates[np.argsort(preferred[candidates], kind="stable")][:count]
         units = int(needs.share[node]) if needs.shared else UNIT
-        return Piece(node, needs.cpus, units, tuple(sorted(int(gpu) for gpu in chosen)))
+        return NodeAllocation(node, needs.cpus, units, tuple(sorted(int(gpu) for gpu in chosen)))
 
 
 @dataclass(frozen=True)
 class _Held:
-    place: Place
+    allocation: Allocation
     end: float
     sweep: str
 
 
-class Room:
+class ClusterState:
     """A cluster and who holds what of it until when."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -204,11 +204,11 @@ class Room:
         self.n_gpus: Ints = np.array([len(node.gpus) for node in self.nodes], dtype=np.int64)
         widest = int(self.n_gpus.max(initial=0))
         there = np.arange(widest)[None, :] < self.n_gpus[:, None]
-        self.free = Free(self.cpus.copy(), np.where(there, UNIT, 0).astype(np.int64))
+        self.free = FreeResources(self.cpus.copy(), np.where(there, UNIT, 0).astype(np.int64))
         self._held: dict[str, _Held] = {}
-        self._on: list[dict[str, tuple[float, Piece]]] = [{} for _ in self.nodes]
+        self._on: list[dict[str, tuple[float, NodeAllocation]]] = [{} for _ in self.nodes]
         self._used: dict[str, tuple[int, int]] = {}
-        self._needs: dict[Demand, Needs] = {}
+        self._needs: dict[Demand, NodeRequirements] = {}
         self._alike: dict[tuple[object, ...], Demand] = {}
         self._ready: tuple[tuple[object, ...], Floats] = (), np.zeros(0)
         self._stale: set[int] = set()
@@ -217,7 +217,7 @@ class Room:
 
     # -- who holds what ----------------------------------------------------------------------------------------
 
-    def hold(self, trial_id: str, place: Place, *, end: float, sweep: str = "") -> None:
+    def hold(self, trial_id: str, place: Allocation, *, end: float, sweep: str = "") -> None:
         """Note that a trial lies there until the predicted `end`."""
         self._held[trial_id] = _Held(place, end, sweep)
         for piece in place:
@@ -229,13 +229,13 @@ class Room:
     def release(self, trial_id: str) -> None:
         """Give back what a trial holds."""
         held = self._held.pop(trial_id)
-        for piece in held.place:
+        for piece in held.allocation:
             self.free.take(piece, times=-1)
             del self._on[piece.node][trial_id]
             self._stale.add(piece.node)
-        self._use(held.sweep, held.place, -1)
+        self._use(held.sweep, held.allocation, -1)
 
-    def _use(self, sweep: str, place: Place, times: int) -> None:
+    def _use(self, sweep: str, place: Allocation, times: int) -> None:
         units, cpus = self._used.get(sweep, (0, 0))
         units += times * sum(piece.units * len(piece.gpus) for piece in place)
         cpus += times * sum(piece.cpus for piece in place)
@@ -249,13 +249,15 @@ class Room:
         """Return the dominant share of the cluster: of its GPUs or of its cores, whichever is more (Ghodsi et al. 2011)."""
         return max(units / max(1, self._all_units), cpus / max(1, self._all_cpus))
 
-    def all_of(self, node: int) -> Piece:
+    def all_of(self, node: int) -> NodeAllocation:
         """Return the piece that is a whole node."""
-        return Piece(node, int(self.cpus[node]), UNIT, tuple(range(int(self.n_gpus[node]))))
+        return NodeAllocation(
+            node, int(self.cpus[node]), UNIT, tuple(range(int(self.n_gpus[node])))
+        )
 
     # -- what a demand needs -----------------------------------------------------------------------------------
 
-    def needs(self, demand: Demand) -> Needs:
+    def needs(self, demand: Demand) -> NodeRequirements:
         """Return what the demand takes of each node."""
         known = self._needs.get(demand)
         if known is None:
@@ -266,7 +268,7 @@ class Room:
         """Return the first demand seen that takes the same of every node: most memory needs make no difference to a place."""
         return self._alike.setdefault((demand.order, *self.needs(demand).alike), demand)
 
-    def _work_out(self, demand: Demand) -> Needs:
+    def _work_out(self, demand: Demand) -> NodeRequirements:
         kinds: dict[tuple[int, int, float | None], list[int]] = {}
         for i, node in enumerate(self.nodes):
             kinds.setdefault((node.cpus, len(node.gpus), node.gpu_memory_bytes), []).append(i)
@@ -281,7 +283,7 @@ class Room:
             if count is not None and count > 1:
                 gangs.append((count, np.array(alike)))
         shared = 0 < demand.units < UNIT
-        return Needs(
+        return NodeRequirements(
             least_share=int(share[fits].min(initial=2 * UNIT)) if shared else 0,
             cpus=demand.cpus,
             whole=0 if shared else demand.units // UNIT,
@@ -306,13 +308,13 @@ class Room:
         node = int(np.maximum(ready, now).argmin())
         at = max(now, float(ready[node]))
         cpus, units = self._free_at(node, at)
-        then = Free(np.array([cpus]), units[None, :])
+        then = FreeResources(np.array([cpus]), units[None, :])
         # Of the GPUs that are free then, those that are not free now: what is free now stays open to others.
         mine = then.pick(0, _only(needs, node), preferred=self.free.units[node])
         then.take(mine)
         return Reservation(at=at, spare={node: (int(then.cpus[0]), then.units[0])})
 
-    def _reserve_gang(self, needs: Needs, ready: Floats, now: float) -> "Reservation":
+    def _reserve_gang(self, needs: NodeRequirements, ready: Floats, now: float) -> "Reservation":
         best: tuple[float, Ints] | None = None
         for count, alike in needs.gangs:
             order = alike[np.argsort(np.maximum(ready[alike], now), kind="stable")][:count]
@@ -323,7 +325,7 @@ class Room:
         nothing = np.zeros(self.free.units.shape[1], dtype=np.int64)
         return Reservation(at=best[0], spare={int(node): (0, nothing) for node in best[1]})
 
-    def _ready_at(self, needs: Needs) -> Floats:
+    def _ready_at(self, needs: NodeRequirements) -> Floats:
         """Return when each node alone can hold the demand (its piece of a gang: when it is empty); kept between calls."""
         known, ready = self._ready
         if known != needs.alike:
@@ -335,7 +337,7 @@ class Room:
         self._ready = needs.alike, ready
         return ready
 
-    def _ready_on(self, node: int, needs: Needs) -> float:
+    def _ready_on(self, node: int, needs: NodeRequirements) -> float:
         on = self._on[node]
         if needs.gangs:
             return max((end for end, _ in on.values()), default=AT_ONCE)
@@ -380,11 +382,11 @@ class Reservation:
     """On each of its nodes: the cores, and units per GPU, that it leaves to others then."""
 
 
-def _by_end(held: tuple[float, Piece]) -> float:
+def _by_end(held: tuple[float, NodeAllocation]) -> float:
     return held[0]
 
 
-def _only(needs: Needs, node: int) -> Needs:
+def _only(needs: NodeRequirements, node: int) -> NodeRequirements:
     """Return the needs on one node, as row 0."""
     row = slice(node, node + 1)
     return replace(needs, share=needs.share[row], fits=needs.fits[row], gangs=())

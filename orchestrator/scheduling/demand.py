@@ -18,11 +18,11 @@ class Demand:
     """A fraction of one GPU, or a whole number of GPUs."""
     gpu_memory_bytes: float = 0.0
     """Memory that the trial takes on each GPU it touches, margin included; 0: unknown, what its share gives."""
-    pieces: int = 1
+    gang_size: int = 1
     """Equal parts (ranks) of a gang that may lie on several nodes when no single one holds them all."""
 
     def __post_init__(self) -> None:
-        if self.cpus < 0 or self.gpus < 0 or self.gpu_memory_bytes < 0 or self.pieces < 1:
+        if self.cpus < 0 or self.gpus < 0 or self.gpu_memory_bytes < 0 or self.gang_size < 1:
             raise ValueError(f"a demand has no negative part and at least one piece, got {self!r}")
         if self.units % UNIT and self.units > UNIT:
             raise ValueError(
@@ -41,7 +41,7 @@ class Demand:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.cpus, self.gpus, self.gpu_memory_bytes, self.pieces))
+        return hash((self.cpus, self.gpus, self.gpu_memory_bytes, self.gang_size))
 
     def __hash__(self) -> int:
         """Return a hash that is worked out once: demands are looked up at every event of a simulation."""
@@ -68,7 +68,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class NodeGpus:
     """Where a trial, or a piece of one, lies on one node."""
 
     node_id: str
@@ -93,17 +93,17 @@ def nodes_needed(demand: Demand, node: Node, alike: int) -> int | None:
     One if it fits there whole. Otherwise, for a gang of several pieces, the fewest whole nodes that hold equal numbers
     of pieces, give or take one.
     """
-    if _fits_empty(demand, node, demand.pieces):
+    if _fits_empty(demand, node, demand.gang_size):
         return 1
-    for count in range(2, min(alike, demand.pieces) + 1):
-        if _fits_empty(demand, node, -(-demand.pieces // count)):
+    for count in range(2, min(alike, demand.gang_size) + 1):
+        if _fits_empty(demand, node, -(-demand.gang_size // count)):
             return count
     return None
 
 
 def _fits_empty(demand: Demand, node: Node, pieces: int) -> bool:
     """Return whether that many of the demand's pieces fit the node when nothing else is there."""
-    if -(-demand.cpus * pieces // demand.pieces) > node.cpus:
+    if -(-demand.cpus * pieces // demand.gang_size) > node.cpus:
         return False
     if not demand.units:
         return True
@@ -111,7 +111,7 @@ def _fits_empty(demand: Demand, node: Node, pieces: int) -> bool:
         return bool(node.gpus) and share_units(demand, node.gpu_memory_bytes) <= UNIT
     if node.gpu_memory_bytes is not None and demand.gpu_memory_bytes > node.gpu_memory_bytes:
         return False
-    return -(-demand.units * pieces // (demand.pieces * UNIT)) <= len(node.gpus)
+    return -(-demand.units * pieces // (demand.gang_size * UNIT)) <= len(node.gpus)
 
 
 def gpus_text(units: int) -> str:

@@ -24,7 +24,7 @@ NOTHING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SweepUsage:
     """How a sweep stands, as it tells the others."""
 
     sweep: str = ""
@@ -46,7 +46,7 @@ class Standing:
     cluster's own, since those of its machines differ."""
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> "Standing":
+    def from_json(cls, record: dict[str, Any]) -> "SweepUsage":
         """Read what `dataclasses.asdict` and JSON made of one."""
         return cls(**{**record, "keeps": tuple(record["keeps"])})
 
@@ -64,14 +64,14 @@ class Grant:
     why: str = ""
     """One clause for people; empty when nobody else is there."""
 
-    def allows(self, standing: Standing, *, gpus: float) -> bool:
+    def allows(self, standing: SweepUsage, *, gpus: float) -> bool:
         """Return whether a trial of so many GPUs may start while the sweep stands like this."""
         if gpus and standing.holds_gpus >= self.gpus - NOTHING:
             return False
         return standing.holds_cpus < self.cpus - NOTHING
 
 
-def grant(own: Standing, others: Sequence[Standing], *, gpus: float, cpus: float) -> Grant:
+def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: float) -> Grant:
     """Return what one sweep may do beside the others on a cluster of so many GPUs and cores."""
     if not others:
         return Grant()
@@ -87,7 +87,7 @@ def grant(own: Standing, others: Sequence[Standing], *, gpus: float, cpus: float
 
 
 def fair_shares(
-    standings: Sequence[Standing], *, gpus: float, cpus: float
+    standings: Sequence[SweepUsage], *, gpus: float, cpus: float
 ) -> list[tuple[float, float]]:
     """Return the GPUs and cores that each sweep may hold.
 
@@ -123,12 +123,12 @@ def fair_shares(
     return [_amounts(s, share, size) for s, share in zip(standings, shares, strict=True)]
 
 
-def _wanted(standing: Standing, size: tuple[float, float]) -> float:
+def _wanted(standing: SweepUsage, size: tuple[float, float]) -> float:
     """Return the dominant share of all that a sweep wants."""
     return _dominant(standing.wants_gpus, standing.wants_cpus, size)
 
 
-def _rates(standing: Standing, size: tuple[float, float]) -> tuple[float, float]:
+def _rates(standing: SweepUsage, size: tuple[float, float]) -> tuple[float, float]:
     """Return how quickly each resource goes as this sweep's dominant share grows by its weight."""
     wanted = _wanted(standing, size)
     return tuple(  # type: ignore[return-value]
@@ -137,7 +137,7 @@ def _rates(standing: Standing, size: tuple[float, float]) -> tuple[float, float]
     )
 
 
-def _amounts(standing: Standing, share: float, size: tuple[float, float]) -> tuple[float, float]:
+def _amounts(standing: SweepUsage, share: float, size: tuple[float, float]) -> tuple[float, float]:
     wanted = _wanted(standing, size)
     part = share / wanted if wanted else 0.0
     return standing.wants_gpus * part * bool(size[0]), standing.wants_cpus * part * bool(size[1])
@@ -148,13 +148,13 @@ def _dominant(gpus: float, cpus: float, size: tuple[float, float]) -> float:
     return max(a / whole if whole else 0.0 for a, whole in zip((gpus, cpus), size, strict=True))
 
 
-def _order(standing: Standing, size: tuple[float, float]) -> tuple[float, float, int, str]:
+def _order(standing: SweepUsage, size: tuple[float, float]) -> tuple[float, float, int, str]:
     """Return what sorts sweeps: who comes first is the smallest."""
     share = _dominant(standing.holds_gpus, standing.holds_cpus, size) / standing.weight
     return -standing.priority, round(share, 9), standing.turn, standing.sweep
 
 
-def _why(fair: tuple[float, float], others: Sequence[Standing]) -> str:
+def _why(fair: tuple[float, float], others: Sequence[SweepUsage]) -> str:
     sweeps = f"{len(others)} other sweep{'s' * (len(others) > 1)}"
     gpus = f"{fair[0]:.3g} GPUs and " if fair[0] > NOTHING else ""
     return f"shares the cluster with {sweeps}; its share is {gpus}{fair[1]:.3g} cores"

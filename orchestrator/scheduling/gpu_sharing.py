@@ -22,18 +22,18 @@ def memory_need(peak_bytes: float, *, ranks: int = 1) -> float:
     return float(-(-bytes_each * ranks // STEP_BYTES) * STEP_BYTES)
 
 
-def promoted(gpus: float, *, times: int) -> float:
+def enlarged_share(gpus: float, *, times: int) -> float:
     """Return the GPUs of a trial that has run out of memory so many times: of a fraction twice as much, then a whole one."""
     if times == 0 or not 0 < gpus < 1:
         return gpus
     return min(1.0, 2 * gpus) if times == 1 else 1.0
 
 
-def promotions(gpus: float | str) -> int:
+def max_enlargements(gpus: float | str) -> int:
     """Return how often a trial that asks for that much gets more of its GPU before anything else is changed."""
     if isinstance(gpus, str) or not 0 < gpus < 1:
         return 0
-    return 1 if promoted(float(gpus), times=1) == 1.0 else 2
+    return 1 if enlarged_share(float(gpus), times=1) == 1.0 else 2
 
 
 def ranks_per_gpu(ranks: int, gpus: float) -> int:
@@ -41,12 +41,12 @@ def ranks_per_gpu(ranks: int, gpus: float) -> int:
     return math.ceil(ranks / max(1.0, gpus))
 
 
-def cap(share: float, ranks: int) -> float:
+def memory_fraction_per_rank(share: float, ranks: int) -> float:
     """Return the fraction of a GPU's memory that each of the ranks on a share may take (torch.cuda.set_per_process_memory_fraction)."""
     return min(1.0, share) / ranks
 
 
-class Probes:
+class MemoryObservations:
     """The most memory that a trial of each configuration was seen to take on a GPU; the first of them is the probe."""
 
     def __init__(self) -> None:

@@ -7,23 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.scheduling import wait_reasons
-from orchestrator.scheduling.cluster_state import Piece, Place, Room
-from orchestrator.scheduling.demand import UNIT, Demand, Node, Part
+from orchestrator.scheduling.cluster_state import Allocation, ClusterState, NodeAllocation
+from orchestrator.scheduling.demand import UNIT, Demand, Node, NodeGpus
 from orchestrator.scheduling.policy import decide
-from orchestrator.scheduling.wait_queue import Queue, Waiting
-
-__all__ = [
-    "UNIT",
-    "Demand",
-    "Node",
-    "Part",
-    "Placement",
-    "Running",
-    "Schedule",
-    "Snapshot",
-    "Waiting",
-    "schedule",
-]
+from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +26,7 @@ class Running:
     predicted_end: float = 0.0
     """Seconds since 1970."""
     sweep: str = ""
-    also: tuple[str, ...] = ()
+    other_nodes: tuple[str, ...] = ()
     """Further nodes of a gang; it holds them, and the first, whole."""
 
 
@@ -62,7 +49,7 @@ class Placement:
     """Suggested GPUs; a launcher that has its own bookkeeping may choose others of the same node."""
     share: float = 1.0
     """Of each of these GPUs: below 1 for a fraction, and then at least what the trial's memory needs."""
-    also: tuple[Part, ...] = ()
+    other_nodes: tuple[NodeGpus, ...] = ()
     """Further nodes of a gang, each taken whole, as the first is then."""
 
 
@@ -81,7 +68,7 @@ class Schedule:
 
 def schedule(snapshot: Snapshot, now: float) -> Schedule:
     """Return who starts now and why the others wait. The same snapshot gives the same schedule."""
-    room = Room(snapshot.nodes)
+    room = ClusterState(snapshot.nodes)
     for running in snapshot.running:
         place = _place(room, running)
         if place:
@@ -97,14 +84,14 @@ def schedule(snapshot: Snapshot, now: float) -> Schedule:
             waits[trial.trial_id] = wait_reasons.not_yet(trial, now)
         else:
             ready.append(trial)
-    decision = decide(room, Queue(ready, alike=room.alike), now)
+    decision = decide(room, WaitQueue(ready, alike=room.alike), now)
     placed = {start.trial_id for start in decision.starts}
-    told = wait_reasons.Reasons(room, decision, now)
+    told = wait_reasons.WaitReasons(room, decision, now)
     for trial in ready:
         if trial.trial_id not in placed:
             waits[trial.trial_id] = told.why(trial)
     return Schedule(
-        placements=tuple(_placement(room, s.trial_id, s.place) for s in decision.starts),
+        placements=tuple(_placement(room, s.trial_id, s.allocation) for s in decision.starts),
         waits=waits,
         impossible=frozenset(impossible),
         kept=tuple(
@@ -114,21 +101,21 @@ def schedule(snapshot: Snapshot, now: float) -> Schedule:
     )
 
 
-def _place(room: Room, running: Running) -> Place:
+def _place(room: ClusterState, running: Running) -> Allocation:
     """Return where a running trial lies; nodes that are gone are left out."""
-    if running.also:
-        there = [n for n in (running.node_id, *running.also) if n in room.row]
+    if running.other_nodes:
+        there = [n for n in (running.node_id, *running.other_nodes) if n in room.row]
         return tuple(room.all_of(room.row[node_id]) for node_id in there)
     if running.node_id not in room.row:
         return ()
     row = room.row[running.node_id]
     columns = tuple(room.nodes[row].gpus.index(gpu) for gpu in running.gpus)
-    return (Piece(row, running.demand.cpus, min(running.demand.units, UNIT), columns),)
+    return (NodeAllocation(row, running.demand.cpus, min(running.demand.units, UNIT), columns),)
 
 
-def _placement(room: Room, trial_id: str, place: Place) -> Placement:
-    first, *also = (
-        Part(
+def _placement(room: ClusterState, trial_id: str, place: Allocation) -> Placement:
+    first, *other_nodes = (
+        NodeGpus(
             node_id=room.nodes[piece.node].node_id,
             gpus=tuple(room.nodes[piece.node].gpus[i] for i in piece.gpus),
         )
@@ -139,5 +126,5 @@ def _placement(room: Room, trial_id: str, place: Place) -> Placement:
         node_id=first.node_id,
         gpus=first.gpus,
         share=place[0].units / UNIT,
-        also=tuple(also),
+        other_nodes=tuple(other_nodes),
     )

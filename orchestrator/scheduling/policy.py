@@ -12,7 +12,7 @@ Rules, in this order:
 4. A trial lies on one node if any node could hold it, else on the fewest whole nodes that do. Among nodes the one that
    is left with the fewest free GPUs, then cores; a fraction goes to the GPU with the least room that still holds it.
 
-A decision looks at the heads of classes (`queue.Class`), never at all trials, and at each demand only until it does
+A decision looks at the heads of classes (`DemandClass`), never at all trials, and at each demand only until it does
 not fit: its cost grows with the number of different demands and of nodes, not with the number of trials.
 """
 
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from orchestrator.scheduling.backfill import Views
-from orchestrator.scheduling.cluster_state import Free, Place, Room
+from orchestrator.scheduling.backfill import BackfillCapacity
+from orchestrator.scheduling.cluster_state import Allocation, ClusterState, FreeResources
 from orchestrator.scheduling.demand import Demand
-from orchestrator.scheduling.wait_queue import Class, Entry, Queue
+from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue
 
 SHORTEST_S = 1.0
 """Nothing ends in no time: a prediction of 0 must not let a trial slip in front of the reservation."""
@@ -35,7 +35,7 @@ class Start:
     """A trial that starts now."""
 
     trial_id: str
-    place: Place
+    allocation: Allocation
     end: float
     """Predicted, seconds since 1970."""
     sweep: str
@@ -59,11 +59,11 @@ class Decision:
 
     starts: tuple[Start, ...]
     next_in_line: NextInLine | None
-    free: Free
+    free: FreeResources
     """What is left free once they have started."""
 
 
-def decide(room: Room, queue: Queue, now: float) -> Decision:
+def decide(room: ClusterState, queue: WaitQueue, now: float) -> Decision:
     """Return who starts now. Changes nothing; the same room and queue give the same decision.
 
     Args:
@@ -78,7 +78,7 @@ def decide(room: Room, queue: Queue, now: float) -> Decision:
     first = line.entries[0]
     place = room.free.find(room.needs(line.demand), room)
     reservation = None if place is not None else room.reserve(line.demand, now)
-    views = Views.of(room, reservation)
+    views = BackfillCapacity.of(room, reservation)
     used = room.used()
     shares = {
         sweep: room.share_of(*used.get(sweep, (0, 0)))
@@ -86,7 +86,7 @@ def decide(room: Room, queue: Queue, now: float) -> Decision:
     }
     starts: list[Start] = []
 
-    def start(kind: Class, entry: Entry, place: Place, *, long: bool) -> None:
+    def start(kind: DemandClass, entry: QueueEntry, place: Allocation, *, long: bool) -> None:
         views.take(place, long=long)
         units, cpus = used.get(kind.sweep, (0, 0))
         units += sum(piece.units * len(piece.gpus) for piece in place)
@@ -94,7 +94,7 @@ def decide(room: Room, queue: Queue, now: float) -> Decision:
         shares[kind.sweep] = room.share_of(*used[kind.sweep])
         starts.append(Start(entry[2], place, _end(entry, now), kind.sweep))
 
-    heads: list[tuple[int, float, Entry, int, int]] = []
+    heads: list[tuple[int, float, QueueEntry, int, int]] = []
 
     def push(number: int, position: int) -> None:
         kind, _ = kinds[number]
@@ -137,11 +137,11 @@ def decide(room: Room, queue: Queue, now: float) -> Decision:
     )
 
 
-def _next_in_line(kinds: Sequence[Class]) -> Class:
+def _next_in_line(kinds: Sequence[DemandClass]) -> DemandClass:
     """Return whose first trial is next in line: of the largest demands the longest."""
     equals = takewhile(lambda kind: kind.rank == kinds[0].rank, kinds)
     return min(equals, key=lambda kind: kind.entries[0])
 
 
-def _end(entry: Entry, now: float) -> float:
+def _end(entry: QueueEntry, now: float) -> float:
     return now + max(SHORTEST_S, -entry[0])

@@ -12,29 +12,29 @@ GUESSED_FLOPS_PER_S = 1.0e10
 GUESSED_FLOPS_PER_TOKEN = 1.0e6
 
 
-def pace_of(spec: TrialSpec) -> str:
+def prediction_group(spec: TrialSpec) -> str:
     """Return whose measured times correct its prediction: trials of its architecture, and of its size within a factor of two."""
     total = spec.accounting.get("total_params")
     size = f"/2^{round(math.log2(total))}" if total else ""
     return f"{spec.architecture}{size}"
 
 
-class Pace:
-    """Predicted seconds per trial, times the median of measured over predicted of trials like it (`Corrections`)."""
+class RuntimePredictor:
+    """Predicted seconds per trial, times the median of measured over predicted of trials like it (`RuntimeCorrections`)."""
 
     def __init__(self, predicted_s: Mapping[str, float]) -> None:
         """Take the predicted seconds of whole trials by id."""
         self._predicted_s = dict(predicted_s)
-        self._corrections = Corrections()
+        self._corrections = RuntimeCorrections()
 
     def seconds(self, spec: TrialSpec, *, done: float = 0.0) -> float:
         """Return the seconds that a trial still needs when the share `done` of its steps is behind it."""
-        correction = self._corrections.ratio(pace_of(spec))
+        correction = self._corrections.ratio(prediction_group(spec))
         return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
 
     def saw(self, spec: TrialSpec, seconds: float) -> None:
         """Take in how long a whole trial took."""
-        self._corrections.saw(pace_of(spec), seconds / max(1e-3, self._whole_s(spec)))
+        self._corrections.saw(prediction_group(spec), seconds / max(1e-3, self._whole_s(spec)))
 
     def _whole_s(self, spec: TrialSpec) -> float:
         predicted = self._predicted_s.get(spec.trial_id)
@@ -63,7 +63,7 @@ def time_left_s(work: Sequence[tuple[float, Demand]], nodes: Sequence[Node]) -> 
 # How much longer trials take than predicted: the median of what was seen, of the nearest kind that was seen.
 
 
-class Corrections:
+class RuntimeCorrections:
     """Measured over predicted seconds, by pace: `architecture` or `architecture/size`."""
 
     def __init__(self) -> None:

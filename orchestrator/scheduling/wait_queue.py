@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from orchestrator.scheduling.demand import Demand
 
-Entry = tuple[float, int, str]
+QueueEntry = tuple[float, int, str]
 """Predicted seconds with a minus, place in the sweep file, trial id: sorts longest first."""
 
 
@@ -22,18 +22,18 @@ class Waiting:
     predicted_s: float
     not_before: float = 0.0
     """Seconds since 1970."""
-    why_not_before: str = ""
+    delay_reason: str = ""
     order: int = 0
     """Decides between equals: the place in the sweep file."""
     sweep: str = ""
     """Sweeps of one priority share the cluster evenly."""
     priority: int = 0
     """Higher ones go first."""
-    pace: str = ""
+    prediction_group: str = ""
     """Trials whose predictions are corrected alike: architecture and size."""
 
 
-class Class:
+class DemandClass:
     """Trials of one priority, sweep and demand, longest first."""
 
     def __init__(self, priority: int, sweep: str, demand: Demand) -> None:
@@ -41,7 +41,7 @@ class Class:
         self.priority = priority
         self.sweep = sweep
         self.demand = demand
-        self.entries: list[Entry] = []
+        self.entries: list[QueueEntry] = []
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -54,7 +54,7 @@ class Class:
         return bisect_left(self.entries, -seconds, key=lambda entry: entry[0])
 
 
-class Queue:
+class WaitQueue:
     """Waiting trials."""
 
     def __init__(
@@ -64,13 +64,13 @@ class Queue:
 
         Args:
             waiting: The trials.
-            alike: Returns one demand for all that find room in the same places (`Room.alike`): the fewer, the quicker.
+            alike: Returns one demand for all that find room in the same places (`ClusterState.alike`): the fewer, the quicker.
         """
         self._alike = alike
         self._trials = {trial.trial_id: trial for trial in waiting}
         self._ratios: dict[str, float] = {}
-        self._classes: dict[tuple[int, str, Demand], Class] = {}
-        self._ranked: list[Class] = []
+        self._classes: dict[tuple[int, str, Demand], DemandClass] = {}
+        self._ranked: list[DemandClass] = []
         self._sort()
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Queue:
     def __contains__(self, trial_id: str) -> bool:
         return trial_id in self._trials
 
-    def __iter__(self) -> Iterator[Class]:
+    def __iter__(self) -> Iterator[DemandClass]:
         """Go through the classes that have trials, those of higher priority and larger demand first."""
         return (kind for kind in self._ranked if kind.entries)
 
@@ -89,9 +89,9 @@ class Queue:
         entries = self._classes[self._key(trial)].entries
         del entries[bisect_left(entries, self._entry(trial))]
 
-    def paces(self) -> set[str]:
+    def prediction_groups(self) -> set[str]:
         """Return the paces of those that wait."""
-        return {trial.pace for trial in self._trials.values()}
+        return {trial.prediction_group for trial in self._trials.values()}
 
     def correct(self, ratios: Mapping[str, float]) -> None:
         """Multiply predictions by a ratio for each pace, in the place of earlier ones."""
@@ -105,14 +105,14 @@ class Queue:
             key = self._key(trial)
             kind = self._classes.get(key)
             if kind is None:
-                kind = self._classes[key] = Class(*key)
+                kind = self._classes[key] = DemandClass(*key)
             kind.entries.append(self._entry(trial))
         for kind in self._classes.values():
             kind.entries.sort()
         self._ranked = sorted(self._classes.values(), key=lambda kind: kind.rank)
 
-    def _entry(self, trial: Waiting) -> Entry:
-        seconds = trial.predicted_s * self._ratios.get(trial.pace, 1.0)
+    def _entry(self, trial: Waiting) -> QueueEntry:
+        seconds = trial.predicted_s * self._ratios.get(trial.prediction_group, 1.0)
         return -seconds, trial.order, trial.trial_id
 
     def _key(self, trial: Waiting) -> tuple[int, str, Demand]:

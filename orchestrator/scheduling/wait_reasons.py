@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from orchestrator.scheduling.cluster_state import Room
+from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import UNIT, Demand, Node, gpus_text
 from orchestrator.scheduling.policy import Decision
 from orchestrator.scheduling.wait_queue import Waiting
 
 
-class Reasons:
+class WaitReasons:
     """The sentences that belong to one decision; trials of one demand share them."""
 
-    def __init__(self, room: Room, decision: Decision, now: float) -> None:
+    def __init__(self, room: ClusterState, decision: Decision, now: float) -> None:
         """Take the room as it was before the decision."""
         self._room = room
         self._decision = decision
@@ -70,7 +70,7 @@ class Reasons:
 
 def not_yet(trial: Waiting, now: float) -> str:
     """Say when a trial may start again."""
-    return f"starts again in {trial.not_before - now:.0f} s: {trial.why_not_before}"
+    return f"starts again in {trial.not_before - now:.0f} s: {trial.delay_reason}"
 
 
 def impossible(demand: Demand, nodes: Sequence[Node]) -> str:
@@ -85,7 +85,7 @@ def impossible(demand: Demand, nodes: Sequence[Node]) -> str:
             f"needs {demand.gpu_memory_bytes / 2**30:.3g} GiB of GPU memory; the largest node's GPUs have "
             f"{memory / 2**30:.3g} GiB: lower resources.micro_batch_tokens, or add a node"
         )
-    where = "on one node" if demand.pieces == 1 else "on one node or on whole nodes alike"
+    where = "on one node" if demand.gang_size == 1 else "on one node or on whole nodes alike"
     return f"needs {demand} {where}; the largest has {there}: lower resources.cpus, ranks or gpus, or add a node"
 
 

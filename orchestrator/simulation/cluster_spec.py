@@ -23,7 +23,7 @@ EXAMPLE = "for example gpus=1024, or nodes=8,gpus_per_node=8,gpu_memory=80GB"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ClusterSpec:
     """Nodes to simulate, and how fast their GPUs train."""
 
     nodes: tuple[Node, ...]
@@ -55,7 +55,7 @@ class Cluster:
         )
 
 
-def parse(text: str) -> Cluster:
+def parse(text: str) -> ClusterSpec:
     """Read `key=value,key=value`; groups of different nodes are joined by `+`. Keys: KEYS.
 
     GPUs that do not fill the last node make a smaller one. Nodes of which only cores are said have no GPUs.
@@ -92,7 +92,7 @@ def parse(text: str) -> Cluster:
                     gpu_memory_bytes=memory,
                 )
             )
-    return Cluster(nodes=tuple(nodes), gpu_flops=next(iter(rates), None))
+    return ClusterSpec(nodes=tuple(nodes), gpu_flops=next(iter(rates), None))
 
 
 def _values(group: str, problems: list[str]) -> dict[str, float]:

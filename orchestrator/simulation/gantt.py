@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.records.errors import StoreError
 from orchestrator.scheduling.demand import UNIT
 from orchestrator.simulation import gantt
-from orchestrator.simulation.simulate import Ran, Simulation
+from orchestrator.simulation.simulate import SimulatedRun, Simulation
 
 SUFFIXES = (".png", ".svg", ".pdf")
 OUTLINED = 1500
@@ -198,7 +198,7 @@ def _running_total(
 class Bar:
     """A rectangle of a trial; one that holds what does not lie together has several."""
 
-    run: Ran
+    run: SimulatedRun
     low: float
     high: float
 
@@ -220,7 +220,7 @@ def bars(simulation: Simulation) -> list[Bar]:
     lying: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
     found: list[Bar] = []
     for run in simulation.ran:
-        for piece in run.place:
+        for piece in run.allocation:
             if by_gpu:
                 slots = [((piece.node, gpu), 1.0, piece.units / UNIT) for gpu in piece.gpus]
             else:

@@ -5,12 +5,12 @@ from orchestrator.planning.runtime_prior import GUESS_GPU_FLOPS_PER_SECOND
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.gpu_sharing import memory_need, ranks_per_gpu
-from orchestrator.scheduling.runtime_prediction import pace_of
+from orchestrator.scheduling.runtime_prediction import prediction_group
 from orchestrator.scheduling.wait_queue import Waiting
-from orchestrator.simulation.cluster_spec import Cluster
+from orchestrator.simulation.cluster_spec import ClusterSpec
 
 
-def waiting(plan: Plan, cluster: Cluster) -> tuple[list[Waiting], dict[str, str]]:
+def waiting(plan: Plan, cluster: ClusterSpec) -> tuple[list[Waiting], dict[str, str]]:
     """Return what submitting would train, as it would wait for the first time on that cluster, and the architecture by trial id.
 
     What a trial takes of a GPU's memory is the plan's estimate with the margin, for there is no measurement yet; it
@@ -31,13 +31,13 @@ def waiting(plan: Plan, cluster: Cluster) -> tuple[list[Waiting], dict[str, str]
                 predicted_s=trial.remaining * _seconds(trial, needed, cluster.gpu_flops),
                 order=order,
                 sweep=plan.sweep.name,
-                pace=pace_of(trial.spec),
+                prediction_group=prediction_group(trial.spec),
             )
         )
     return trials, architectures
 
 
-def rate_text(plan: Plan, cluster: Cluster) -> str:
+def rate_text(plan: Plan, cluster: ClusterSpec) -> str:
     """Say where the predicted times come from."""
     if cluster.gpu_flops is not None and cluster.gpus:
         return f"at {cluster.gpu_flops:.2g} FLOP/s a GPU, as given; a share of a GPU gets its share"
@@ -79,5 +79,5 @@ def demand(spec: TrialSpec, *, gpus: int) -> Demand:
         gpus=count,
         gpu_memory_bytes=memory_need(peak, ranks=ranks_per_gpu(ranks, count)) if count else 0.0,
         # Ranks may lie apart if each has GPUs of its own, or none has any.
-        pieces=ranks if count % ranks == 0 else 1,
+        gang_size=ranks if count % ranks == 0 else 1,
     )

@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.scheduling import wait_reasons
-from orchestrator.scheduling.cluster_state import Place, Room
+from orchestrator.scheduling.cluster_state import Allocation, ClusterState
 from orchestrator.scheduling.demand import UNIT, Node
 from orchestrator.scheduling.policy import SHORTEST_S, decide
-from orchestrator.scheduling.runtime_prediction import Corrections
-from orchestrator.scheduling.wait_queue import Queue, Waiting
+from orchestrator.scheduling.runtime_prediction import RuntimeCorrections
+from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
 
 
 @dataclass(frozen=True)
-class Ran:
+class SimulatedRun:
     """One trial, from start to end."""
 
     trial: Waiting
-    place: Place
+    allocation: Allocation
     """Rows and columns of `Simulation.nodes` and their GPUs."""
     start_s: float
     end_s: float
@@ -31,7 +31,7 @@ class Ran:
     def gpus(self) -> float:
         """GPUs that it computes with: for a fraction the share it got, for a gang those asked for, not the whole nodes."""
         units = self.trial.demand.units
-        return (self.place[0].units if 0 < units < UNIT else units) / UNIT
+        return (self.allocation[0].units if 0 < units < UNIT else units) / UNIT
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Simulation:
     """What became of every trial."""
 
     nodes: tuple[Node, ...]
-    ran: tuple[Ran, ...]
+    ran: tuple[SimulatedRun, ...]
     """In the order of their starts."""
     impossible: Mapping[str, str]
     """Trials that the cluster cannot hold, and why."""
@@ -107,7 +107,7 @@ def simulate(
         actual_s: How long trials really take, where that differs. Predictions of those that still wait are then
             corrected by what the ended ones took, as the controller does.
     """
-    room = Room(nodes)
+    room = ClusterState(nodes)
     by_id = {trial.trial_id: trial for trial in trials}
     impossible = {
         trial.trial_id: wait_reasons.impossible(trial.demand, room.nodes)
@@ -115,19 +115,19 @@ def simulate(
         if not room.needs(trial.demand).possible
     }
     possible = [trial for trial in trials if trial.trial_id not in impossible]
-    queue = Queue(possible, alike=room.alike)
-    corrections = Corrections()
+    queue = WaitQueue(possible, alike=room.alike)
+    corrections = RuntimeCorrections()
     running: list[tuple[float, int, str]] = []
-    ran: list[Ran] = []
+    ran: list[SimulatedRun] = []
     now = 0.0
     while True:
         for start in decide(room, queue, now).starts:
             trial = by_id[start.trial_id]
             seconds = _seconds(trial, actual_s)
             queue.remove(start.trial_id)
-            room.hold(start.trial_id, start.place, end=start.end, sweep=start.sweep)
+            room.hold(start.trial_id, start.allocation, end=start.end, sweep=start.sweep)
             heapq.heappush(running, (now + seconds, len(ran), start.trial_id))
-            ran.append(Ran(trial, start.place, now, now + seconds))
+            ran.append(SimulatedRun(trial, start.allocation, now, now + seconds))
         if not running:
             break
         now = running[0][0]
@@ -137,9 +137,9 @@ def simulate(
             if actual_s is not None:
                 trial = by_id[trial_id]
                 ratio = _seconds(trial, actual_s) / max(SHORTEST_S, trial.predicted_s)
-                corrections.saw(trial.pace, ratio)
+                corrections.saw(trial.prediction_group, ratio)
         if actual_s is not None:
-            queue.correct({pace: corrections.ratio(pace) for pace in queue.paces()})
+            queue.correct({pace: corrections.ratio(pace) for pace in queue.prediction_groups()})
     return Simulation(nodes=room.nodes, ran=tuple(ran), impossible=impossible)
 
 
@@ -147,7 +147,9 @@ def _seconds(trial: Waiting, actual_s: Mapping[str, float] | None) -> float:
     return (actual_s or {}).get(trial.trial_id, trial.predicted_s)
 
 
-def hours_by(ran: Sequence[Ran], label: Mapping[str, str]) -> dict[str, tuple[int, float, float]]:
+def hours_by(
+    ran: Sequence[SimulatedRun], label: Mapping[str, str]
+) -> dict[str, tuple[int, float, float]]:
     """Return trials, GPU-hours and core-hours per label, in order of first start.
 
     Args:

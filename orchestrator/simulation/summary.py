@@ -11,7 +11,7 @@ from rich.text import Text
 
 from orchestrator.records import units
 from orchestrator.simulation import gantt
-from orchestrator.simulation.cluster_spec import Cluster
+from orchestrator.simulation.cluster_spec import ClusterSpec
 from orchestrator.simulation.simulate import Simulation, hours_by
 
 ROWS, COLUMNS = 16, 72
@@ -24,7 +24,7 @@ COLOURS = (
 
 
 def simulation_text(
-    simulation: Simulation, cluster: Cluster, *, name: str, label: Mapping[str, str], rate: str
+    simulation: Simulation, cluster: ClusterSpec, *, name: str, label: Mapping[str, str], rate: str
 ) -> RenderableType:
     """Return the result of a simulation.
 
@@ -81,7 +81,8 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
                 "gpus": run.gpus,
                 "cpus": run.trial.demand.cpus,
                 "nodes": {
-                    simulation.nodes[piece.node].node_id: list(piece.gpus) for piece in run.place
+                    simulation.nodes[piece.node].node_id: list(piece.gpus)
+                    for piece in run.allocation
                 },
             }
             for run in simulation.ran
@@ -90,7 +91,7 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
     }
 
 
-def _summary(simulation: Simulation, cluster: Cluster, rate: str) -> RenderableType:
+def _summary(simulation: Simulation, cluster: ClusterSpec, rate: str) -> RenderableType:
     waited = simulation.waited_s()
     over = simulation.makespan_s / simulation.bound_s - 1
     what = "GPU" if simulation.gpus else "core"

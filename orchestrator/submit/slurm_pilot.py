@@ -29,7 +29,7 @@ from orchestrator.records.processes import ProcessId, with_environment
 from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialState
-from orchestrator.scheduling.interface import Demand
+from orchestrator.scheduling.demand import Demand
 
 LOG = logging.getLogger(__name__)
 LOOK_S = 0.5

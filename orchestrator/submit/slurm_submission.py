@@ -173,7 +173,7 @@ class SlurmSubmission(Submission):
             return
         needed = autoscaler.nodes_holding(demand, capacity, most=partition.nodes)
         raise SlurmError(
-            f"trial {spec.trial_id}: needs {demand} in {demand.pieces} ranks; nodes have {capacity}; "
+            f"trial {spec.trial_id}: needs {demand} in {demand.gang_size} ranks; nodes have {capacity}; "
             + (
                 f"choose another --partition, or lower resources (partition {partition.name} has {partition.nodes} nodes)"
                 if needed is None

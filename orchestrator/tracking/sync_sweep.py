@@ -76,7 +76,7 @@ class Sender:
         known = self._look_up()
         submissions = {int(s["number"]): s for s in self._sweep.submissions()}
         first = run_schema.first_asked(list(submissions.values()))
-        working_on = retry_requests.ids_worked_on(self._sweep, submissions.values())
+        working_on = retry_requests.controlled_trial_ids(self._sweep, submissions.values())
         looks: dict[str, Look] = {}
         taken = True
         self._colours = self._colours_of(first)
@@ -149,7 +149,7 @@ class Sender:
         tagged = self._store.tagged(known.experiment_id, known.folder_id, run_schema.RETRY)
         before = sync_state.retries_taken(self._sweep, self._store.uri)
         taken = {run.run_id: before[run.run_id] for run in tagged if run.run_id in before}
-        working_on = retry_requests.ids_worked_on(self._sweep, self._sweep.submissions())
+        working_on = retry_requests.controlled_trial_ids(self._sweep, self._sweep.submissions())
         for run in tagged:
             said = self._retry(run, taken, working_on)
             self._tell_of_retry(run.run_id, said)
@@ -168,9 +168,9 @@ class Sender:
         whole_sweep = run.tags.get(run_schema.KIND) == run_schema.SUBMISSION_KIND
         try:
             asked = (
-                retry_requests.Request(after=taken[run.run_id])
+                retry_requests.RetryRequest(after=taken[run.run_id])
                 if run.run_id in taken
-                else retry_requests.request(
+                else retry_requests.plan_retry(
                     self._sweep, self._trials_of(run), worked_on=working_on, whole_sweep=whole_sweep
                 )
             )
@@ -180,7 +180,7 @@ class Sender:
             return f"nothing was retried: {error}"
         taken[run.run_id] = dict(asked.after)
         sync_state.save_retries_taken(self._sweep, self._store.uri, taken)
-        retry_requests.write(
+        retry_requests.write_requests(
             self._sweep,
             asked.after,
             by="tag memscale.retry in MLflow",
@@ -188,7 +188,7 @@ class Sender:
             whole_sweep=whole_sweep,
         )
         self._queued[run.run_id] = taken[run.run_id]
-        return retry_requests.what_became(asked, worked_on=working_on)
+        return retry_requests.describe_result(asked, worked_on=working_on)
 
     def _tell_whom_the_controller_left(self, working_on: frozenset[str]) -> None:
         """Correct what was said to those whose controller ended before it took up the request."""
@@ -197,8 +197,8 @@ class Sender:
             if not left:
                 del self._queued[run_id]
             elif not working_on.issuperset(left):
-                said = retry_requests.what_became(
-                    retry_requests.Request(after=left), worked_on=working_on
+                said = retry_requests.describe_result(
+                    retry_requests.RetryRequest(after=left), worked_on=working_on
                 )
                 self._tell_of_retry(run_id, said)
                 del self._queued[run_id]

@@ -23,7 +23,7 @@ from orchestrator.records.processes import writing_below
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
-from orchestrator.scheduling.fair_share import Standing
+from orchestrator.scheduling.fair_share import SweepUsage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
@@ -95,7 +95,7 @@ def test_a_gang_fills_whole_nodes_ends_as_one_and_leaves_strangers_alone(cluster
             super().start()
             seen["stranger"] = placement_group([{"CPU": 1, "GPU": 1}])
             assert seen["stranger"].wait(60)
-            wait_until(lambda: self.others(Standing()).taken)
+            wait_until(lambda: self.exchange_usage(SweepUsage()).foreign_load)
 
     controller = Controller(
         sweep,
@@ -213,19 +213,19 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
         from orchestrator.launchers.ray_connect import ClusterStore
 
         nodes = launcher.nodes()
-        wants = Standing(wants_cpus=4)
-        alone = launcher.others(wants)
-        assert (alone.taken, alone.grant.closed) == ([], frozenset())
+        wants = SweepUsage(wants_cpus=4)
+        alone = launcher.exchange_usage(wants)
+        assert (alone.foreign_load, alone.grant.closed) == ([], frozenset())
         assert alone.grant.allows(wants, gpus=0)
 
         other = SharedRecord(ClusterStore(), "/shared/runs/other")
-        other.exchange(Standing(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))
-        beside = launcher.others(wants)
+        other.exchange(SweepUsage(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))
+        beside = launcher.exchange_usage(wants)
 
         assert beside.grant.cpus == pytest.approx(1)
-        assert {taken.node_id for taken in beside.taken} == {nodes[0].node_id}
+        assert {taken.node_id for taken in beside.foreign_load} == {nodes[0].node_id}
         other.leave()
-        assert launcher.others(wants).grant.closed == frozenset()
+        assert launcher.exchange_usage(wants).grant.closed == frozenset()
     finally:
         launcher.close()
 

@@ -48,7 +48,7 @@ def test_a_trial_is_a_folder_in_its_sweep_or_an_error(trial_id):
 
 @given(host=NASTY)
 def test_a_node_is_a_file_in_its_folder(host):
-    (name,) = node_exclusion.names([Node(node_id="n", host=host, cpus=1, gpus=())]).values()
+    (name,) = node_exclusion.node_names([Node(node_id="n", host=host, cpus=1, gpus=())]).values()
     file = RUNS / "nodes" / f"{name}.excluded.json"
 
     assert file.resolve().parent == (RUNS / "nodes").resolve()

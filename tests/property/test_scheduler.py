@@ -6,15 +6,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.scheduling.interface import (
-    UNIT,
-    Demand,
-    Node,
-    Running,
-    Snapshot,
-    Waiting,
-    schedule,
-)
+from orchestrator.scheduling.demand import UNIT, Demand, Node
+from orchestrator.scheduling.interface import Running, Snapshot, schedule
+from orchestrator.scheduling.wait_queue import Waiting
 
 GPU_SHARES = st.sampled_from([0.0, 0.0, 0.1, 0.25, 1 / 3, 0.5, 1.0, 2.0, 4.0])
 NODES = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4)), min_size=1, max_size=3).map(

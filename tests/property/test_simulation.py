@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.scheduling.cluster_state import Room
+from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.interface import Running, Snapshot, schedule
 from orchestrator.scheduling.policy import decide
-from orchestrator.scheduling.runtime_prediction import Corrections
-from orchestrator.scheduling.wait_queue import Queue, Waiting
+from orchestrator.scheduling.runtime_prediction import RuntimeCorrections
+from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
 from orchestrator.simulation import cluster_spec
 from orchestrator.simulation.simulate import simulate
 
@@ -63,11 +63,11 @@ def trials(draw, most=24):
                 cpus=max(cpus, math.ceil(gpus)),
                 gpus=gpus,
                 gpu_memory_bytes=memory * GB if gpus else 0,
-                pieces=max(1, int(gpus)) if gang else 1,
+                gang_size=max(1, int(gpus)) if gang else 1,
             ),
             predicted_s=float(seconds),
             order=i,
-            pace=f"a{i % 3}/{cpus}",
+            prediction_group=f"a{i % 3}/{cpus}",
         )
         for i, (gpus, cpus, memory, seconds, gang) in enumerate(rows)
     ]
@@ -91,7 +91,7 @@ def crowds(draw):
     return cluster_spec.parse(f"nodes={nodes},gpus_per_node=4,cpus_per_node=12").nodes, [
         Waiting(
             trial_id=f"t{i}",
-            demand=Demand(cpus=max(cpus, int(gpus)), gpus=gpus, pieces=max(1, int(gpus))),
+            demand=Demand(cpus=max(cpus, int(gpus)), gpus=gpus, gang_size=max(1, int(gpus))),
             predicted_s=float(seconds),
             order=i,
         )
@@ -113,7 +113,7 @@ def assert_never_over_committed(simulation):
         for run in simulation.ran:
             if not run.start_s <= moment < run.end_s:
                 continue
-            for piece in run.place:
+            for piece in run.allocation:
                 cores[piece.node] += piece.cpus
                 for gpu in piece.gpus:
                     share[piece.node, gpu] += piece.units / 10_000
@@ -131,18 +131,18 @@ def assert_gangs_lie_whole(simulation):
     for run in simulation.ran:
         demand = run.trial.demand
         if demand.gpus < 1:
-            assert len(run.place) == 1
-        elif len(run.place) == 1:
-            assert len(run.place[0].gpus) == demand.gpus
+            assert len(run.allocation) == 1
+        elif len(run.allocation) == 1:
+            assert len(run.allocation[0].gpus) == demand.gpus
         else:
-            nodes = [simulation.nodes[piece.node] for piece in run.place]
-            assert len({piece.node for piece in run.place}) == len(nodes)
+            nodes = [simulation.nodes[piece.node] for piece in run.allocation]
+            assert len({piece.node for piece in run.allocation}) == len(nodes)
             assert {len(node.gpus) for node in simulation.nodes} != {0}
             assert all(len(node.gpus) < demand.gpus for node in nodes)
             assert sum(len(node.gpus) for node in nodes) >= demand.gpus
             assert all(
                 piece.cpus == node.cpus and len(piece.gpus) == len(node.gpus)
-                for piece, node in zip(run.place, nodes, strict=True)
+                for piece, node in zip(run.allocation, nodes, strict=True)
             )
 
 
@@ -184,15 +184,15 @@ def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, wait
 def test_backfill_never_delays_whom_room_is_kept_for(crowd):
     """With true predictions: whoever is told a start as next in line has started by then, and it is the largest who is told one."""
     nodes, waiting = crowd
-    room, promised, running, now = Room(nodes), {}, [], 0.0
+    room, promised, running, now = ClusterState(nodes), {}, [], 0.0
     possible = {t.trial_id: t for t in waiting if room.needs(t.demand).possible}
-    queue = Queue(possible.values())
+    queue = WaitQueue(possible.values())
     while True:
         decision = decide(room, queue, now)
         for start in decision.starts:
             assert now <= promised.get(start.trial_id, math.inf) + 1e-6
             queue.remove(start.trial_id)
-            room.hold(start.trial_id, start.place, end=start.end)
+            room.hold(start.trial_id, start.allocation, end=start.end)
             running.append((start.end, start.trial_id))
         line = decision.next_in_line
         largest = max(
@@ -217,11 +217,11 @@ def test_backfill_never_delays_whom_room_is_kept_for(crowd):
 @given(NODES, trials(), FACTORS)
 def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, waiting, factors):
     """One asks with a snapshot made anew each time, the other keeps its room and queue."""
-    waiting = [dataclasses.replace(t, pace="") for t in waiting]
+    waiting = [dataclasses.replace(t, prediction_group="") for t in waiting]
     truth = actual(waiting, factors)
     now, running, ends, starts = 0.0, [], {}, {}
     left = {t.trial_id: t for t in waiting}
-    corrections = Corrections()
+    corrections = RuntimeCorrections()
     while True:
         ratio = corrections.ratio("")
         believed = [
@@ -237,7 +237,7 @@ def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, w
                     node_id=placed.node_id,
                     demand=dataclasses.replace(trial.demand, gpus=share),
                     gpus=placed.gpus,
-                    also=tuple(part.node_id for part in placed.also),
+                    other_nodes=tuple(part.node_id for part in placed.other_nodes),
                     predicted_end=now + max(1.0, trial.predicted_s * ratio),
                 )
             )
@@ -255,8 +255,8 @@ def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, w
     assert starts == {
         run.trial.trial_id: (
             run.start_s,
-            (node := simulation.nodes[run.place[0].node]).node_id,
-            tuple(node.gpus[gpu] for gpu in run.place[0].gpus),
+            (node := simulation.nodes[run.allocation[0].node]).node_id,
+            tuple(node.gpus[gpu] for gpu in run.allocation[0].gpus),
         )
         for run in simulation.ran
     }
@@ -271,10 +271,10 @@ def mix(file):
     return cluster_spec.parse(record["cluster"]).nodes, [
         Waiting(
             trial_id=f"{file.stem}-{i}",
-            demand=Demand(cpus=cpus, gpus=gpus, gpu_memory_bytes=memory, pieces=pieces),
+            demand=Demand(cpus=cpus, gpus=gpus, gpu_memory_bytes=memory, gang_size=pieces),
             predicted_s=seconds,
             order=i,
-            pace=pace,
+            prediction_group=pace,
         )
         for i, (cpus, gpus, memory, pieces, seconds, pace) in enumerate(rows)
     ]
@@ -304,8 +304,8 @@ def test_wrong_predictions_are_corrected_and_cost_little(seed):
     """Each architecture and size is off by a factor of its own, up to four either way, which trials that end reveal."""
     nodes, trials = mix(next(file for file in MIXES if file.stem == "ladder"))
     rng = np.random.default_rng(seed)
-    off = {pace: 4 ** rng.uniform(-1, 1) for pace in sorted({t.pace for t in trials})}
-    truth = {t.trial_id: t.predicted_s * off[t.pace] for t in trials}
+    off = {pace: 4 ** rng.uniform(-1, 1) for pace in sorted({t.prediction_group for t in trials})}
+    truth = {t.trial_id: t.predicted_s * off[t.prediction_group] for t in trials}
 
     simulation = simulate(nodes, trials, actual_s=truth)
 
@@ -327,11 +327,11 @@ def large_mix(n, seed=0):
                 cpus=4 * math.ceil(size),
                 gpus=float(size),
                 gpu_memory_bytes=float(gb * GB),
-                pieces=math.ceil(size),
+                gang_size=math.ceil(size),
             ),
             predicted_s=float(s),
             order=i,
-            pace=f"architecture{i % 15}/{size}",
+            prediction_group=f"architecture{i % 15}/{size}",
         )
         for i, (size, s, gb) in enumerate(zip(sizes, seconds, memory, strict=True))
     ]

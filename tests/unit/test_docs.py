@@ -80,4 +80,4 @@ def test_every_outcome_has_its_row_and_the_numbers_are_those_of_the_code():
         f"{Logging().checkpoint_every_s:.0f} s by default",
     ):
         assert said in page, said
-    assert (retry_policy.STUCK_ATTEMPTS, node_exclusion.KINDS) == (5, 3)
+    assert (retry_policy.STUCK_ATTEMPTS, node_exclusion.MIN_CONFIGURATIONS) == (5, 3)

@@ -64,7 +64,7 @@ def demand_of(asked: Resources, capacity: Demand) -> Demand:
     return Demand(
         cpus=asked.cpus * asked.ranks,
         gpus=float(gpus),
-        pieces=1 if 0 < gpus < 1 else asked.ranks,
+        gang_size=1 if 0 < gpus < 1 else asked.ranks,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.control.failure_classifier import Ended
-from orchestrator.control.launcher_port import Launch, Others
+from orchestrator.control.failure_classifier import AttemptExit
+from orchestrator.control.launcher_port import Launch, SharedUsage
 from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.slurm import autoscaler, commands
 from orchestrator.launchers.slurm.commands import SlurmError
@@ -17,8 +17,8 @@ from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
-from orchestrator.scheduling.fair_share import Standing
-from orchestrator.scheduling.interface import Demand, Node
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.fair_share import SweepUsage
 
 if TYPE_CHECKING:
     from orchestrator.launchers.ray import RayLauncher
@@ -118,10 +118,10 @@ class PilotLauncher:
         self._n_nodes = len(stay)
         return tuple(stay.values())
 
-    def others(self, standing: Standing) -> Others:
+    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
         """Nobody else uses the cluster; it may grow while something waits that more nodes would hold."""
-        return Others(
-            growing=self._n_nodes < self._max_nodes
+        return SharedUsage(
+            may_grow=self._n_nodes < self._max_nodes
             and any(
                 autoscaler.nodes_holding(self._demand(one), self._capacity, most=self._max_nodes)
                 for one in self._waiting
@@ -136,10 +136,10 @@ class PilotLauncher:
     def launch(self, launch: Launch) -> tuple[str, ...]:
         """Have Ray's launcher start the ranks."""
         gpus = self._connected().launch(launch)
-        self._running[launch.key] = tuple(part.node_id for part in launch.parts)
+        self._running[launch.key] = tuple(part.node_id for part in launch.all_nodes)
         return gpus
 
-    def poll(self) -> list[Ended]:
+    def poll(self) -> list[AttemptExit]:
         """Return what ended."""
         ended = self._connected().poll()
         for one in ended:

@@ -83,9 +83,9 @@ def record(source: str, cluster_text: str) -> dict:
                 trial.demand.cpus,
                 trial.demand.gpus,
                 trial.demand.gpu_memory_bytes,
-                trial.demand.pieces,
+                trial.demand.gang_size,
                 float(f"{trial.predicted_s:.4g}"),
-                trial.pace,
+                trial.prediction_group,
             )
             for trial in planned_trials.waiting(plan, cluster)[0]
         )

@@ -2,18 +2,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.control.failure_classifier import EXIT_CODES, Ended, judge
+from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit, classify
 from orchestrator.records.trial_spec import Outcome
 
 FOLDER = Path("/runs/s/trials/t")
 
 
 def ended(codes=None, **more):
-    return Ended(trial_id="t", attempt=1, exit_codes=codes or {}, **more)
+    return AttemptExit(trial_id="t", attempt=1, exit_codes=codes or {}, **more)
 
 
 def verdict(end, asked=None, error=None, has_result=False):
-    return judge(end, asked=asked, error=error, has_result=has_result, folder=FOLDER)
+    return classify(end, asked=asked, error=error, has_result=has_result, folder=FOLDER)
 
 
 def error(kind, message="it broke"):
@@ -49,7 +49,7 @@ def test_own_error_of_a_rank_is_the_cause_of_the_others_network_errors():
 
 
 def test_ranks_that_we_killed_do_not_decide():
-    end = ended({0: EXIT_CODES[Outcome.GPU_OOM], 1: -9}, ended_by_us=frozenset({1}))
+    end = ended({0: EXIT_CODES[Outcome.GPU_OOM], 1: -9}, killed_by_launcher=frozenset({1}))
 
     assert verdict(end, error=error(Outcome.GPU_OOM)).outcome is Outcome.GPU_OOM
 
@@ -68,7 +68,7 @@ def test_segfault_is_named():
 )
 def test_what_the_controller_asked_for_is_the_outcome(asked, sentence):
     graceful = verdict(ended({0: EXIT_CODES[Outcome.INTERRUPTED]}), asked=asked)
-    forced = verdict(ended({0: -9}, ended_by_us=frozenset({0})), asked=asked)
+    forced = verdict(ended({0: -9}, killed_by_launcher=frozenset({0})), asked=asked)
 
     assert (graceful.outcome, graceful.reason) == (asked, f"{sentence}; it checkpointed first")
     assert forced.outcome is asked
@@ -110,9 +110,9 @@ def test_ending_well_without_a_result_is_an_error():
 def test_hang_tells_how_long_and_where_the_ranks_stood():
     end = ended(
         {0: -9, 1: -9, 2: -9},
-        ended_by_us=frozenset({0, 1, 2}),
+        killed_by_launcher=frozenset({0, 1, 2}),
         hang="no progress for 301 s",
-        stood={
+        last_positions={
             0: "after step 3: all_reduce",
             1: "after step 2: read",
             2: "after step 3: all_reduce",
@@ -129,7 +129,7 @@ def test_hang_tells_how_long_and_where_the_ranks_stood():
 
 
 def test_what_the_controller_had_asked_for_comes_before_a_hang():
-    end = ended({0: -9}, ended_by_us=frozenset({0}), hang="no progress for 301 s")
+    end = ended({0: -9}, killed_by_launcher=frozenset({0}), hang="no progress for 301 s")
 
     assert verdict(end, asked=Outcome.CANCELLED).outcome is Outcome.CANCELLED
 

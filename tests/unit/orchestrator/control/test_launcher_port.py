@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.control.launcher_port import Launch
-from orchestrator.scheduling.interface import Part
+from orchestrator.scheduling.demand import NodeGpus
 
 LAUNCH = Launch(
     trial_id="t",
@@ -22,18 +22,18 @@ LAUNCH = Launch(
 
 
 def test_on_one_node_all_ranks_are_there():
-    assert list(LAUNCH.ranks_here) == [0, 1, 2, 3, 4]
-    assert LAUNCH.gpus_here == 5.0
+    assert list(LAUNCH.local_ranks) == [0, 1, 2, 3, 4]
+    assert LAUNCH.local_gpus == 5.0
     assert [request.address for request in LAUNCH.rank_requests(["a"] * 5)] == [None] * 5
 
 
 def test_the_parts_of_a_gang_go_to_their_nodes_in_order():
-    gang = replace(LAUNCH, also=(Part(node_id="n1", gpus=("0", "1", "2")),))
-    first, second = gang.on(0, address="10.0.0.1"), gang.on(1, address="10.0.0.2")
+    gang = replace(LAUNCH, other_nodes=(NodeGpus(node_id="n1", gpus=("0", "1", "2")),))
+    first, second = gang.on_node(0, address="10.0.0.1"), gang.on_node(1, address="10.0.0.2")
 
-    assert [part.node_id for part in gang.parts] == ["n0", "n1"]
-    assert (list(first.ranks_here), list(second.ranks_here)) == ([0, 1], [2, 3, 4])
-    assert (first.gpus_here, second.gpus_here) == (2.0, 3.0)
+    assert [part.node_id for part in gang.all_nodes] == ["n0", "n1"]
+    assert (list(first.local_ranks), list(second.local_ranks)) == ([0, 1], [2, 3, 4])
+    assert (first.local_gpus, second.local_gpus) == (2.0, 3.0)
     requests = [*first.rank_requests(["0", "1"]), *second.rank_requests(["0", "1", "2"])]
     assert [request.rank for request in requests] == [0, 1, 2, 3, 4]
     assert [request.gpus for request in requests] == [("0",), ("1",), ("0",), ("1",), ("2",)]
@@ -43,8 +43,10 @@ def test_the_parts_of_a_gang_go_to_their_nodes_in_order():
 
 @given(ranks=st.integers(1, 64), nodes=st.integers(1, 8))
 def test_every_rank_is_on_one_node_and_nodes_differ_by_one_at_most(ranks, nodes):
-    gang = replace(LAUNCH, ranks=ranks, also=tuple(Part(node_id=f"n{i}") for i in range(1, nodes)))
-    shares = [list(gang.on(part).ranks_here) for part in range(nodes)]
+    gang = replace(
+        LAUNCH, ranks=ranks, other_nodes=tuple(NodeGpus(node_id=f"n{i}") for i in range(1, nodes))
+    )
+    shares = [list(gang.on_node(part).local_ranks) for part in range(nodes)]
 
     assert [rank for share in shares for rank in share] == list(range(ranks))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1

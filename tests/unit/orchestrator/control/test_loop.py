@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.control import loop as controller_module
 from orchestrator.control import node_exclusion
-from orchestrator.control.failure_classifier import EXIT_CODES, Ended
-from orchestrator.control.launcher_port import NotPlaced, Others
+from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
+from orchestrator.control.launcher_port import NotPlaced, SharedUsage
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import NO_CONTROLLER, status_from_disk
 from orchestrator.node.reporter import RankReporter
@@ -30,8 +30,9 @@ from orchestrator.records.trial_spec import (
     TrialSpec,
     TrialState,
 )
+from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.fair_share import Grant
-from orchestrator.scheduling.interface import Demand, Node, Running
+from orchestrator.scheduling.interface import Running
 
 DONE = {0: 0}
 
@@ -72,7 +73,9 @@ class PretendLauncher:
         self.stops.append((trial_id, attempt, hard))
         if hard or not self.deaf:
             code = -9 if hard else EXIT_CODES[Outcome.INTERRUPTED]
-            self.end(trial_id, {0: code}, ended_by_us=frozenset({0}) if hard else frozenset())
+            self.end(
+                trial_id, {0: code}, killed_by_launcher=frozenset({0}) if hard else frozenset()
+            )
 
     def end_orphans(self, processes):
         self.orphans += processes
@@ -95,7 +98,7 @@ class PretendLauncher:
         if error is not None:
             write_error(request, error, ValueError("it broke"), step=1)
         self.ended.append(
-            Ended(trial_id=trial_id, attempt=launch.attempt, exit_codes=codes, **more)
+            AttemptExit(trial_id=trial_id, attempt=launch.attempt, exit_codes=codes, **more)
         )
 
 
@@ -397,26 +400,26 @@ class SharedPretendLauncher(PretendLauncher):
     def __init__(self, *, n_nodes=1, **more):
         super().__init__(**more)
         self.all = [replace(self.node, node_id=f"n{i}", host=f"host-{i}") for i in range(n_nodes)]
-        self.left, self.standings = Others(), []
+        self.left, self.standings = SharedUsage(), []
 
     def nodes(self):
         return tuple(self.all)
 
-    def others(self, standing):
+    def exchange_usage(self, standing):
         self.standings.append(standing)
         return self.left
 
 
 def test_a_sweep_starts_no_more_than_its_share_and_tells_how_it_stands(world):
     world.launcher = SharedPretendLauncher(cpus=4)
-    world.launcher.left = Others(grant=Grant(cpus=2.0, why="its share is 2 cores"))
+    world.launcher.left = SharedUsage(grant=Grant(cpus=2.0, why="its share is 2 cores"))
     ids = [world.trial(seed) for seed in range(3)]
 
     def script():
         while not any(status.trials[2].wait for status in world.updates[1:]):
             yield
         assert len(world.launcher.running) == 2
-        world.launcher.left = Others()
+        world.launcher.left = SharedUsage()
         while len(world.launcher.running) < 3:
             yield
         for trial_id in ids:
@@ -436,14 +439,16 @@ def test_a_sweep_starts_no_more_than_its_share_and_tells_how_it_stands(world):
 def test_what_others_hold_is_not_free(world):
     world.launcher = SharedPretendLauncher(cpus=2)
     stranger = Running(trial_id="others", node_id="n0", demand=Demand(cpus=2))
-    world.launcher.left = Others(taken=[stranger], grant=Grant(why="shares the cluster"))
+    world.launcher.left = SharedUsage(
+        foreign_load=[stranger], grant=Grant(why="shares the cluster")
+    )
     trial = world.trial(0)
 
     def script():
         for _ in range(5):
             yield
         assert world.launcher.launches == []
-        world.launcher.left = Others()
+        world.launcher.left = SharedUsage()
         yield from finish(world, trial)
 
     world.run(trial, script=script())
@@ -466,17 +471,17 @@ def test_a_trial_of_more_ranks_than_a_node_holds_gets_whole_nodes(world):
     assert status.complete
     first, second = world.launcher.launches
     assert (first.trial_id, first.gpus) == (gang, 4.0)
-    assert [part.node_id for part in first.parts] == ["n0", "n1"]
+    assert [part.node_id for part in first.all_nodes] == ["n0", "n1"]
     assert world.sweep.trial(gang).attempt(1).launch()["node"] == "host-0, host-1"
     # Its nodes are its own: the other trial had to wait for its end.
-    assert (second.trial_id, second.also) == (single, ())
+    assert (second.trial_id, second.other_nodes) == (single, ())
     waits = {t.wait for s in world.updates for t in s.trials if t.trial_id == single}
     assert any("needs 1 core" in wait for wait in waits)
 
 
 def test_a_cluster_that_grows_is_waited_for(world):
     world.launcher = SharedPretendLauncher(cpus=2)
-    world.launcher.left = Others(growing=True)
+    world.launcher.left = SharedUsage(may_grow=True)
     large = world.trial(0, resources=Resources(gpus=0, cpus=4))
 
     def script():
@@ -847,7 +852,7 @@ def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_wh
 
     def script():
         failed = 0
-        while failed < node_exclusion.KINDS:
+        while failed < node_exclusion.MIN_CONFIGURATIONS:
             for trial, launch in list(world.launcher.running.items()):
                 if launch.node_id == "n" and launch.attempt == 1:
                     failed += 1
@@ -879,7 +884,7 @@ def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_wh
     assert seen["told"] == seen["disk"].excluded
     (sentence,) = seen["told"]
     assert sentence.startswith("node host-n is left out: 3 trials of different kinds failed there")
-    assert sentence.count("(killed)") == node_exclusion.KINDS
+    assert sentence.count("(killed)") == node_exclusion.MIN_CONFIGURATIONS
     assert seen["on"] == {"g"}
     assert status.excluded == ()
 
@@ -1025,7 +1030,7 @@ def test_who_asks_twice_does_not_wait_for_the_storage(world, monkeypatch):
             yield
 
     world.launcher.end = lambda trial_id, codes, **more: world.launcher.ended.append(
-        Ended(trial_id=trial_id, attempt=1, exit_codes=codes)
+        AttemptExit(trial_id=trial_id, attempt=1, exit_codes=codes)
     )
     status = world.run(trial, script=script())
 
@@ -1078,9 +1083,9 @@ def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
 
 
 def test_node_whose_mount_fails_is_left_out_when_the_storage_works_elsewhere(world):
-    blame = node_exclusion.Blame()
+    blame = node_exclusion.FailureTracker()
     told = [
-        blame.took("n", kind=kind, trial_id=kind, outcome=Outcome.STORAGE)
+        blame.record("n", kind=kind, trial_id=kind, outcome=Outcome.STORAGE)
         for kind in ("a", "b", "c")
     ]
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from orchestrator.cli.render import progress
 from orchestrator.control import node_exclusion
-from orchestrator.control.node_exclusion import BLAMED, Blame
+from orchestrator.control.node_exclusion import NODE_OUTCOMES, FailureTracker
 from orchestrator.control.status import status_from_disk
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
@@ -17,11 +17,11 @@ def node(node_id, host):
 
 
 def took(blame, where, kind, outcome=Outcome.HANG):
-    return blame.took(where, kind=kind, trial_id=f"trial-{kind}", outcome=outcome)
+    return blame.record(where, kind=kind, trial_id=f"trial-{kind}", outcome=outcome)
 
 
 def test_three_kinds_that_fail_in_one_place_have_only_the_place_in_common():
-    blame = Blame()
+    blame = FailureTracker()
 
     assert took(blame, "bad", "a") is None
     assert took(blame, "bad", "b", Outcome.KILLED) is None
@@ -32,13 +32,13 @@ def test_three_kinds_that_fail_in_one_place_have_only_the_place_in_common():
 
 
 def test_one_kind_that_fails_again_and_again_counts_once():
-    blame = Blame()
+    blame = FailureTracker()
 
     assert [took(blame, "n", "a") for _ in range(9)] == [None] * 9
 
 
 def test_a_trial_that_is_done_there_clears_the_node():
-    blame = Blame()
+    blame = FailureTracker()
     took(blame, "n", "a")
     took(blame, "n", "b")
     took(blame, "n", "c", Outcome.DONE)
@@ -47,7 +47,7 @@ def test_a_trial_that_is_done_there_clears_the_node():
 
 
 def test_a_kind_that_fails_elsewhere_too_says_nothing_about_the_node():
-    blame = Blame()
+    blame = FailureTracker()
     for kind in "abc":
         took(blame, "other", kind)
 
@@ -55,9 +55,9 @@ def test_a_kind_that_fails_elsewhere_too_says_nothing_about_the_node():
     assert took(blame, "n", "f") is not None
 
 
-@pytest.mark.parametrize("outcome", sorted(set(Outcome) - BLAMED))
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - NODE_OUTCOMES))
 def test_what_a_node_cannot_be_blamed_for(outcome):
-    blame = Blame()
+    blame = FailureTracker()
 
     assert [took(blame, "n", kind, outcome) for kind in "abcdef"] == [None] * 6
 
@@ -77,7 +77,7 @@ def test_deleting_the_file_that_the_sentence_names_has_the_node_back(tmp_path):
 def test_nodes_of_one_host_are_told_apart_and_no_host_names_its_way_out():
     nodes = [node("aaaaaaaaaa", "h"), node("bbbbbbbbbb", "h"), node("c", "../../etc/x")]
 
-    assert node_exclusion.names(nodes) == {
+    assert node_exclusion.node_names(nodes) == {
         "aaaaaaaaaa": "h-aaaaaaaa",
         "bbbbbbbbbb": "h-bbbbbbbb",
         "c": "_.._etc_x",
@@ -87,8 +87,8 @@ def test_nodes_of_one_host_are_told_apart_and_no_host_names_its_way_out():
 def test_the_last_node_is_never_left_out():
     nodes = [node("a", "a"), node("b", "b")]
 
-    assert node_exclusion.usable(nodes, ["a"]) == [nodes[1]]
-    assert node_exclusion.usable(nodes, ["a", "b"]) == nodes
+    assert node_exclusion.usable_nodes(nodes, ["a"]) == [nodes[1]]
+    assert node_exclusion.usable_nodes(nodes, ["a", "b"]) == nodes
 
 
 def test_status_and_live_table_name_the_node_and_the_way_back(tmp_path):

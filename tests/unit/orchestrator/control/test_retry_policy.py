@@ -2,18 +2,24 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.control.retry_policy import STUCK_ATTEMPTS, Action, Past, decide, resources_for
+from orchestrator.control.retry_policy import (
+    STUCK_ATTEMPTS,
+    Action,
+    PastAttempt,
+    decide_retry,
+    resources_for,
+)
 from orchestrator.records.trial_spec import Outcome, Resources, Retries
-from orchestrator.scheduling.gpu_sharing import promotions
+from orchestrator.scheduling.gpu_sharing import max_enlargements
 
 
 def past(*outcomes, submission=1, progressed=True):
-    return [Past(outcome=o, progressed=progressed, submission=submission) for o in outcomes]
+    return [PastAttempt(outcome=o, progressed=progressed, submission=submission) for o in outcomes]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.USER_ERROR, Outcome.DIVERGED])
 def test_what_would_end_the_same_way_is_never_retried(outcome):
-    decision = decide(past(outcome), Retries(failure=9, preemption=9))
+    decision = decide_retry(past(outcome), Retries(failure=9, preemption=9))
 
     assert decision.action is Action.STOP
     assert decision.reason == f"{outcome.value} would end the same way again"
@@ -26,7 +32,10 @@ def test_what_would_end_the_same_way_is_never_retried(outcome):
 def test_failures_use_up_the_failure_budget(outcome):
     retries = Retries(failure=1, preemption=0)
 
-    first, second = decide(past(outcome), retries), decide(past(outcome, outcome), retries)
+    first, second = (
+        decide_retry(past(outcome), retries),
+        decide_retry(past(outcome, outcome), retries),
+    )
 
     assert (first.action, first.reason) == (Action.RETRY, f"retry 1 of 1 after {outcome.value}")
     assert (second.action, second.reason) == (
@@ -42,41 +51,47 @@ def test_failures_use_up_the_failure_budget(outcome):
 def test_what_comes_from_outside_uses_up_the_preemption_budget(outcome):
     retries = Retries(failure=0, preemption=2)
 
-    assert decide(past(*[outcome] * 2), retries).action is Action.RETRY
-    assert decide(past(*[outcome] * 3), retries).action is Action.STOP
+    assert decide_retry(past(*[outcome] * 2), retries).action is Action.RETRY
+    assert decide_retry(past(*[outcome] * 3), retries).action is Action.STOP
 
 
 def test_the_two_budgets_are_apart():
     retries = Retries(failure=1, preemption=1)
 
-    assert decide(past(Outcome.KILLED, Outcome.GPU_OOM), retries).action is Action.RETRY
+    assert decide_retry(past(Outcome.KILLED, Outcome.GPU_OOM), retries).action is Action.RETRY
 
 
 def test_attempts_of_earlier_submissions_do_not_count():
     retries = Retries(failure=1, preemption=0)
     earlier = past(Outcome.GPU_OOM, Outcome.GPU_OOM, submission=1)
 
-    assert decide([*earlier, *past(Outcome.GPU_OOM, submission=2)], retries).action is Action.RETRY
+    assert (
+        decide_retry([*earlier, *past(Outcome.GPU_OOM, submission=2)], retries).action
+        is Action.RETRY
+    )
 
 
 def test_interrupted_waits_for_the_next_submission_and_costs_nothing():
-    assert decide(past(Outcome.INTERRUPTED), Retries(failure=0, preemption=0)).action is Action.WAIT
     assert (
-        decide(past(*[Outcome.INTERRUPTED] * 9, Outcome.KILLED), Retries(preemption=1)).action
+        decide_retry(past(Outcome.INTERRUPTED), Retries(failure=0, preemption=0)).action
+        is Action.WAIT
+    )
+    assert (
+        decide_retry(past(*[Outcome.INTERRUPTED] * 9, Outcome.KILLED), Retries(preemption=1)).action
         is Action.RETRY
     )
 
 
 def test_cancelled_and_done_are_final():
-    assert decide(past(Outcome.CANCELLED), Retries()).action is Action.STOP
-    assert decide(past(Outcome.DONE), Retries()).action is Action.STOP
+    assert decide_retry(past(Outcome.CANCELLED), Retries()).action is Action.STOP
+    assert decide_retry(past(Outcome.DONE), Retries()).action is Action.STOP
 
 
 def test_killed_again_and_again_without_one_new_step_is_no_accident():
     in_vain = past(*[Outcome.KILLED] * STUCK_ATTEMPTS, progressed=False)
 
-    assert decide(in_vain[:-1], Retries()).action is Action.RETRY
-    stopped = decide(in_vain, Retries())
+    assert decide_retry(in_vain[:-1], Retries()).action is Action.RETRY
+    stopped = decide_retry(in_vain, Retries())
     assert stopped.action is Action.STOP
     assert "5 times in a row" in stopped.reason
 
@@ -84,12 +99,14 @@ def test_killed_again_and_again_without_one_new_step_is_no_accident():
 def test_progress_in_between_starts_the_count_anew():
     in_vain = past(*[Outcome.KILLED] * (STUCK_ATTEMPTS - 1), progressed=False)
 
-    assert decide([*in_vain, *past(Outcome.KILLED), *in_vain], Retries()).action is Action.RETRY
+    assert (
+        decide_retry([*in_vain, *past(Outcome.KILLED), *in_vain], Retries()).action is Action.RETRY
+    )
 
 
 def test_first_retry_comes_at_once_and_later_ones_in_vain_ever_later():
     delays = [
-        decide(past(*[Outcome.KILLED] * n, progressed=False), Retries()).delay_s
+        decide_retry(past(*[Outcome.KILLED] * n, progressed=False), Retries()).delay_s
         for n in range(1, STUCK_ATTEMPTS)
     ]
 
@@ -116,13 +133,13 @@ def test_getting_more_of_the_gpu_costs_no_retry_and_what_follows_does():
     retries = Retries(failure=1)
 
     def action(*outcomes):
-        return decide(past(*outcomes), retries, free_ooms=promotions(0.25)).action
+        return decide_retry(past(*outcomes), retries, free_ooms=max_enlargements(0.25)).action
 
     assert action(oom) is action(oom, oom) is action(oom, oom, oom) is Action.RETRY
     assert action(oom, oom, oom, oom) is Action.STOP
     assert action(oom, hang, oom) is Action.RETRY
     assert action(hang, oom, hang) is Action.STOP
-    assert decide(past(oom, oom), retries).action is Action.STOP
+    assert decide_retry(past(oom, oom), retries).action is Action.STOP
 
 
 def test_micro_batch_stays_whole_sequences_and_at_least_one():
@@ -146,9 +163,9 @@ def test_other_endings_leave_the_resources_alone():
 def test_attempts_before_somebody_asked_for_a_retry_do_not_count(outcome):
     retries = Retries(failure=1, preemption=1)
     used_up = past(outcome, outcome)
-    assert decide(used_up, retries).action is Action.STOP
+    assert decide_retry(used_up, retries).action is Action.STOP
 
     before = [replace(one, counts=False) for one in used_up]
 
-    assert decide([*before, *past(outcome)], retries).action is Action.RETRY
-    assert decide([*before, *used_up], retries).action is Action.STOP
+    assert decide_retry([*before, *past(outcome)], retries).action is Action.RETRY
+    assert decide_retry([*before, *used_up], retries).action is Action.STOP

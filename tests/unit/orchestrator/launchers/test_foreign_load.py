@@ -1,7 +1,9 @@
 """What others hold on a shared cluster, as trials with made-up names that the scheduler steers round."""
 
 from orchestrator.launchers.foreign_load import LEAST_S, Use, taken_by_others
-from orchestrator.scheduling.interface import Demand, Node, Running, Snapshot, Waiting, schedule
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.interface import Running, Snapshot, schedule
+from orchestrator.scheduling.wait_queue import Waiting
 
 NODE = Node(node_id="n", host="h", cpus=8, gpus=("4", "5", "6", "7"))
 

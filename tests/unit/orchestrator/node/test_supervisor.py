@@ -160,7 +160,7 @@ def test_rank_that_does_not_heed_a_stop_is_killed_after_a_while(node):
     node.skipped_s = STOP_TIMEOUT_S
     (ended,) = node.wait_for_end()
 
-    assert (ended.exit_codes, ended.ended_by_us) == ({0: -signal.SIGKILL}, {0})
+    assert (ended.exit_codes, ended.killed_by_launcher) == ({0: -signal.SIGKILL}, {0})
 
 
 def test_ranks_of_a_part_end_with_those_of_another_node(node):
@@ -173,7 +173,7 @@ def test_ranks_of_a_part_end_with_those_of_another_node(node):
 
     (ended,) = node.wait_for_end()
     assert ended.exit_codes == {0: -signal.SIGKILL}
-    assert ended.ended_by_us == {0}
+    assert ended.killed_by_launcher == {0}
     node.supervisor.end_with(launch.key, failed=True)  # too late, and harmless
 
 
@@ -184,7 +184,7 @@ def test_hard_stop_kills_at_once(node):
 
     (ended,) = node.wait_for_end()
 
-    assert (ended.exit_codes, ended.ended_by_us) == ({0: -signal.SIGKILL}, {0})
+    assert (ended.exit_codes, ended.killed_by_launcher) == ({0: -signal.SIGKILL}, {0})
 
 
 def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
@@ -199,7 +199,7 @@ def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
     (ended,) = node.wait_for_end()
 
     assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-    assert ended.ended_by_us == {0}
+    assert ended.killed_by_launcher == {0}
 
 
 def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
@@ -211,7 +211,7 @@ def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_on
     (ended,) = node.wait_for_end()
 
     assert ended.exit_codes == {0: -signal.SIGKILL}
-    assert ended.ended_by_us == frozenset()
+    assert ended.killed_by_launcher == frozenset()
     assert not rank.alive()
     again = node.launch(seed=1)
     (ended,) = node.wait_for_end()
@@ -229,11 +229,11 @@ def test_ranks_that_make_no_progress_are_ended_and_say_where_they_stood(node):
     (ended,) = node.wait_for_end()
 
     assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
-    assert ended.ended_by_us == {0, 1}
+    assert ended.killed_by_launcher == {0, 1}
     assert "(limit 30 s: resources.hang_after_s)" in ended.hang
     for rank in range(2):
-        assert ended.stood[rank].startswith("after step 3 of 10 (train): ")
-        assert "_wait_at_gate" in ended.stood[rank]
+        assert ended.last_positions[rank].startswith("after step 3 of 10 (train): ")
+        assert "_wait_at_gate" in ended.last_positions[rank]
     log = launch.folder.log.read_text()
     assert log.index("── no progress for") < log.index("── rank 0 (pid") < log.index("── rank 1 (p")
     assert log.count("in _wait_at_gate") == 2

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from orchestrator.control.failure_classifier import Ended
+from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
@@ -12,7 +12,7 @@ from orchestrator.records import status_cache
 from orchestrator.records.status_cache import FILE, KnownStatuses
 from orchestrator.records.trial_dir import SweepDir, remove_temporary, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
-from orchestrator.scheduling.interface import Node
+from orchestrator.scheduling.demand import Node
 
 
 class AtOnce:
@@ -48,7 +48,9 @@ class AtOnce:
                 "metrics": {"train/loss": 2.5},
             }
             write_json(request.trial.path / "result.json", result)
-        return Ended(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 82 * odd})
+        return AttemptExit(
+            trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 82 * odd}
+        )
 
     def end_orphans(self, processes):
         return []

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduling.fair_share import Grant, Standing, fair_shares, grant
-from orchestrator.scheduling.interface import Demand, Node, Running, Snapshot, Waiting, schedule
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.fair_share import Grant, SweepUsage, fair_shares, grant
+from orchestrator.scheduling.interface import Running, Snapshot, schedule
+from orchestrator.scheduling.wait_queue import Waiting
 
 
 def wanting(sweep, gpus, cpus, **fields):
-    return Standing(sweep=sweep, wants_gpus=gpus, wants_cpus=cpus, **fields)
+    return SweepUsage(sweep=sweep, wants_gpus=gpus, wants_cpus=cpus, **fields)
 
 
 def test_the_example_of_the_paper():
@@ -61,7 +63,7 @@ def test_higher_priorities_take_what_they_want_first():
 
 standings = st.lists(
     st.builds(
-        Standing,
+        SweepUsage,
         priority=st.integers(0, 2),
         weight=st.sampled_from([0.5, 1.0, 2.0]),
         wants_gpus=st.sampled_from([0.0, 0.25, 1.0, 8.0, 100.0]),
@@ -104,7 +106,7 @@ def test_of_one_priority_nobody_unsatisfied_has_a_smaller_weighted_share_than_a_
 
 
 def test_alone_everything_is_allowed():
-    assert grant(Standing(sweep="a", wants_cpus=9), [], gpus=0, cpus=4) == Grant(
+    assert grant(SweepUsage(sweep="a", wants_cpus=9), [], gpus=0, cpus=4) == Grant(
         gpus=math.inf, cpus=math.inf
     )
 

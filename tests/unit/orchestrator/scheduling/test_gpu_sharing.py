@@ -7,11 +7,11 @@ from orchestrator.scheduling.gpu_sharing import (
     CONTEXT_BYTES,
     MARGIN,
     STEP_BYTES,
-    Probes,
-    cap,
+    MemoryObservations,
+    enlarged_share,
+    max_enlargements,
+    memory_fraction_per_rank,
     memory_need,
-    promoted,
-    promotions,
     ranks_per_gpu,
 )
 
@@ -54,15 +54,15 @@ def test_share_is_what_is_asked_unless_memory_needs_more():
 
 
 def test_out_of_memory_doubles_a_share_then_takes_the_whole_gpu():
-    assert [promoted(0.25, times=n) for n in range(4)] == [0.25, 0.5, 1.0, 1.0]
-    assert promoted(0.6, times=1) == 1.0
+    assert [enlarged_share(0.25, times=n) for n in range(4)] == [0.25, 0.5, 1.0, 1.0]
+    assert enlarged_share(0.6, times=1) == 1.0
 
 
 def test_as_many_promotions_are_counted_as_change_something():
     for gpus in (0.1, 0.25, 0.5, 0.7):
-        sizes = [promoted(gpus, times=n) for n in range(5)]
-        assert len(set(sizes)) == 1 + promotions(gpus)
-    assert promotions("auto") == promotions(0) == promotions(1.0) == 0
+        sizes = [enlarged_share(gpus, times=n) for n in range(5)]
+        assert len(set(sizes)) == 1 + max_enlargements(gpus)
+    assert max_enlargements("auto") == max_enlargements(0) == max_enlargements(1.0) == 0
 
 
 def test_ranks_on_a_gpu_are_counted_at_the_fullest():
@@ -77,17 +77,17 @@ def test_ranks_on_a_gpu_are_counted_at_the_fullest():
 
 @pytest.mark.parametrize("gpus", [0.0, 1.0, 8.0])
 def test_whole_gpus_stay_what_they_are(gpus):
-    assert promoted(gpus, times=3) == gpus
+    assert enlarged_share(gpus, times=3) == gpus
 
 
 def test_processes_are_capped_at_their_part_of_the_share():
-    assert cap(0.5, 1) == 0.5
-    assert cap(0.5, 2) == 0.25
-    assert cap(8.0, 1) == 1.0
+    assert memory_fraction_per_rank(0.5, 1) == 0.5
+    assert memory_fraction_per_rank(0.5, 2) == 0.25
+    assert memory_fraction_per_rank(8.0, 1) == 1.0
 
 
 def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts():
-    probes = Probes()
+    probes = MemoryObservations()
     assert probes.need("a") == 0
 
     probes.saw("a", 10 * GB)
@@ -100,7 +100,7 @@ def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts
 
 
 def test_others_of_a_configuration_learn_from_one_that_ran_out():
-    probes = Probes()
+    probes = MemoryObservations()
     probes.ran_out("a", times=2)
     probes.ran_out("a", times=1)
 

@@ -1,12 +1,6 @@
-from orchestrator.scheduling.interface import (
-    Demand,
-    Node,
-    Running,
-    Schedule,
-    Snapshot,
-    Waiting,
-    schedule,
-)
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.interface import Running, Schedule, Snapshot, schedule
+from orchestrator.scheduling.wait_queue import Waiting
 
 NODE = Node(node_id="a", host="a", cpus=4)
 GPU_NODE = Node(node_id="g", host="g", cpus=16, gpus=("0", "1"))
@@ -153,7 +147,7 @@ def test_impossible_demand_is_named_and_holds_nobody_up():
 
 
 def test_trial_whose_time_has_not_come_says_when_and_why():
-    decided = decide(waiting("again", not_before=8.0, why_not_before="retry after killed"), now=2.0)
+    decided = decide(waiting("again", not_before=8.0, delay_reason="retry after killed"), now=2.0)
 
     assert started(decided) == []
     assert decided.waits["again"] == "starts again in 6 s: retry after killed"

@@ -1,6 +1,8 @@
 """Places and waits that are worked out by hand; what always holds is in tests/property/test_simulation.py."""
 
-from orchestrator.scheduling.interface import Demand, Node, Running, Snapshot, Waiting, schedule
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.interface import Running, Snapshot, schedule
+from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation.simulate import simulate
 
 GB = 10**9
@@ -17,7 +19,7 @@ def node(name, gpus=8, cpus=64, memory=None):
 
 
 def trial(name, gpus, seconds=100.0, *, memory=0.0, **more):
-    demand = Demand(cpus=1, gpus=gpus, gpu_memory_bytes=memory, pieces=max(1, int(gpus)))
+    demand = Demand(cpus=1, gpus=gpus, gpu_memory_bytes=memory, gang_size=max(1, int(gpus)))
     return Waiting(trial_id=name, demand=demand, predicted_s=seconds, **more)
 
 
@@ -31,7 +33,7 @@ def test_gang_lies_on_one_node_when_one_holds_it_even_if_two_are_emptier():
     )
 
     (only,) = decided.placements
-    assert (only.node_id, len(only.gpus), only.also) == ("c", 8, ())
+    assert (only.node_id, len(only.gpus), only.other_nodes) == ("c", 8, ())
 
 
 def test_gang_larger_than_a_node_takes_whole_nodes_and_nobody_else_gets_in():
@@ -39,7 +41,7 @@ def test_gang_larger_than_a_node_takes_whole_nodes_and_nobody_else_gets_in():
     decided = schedule(Snapshot(nodes=nodes, waiting=[trial("t", 12), trial("s", 0.1, 50.0)]), 0)
 
     gang, small = decided.placements
-    assert (gang.node_id, [part.node_id for part in gang.also]) == ("a", ["b"])
+    assert (gang.node_id, [part.node_id for part in gang.other_nodes]) == ("a", ["b"])
     assert len(gang.gpus) == 8
     assert small.node_id == "c"
 
@@ -68,7 +70,11 @@ def test_gang_of_one_process_is_not_torn_apart():
 
 def test_running_gang_holds_its_nodes_whole():
     gang = Running(
-        trial_id="r", node_id="a", also=("b",), demand=Demand(cpus=12, gpus=12.0), predicted_end=9.0
+        trial_id="r",
+        node_id="a",
+        other_nodes=("b",),
+        demand=Demand(cpus=12, gpus=12.0),
+        predicted_end=9.0,
     )
     decided = schedule(
         Snapshot(nodes=[node("a"), node("b")], running=[gang], waiting=[trial("t", 0.1)]), 0

@@ -3,16 +3,20 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.records.trial_spec import TrialSpec
-from orchestrator.scheduling.interface import Demand, Node
-from orchestrator.scheduling.runtime_prediction import Corrections, Pace, time_left_s
+from orchestrator.scheduling.demand import Demand, Node
+from orchestrator.scheduling.runtime_prediction import (
+    RuntimeCorrections,
+    RuntimePredictor,
+    time_left_s,
+)
 
 
 def test_nothing_seen_corrects_nothing():
-    assert Corrections().ratio("dense/2^20") == 1.0
+    assert RuntimeCorrections().ratio("dense/2^20") == 1.0
 
 
 def test_own_architecture_and_size_come_before_architecture_before_all():
-    corrections = Corrections()
+    corrections = RuntimeCorrections()
     corrections.saw("dense/2^20", 2.0)
     corrections.saw("dense/2^24", 4.0)
     corrections.saw("moe/2^20", 8.0)
@@ -24,7 +28,7 @@ def test_own_architecture_and_size_come_before_architecture_before_all():
 
 
 def test_one_odd_trial_does_not_move_the_median():
-    corrections = Corrections()
+    corrections = RuntimeCorrections()
     for ratio in (1.1, 1.2, 90.0):
         corrections.saw("dense/2^20", ratio)
 
@@ -32,7 +36,7 @@ def test_one_odd_trial_does_not_move_the_median():
 
 
 def test_later_measurements_count_at_once():
-    corrections = Corrections()
+    corrections = RuntimeCorrections()
     corrections.saw("dense", 2.0)
     assert corrections.ratio("dense/2^20") == 2.0
     corrections.saw("dense/2^20", 5.0)
@@ -51,7 +55,7 @@ NODES = (Node(node_id="a", host="a", cpus=2), Node(node_id="b", host="b", cpus=2
 
 
 def test_prediction_shrinks_with_what_is_done():
-    pace = Pace({SPEC.trial_id: 80.0})
+    pace = RuntimePredictor({SPEC.trial_id: 80.0})
 
     assert pace.seconds(SPEC) == 80.0
     assert pace.seconds(SPEC, done=0.75) == 20.0
@@ -59,7 +63,7 @@ def test_prediction_shrinks_with_what_is_done():
 
 
 def test_prediction_is_corrected_by_the_median_of_what_was_seen():
-    pace = Pace({SPEC.trial_id: 10.0})
+    pace = RuntimePredictor({SPEC.trial_id: 10.0})
     for seconds in (20.0, 30.0, 900.0):
         pace.saw(SPEC, seconds)
 
@@ -67,7 +71,7 @@ def test_prediction_is_corrected_by_the_median_of_what_was_seen():
 
 
 def test_correction_does_not_build_on_itself():
-    pace = Pace({SPEC.trial_id: 10.0})
+    pace = RuntimePredictor({SPEC.trial_id: 10.0})
     for _ in range(5):
         pace.saw(SPEC, 20.0)
 
@@ -77,8 +81,8 @@ def test_correction_does_not_build_on_itself():
 def test_without_a_prediction_more_flops_take_longer():
     few, many = (replace(SPEC, accounting={"training_flops": flops}) for flops in (1e9, 1e12))
 
-    assert 0 < Pace({}).seconds(few) < Pace({}).seconds(many)
-    assert Pace({}).seconds(SPEC) > 0
+    assert 0 < RuntimePredictor({}).seconds(few) < RuntimePredictor({}).seconds(many)
+    assert RuntimePredictor({}).seconds(SPEC) > 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def trials(*rows):
     return [
         Waiting(
             trial_id=f"t{i}",
-            demand=Demand(cpus=cpus, gpus=gpus, pieces=max(1, int(gpus))),
+            demand=Demand(cpus=cpus, gpus=gpus, gang_size=max(1, int(gpus))),
             predicted_s=float(seconds),
             order=i,
         )

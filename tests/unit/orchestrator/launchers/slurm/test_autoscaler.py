@@ -50,7 +50,7 @@ def test_what_no_node_holds_asks_for_none_and_keeps_none():
 
 
 def test_a_gang_asks_for_the_whole_nodes_that_hold_it_and_no_more_than_there_may_be():
-    gang = Demand(cpus=16, gpus=16.0, pieces=16)
+    gang = Demand(cpus=16, gpus=16.0, gang_size=16)
     assert decide(seen(waiting=[gang]), max_nodes=8, now=0.0) == Step(ask=4)
     assert decide(seen(waiting=[gang, gang]), max_nodes=8, now=0.0) == Step(ask=7)
     assert decide(seen(waiting=[gang, Demand(cpus=1, gpus=1.0)]), max_nodes=8, now=0.0).ask == 5
@@ -59,7 +59,7 @@ def test_a_gang_asks_for_the_whole_nodes_that_hold_it_and_no_more_than_there_may
     small = Demand(cpus=1, gpus=1.0)
     assert decide(seen(empty=1, waiting=[small]), max_nodes=8, now=0.0) == Step(ask=1)
     # By cores: two ranks of five fit no node of eight together.
-    assert decide(seen(waiting=[Demand(cpus=10, pieces=2)]), max_nodes=8, now=0.0).ask == 2
+    assert decide(seen(waiting=[Demand(cpus=10, gang_size=2)]), max_nodes=8, now=0.0).ask == 2
     # Three nodes are all that there may ever be.
     assert decide(seen(waiting=[gang]), max_nodes=3, now=0.0) == Step()
 
