@@ -5,12 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 SECTIONS = ("data", "train", "model", "resources")
 """What may differ between the trials of a sweep."""
 
-Settings = Mapping[str, Located]
+Settings = Mapping[str, YamlNode]
 """Dotted key -> value: `model.n_keys`."""
 
 
@@ -18,7 +18,7 @@ Settings = Mapping[str, Located]
 class Profile:
     """One model of an isoFLOP profile."""
 
-    budget: Located
+    budget: YamlNode
     budget_flops: float
     index: int
     """Which of the sizes, from 0."""
@@ -31,7 +31,7 @@ class Profile:
 class Rung:
     """One model of a ladder."""
 
-    size: Located
+    size: YamlNode
     non_embedding_params: int | None
     """None: `size` is the name of a preset."""
     tokens_per_param: float
@@ -41,28 +41,28 @@ class Rung:
 class Match:
     """In what the trials of an entry are made equal, to what, and by changing what."""
 
-    where: Located
+    where: YamlNode
     quantity: str
     """A key of `quantities.QUANTITIES`."""
-    target: Located
+    target: YamlNode
     architecture: str | None
     """The counterpart's architecture, or None for a number."""
     target_number: float | None
     solve: str
     """knob, tokens, or a field of the model's Config."""
-    solve_where: Located | None = None
+    solve_where: YamlNode | None = None
     """Where that is written; None where it is the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class DraftTrial:
     """One trial as written."""
 
     settings: Settings
     """The base, overlaid with what the entry says."""
     own: frozenset[str]
     """The keys that the entry says itself."""
-    where: Located
+    where: YamlNode
     """The entry, or the document for the base itself."""
     origin: str
     """Without the seed: `trials[1].grid model.preset=3m`."""
@@ -76,7 +76,7 @@ class Draft:
 
     @property
     def chooses_size(self) -> bool:
-        """Whether the model comes from `Config.sized` rather than from a preset."""
+        """Whether the model comes from `Config.nearest_size` rather than from a preset."""
         if isinstance(self.size, Rung):
             return self.size.non_embedding_params is not None
         return self.size is not None
@@ -88,7 +88,7 @@ class Draft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class AxisPoint:
     """One point of one axis."""
 
     settings: Settings
@@ -100,10 +100,10 @@ class Choice:
 class Entry:
     """An entry of `trials:`, taken apart. Its axes multiply, the last one fastest."""
 
-    where: Located
+    where: YamlNode
     label: str
     fixed: Settings = field(default_factory=dict)
-    axes: Sequence[Sequence[Choice]] = ()
+    axes: Sequence[Sequence[AxisPoint]] = ()
     match: Match | None = None
 
     @property
@@ -111,7 +111,7 @@ class Entry:
         """How many drafts there are, without making them."""
         return math.prod(len(axis) for axis in self.axes)
 
-    def drafts(self, base: Settings) -> list[Draft]:
+    def drafts(self, base: Settings) -> list[DraftTrial]:
         """Return one draft per point of the axes' product."""
         return [self._draft(base, choices) for choices in itertools.product(*self.axes)]
 
@@ -120,12 +120,12 @@ class Entry:
         chosen = [choice.settings for axis in self.axes for choice in axis]
         return [{**self.fixed, **settings} for settings in chosen or [{}]]
 
-    def _draft(self, base: Settings, choices: Sequence[Choice]) -> Draft:
+    def _draft(self, base: Settings, choices: Sequence[AxisPoint]) -> DraftTrial:
         own = dict(self.fixed)
         for choice in choices:
             own.update(choice.settings)
         phrases = _grouped([choice.phrase for choice in choices])
-        return Draft(
+        return DraftTrial(
             settings={**base, **own},
             own=frozenset(own),
             where=self.where,

@@ -14,17 +14,17 @@ from typing import Any
 from orchestrator.records.errors import ConfigError, Problem
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.sweep import registry
-from orchestrator.sweep.draft_trial import SECTIONS, Draft, Entry
+from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
 from orchestrator.sweep.expansion import resolve
 from orchestrator.sweep.expansion.entries import read_entry
 from orchestrator.sweep.expansion.header import Header, read_header
-from orchestrator.sweep.expansion.resolve import Trial
+from orchestrator.sweep.expansion.resolve import ResolvedTrial
 from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
 from orchestrator.sweep.matching.match import Matched
-from orchestrator.sweep.matching.step_time import StepTimes, Timer
+from orchestrator.sweep.matching.step_time import StepTimeCache, Timer
 from orchestrator.sweep.parsing import discovery, validation, yaml_loader
-from orchestrator.sweep.parsing.diagnostics import Finding, Findings
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 MAX_TRIALS = 100_000
 """Above this, a sweep file says something its author did not mean."""
@@ -110,13 +110,13 @@ class _File:
     def __init__(self, source: discovery.Source, workloads: Workloads) -> None:
         """Read the file as far as single entries."""
         self.source = source
-        self.findings = Findings()
+        self.diagnostics = Diagnostics()
         self.readable = False
         """Whether there is a header: without one nothing below exists."""
         self.header: Header
         self.entries: list[Entry] = []
-        self.drafts: list[Draft] = []
-        self.specs: list[tuple[Draft, TrialSpec]] = []
+        self.drafts: list[DraftTrial] = []
+        self.specs: list[tuple[DraftTrial, TrialSpec]] = []
         """Without seeds."""
         self.matched: dict[str, Matched] = {}
         """By the trial's name with seed 0."""
@@ -127,12 +127,12 @@ class _File:
         self._broken: list[Entry] = []
         # The lines above are another file's: with as many empty ones every mistake has its place.
         document, wrong = yaml_loader.parse("\n" * source.lines_above + source.text)
-        self.findings.add(wrong)
-        header = None if document is None else read_header(document, self.findings, workloads)
+        self.diagnostics.add(wrong)
+        header = None if document is None else read_header(document, self.diagnostics, workloads)
         if header is not None:
             self.readable = True
             self.header = header
-            self.entries, self._broken = _entries(header, self.findings, workloads)
+            self.entries, self._broken = _entries(header, self.diagnostics, workloads)
 
     @property
     def n_trials(self) -> int:
@@ -155,17 +155,17 @@ class _File:
             workloads=workloads,
         )
         self._sweep = sweep
-        self.findings.add(sections.single_values(header.base, unknown_keys=True))
+        self.diagnostics.add(sections.single_values(header.base, unknown_keys=True))
         for entry in self._broken:
             for settings in entry.written():
-                self.findings.add(sections.single_values(settings, unknown_keys=False))
+                self.diagnostics.add(sections.single_values(settings, unknown_keys=False))
         self.resolve()
         self.warnings = [f"{file}:{warning}" for warning in sections.warnings]
 
     def resolve(self, timer: Timer | None = None) -> None:
         """Work the trials out; where step times must be measured first, only with a timer."""
-        step_times = StepTimes(self.source.file, timer, sweep=self._sweep)
-        trials = _trials(self.drafts, self.header, self._sections, step_times, self.findings)
+        step_times = StepTimeCache(self.source.file, timer, sweep=self._sweep)
+        trials = _trials(self.drafts, self.header, self._sections, step_times, self.diagnostics)
         self.specs = [(draft, trial.spec) for draft, trial in trials if trial is not None]
         self.waits = len(self.specs) < len(trials)
         self.matched = {
@@ -177,7 +177,7 @@ class _File:
 
     def problems(self) -> tuple[Problem, ...]:
         """Return everything that is wrong with the file, in its order."""
-        return self.findings.error(self.source.file, trials=len(self.drafts)).problems
+        return self.diagnostics.error(self.source.file, trials=len(self.drafts)).problems
 
     def trials(self, *, named: bool) -> list[TrialSpec]:
         """Return the trials with their seeds.
@@ -194,20 +194,20 @@ class _File:
 
 
 def _entries(
-    header: Header, findings: Findings, workloads: Workloads
+    header: Header, diagnostics: Diagnostics, workloads: Workloads
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the entries that can be expanded, and those that cannot."""
     if header.trials is None:
         return [Entry(where=header.document, label="base")], []
     items, wrong = validation.list_of(header.trials, example="[{grid: {model.preset: [1m, 3m]}}]")
-    findings.add(wrong)
+    diagnostics.add(wrong)
     good: list[Entry] = []
     broken: list[Entry] = []
     for item in items:
         entry, wrong = read_entry(
             item, architectures=workloads.architectures(), homes=lambda key: _homes(key, workloads)
         )
-        findings.add(wrong)
+        diagnostics.add(wrong)
         (broken if wrong else good).append(entry)
     return good, broken
 
@@ -223,21 +223,21 @@ def _too_many(files: Sequence[_File]) -> bool:
         for entry in file.entries
     ]
     share, file, largest = max(asked, key=lambda one: one[0])
-    finding = largest.where.finding_at_key(
+    diagnostic = largest.where.diagnostic_at_key(
         f"{total:,} trials, of which this entry makes {share:,}; the limit is {MAX_TRIALS:,}",
         "shorten its lists, or use zip or list where not every combination is wanted",
     )
-    file.findings.add([finding])
+    file.diagnostics.add([diagnostic])
     return True
 
 
 def _trials(
-    drafts: Sequence[Draft],
+    drafts: Sequence[DraftTrial],
     header: Header,
     sections: Sections,
-    step_times: StepTimes,
-    findings: Findings,
-) -> list[tuple[Draft, Trial | None]]:
+    step_times: StepTimeCache,
+    diagnostics: Diagnostics,
+) -> list[tuple[DraftTrial, ResolvedTrial | None]]:
     """Return what the drafts come to but for those with mistakes; None for one whose step time is wanting."""
     trials = []
     for draft in drafts:
@@ -250,7 +250,7 @@ def _trials(
             logging=header.logging,
         )
         news = [f for f in wrong if f.kind != "missing" or f.key not in header.told]
-        findings.add(news, trial=draft.origin)
+        diagnostics.add(news, trial=draft.origin)
         if not wrong:
             trials.append((draft, trial))
     return trials
@@ -260,7 +260,7 @@ def _find_duplicates(files: Sequence[_File]) -> None:
     """Tell once per entry that it asks for a trial that is there already; seeds of one file all differ."""
     first: dict[str, list[tuple[_File, str]]] = {}
     for file in files:
-        repeated: dict[Located, list[str]] = {}
+        repeated: dict[YamlNode, list[str]] = {}
         for draft, spec in file.specs:
             known = first.setdefault(spec.trial_id, [])
             twin = next((one for one in known if _share_a_seed(one[0], file)), None)
@@ -270,19 +270,19 @@ def _find_duplicates(files: Sequence[_File]) -> None:
             where = "" if twin[0] is file else f" of {twin[0].source.label}"
             again = f"{spec.origin} is the same trial as {twin[1]}{where}"
             repeated.setdefault(draft.where, []).append(again)
-        file.findings.add(_told(where, pairs) for where, pairs in repeated.items())
+        file.diagnostics.add(_told(where, pairs) for where, pairs in repeated.items())
 
 
 def _share_a_seed(one: _File, other: _File) -> bool:
     return one is other or not set(one.header.seeds).isdisjoint(other.header.seeds)
 
 
-def _told(where: Located, pairs: Sequence[str]) -> Finding:
+def _told(where: YamlNode, pairs: Sequence[str]) -> Diagnostic:
     message = pairs[0] + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
     fix = "remove one of them; resources, retries and logging do not make a trial another one"
     if ".isoflop" in pairs[0]:
         fix = "the sizes lie too close together: raise span or lower sizes"
-    return where.finding_at_key(message, fix, kind="missing")
+    return where.diagnostic_at_key(message, fix, kind="missing")
 
 
 def _have_one_name(files: Sequence[_File]) -> bool:
@@ -299,11 +299,11 @@ def _have_one_name(files: Sequence[_File]) -> bool:
         for name, group in written.items()
     )
     other = list(written.values())[1][0]
-    finding = other.header.document.content["name"].finding(
+    diagnostic = other.header.document.content["name"].diagnostic(
         f"the files of one sweep carry one name, got {said}",
         "write the same name: in all of them, or name only files that belong together",
     )
-    other.findings.add([finding])
+    other.diagnostics.add([diagnostic])
     return False
 
 

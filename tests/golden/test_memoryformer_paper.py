@@ -12,7 +12,7 @@ import torch
 from workloads.accounting import paper_conventions
 from workloads.accounting.counts import Component
 from workloads.architectures import lookup_ffn, memoryformer, pythia
-from workloads.layers.memory.table import TablePart
+from workloads.layers.memory.table import TableComponent
 
 VOCAB_SIZE = 50_304
 
@@ -156,5 +156,5 @@ def test_lookup_ffn_against_the_dense_block_it_replaces():
     assert count.memory_keys == config.n_layers * (262_144 + 1024 + d_model)
     (n_tables,) = {*config.tables_per_layer}
     table = config.memory(n_tables).tables()[1]
-    assert isinstance(table, TablePart)
+    assert isinstance(table, TableComponent)
     assert (table.n_rows, table.bag_size, n_tables) == (128 * 256, 128, 128)

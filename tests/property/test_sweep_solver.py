@@ -112,18 +112,18 @@ def test_match_finds_the_nearest_value_of_any_field_or_says_that_it_is_too_far(
     assert count is not None
     target = factor * count(model, frame, 2_560)
 
-    value, reached, findings = match.solved_field(
+    value, reached, diagnostics = match.solved_field(
         a_match(quantity, solve_for=field), model, frame, target=target, tokens=2_560
     )
 
     changed = {n: match.with_field(model, field, n) for n in range(1, 2 * (value or 200))}
     numbers = {n: count(m, frame, 2_560) for n, m in changed.items() if m is not None}
     assert abs(reached - target) == min(abs(number - target) for number in numbers.values())
-    assert (value is None) == (budget.relative_error(reached, target) > 0.01) == bool(findings)
+    assert (value is None) == (budget.relative_error(reached, target) > 0.01) == bool(diagnostics)
     if value is not None:
         assert numbers[value] == reached
     else:
-        assert f"{field} " in findings[0].message
+        assert f"{field} " in diagnostics[0].message
 
 
 def a_match(quantity: str, *, solve_for: str = "knob") -> Match:
@@ -157,14 +157,14 @@ def test_match_hits_the_dense_model_within_one_percent(
     )
     model = memory_plus.Config(**{**memory_plus.PRESETS[preset], "n_keys": n_keys})
 
-    value, reached, findings = match.solved_field(
+    value, reached, diagnostics = match.solved_field(
         a_match("training_flops"), model, frame, target=target, tokens=train.tokens
     )
 
-    if findings:
+    if diagnostics:
         # Only where even the narrowest feed-forward block costs too much is there no answer.
-        assert reached > target or findings[0].message.startswith("no d_ff")
-        assert "d_ff 1 " in findings[0].message
+        assert reached > target or diagnostics[0].message.startswith("no d_ff")
+        assert "d_ff 1 " in diagnostics[0].message
     else:
         solved = dataclasses.replace(model, d_ff=value)
         assert reached == isoflop_ladder.training_flops(solved, frame, tokens=train.tokens)
@@ -190,17 +190,17 @@ def test_profiles_spend_their_budget_within_one_percent_or_say_why(
         span=4.0,
         tokens_per_param=ratio,
     )
-    sized = architecture.Config.sized  # type: ignore[attr-defined]
-    center = isoflop_ladder.profile_center(sized, profile, frame)
-    model, findings = isoflop_ladder.profile_model(sized, profile, center=center)
-    assume(not findings)
+    nearest_size = architecture.Config.nearest_size  # type: ignore[attr-defined]
+    center = isoflop_ladder.profile_center(nearest_size, profile, frame)
+    model, diagnostics = isoflop_ladder.profile_model(nearest_size, profile, center=center)
+    assume(not diagnostics)
 
-    tokens, findings = isoflop_ladder.tokens_for(profile, model, frame, largest=lambda: model)
+    tokens, diagnostics = isoflop_ladder.tokens_for(profile, model, frame, largest=lambda: model)
 
     reached = isoflop_ladder.training_flops(model, frame, tokens=tokens)
     assert tokens % frame.batch_tokens == 0
-    if findings:
+    if diagnostics:
         assert budget.relative_error(reached, budget_flops) > 0.01
-        assert "lower train." in findings[0].fix
+        assert "lower train." in diagnostics[0].fix
     else:
         assert budget.relative_error(reached, budget_flops) <= 0.01

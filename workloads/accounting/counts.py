@@ -4,7 +4,7 @@ Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; cau
 half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole table.
 
 A model is counted as it is built: `Component` is one piece (an attention block, a table), `Accounted` a Config that names
-its parts and how often each occurs.
+its components and how often each occurs.
 """
 
 import math
@@ -83,11 +83,11 @@ class Component(ABC):
         """Return what a forward pass keeps for the backward pass, as plain torch saves it."""
 
     def active_params(self) -> int:
-        """Count the non-embedding parameters that one token touches: all, unless the part says otherwise."""
+        """Count the non-embedding parameters that one token touches: all, unless the component says otherwise."""
         return self.param_count().non_embedding
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
-        """Return bytes of parameters read per token and group: each once per batch, unless the part says otherwise."""
+        """Return bytes of parameters read per token and group: each once per batch, unless the component says otherwise."""
         return {
             group: element_bytes * number / batch_tokens
             for group, number in self.param_count().as_dict().items()
@@ -98,31 +98,34 @@ class Component(ABC):
 N = TypeVar("N", int, float)
 
 Components = Sequence[tuple[int, Component]]
-"""How often each part occurs in a model, and the part."""
+"""How often each component occurs in a model, and the component."""
 
 
 class Accounted(ABC):
-    """A Config that is counted by its parts."""
+    """A Config that is counted by its components."""
 
     @abstractmethod
-    def parts(self, vocab_size: int) -> Components:
-        """Return the parts of the model and how often each occurs."""
+    def components(self, vocab_size: int) -> Components:
+        """Return the components of the model and how often each occurs."""
 
     def param_count(self, vocab_size: int) -> ParamCount:
         """Count trainable numbers per group; what several layers share, once."""
         _at_least_one(vocab_size=vocab_size)
-        counts = ((n, part.param_count().as_dict()) for n, part in self.parts(vocab_size))
+        counts = (
+            (n, component.param_count().as_dict()) for n, component in self.components(vocab_size)
+        )
         return ParamCount(**_summed(counts))
 
     def active_param_count(self, vocab_size: int) -> int:
         """Count the non-embedding parameters one token touches."""
-        return sum(n * part.active_params() for n, part in self.parts(vocab_size))
+        return sum(n * component.active_params() for n, component in self.components(vocab_size))
 
     def flops_per_token(self, vocab_size: int, seq_len: int) -> FlopCount:
         """Count forward FLOPs of one token in a sequence of `seq_len`; norms, activations and sorting are left out."""
         _at_least_one(vocab_size=vocab_size, seq_len=seq_len)
         counts = (
-            (n, part.flops_per_token(seq_len).as_dict()) for n, part in self.parts(vocab_size)
+            (n, component.flops_per_token(seq_len).as_dict())
+            for n, component in self.components(vocab_size)
         )
         return FlopCount(**_summed(counts))
 
@@ -136,8 +139,8 @@ class Accounted(ABC):
         """
         _at_least_one(batch_tokens=batch_tokens)
         counts = (
-            (n, part.bytes_per_token(batch_tokens=batch_tokens, element_bytes=element_bytes))
-            for n, part in self.parts(vocab_size)
+            (n, component.bytes_per_token(batch_tokens=batch_tokens, element_bytes=element_bytes))
+            for n, component in self.components(vocab_size)
         )
         return {**dict.fromkeys(ParamCount().as_dict(), 0.0), **_summed(counts)}
 
@@ -147,8 +150,8 @@ class Accounted(ABC):
         """Return what a forward pass keeps for the backward pass, as plain torch saves it."""
         return float(
             sum(
-                n * part.activation_bytes_per_token(seq_len, precision)
-                for n, part in self.parts(vocab_size)
+                n * component.activation_bytes_per_token(seq_len, precision)
+                for n, component in self.components(vocab_size)
             )
         )
 

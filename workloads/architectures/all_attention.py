@@ -28,14 +28,14 @@ from torch import Tensor, nn
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.kernels.all_attention.op import all_attention
 from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
-from workloads.layers.backbone.size_family import Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.size_family import FreeDimension, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block
 from workloads.layers.context import Context, remember
 from workloads.layers.mixers.attention import AttentionShape, MultiHead, rotate
 from workloads.layers.modules.init import truncated_normal
-from workloads.layers.modules.linear import VocabularyPart
-from workloads.layers.modules.norms import RMSNorm, RMSNormPart
+from workloads.layers.modules.linear import VocabularyComponent
+from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class AllAttentionShape(AttentionShape):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PersistentPart(Component):
+class PersistentComponent(Component):
     """The persistent vectors of one layer.
 
     They count as feed-forward: they stand where the feed-forward block stood, do what it did, and every token is
@@ -77,7 +77,7 @@ class PersistentPart(Component):
 class Config(LlamaFrame):
     """Transformer of attention alone, with persistent vectors in place of feed-forward blocks."""
 
-    FLOP_KNOB: ClassVar[str] = "n_persistent"
+    FREE_DIMENSION: ClassVar[str] = "n_persistent"
     """Field that `match:` solves for unless told otherwise."""
 
     n_persistent: int
@@ -114,17 +114,20 @@ class Config(LlamaFrame):
         )
         return self.transformer(vocab_size, blocks)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
-            (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
-            (self.n_layers + 1, RMSNormPart(width=self.d_model)),
+            (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
+            (self.n_layers + 1, RMSNormComponent(width=self.d_model)),
             (self.n_layers, self.attention),
-            (self.n_layers, PersistentPart(d_model=self.d_model, n_persistent=self.n_persistent)),
+            (
+                self.n_layers,
+                PersistentComponent(d_model=self.d_model, n_persistent=self.n_persistent),
+            ),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size.
 
         Raises:
@@ -195,7 +198,7 @@ def _family(d_model: int) -> dict[str, Any]:
     return _without_feed_forward(backbone_fields(d_model))
 
 
-_N_PERSISTENT = Knob(name="n_persistent", lowest=0.375, highest=1.5, step=8)
+_N_PERSISTENT = FreeDimension(name="n_persistent", lowest=0.375, highest=1.5, step=8)
 """From 1.5 to 6 times d_model."""
 
 PRESETS: dict[str, dict[str, Any]] = {

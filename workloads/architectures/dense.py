@@ -21,12 +21,12 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return self.transformer(vocab_size, [self.block() for _ in range(self.n_layers)])
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        return self.frame_parts(vocab_size, n_feed_forward=self.n_layers)
+        return self.frame_components(vocab_size, n_feed_forward=self.n_layers)
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size.
 
         Raises:

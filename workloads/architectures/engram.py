@@ -36,12 +36,17 @@ from workloads.accounting.counts import Component, Components, FlopCount, ParamC
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
-from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.size_family import (
+    D_FF,
+    FreeDimension,
+    backbone_fields,
+    nearest_member,
+)
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
 from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
-from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
 from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU
 from workloads.layers.modules.linear import Linear
@@ -143,11 +148,11 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return EngramTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of; a shared table once."""
         layers, tables = len(self.placement), self.table_primes
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
             (layers, self.engram),
             *(
                 (1, self.engram.table(sum(map(sum, primes)), n_readers=layers // len(tables)))
@@ -156,7 +161,7 @@ class Config(LlamaBackbone):
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the tables.
 
         Raises:
@@ -190,9 +195,9 @@ class EngramShape(Component):
         """Positions before this one that the convolution reaches."""
         return 0 if self.conv_kernel is None else (self.conv_kernel - 1) * self.max_order
 
-    def table(self, n_rows: int, *, n_readers: int) -> TablePart:
+    def table(self, n_rows: int, *, n_readers: int) -> TableComponent:
         """Return a table as `n_readers` such memories read it."""
-        return NgramTablePart(
+        return NgramTableComponent(
             n_rows=n_rows,
             width=self.ngram_dim // self.n_hash_heads,
             bag_size=self.rows_read,
@@ -225,7 +230,7 @@ class EngramShape(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramTablePart(TablePart):
+class NgramTableComponent(TableComponent):
     """A table whose rows are put side by side as they are. Layers that share it read the same rows."""
 
     def active_params(self) -> int:
@@ -423,7 +428,7 @@ def _family(d_model: int) -> dict[str, Any]:
     }
 
 
-_ROWS_PER_HEAD = Knob(name="rows_per_head", lowest=0.5, highest=2.0, step=256)
+_ROWS_PER_HEAD = FreeDimension(name="rows_per_head", lowest=0.5, highest=2.0, step=256)
 """From half to twice the usual number; steps longer than any gap between primes of this size."""
 
 PRESETS: dict[str, dict[str, Any]] = {

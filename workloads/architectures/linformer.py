@@ -140,12 +140,12 @@ class Config(NeoXBackbone):
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        return self.frame_parts(vocab_size)
+        return self.frame_components(vocab_size)
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size.
 
         Raises:

@@ -30,7 +30,7 @@ from workloads.accounting.counts import Component, Components, FlopCount, ParamC
 from workloads.kernels.hadamard import hadamard
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
 from workloads.layers.backbone.size_family import (
-    Knob,
+    FreeDimension,
     backbone_fields,
     nearest_member,
     without_d_ff,
@@ -47,7 +47,7 @@ Projection = Literal["bh4", "dense"]
 class Config(LlamaFrame):
     """Transformer with a look-up in the place of every feed-forward block."""
 
-    FLOP_KNOB: ClassVar[str] = "total_tables"
+    FREE_DIMENSION: ClassVar[str] = "total_tables"
     """Field that `match:` solves for unless told otherwise."""
 
     total_tables: int
@@ -131,7 +131,7 @@ class Config(LlamaFrame):
         blocks = (self.block_with(LookupFFN(self, n_tables)) for n_tables in self.tables_per_layer)
         return self.transformer(vocab_size, blocks)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
             *self.attention_parts(vocab_size),
@@ -152,7 +152,7 @@ class Config(LlamaFrame):
         return DenseShape(d_input=self.d_model, d_output=n_tables * self.tau)
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the tables.
 
         Raises:
@@ -309,7 +309,7 @@ def _family(d_model: int) -> dict[str, Any]:
     return _shape(backbone_fields(d_model), tau=4)
 
 
-_TOTAL_TABLES = Knob(name="total_tables", lowest=0.5, highest=2.0, step=1)
+_TOTAL_TABLES = FreeDimension(name="total_tables", lowest=0.5, highest=2.0, step=1)
 
 PRESETS: dict[str, dict[str, Any]] = {
     **{name: _shape(fields, tau=4) for name, fields in TINY.items()},

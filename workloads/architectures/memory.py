@@ -106,17 +106,17 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return MemoryTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         n_feed_forward = self.n_layers if self.beside_ffn else self.n_layers - 1
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=n_feed_forward),
+            *self.frame_components(vocab_size, n_feed_forward=n_feed_forward),
             (1, self.memory),
             (1, self.memory.table()),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the table.
 
         Raises:

@@ -13,7 +13,12 @@ from workloads.accounting.counts import Components
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import centred, check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.size_family import (
+    D_FF,
+    FreeDimension,
+    backbone_fields,
+    nearest_member,
+)
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
 from workloads.layers.memory.product_keys import LookupShape, check_lookup
@@ -103,17 +108,17 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return MemoryPlus(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of; the shared table once."""
         layers = len(self.placement)
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers - layers),
+            *self.frame_components(vocab_size, n_feed_forward=self.n_layers - layers),
             (layers, self.memory),
             (1, self.memory.table(n_readers=layers)),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the table.
 
         Raises:
@@ -146,7 +151,7 @@ def family(d_model: int) -> dict[str, Any]:
     return {**backbone, **reading, "n_keys": n_keys, "memory_qk_norm": True}
 
 
-N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
+N_KEYS = FreeDimension(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of slots."""
 
 # Two heads of eight rows, normalised: enough for the d-presets' short documents.

@@ -42,7 +42,7 @@ from workloads.accounting.counts import (
 from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
 from workloads.layers.backbone.neox import SUITE, check_rotary_fraction, rotary_columns
 from workloads.layers.backbone.size_family import (
-    Knob,
+    FreeDimension,
     backbone_fields,
     nearest_member,
     without_d_ff,
@@ -52,8 +52,8 @@ from workloads.layers.block import Block
 from workloads.layers.context import Context
 from workloads.layers.memory.hash_memory import HashMemory, HashScore, HashShape
 from workloads.layers.mixers.attention import AttentionShape, rotate, softmax_mix
-from workloads.layers.modules.linear import Embedding, Head, VocabularyPart
-from workloads.layers.modules.norms import LayerNorm, LayerNormPart, RMSNorm, RMSNormPart
+from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
+from workloads.layers.modules.norms import LayerNorm, LayerNormComponent, RMSNorm, RMSNormComponent
 
 HIDDEN_NORM_EPS = 1.0e-5
 """Of the LayerNorm between M_1 and M_2."""
@@ -63,7 +63,7 @@ HIDDEN_NORM_EPS = 1.0e-5
 class Config(Accounted):
     """Transformer of hash layers."""
 
-    FLOP_KNOB: ClassVar[str] = "n_hidden_chunks"
+    FREE_DIMENSION: ClassVar[str] = "n_hidden_chunks"
     """Field that `match:` solves for unless told otherwise."""
 
     d_model: int
@@ -180,15 +180,15 @@ class Config(Accounted):
             rotary=Rotary(columns=columns, base=self.rope_base) if columns else None,
         )
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        hidden = LayerNormPart(width=self.second.d_input)
+        hidden = LayerNormComponent(width=self.second.d_input)
         return [
-            (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
-            (2 * self.n_layers + 1, RMSNormPart(width=self.d_model)),
-            (self.n_layers, MixingPart(self.attention)),
+            (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
+            (2 * self.n_layers + 1, RMSNormComponent(width=self.d_model)),
+            (self.n_layers, MixingComponent(self.attention)),
             (self.n_layers, hidden),
-            (self.n_layers if self.gelu else 0, GELUPart(width=self.second.d_input)),
+            (self.n_layers if self.gelu else 0, GELUComponent(width=self.second.d_input)),
             *(
                 counted
                 for shape in (self.query_key_value, self.first, self.second)
@@ -197,7 +197,7 @@ class Config(Accounted):
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the tables.
 
         Raises:
@@ -270,7 +270,7 @@ class HashFeedForward(nn.Module):
         self.second.usage.record_output(output, residual)
 
 
-class MixingPart(Component):
+class MixingComponent(Component):
     """Attention without its projections."""
 
     def __init__(self, attention: AttentionShape) -> None:
@@ -290,7 +290,7 @@ class MixingPart(Component):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GELUPart(Component):
+class GELUComponent(Component):
     """A GELU of `width` columns on its own."""
 
     width: int
@@ -327,7 +327,7 @@ def _family(d_model: int, *, tau: int) -> dict[str, Any]:
     return _member(backbone_fields(d_model), tau=tau)
 
 
-_HIDDEN_CHUNKS = Knob(name="n_hidden_chunks", lowest=0.5, highest=2.0, step=1)
+_HIDDEN_CHUNKS = FreeDimension(name="n_hidden_chunks", lowest=0.5, highest=2.0, step=1)
 
 _PAPER: dict[str, dict[str, Any]] = {
     # Depth, width and heads of Pythia 70M, 160M and 410M; 2**8 rows per table, d_model / 8 tables.

@@ -22,7 +22,7 @@ from workloads.accounting.counts import Components
 from workloads.layers.backbone.layer_placement import check_placement
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame
 from workloads.layers.backbone.size_family import (
-    Knob,
+    FreeDimension,
     backbone_fields,
     nearest_member,
     without_d_ff,
@@ -43,7 +43,7 @@ from workloads.layers.modules.moe import (
 class Config(LlamaFrame):
     """Transformer with experts in all layers or some, and dense feed-forward blocks in the others."""
 
-    FLOP_KNOB: ClassVar[str] = "d_expert"
+    FREE_DIMENSION: ClassVar[str] = "d_expert"
     """Field that `match:` solves for unless told otherwise."""
 
     n_experts: int
@@ -236,7 +236,7 @@ class Config(LlamaFrame):
         assert self.d_ff is not None
         return self.block_with(SwiGLU(self.d_model, self.d_ff))
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         n_layers = len(self.placement)
         dense = SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff or 0)
@@ -247,14 +247,14 @@ class Config(LlamaFrame):
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts all experts.
 
         Raises:
             ValueError: If none is within a quarter of it.
         """
         # Widths that suit a GPU, but in models so small that they would be too far apart.
-        d_expert = Knob(
+        d_expert = FreeDimension(
             name="d_expert",
             lowest=0.375,
             highest=1.5,

@@ -25,7 +25,12 @@ from workloads.accounting.counts import Component, Components, FlopCount, ParamC
 from workloads.architectures import dense
 from workloads.layers.backbone.layer_placement import centred, check_layer
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.size_family import (
+    D_FF,
+    FreeDimension,
+    backbone_fields,
+    nearest_member,
+)
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import (
@@ -36,7 +41,7 @@ from workloads.layers.memory.product_keys import (
     check_lookup,
     check_ways,
 )
-from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
 from workloads.layers.modules.norms import LEAK
 from workloads.layers.modules.usage_stats import MemoryUsage
 
@@ -118,16 +123,16 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return PeerTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of: of the experts both tables."""
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers - 1),
+            *self.frame_components(vocab_size, n_feed_forward=self.n_layers - 1),
             (1, self.experts),
             (2, self.experts.table()),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts all experts.
 
         Raises:
@@ -159,9 +164,9 @@ class ExpertsShape(Component):
     lookup: LookupShape
     activation: Activation = "gelu"
 
-    def table(self) -> TablePart:
+    def table(self) -> TableComponent:
         """Return either of the two tables, of which the layer reads the same rows."""
-        return TablePart(
+        return TableComponent(
             n_rows=self.lookup.n_slots,
             width=self.lookup.d_model,
             bag_size=self.lookup.rows_read,
@@ -230,7 +235,7 @@ def _family(d_model: int) -> dict[str, Any]:
     return {**backbone, **reading, "n_keys": n_keys, "memory_qk_norm": True}
 
 
-_N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
+_N_KEYS = FreeDimension(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of experts."""
 
 # Both tables together are about as large as the one of `memory` and `memory_plus`, of which the same number of rows

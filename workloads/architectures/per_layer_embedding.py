@@ -60,16 +60,16 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return PerLayerTransformer(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
             (1, self.per_layer),
             (1, self.per_layer.table(vocab_size)),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which leaves out the table: that grows with the vocabulary.
 
         Raises:

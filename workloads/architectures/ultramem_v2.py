@@ -28,12 +28,17 @@ from torch import Tensor, nn
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
-from workloads.layers.backbone.size_family import D_FF, Knob, backbone_fields, nearest_member
+from workloads.layers.backbone.size_family import (
+    D_FF,
+    FreeDimension,
+    backbone_fields,
+    nearest_member,
+)
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import check_lookup
-from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
 from workloads.layers.memory.tucker_keys import TuckerLookup, TuckerShape
 from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU
@@ -127,17 +132,17 @@ class Config(LlamaBackbone):
         """Return the model on the default device, its values open until `initialise`."""
         return UltraMemV2(self, vocab_size=vocab_size)
 
-    def parts(self, vocab_size: int) -> Components:
+    def components(self, vocab_size: int) -> Components:
         """Return what the model consists of; each table once, with the layers that read it."""
         readers = Counter(self.table_of_layer).values()
         return [
-            *self.frame_parts(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
             (self.n_layers, self.memory),
             *((1, table) for n_readers in readers for table in self.memory.tables(n_readers)),
         ]
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> "Config":
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
         """Return the member of the family nearest to a size, which counts the tables.
 
         Raises:
@@ -176,10 +181,10 @@ class UltraMemShape(Component):
         """Widths of the rows of each table."""
         return (self.value_dim, *(() if self.pre_value_dim is None else (self.pre_value_dim,)))
 
-    def tables(self, n_readers: int) -> list[TablePart]:
+    def tables(self, n_readers: int) -> list[TableComponent]:
         """Return the tables as `n_readers` such memories read them."""
         return [
-            TablePart(
+            TableComponent(
                 n_rows=self.lookup.n_slots,
                 width=width,
                 bag_size=self.lookup.rows_read,
@@ -319,7 +324,7 @@ def _family(d_model: int) -> dict[str, Any]:
     }
 
 
-_N_KEYS = Knob(name="n_keys", lowest=0.7, highest=1.4, step=2)
+_N_KEYS = FreeDimension(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of slots."""
 
 

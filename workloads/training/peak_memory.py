@@ -8,7 +8,7 @@ import torch
 
 from workloads.accounting.counts import Components, ParamCount, Precision
 from workloads.kernels.table_update.update_rules import new_state
-from workloads.layers.memory.table import TablePart
+from workloads.layers.memory.table import TableComponent
 from workloads.sharding.column_parallel import columns_of_each
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
@@ -82,8 +82,8 @@ class Trainable(Protocol):
     def param_count(self, vocab_size: int) -> ParamCount:
         """Count per group."""
 
-    def parts(self, vocab_size: int) -> Components:
-        """Return the parts of the model, tables among them."""
+    def components(self, vocab_size: int) -> Components:
+        """Return the components of the model, tables among them."""
 
     def activation_bytes_per_token(
         self, vocab_size: int, seq_len: int, *, precision: Precision
@@ -124,7 +124,9 @@ def training_memory(
         dense_sharded: Whether all else is sharded over the ranks.
     """
     tables = [
-        (n, part) for n, part in config.parts(vocab_size) if n and isinstance(part, TablePart)
+        (n, component)
+        for n, component in config.components(vocab_size)
+        if n and isinstance(component, TableComponent)
     ]
     count = config.param_count(vocab_size)
     rest = count.total - count.memory_values
@@ -199,7 +201,7 @@ def training_memory(
     )
 
 
-def _largest_part(table: TablePart, memory_ranks: int, layout: Layout) -> tuple[int, int]:
+def _largest_part(table: TableComponent, memory_ranks: int, layout: Layout) -> tuple[int, int]:
     """Return rows and columns of the largest part of a table that ranks share out."""
     if layout == "rows":
         return -(-table.n_rows // memory_ranks), table.width

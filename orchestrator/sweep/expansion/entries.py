@@ -5,11 +5,11 @@ Axes in order, later ones faster: ladder or isoflop, the grid's keys as written,
 
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.sweep.draft_trial import SECTIONS, Choice, Entry, Match, Settings
+from orchestrator.sweep.draft_trial import SECTIONS, AxisPoint, Entry, Match, Settings
 from orchestrator.sweep.expansion import entry_budgets
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 ENTRY_KEYS = ("set", "grid", "zip", "list", "match", "isoflop", "ladder")
 
@@ -29,12 +29,12 @@ _SWEEP_WIDE = {
 
 Homes = Callable[[str], list[str]]
 """Field name -> the sections that have such a field, to say `model.n_keys` to who writes `n_keys`."""
-Read = tuple[list[list[Choice]], list[Finding]]
+Read = tuple[list[list[AxisPoint]], list[Diagnostic]]
 
 
 def read_entry(
-    entry: Located, *, architectures: Sequence[str], homes: Homes
-) -> tuple[Entry, list[Finding]]:
+    entry: YamlNode, *, architectures: Sequence[str], homes: Homes
+) -> tuple[Entry, list[Diagnostic]]:
     """Take an entry apart; what is wrong with it is left out of the result and told.
 
     Args:
@@ -42,36 +42,36 @@ def read_entry(
         architectures: The names that there are.
         homes: Which sections have a field.
     """
-    content, findings = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}")
-    if content == {} and not findings:
-        findings.append(
-            entry.finding("is an empty entry", f"remove it, or write {_or(ENTRY_KEYS)} in it")
+    content, diagnostics = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}")
+    if content == {} and not diagnostics:
+        diagnostics.append(
+            entry.diagnostic("is an empty entry", f"remove it, or write {_or(ENTRY_KEYS)} in it")
         )
-    findings += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
+    diagnostics += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
     fixed: Settings = {}
-    axes: list[list[Choice]] = []
+    axes: list[list[AxisPoint]] = []
     match: Match | None = None
     if "set" in content:
         fixed, wrong = _settings(content["set"], _EXAMPLES["set"], homes)
-        findings += wrong
+        diagnostics += wrong
     for key, read in (("ladder", entry_budgets.ladder), ("isoflop", entry_budgets.isoflop)):
         if key in content:
             new, wrong = read(content[key], architectures)
             axes += new
-            findings += wrong
+            diagnostics += wrong
     for key, read_lists in (("grid", _grid), ("zip", _zip), ("list", _list)):
         if key in content:
             new, wrong = read_lists(content[key], homes)
             axes += new
-            findings += wrong
+            diagnostics += wrong
     if "match" in content:
         match, wrong = entry_budgets.match(content["match"], architectures)
-        findings += wrong
-    findings += _conflicts(content, fixed, axes, match)
-    return Entry(where=entry, label=entry.path, fixed=fixed, axes=axes, match=match), findings
+        diagnostics += wrong
+    diagnostics += _conflicts(content, fixed, axes, match)
+    return Entry(where=entry, label=entry.path, fixed=fixed, axes=axes, match=match), diagnostics
 
 
-def _unknown(key: str, value: Located) -> Finding:
+def _unknown(key: str, value: YamlNode) -> Diagnostic:
     advice = {
         section: f"write set: {{{section}.KEY: …}}; a whole {section}: stands at the top of the file"
         for section in SECTIONS
@@ -83,10 +83,10 @@ def _unknown(key: str, value: Located) -> Finding:
 
 
 def _settings(
-    value: Located, example: str, homes: Homes
-) -> tuple[dict[str, Located], list[Finding]]:
+    value: YamlNode, example: str, homes: Homes
+) -> tuple[dict[str, YamlNode], list[Diagnostic]]:
     """Return the dotted keys of a mapping, and what is wrong with its keys."""
-    content, findings = validation.mapping_of(value, example=example)
+    content, diagnostics = validation.mapping_of(value, example=example)
     good = {}
     for key, setting in content.items():
         section, _, name = key.partition(".")
@@ -94,11 +94,11 @@ def _settings(
             good[key] = setting
         else:
             message, fix = _bad_key(key, setting, homes)
-            findings.append(setting.finding_at_key(message, fix))
-    return good, findings
+            diagnostics.append(setting.diagnostic_at_key(message, fix))
+    return good, diagnostics
 
 
-def _bad_key(key: str, setting: Located, homes: Homes) -> tuple[str, str]:
+def _bad_key(key: str, setting: YamlNode, homes: Homes) -> tuple[str, str]:
     section, dot, name = key.partition(".")
     if section in _SWEEP_WIDE:
         how = _SWEEP_WIDE[section]
@@ -118,77 +118,79 @@ def _bad_key(key: str, setting: Located, homes: Homes) -> tuple[str, str]:
     )
 
 
-def _grid(value: Located, homes: Homes) -> Read:
-    lists, findings = _lists(value, "grid", homes)
+def _grid(value: YamlNode, homes: Homes) -> Read:
+    lists, diagnostics = _lists(value, "grid", homes)
     return [
-        [Choice(settings={key: item}, phrase=f"grid {key}={item.brief}") for item in items]
+        [AxisPoint(settings={key: item}, phrase=f"grid {key}={item.brief}") for item in items]
         for key, items in lists.items()
-    ], findings
+    ], diagnostics
 
 
-def _zip(value: Located, homes: Homes) -> Read:
-    lists, findings = _lists(value, "zip", homes)
-    if findings:
-        return [], findings
+def _zip(value: YamlNode, homes: Homes) -> Read:
+    lists, diagnostics = _lists(value, "zip", homes)
+    if diagnostics:
+        return [], diagnostics
     if len({len(items) for items in lists.values()}) > 1:
         told = ", ".join(f"{key} has {len(items)}" for key, items in lists.items())
         fix = "make them equally long, or use grid for every combination"
         message = f"the lists of zip must be equally long: {told}"
-        return [], [value.finding_at_key(message, fix)]
+        return [], [value.diagnostic_at_key(message, fix)]
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
-    return [[Choice(settings=row, phrase=f"zip {_phrase(row)}") for row in rows]], findings
+    return [[AxisPoint(settings=row, phrase=f"zip {_phrase(row)}") for row in rows]], diagnostics
 
 
-def _list(value: Located, homes: Homes) -> Read:
-    items, findings = validation.list_of(value, example=_EXAMPLES["list"])
+def _list(value: YamlNode, homes: Homes) -> Read:
+    items, diagnostics = validation.list_of(value, example=_EXAMPLES["list"])
     axis = []
     for item in items:
         settings, wrong = _settings(item, "{model.preset: 1m}", homes)
-        findings += wrong
-        axis.append(Choice(settings=settings, phrase=f"list {_phrase(settings) or 'base'}"))
-    return ([axis] if axis else []), findings
+        diagnostics += wrong
+        axis.append(AxisPoint(settings=settings, phrase=f"list {_phrase(settings) or 'base'}"))
+    return ([axis] if axis else []), diagnostics
 
 
 def _lists(
-    value: Located, kind: str, homes: Homes
-) -> tuple[dict[str, list[Located]], list[Finding]]:
-    settings, findings = _settings(value, _EXAMPLES[kind], homes)
+    value: YamlNode, kind: str, homes: Homes
+) -> tuple[dict[str, list[YamlNode]], list[Diagnostic]]:
+    settings, diagnostics = _settings(value, _EXAMPLES[kind], homes)
     if value.content == {}:
         fix = f"write for example {_EXAMPLES[kind]}, or remove the key"
-        findings.append(value.finding(f"is an empty {kind}, so nothing would run", fix))
+        diagnostics.append(value.diagnostic(f"is an empty {kind}, so nothing would run", fix))
     lists = {}
     for key, setting in settings.items():
         items, wrong = validation.list_of(setting, example="[first, second]")
-        findings += wrong
+        diagnostics += wrong
         if items:
             lists[key] = [item.item_of(setting) for item in items]
-    return lists, findings
+    return lists, diagnostics
 
 
 def _conflicts(
-    content: Mapping[str, Located],
+    content: Mapping[str, YamlNode],
     fixed: Settings,
-    axes: Sequence[Sequence[Choice]],
+    axes: Sequence[Sequence[AxisPoint]],
     match: Match | None,
-) -> list[Finding]:
+) -> list[Diagnostic]:
     """Return what the parts of an entry contradict each other in."""
     if "ladder" in content and "isoflop" in content:
         message = "ladder and isoflop both choose sizes and tokens"
-        return [content["isoflop"].finding_at_key(message, "put them into two entries")]
+        return [content["isoflop"].diagnostic_at_key(message, "put them into two entries")]
     chosen: dict[str, str] = {}
     for kind in ("ladder", "isoflop"):
         if kind in content:
             chosen |= dict.fromkeys(("model.architecture", "model.preset", "train.tokens"), kind)
-    findings = []
+    diagnostics = []
     if match is not None and match.solve == "tokens" and "ladder" in content:
         fix = "leave solve: tokens away, so that d_ff is solved for"
-        findings.append(match.where.finding_at_key("ladder already chooses train.tokens", fix))
+        diagnostics.append(
+            match.where.diagnostic_at_key("ladder already chooses train.tokens", fix)
+        )
     elif match is not None and match.solve == "tokens":
         chosen["train.tokens"] = "match with solve: tokens"
     if "match" in content and "isoflop" in content:
         message = "isoflop already makes training FLOPs equal"
-        findings.append(content["match"].finding_at_key(message, "remove match"))
-    written: dict[str, Located] = {}
+        diagnostics.append(content["match"].diagnostic_at_key(message, "remove match"))
+    written: dict[str, YamlNode] = {}
     groups = [fixed]
     groups += [{k: v for c in axis if not c.size for k, v in c.settings.items()} for axis in axes]
     for settings in groups:
@@ -196,13 +198,13 @@ def _conflicts(
             if key in chosen:
                 fix = f"remove it here, or remove {chosen[key].split()[0]}"
                 message = f"{chosen[key]} chooses {key} itself"
-                findings.append(setting.finding_at_key(message, fix))
+                diagnostics.append(setting.diagnostic_at_key(message, fix))
             elif key in written:
                 line = written[key].key_line
                 message = f"{key} is set twice in this entry, first at line {line}"
-                findings.append(setting.finding_at_key(message, "keep one of them"))
+                diagnostics.append(setting.diagnostic_at_key(message, "keep one of them"))
             written.setdefault(key, setting)
-    return findings
+    return diagnostics
 
 
 def _phrase(settings: Settings) -> str:

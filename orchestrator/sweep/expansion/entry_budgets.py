@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.sweep.draft_trial import Choice, Match, Profile, Rung
+from orchestrator.sweep.draft_trial import AxisPoint, Match, Profile, Rung
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 MAX_SIZES = 100
 """Models of one isoFLOP profile."""
@@ -17,27 +17,27 @@ _EXAMPLES = {
     "ladder": "{architectures: [dense], sizes: [1m, 3m]}",
 }
 
-Read = tuple[list[list[Choice]], list[Finding]]
+Read = tuple[list[list[AxisPoint]], list[Diagnostic]]
 
 
-def ladder(value: Located, architectures: Sequence[str]) -> Read:
+def ladder(value: YamlNode, architectures: Sequence[str]) -> Read:
     """Read `ladder`: the same sizes of every architecture, tokens in proportion to parameters."""
     known = ("architectures", "sizes", "tokens_per_param")
-    content, findings = _keys(value, "ladder", known, required=known[:2])
+    content, diagnostics = _keys(value, "ladder", known, required=known[:2])
     names, wrong = _architectures(content, architectures)
     ratio, also_wrong = _positive(content, "tokens_per_param", 20.0)
-    findings += wrong + also_wrong
+    diagnostics += wrong + also_wrong
     rungs = []
-    for item in _items(content, "sizes", "[1m, 3m, 500_000]", findings):
+    for item in _items(content, "sizes", "[1m, 3m, 500_000]", diagnostics):
         count = None
         if not isinstance(item.content, str) or messages.looks_like_number(item):
             count, bad = validation.check_whole_number(item, at_least=1)
             if bad is not None:
-                findings.append(bad)
+                diagnostics.append(bad)
                 continue
         rungs.append(Rung(size=item, non_embedding_params=count, tokens_per_param=ratio))
     axis = [
-        Choice(
+        AxisPoint(
             settings={"model.architecture": name}
             | ({"model.preset": rung.size} if rung.non_embedding_params is None else {}),
             phrase=f"ladder {name.content} {rung.size.brief}",
@@ -46,29 +46,29 @@ def ladder(value: Located, architectures: Sequence[str]) -> Read:
         for name in names
         for rung in rungs
     ]
-    return ([axis] if axis else []), findings
+    return ([axis] if axis else []), diagnostics
 
 
-def isoflop(value: Located, architectures: Sequence[str]) -> Read:
+def isoflop(value: YamlNode, architectures: Sequence[str]) -> Read:
     """Read `isoflop`: per budget and architecture, models of several sizes that all spend the budget."""
     known = ("budgets_flops", "architectures", "sizes", "span", "tokens_per_param")
-    content, findings = _keys(value, "isoflop", known, required=known[:2])
+    content, diagnostics = _keys(value, "isoflop", known, required=known[:2])
     names, wrong = _architectures(content, architectures)
     ratio, also_wrong = _positive(content, "tokens_per_param", 20.0)
-    findings += wrong + also_wrong
+    diagnostics += wrong + also_wrong
     span, wrong = _span(content)
-    findings += wrong
+    diagnostics += wrong
     count, wrong = _size_count(content)
-    findings += wrong
+    diagnostics += wrong
     budgets = []
-    for item in _items(content, "budgets_flops", "[1.0e+15, 3.0e+15]", findings):
+    for item in _items(content, "budgets_flops", "[1.0e+15, 3.0e+15]", diagnostics):
         flops, bad = validation.check_positive(item)
         if flops is not None:
             budgets.append((item, flops))
         elif bad is not None:
-            findings.append(bad)
+            diagnostics.append(bad)
     axis = [
-        Choice(
+        AxisPoint(
             settings={"model.architecture": name},
             phrase=f"isoflop {name.content}, {flops:.4g} FLOPs, size {i + 1} of {count}",
             size=Profile(
@@ -84,24 +84,24 @@ def isoflop(value: Located, architectures: Sequence[str]) -> Read:
         for name in names
         for i in range(count)
     ]
-    return ([axis] if axis else []), findings
+    return ([axis] if axis else []), diagnostics
 
 
-def match(value: Located, architectures: Sequence[str]) -> tuple[Match | None, list[Finding]]:
+def match(value: YamlNode, architectures: Sequence[str]) -> tuple[Match | None, list[Diagnostic]]:
     """Read `match`: in what and to what trials are made equal, and by changing what."""
     known = (*QUANTITIES, "solve")
-    content, findings = _keys(value, "match", known, required=())
+    content, diagnostics = _keys(value, "match", known, required=())
     named = [key for key in content if key in QUANTITIES]
-    misspelt = len(findings) > 0
+    misspelt = len(diagnostics) > 0
     if not named:
         if isinstance(value.content, dict) and not misspelt:
             fix = f"write one of {', '.join(QUANTITIES)}: for example match: {_EXAMPLES['match']}"
             message = "missing what to make equal"
-            findings.append(value.finding_at_key(message, fix, kind="missing"))
-        return None, [*findings, *_solve(content, None)[1]]
+            diagnostics.append(value.diagnostic_at_key(message, fix, kind="missing"))
+        return None, [*diagnostics, *_solve(content, None)[1]]
     for key in named[1:]:
         message = f"match makes one thing equal, and {named[0]} stands there already"
-        findings.append(content[key].finding_at_key(message, "keep one of them"))
+        diagnostics.append(content[key].diagnostic_at_key(message, "keep one of them"))
     quantity, target = named[0], content[named[0]]
     architecture = number = None
     if isinstance(target.content, str) and not messages.looks_like_number(target):
@@ -111,13 +111,13 @@ def match(value: Located, architectures: Sequence[str]) -> tuple[Match | None, l
     else:
         number, bad = validation.check_positive(target)
     solve, wrong = _solve(content, quantity)
-    findings += wrong
+    diagnostics += wrong
     if bad is not None:
-        return None, [*findings, bad]
+        return None, [*diagnostics, bad]
     if quantity == "step_time" and solve == "tokens" and number is not None:
         message = "tokens do not change the seconds of a step"
         fix = "name an architecture, whose whole training time the tokens then meet, or solve for a field"
-        findings.append(content["solve"].finding(message, fix))
+        diagnostics.append(content["solve"].diagnostic(message, fix))
     return Match(
         where=value,
         quantity=quantity,
@@ -126,61 +126,63 @@ def match(value: Located, architectures: Sequence[str]) -> tuple[Match | None, l
         target_number=number,
         solve=solve,
         solve_where=content.get("solve"),
-    ), findings
+    ), diagnostics
 
 
-def _solve(content: Mapping[str, Located], quantity: str | None) -> tuple[str, list[Finding]]:
+def _solve(content: Mapping[str, YamlNode], quantity: str | None) -> tuple[str, list[Diagnostic]]:
     """Return what is changed; whether a model has such a field is known where there is a model."""
     if "solve" not in content:
         return "knob", []
     solve = content["solve"]
     if not isinstance(solve.content, str):
         message = f"must be tokens or the name of a field of the model, got {solve.shown}"
-        return "knob", [solve.finding(message, "write for example d_ff, or remove it")]
+        return "knob", [solve.diagnostic(message, "write for example d_ff, or remove it")]
     if solve.content == "tokens" and quantity is not None and not QUANTITIES[quantity].by_tokens:
         message = f"tokens do not change {QUANTITIES[quantity].words}"
         fix = "remove it, or write the name of a field of the model, such as d_ff"
-        return "tokens", [solve.finding(message, fix)]
+        return "tokens", [solve.diagnostic(message, fix)]
     return solve.content, []
 
 
 def _keys(
-    value: Located, kind: str, known: Sequence[str], *, required: Sequence[str]
-) -> tuple[dict[str, Located], list[Finding]]:
+    value: YamlNode, kind: str, known: Sequence[str], *, required: Sequence[str]
+) -> tuple[dict[str, YamlNode], list[Diagnostic]]:
     """Return the known keys; `architecture: dense` may be written for `architectures: [dense]`."""
-    content, findings = validation.mapping_of(value, example=_EXAMPLES[kind])
+    content, diagnostics = validation.mapping_of(value, example=_EXAMPLES[kind])
     guesses = set()
     good = {}
     for key, setting in content.items():
         if key in known or (key == "architecture" and "architectures" in known):
             good[key] = setting
             continue
-        findings.append(validation.unknown_key(key, setting, known, {}))
+        diagnostics.append(validation.unknown_key(key, setting, known, {}))
         guesses.add(messages.nearest(key, known))
     written = {*good, *guesses, *(["architectures"] if "architecture" in good else [])}
     absent = [key for key in required if key not in written]
     if isinstance(value.content, dict) and absent:
         fix = f"write for example {kind}: {_EXAMPLES[kind]}"
-        findings.append(value.finding_at_key(f"missing {', '.join(absent)}", fix, kind="missing"))
-    return good, findings
+        diagnostics.append(
+            value.diagnostic_at_key(f"missing {', '.join(absent)}", fix, kind="missing")
+        )
+    return good, diagnostics
 
 
 def _items(
-    content: Mapping[str, Located], key: str, example: str, findings: list[Finding]
-) -> list[Located]:
+    content: Mapping[str, YamlNode], key: str, example: str, diagnostics: list[Diagnostic]
+) -> list[YamlNode]:
     if key not in content:
         return []
     items, wrong = validation.list_of(content[key], example=example)
-    findings += wrong
+    diagnostics += wrong
     return items
 
 
 def _architectures(
-    content: Mapping[str, Located], known: Sequence[str]
-) -> tuple[list[Located], list[Finding]]:
+    content: Mapping[str, YamlNode], known: Sequence[str]
+) -> tuple[list[YamlNode], list[Diagnostic]]:
     """Return the good names under `architectures` (a list) or `architecture` (one)."""
-    findings: list[Finding] = []
-    names = _items(content, "architectures", "[dense]", findings)
+    diagnostics: list[Diagnostic] = []
+    names = _items(content, "architectures", "[dense]", diagnostics)
     names = [*names, *([content["architecture"]] if "architecture" in content else [])]
     good = []
     for name in names:
@@ -188,37 +190,37 @@ def _architectures(
         if bad is None:
             good.append(name)
         else:
-            findings.append(bad)
-    return good, findings
+            diagnostics.append(bad)
+    return good, diagnostics
 
 
-def _check_architecture(name: Located, known: Sequence[str], also: str = "") -> Finding | None:
+def _check_architecture(name: YamlNode, known: Sequence[str], also: str = "") -> Diagnostic | None:
     if isinstance(name.content, str) and name.content in known:
         return None
     fix = messages.suggestion(str(name.content), known)
     if also:
         fix += f" ({also})"
-    return name.finding(f"no architecture is called {name.shown}", fix)
+    return name.diagnostic(f"no architecture is called {name.shown}", fix)
 
 
 def _positive(
-    content: Mapping[str, Located], key: str, default: float
-) -> tuple[float, list[Finding]]:
+    content: Mapping[str, YamlNode], key: str, default: float
+) -> tuple[float, list[Diagnostic]]:
     if key not in content:
         return default, []
     number, bad = validation.check_positive(content[key])
     return (default if number is None else number), ([] if bad is None else [bad])
 
 
-def _span(content: Mapping[str, Located]) -> tuple[float, list[Finding]]:
-    span, findings = _positive(content, "span", 8.0)
+def _span(content: Mapping[str, YamlNode]) -> tuple[float, list[Diagnostic]]:
+    span, diagnostics = _positive(content, "span", 8.0)
     if span > 1:
-        return span, findings
+        return span, diagnostics
     fix = "it is the largest size over the smallest: write for example 8"
-    return 8.0, [content["span"].finding(f"must be above 1, got {content['span'].shown}", fix)]
+    return 8.0, [content["span"].diagnostic(f"must be above 1, got {content['span'].shown}", fix)]
 
 
-def _size_count(content: Mapping[str, Located]) -> tuple[int, list[Finding]]:
+def _size_count(content: Mapping[str, YamlNode]) -> tuple[int, list[Diagnostic]]:
     if "sizes" not in content:
         return 6, []
     sizes = content["sizes"]
@@ -233,4 +235,4 @@ def _size_count(content: Mapping[str, Located]) -> tuple[int, list[Finding]]:
         )
     elif bad is not None and isinstance(sizes.content, str):
         fix = bad.fix
-    return 6, [sizes.finding(message, fix)]
+    return 6, [sizes.diagnostic(message, fix)]

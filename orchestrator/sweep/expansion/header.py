@@ -11,8 +11,8 @@ from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
 from orchestrator.sweep.expansion.sections import Workloads, elsewhere
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Findings
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostics
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 LARGEST_SEED = 2**63 - 1
 """What the random number generators of a trial take."""
@@ -47,18 +47,20 @@ class Header:
     name: str
     base: Settings
     """Dotted key -> value."""
-    where: Mapping[str, Located]
+    where: Mapping[str, YamlNode]
     """Section -> the mapping that is blamed for missing keys."""
     told: frozenset[str]
     """Sections that are misspelt or no mappings: their missing keys are no second mistake."""
     seeds: Sequence[int]
     retries: Retries
     logging: Logging
-    trials: Located | None
-    document: Located
+    trials: YamlNode | None
+    document: YamlNode
 
 
-def read_header(document: Located, findings: Findings, workloads: Workloads) -> Header | None:
+def read_header(
+    document: YamlNode, diagnostics: Diagnostics, workloads: Workloads
+) -> Header | None:
     """Return the header, or None when the document is no mapping."""
     content = document.content
     if not isinstance(content, dict) or not content:
@@ -66,13 +68,15 @@ def read_header(document: Located, findings: Findings, workloads: Workloads) -> 
         if content is None:
             what = "holds only comments"
         fix = f"write {', '.join(f'{key}:' for key in HEADER_KEYS[:4])} at the left margin"
-        findings.add([document.finding(what, fix)])
+        diagnostics.add([document.diagnostic(what, fix)])
         return None
     told = set()
     for key in content.keys() - set(HEADER_KEYS):
-        findings.add([validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads))])
+        diagnostics.add(
+            [validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads))]
+        )
         told.add(messages.nearest(key, HEADER_KEYS) or "")
-    sections: dict[str, dict[str, Located]] = {}
+    sections: dict[str, dict[str, YamlNode]] = {}
     where = {}
     for section in SECTIONS:
         value = content.get(section)
@@ -81,10 +85,10 @@ def read_header(document: Located, findings: Findings, workloads: Workloads) -> 
         if value is not None:
             example = f"{section}: {_EXAMPLE[section]}"
             sections[section], wrong = validation.mapping_of(value, example=example)
-            findings.add(wrong)
+            diagnostics.add(wrong)
             told |= {section for _ in wrong}
     return Header(
-        name="unnamed" if "name" in told else _name(content.get("name"), document, findings),
+        name="unnamed" if "name" in told else _name(content.get("name"), document, diagnostics),
         base={
             f"{section}.{key}": value
             for section in SECTIONS
@@ -92,19 +96,19 @@ def read_header(document: Located, findings: Findings, workloads: Workloads) -> 
         },
         where=where,
         told=frozenset(told),
-        seeds=_seeds(content.get("seeds"), findings),
-        retries=_sweep_wide(Retries, "retries", document, findings),
-        logging=_sweep_wide(Logging, "logging", document, findings),
+        seeds=_seeds(content.get("seeds"), diagnostics),
+        retries=_sweep_wide(Retries, "retries", document, diagnostics),
+        logging=_sweep_wide(Logging, "logging", document, diagnostics),
         trials=content.get("trials"),
         document=document,
     )
 
 
-def _name(value: Located | None, document: Located, findings: Findings) -> str:
+def _name(value: YamlNode | None, document: YamlNode, diagnostics: Diagnostics) -> str:
     if value is None:
-        findings.add(
+        diagnostics.add(
             [
-                _absent(document, "name").finding_at_key(
+                _absent(document, "name").diagnostic_at_key(
                     "is missing", f"add name: {_EXAMPLE['name']}", kind="missing"
                 )
             ]
@@ -116,12 +120,12 @@ def _name(value: Located | None, document: Located, findings: Findings) -> str:
             if value.text
             else f"write for example {_EXAMPLE['name']}"
         )
-        findings.add([value.finding(f"must be text, got {value.shown}", fix)])
+        diagnostics.add([value.diagnostic(f"must be text, got {value.shown}", fix)])
         return "unnamed"
     if not SWEEP_NAME.fullmatch(value.content):
-        findings.add(
+        diagnostics.add(
             [
-                value.finding(
+                value.diagnostic(
                     f"cannot be a folder's name: {value.shown}",
                     "use letters, digits, '_', '-' and '.', at most 100, beginning with a letter or digit",
                 )
@@ -130,40 +134,40 @@ def _name(value: Located | None, document: Located, findings: Findings) -> str:
     return value.content
 
 
-def _seeds(value: Located | None, findings: Findings) -> list[int]:
+def _seeds(value: YamlNode | None, diagnostics: Diagnostics) -> list[int]:
     if value is None:
         return [0]
     items, wrong = validation.list_of(value, example="[0, 1, 2]")
     if isinstance(value.content, int) and not isinstance(value.content, bool):
         fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
         wrong = [dataclasses.replace(wrong[0], fix=fix)]
-    findings.add(wrong)
-    seeds: dict[int, Located] = {}
+    diagnostics.add(wrong)
+    seeds: dict[int, YamlNode] = {}
     for item in items:
-        seed, finding = validation.check_whole_number(item, at_least=0)
-        if finding is not None:
-            findings.add([finding])
+        seed, diagnostic = validation.check_whole_number(item, at_least=0)
+        if diagnostic is not None:
+            diagnostics.add([diagnostic])
         elif seed is not None and seed > LARGEST_SEED:
             message = f"must be at most {LARGEST_SEED}, got {item.shown}"
-            findings.add([item.finding(message, "any small number will do")])
+            diagnostics.add([item.diagnostic(message, "any small number will do")])
         elif seed in seeds:
-            findings.add([item.finding(f"seed {seed} is written twice", "keep one of them")])
+            diagnostics.add([item.diagnostic(f"seed {seed} is written twice", "keep one of them")])
         elif seed is not None:
             seeds[seed] = item
     return list(seeds) or [0]
 
 
-def _sweep_wide(cls: Any, key: str, document: Located, findings: Findings) -> Any:
+def _sweep_wide(cls: Any, key: str, document: YamlNode, diagnostics: Diagnostics) -> Any:
     value = document.content.get(key)
     if value is None:
         return cls()
     content, wrong = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}")
     record, more = validation.build(cls, content, where=value)
-    findings.add([*wrong, *more])
+    diagnostics.add([*wrong, *more])
     return record or cls()
 
 
-def _absent(document: Located, key: str) -> Located:
+def _absent(document: YamlNode, key: str) -> YamlNode:
     """Return a place for what is not in the file: its first line, under the key that should be there."""
     return dataclasses.replace(
         document, content={}, path=key, line=1, column=1, key_line=1, key_column=1

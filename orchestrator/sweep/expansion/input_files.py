@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 _CHUNK_BYTES = 2**20
 _digests: dict[tuple[Path, int, int], str] = {}
@@ -17,8 +17,8 @@ _digests: dict[tuple[Path, int, int], str] = {}
 
 
 def resolve(
-    source: Any, *, folder: Path, written: Mapping[str, Located], where: Located
-) -> tuple[Any, dict[str, str], list[Finding]]:
+    source: Any, *, folder: Path, written: Mapping[str, YamlNode], where: YamlNode
+) -> tuple[Any, dict[str, str], list[Diagnostic]]:
     """Return the source with absolute paths, the content hash of every field that names files, and what is wrong.
 
     A relative path is looked for beside the sweep file first, then in the current folder. A field may
@@ -30,7 +30,7 @@ def resolve(
         written: Fields of the source as written, for the places of mistakes.
         where: Blamed when a field was not written.
     """
-    findings: list[Finding] = []
+    diagnostics: list[Diagnostic] = []
     absolute: dict[str, Any] = {}
     for name in source.files():
         value = getattr(source, name)
@@ -40,28 +40,28 @@ def resolve(
             place = _item(written.get(name, where), index if is_list else None)
             located = _locate(str(path), folder)
             if located is None:
-                findings.append(
+                diagnostics.append(
                     _missing(str(path), folder, place=place, expected=_expected(source, name))
                 )
             else:
                 found.append(located if isinstance(path, Path) else str(located))
         absolute[name] = tuple(found) if is_list else next(iter(found), value)
-    if findings:
-        return source, {}, findings
+    if diagnostics:
+        return source, {}, diagnostics
     source = dataclasses.replace(source, **absolute)
     digests = {}
     for name, paths in source.files().items():
         several = list(paths) if isinstance(paths, list | tuple) else [paths]
         place = written.get(name, where)
         refused = [
-            finding
+            diagnostic
             for path in several
-            if (finding := _unreadable(path, place, _expected(source, name)))
+            if (diagnostic := _unreadable(path, place, _expected(source, name)))
         ]
-        findings += refused
+        diagnostics += refused
         if not refused:
             digests[name] = _combined([content_sha256(path) for path in several])
-    return source, digests, findings
+    return source, digests, diagnostics
 
 
 def content_sha256(path: Path) -> str:
@@ -83,10 +83,10 @@ def _combined(digests: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def _item(place: Located, index: int | None) -> Located:
+def _item(place: YamlNode, index: int | None) -> YamlNode:
     if index is None or not isinstance(place.content, list):
         return place
-    item: Located = place.content[index]
+    item: YamlNode = place.content[index]
     return item
 
 
@@ -113,27 +113,27 @@ def _expected(source: Any, field: str) -> str:
     return str(getattr(source, "FIELD_FORMATS", {}).get(field, source.FORMAT))
 
 
-def _missing(path: str, folder: Path, *, place: Located, expected: str) -> Finding:
+def _missing(path: str, folder: Path, *, place: YamlNode, expected: str) -> Diagnostic:
     beside = folder / Path(path).parent
     names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
     close = difflib.get_close_matches(Path(path).name, names, n=1)
     guess = f"did you mean {Path(path).parent / close[0]}? It should be" if close else "expected:"
     kind = "no file matches" if glob.has_magic(path) else "no such file:"
-    return place.finding(
+    return place.diagnostic(
         f"{kind} {path} (looked beside the sweep file and in the current folder)",
         f"{guess} {expected}",
     )
 
 
-def _unreadable(path: Path, place: Located, expected: str) -> Finding | None:
+def _unreadable(path: Path, place: YamlNode, expected: str) -> Diagnostic | None:
     if path.is_dir():
-        return place.finding(f"{place.shown} is a folder", f"expected: {expected}")
+        return place.diagnostic(f"{place.shown} is a folder", f"expected: {expected}")
     if not path.is_file():
-        return place.finding(f"{place.shown} is no plain file", f"expected: {expected}")
+        return place.diagnostic(f"{place.shown} is no plain file", f"expected: {expected}")
     try:
         with path.open("rb"):
             return None
     except OSError as error:
-        return place.finding(
+        return place.diagnostic(
             f"{place.shown} cannot be read ({error.strerror})", "check its permissions"
         )

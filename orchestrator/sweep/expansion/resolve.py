@@ -1,19 +1,19 @@
-"""Draft -> TrialSpec: sections built, sizes and budgets solved, what contradicts each other told."""
+"""DraftTrial -> TrialSpec: sections built, sizes and budgets solved, what contradicts each other told."""
 
 import dataclasses
 from typing import Any, NamedTuple
 
 from orchestrator.records.trial_spec import Logging, Resources, Retries, TrialSpec
-from orchestrator.sweep.draft_trial import Draft, Match, Profile, Rung
+from orchestrator.sweep.draft_trial import DraftTrial, Match, Profile, Rung
 from orchestrator.sweep.expansion.sections import UNSOLVED_TOKENS, Sections, plain
 from orchestrator.sweep.matching import budget, isoflop_ladder
 from orchestrator.sweep.matching import match as matching
 from orchestrator.sweep.matching.match import Matched
 from orchestrator.sweep.matching.quantities import QUANTITIES
-from orchestrator.sweep.matching.step_time import Question, StepTimes
+from orchestrator.sweep.matching.step_time import StepTimeCache, StepTimeQuery
 from orchestrator.sweep.parsing import validation
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 
 class Basis(NamedTuple):
@@ -33,7 +33,7 @@ class Solved(NamedTuple):
     matched: Matched | None = None
 
 
-class Trial(NamedTuple):
+class ResolvedTrial(NamedTuple):
     """A trial with seed 0, and what `match` chose for it."""
 
     spec: TrialSpec
@@ -41,39 +41,41 @@ class Trial(NamedTuple):
 
 
 def trial(
-    draft: Draft,
+    draft: DraftTrial,
     sections: Sections,
-    step_times: StepTimes,
+    step_times: StepTimeCache,
     *,
     sweep: str,
     retries: Retries,
     logging: Logging,
-) -> tuple[Trial | None, list[Finding]]:
+) -> tuple[ResolvedTrial | None, list[Diagnostic]]:
     """Return the trial, or everything that is wrong with it; neither where a step time must be measured first."""
-    data, findings = sections.data(draft)
+    data, diagnostics = sections.data(draft)
     train, wrong = sections.train(draft)
     resources, also_wrong = sections.resources(draft)
-    findings = [*findings, *wrong, *also_wrong]
+    diagnostics = [*diagnostics, *wrong, *also_wrong]
     frame = None
     if data is not None and train is not None:
         frame = isoflop_ladder.Frame(data.vocab_size, train.seq_len, train.batch_tokens)
     model, wrong = _model(draft, sections, frame)
-    findings += wrong
+    diagnostics += wrong
     if train is not None and resources is not None:
-        findings += _splits(train, resources, draft)
+        diagnostics += _splits(train, resources, draft)
     if train is not None and model is not None:
-        findings += _too_long(train, model, draft)
-    if data is None or frame is None or model is None or findings:
-        return None, findings
+        diagnostics += _too_long(train, model, draft)
+    if data is None or frame is None or model is None or diagnostics:
+        return None, diagnostics
     resources = resources or Resources()
-    solved, findings = _solved(draft, sections, step_times, Basis(model, train, frame, resources))
+    solved, diagnostics = _solved(
+        draft, sections, step_times, Basis(model, train, frame, resources)
+    )
     if solved is None:
-        return None, findings
+        return None, diagnostics
     model, train, matched = solved
     # What `match` chose may be the length that a mixer is built for.
-    findings = _too_long(train, model, draft)
-    if findings:
-        return None, findings
+    diagnostics = _too_long(train, model, draft)
+    if diagnostics:
+        return None, diagnostics
     preset = None if draft.chooses_size else draft.settings.get("model.preset")
     recipe = draft.settings.get("train.recipe")
     spec = TrialSpec(
@@ -91,42 +93,42 @@ def trial(
         logging=logging,
         not_causal=_not_causal(model),
     )
-    return Trial(spec, matched), []
+    return ResolvedTrial(spec, matched), []
 
 
 def _model(
-    draft: Draft,
+    draft: DraftTrial,
     sections: Sections,
     frame: isoflop_ladder.Frame | None,
-    counterpart: Located | None = None,
-) -> tuple[Any, list[Finding]]:
-    """Return the model before matching; None without findings where the frame is needed and absent."""
+    counterpart: YamlNode | None = None,
+) -> tuple[Any, list[Diagnostic]]:
+    """Return the model before matching; None without diagnostics where the frame is needed and absent."""
     if not draft.chooses_size or draft.size is None:
         return sections.model(draft, counterpart=counterpart)
-    sized, findings = sections.sized(draft, counterpart=counterpart)
-    if sized is None:
-        return None, findings
+    nearest_size, diagnostics = sections.nearest_size(draft, counterpart=counterpart)
+    if nearest_size is None:
+        return None, diagnostics
     if isinstance(draft.size, Rung):
-        return isoflop_ladder.rung_model(sized, draft.size)
+        return isoflop_ladder.rung_model(nearest_size, draft.size)
     if frame is None:
         return None, []
     profile: Profile = draft.size
-    key = ("center", sized, profile.budget_flops, profile.tokens_per_param, frame)
-    center = sections.once(key, lambda: isoflop_ladder.profile_center(sized, profile, frame))
-    return isoflop_ladder.profile_model(sized, profile, center=center)
+    key = ("center", nearest_size, profile.budget_flops, profile.tokens_per_param, frame)
+    center = sections.once(key, lambda: isoflop_ladder.profile_center(nearest_size, profile, frame))
+    return isoflop_ladder.profile_model(nearest_size, profile, center=center)
 
 
 def _solved(
-    draft: Draft, sections: Sections, step_times: StepTimes, basis: Basis
-) -> tuple[Solved | None, list[Finding]]:
+    draft: DraftTrial, sections: Sections, step_times: StepTimeCache, basis: Basis
+) -> tuple[Solved | None, list[Diagnostic]]:
     """Return model and train with tokens and matches worked out; nothing at all where a step time is wanting."""
     model, train, frame, _ = basis
     if draft.size is not None:
-        tokens, findings = isoflop_ladder.tokens_for(
+        tokens, diagnostics = isoflop_ladder.tokens_for(
             draft.size, model, frame, largest=lambda: _model(_last(draft), sections, frame)[0]
         )
-        if findings:
-            return None, findings
+        if diagnostics:
+            return None, diagnostics
         train = dataclasses.replace(train, tokens=tokens)
     if draft.match is None:
         return Solved(model, train), []
@@ -134,33 +136,33 @@ def _solved(
 
 
 def _matched(
-    draft: Draft, match: Match, sections: Sections, step_times: StepTimes, basis: Basis
-) -> tuple[Solved | None, list[Finding]]:
+    draft: DraftTrial, match: Match, sections: Sections, step_times: StepTimeCache, basis: Basis
+) -> tuple[Solved | None, list[Diagnostic]]:
     """Return model and train equal to what `match` names."""
     model, train, frame, _ = basis
     itself = match.architecture == draft.architecture
     known_elsewhere = itself and sections.used_by("model", match.solve)
-    findings = []
+    diagnostics = []
     if match.solve != "tokens" and not known_elsewhere:
-        findings = matching.check_field(match, model, draft)
-    if findings:
-        return None, findings
+        diagnostics = matching.check_field(match, model, draft)
+    if diagnostics:
+        return None, diagnostics
     other = None
     compared_tokens: int | None = None
     if match.architecture is not None:
         if not itself:
-            other, findings = _model(draft, sections, frame, match.target)
-            findings = findings or _too_long(train, other, draft, name=match.architecture)
-            if findings:
-                return None, [_about_counterpart(findings[0], match)]
-        compared_tokens, findings = _counterpart_tokens(draft, match, train)
+            other, diagnostics = _model(draft, sections, frame, match.target)
+            diagnostics = diagnostics or _too_long(train, other, draft, name=match.architecture)
+            if diagnostics:
+                return None, [_about_counterpart(diagnostics[0], match)]
+        compared_tokens, diagnostics = _counterpart_tokens(draft, match, train)
         if isinstance(draft.size, Rung) and other is not None:
             # In a ladder the counterpart trains for its own tokens per parameter.
             compared_tokens, _ = isoflop_ladder.tokens_for(
                 draft.size, other, frame, largest=lambda: other
             )
         if compared_tokens is None:
-            return None, findings
+            return None, diagnostics
         if itself:
             return Solved(model, dataclasses.replace(train, tokens=compared_tokens)), []
     if QUANTITIES[match.quantity].count is None:
@@ -169,13 +171,13 @@ def _matched(
 
 
 def _counted(
-    draft: Draft,
+    draft: DraftTrial,
     match: Match,
     sections: Sections,
     basis: Basis,
     other: Any,
     compared_tokens: int | None,
-) -> tuple[Solved | None, list[Finding]]:
+) -> tuple[Solved | None, list[Diagnostic]]:
     """Return model and train at which a closed form meets that of `other`, or a number."""
     model, train, frame, _ = basis
     count, target = QUANTITIES[match.quantity].count, match.target_number
@@ -186,16 +188,16 @@ def _counted(
     wanted = target
     field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
     if match.solve == "tokens":
-        chosen, reached, findings = matching.solved_tokens(match, model, frame, target=wanted)
+        chosen, reached, diagnostics = matching.solved_tokens(match, model, frame, target=wanted)
     else:
         # The match itself, and not only what it says: what is wrong with it is told at its place.
         key = ("match", match, model, frame, train.tokens, wanted)
-        chosen, reached, findings = sections.once(
+        chosen, reached, diagnostics = sections.once(
             key,
             lambda: matching.solved_field(match, model, frame, target=wanted, tokens=train.tokens),
         )
     if chosen is None:
-        return None, [finding.of(draft.architecture) for finding in findings]
+        return None, [diagnostic.of(draft.architecture) for diagnostic in diagnostics]
     told = Matched(
         trial=matching.trial_name(draft),
         quantity=match.quantity,
@@ -210,18 +212,18 @@ def _counted(
 
 
 def _timed(
-    draft: Draft,
+    draft: DraftTrial,
     match: Match,
-    step_times: StepTimes,
+    step_times: StepTimeCache,
     basis: Basis,
     other: Any,
     compared_tokens: int | None,
-) -> tuple[Solved | None, list[Finding]]:
+) -> tuple[Solved | None, list[Diagnostic]]:
     """Return model and train at which the measured time of a step, or of all steps, meets that of `other`."""
     model, train, frame, resources = basis
     field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
     trial_name = matching.trial_name(draft)
-    question = Question(
+    question = StepTimeQuery(
         match=match,
         trial=trial_name,
         field=field,
@@ -233,11 +235,11 @@ def _timed(
         resources=resources,
     )
     written = compared_tokens if field == "tokens" else getattr(model, field)
-    answer, findings = step_times.answer(
+    answer, diagnostics = step_times.answer(
         question, with_value=lambda n: matching.with_field(model, field, n), written=written
     )
     if answer is None:
-        return None, findings
+        return None, diagnostics
     told = Matched(
         trial=trial_name,
         quantity=match.quantity,
@@ -265,8 +267,8 @@ def _timed(
                 f"which whole steps of {frame.batch_tokens:,} tokens do not meet within 1 %"
             )
             fix = "lower train.batch_tokens or raise train.tokens"
-            finding = match.where.finding_at_key(message, fix, kind="combination")
-            return None, [finding.of(draft.architecture)]
+            diagnostic = match.where.diagnostic_at_key(message, fix, kind="combination")
+            return None, [diagnostic.of(draft.architecture)]
     return _with(basis, told), []
 
 
@@ -278,7 +280,7 @@ def _with(basis: Basis, matched: Matched) -> Solved:
     return Solved(model, basis.train, matched)
 
 
-def _last(draft: Draft) -> Draft:
+def _last(draft: DraftTrial) -> DraftTrial:
     """Return the draft of the largest size in the same profile."""
     if not isinstance(draft.size, Profile):
         return draft
@@ -286,7 +288,9 @@ def _last(draft: Draft) -> Draft:
     return dataclasses.replace(draft, size=size)
 
 
-def _counterpart_tokens(draft: Draft, match: Match, train: Any) -> tuple[int | None, list[Finding]]:
+def _counterpart_tokens(
+    draft: DraftTrial, match: Match, train: Any
+) -> tuple[int | None, list[Diagnostic]]:
     """Return the tokens that the counterpart of a match trains for: the trial's own before solving."""
     if train.tokens != UNSOLVED_TOKENS:
         return int(train.tokens), []
@@ -294,18 +298,18 @@ def _counterpart_tokens(draft: Draft, match: Match, train: Any) -> tuple[int | N
     if written is None:
         message = f"solve: tokens compares with a {match.architecture} model of train.tokens tokens"
         return None, [
-            match.where.finding_at_key(message, "write tokens: under train:", kind="missing")
+            match.where.diagnostic_at_key(message, "write tokens: under train:", kind="missing")
         ]
     tokens, bad = validation.check_whole_number(written, at_least=1)
     return tokens, [] if bad is None else [bad]
 
 
-def _about_counterpart(finding: Finding, match: Match) -> Finding:
+def _about_counterpart(diagnostic: Diagnostic, match: Match) -> Diagnostic:
     """Say that a mistake was met while building the model that a match compares with."""
-    message = f"there is no {match.architecture} model to compare with: {finding.message}"
+    message = f"there is no {match.architecture} model to compare with: {diagnostic.message}"
     example = QUANTITIES[match.quantity].example
     fix = f"use a preset that both architectures have, or write a number such as {example}"
-    return match.target.finding(message, fix, kind="combination")
+    return match.target.diagnostic(message, fix, kind="combination")
 
 
 def _not_causal(model: Any) -> str | None:
@@ -314,7 +318,9 @@ def _not_causal(model: Any) -> str | None:
     return "; ".join(f"in {mode}: {why}" for mode, why in reasons.items()) or None
 
 
-def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) -> list[Finding]:
+def _too_long(
+    train: Any, model: Any, draft: DraftTrial, *, name: str | None = None
+) -> list[Diagnostic]:
     """Return that the model cannot read sequences of this length, if its Config says so."""
     longest = getattr(model, "longest_sequence", None)
     if longest is None or train.seq_len <= longest:
@@ -325,12 +331,12 @@ def _too_long(train: Any, model: Any, draft: Draft, *, name: str | None = None) 
     fix = f"lower train.seq_len to {longest}, or raise model.{field}"
     # One of the two is there: train would not be otherwise.
     where = draft.settings.get("train.seq_len") or draft.settings["train.recipe"]
-    return [where.finding(message, fix, kind="combination", about=name)]
+    return [where.diagnostic(message, fix, kind="combination", about=name)]
 
 
-def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
+def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnostic]:
     """Return what the trainer would refuse: parts that the batch cannot be cut into."""
-    findings = []
+    diagnostics = []
     on_host = draft.settings.get("resources.memory_tables")
     if (
         on_host is not None
@@ -339,7 +345,7 @@ def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
     ):
         message = "tables in the host's memory have no gradient as large as themselves, which table_optimizer: adamw needs"
         fix = "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device"
-        findings.append(on_host.finding(message, fix, kind="combination"))
+        diagnostics.append(on_host.diagnostic(message, fix, kind="combination"))
     memory_ranks = draft.settings.get("resources.memory_ranks")
     if memory_ranks is not None and resources.memory_ranks > 1 and train.table_moments is not None:
         message = (
@@ -347,7 +353,7 @@ def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
             f"got memory_ranks {resources.memory_ranks}"
         )
         fix = "set memory_ranks to 1, or remove train.table_moments"
-        findings.append(memory_ranks.finding(message, fix, kind="combination"))
+        diagnostics.append(memory_ranks.diagnostic(message, fix, kind="combination"))
     ranks = draft.settings.get("resources.ranks")
     if ranks is not None and resources.ranks > train.sequences_per_step:
         message = (
@@ -355,11 +361,11 @@ def _splits(train: Any, resources: Resources, draft: Draft) -> list[Finding]:
             f"(batch_tokens / seq_len = {train.sequences_per_step}), got {resources.ranks}"
         )
         fix = "lower ranks or raise train.batch_tokens"
-        findings.append(ranks.finding(message, fix, kind="combination"))
+        diagnostics.append(ranks.diagnostic(message, fix, kind="combination"))
     micro = draft.settings.get("resources.micro_batch_tokens")
     count = resources.micro_batch_tokens
     if micro is not None and count is not None and count < train.seq_len:
         message = f"micro_batch_tokens must be at least one sequence (seq_len = {train.seq_len}), got {count}"
         fix = "raise it or lower train.seq_len"
-        findings.append(micro.finding(message, fix, kind="combination"))
-    return findings
+        diagnostics.append(micro.diagnostic(message, fix, kind="combination"))
+    return diagnostics

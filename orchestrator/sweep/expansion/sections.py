@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
-from orchestrator.sweep.draft_trial import SECTIONS, Draft, Settings
+from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
 from orchestrator.sweep.matching.step_time import Timer
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 Result = TypeVar("Result")
 
@@ -72,8 +72,8 @@ class Sections:
         self,
         base: Settings,
         *,
-        where: Mapping[str, Located],
-        drafts: Iterable[Draft],
+        where: Mapping[str, YamlNode],
+        drafts: Iterable[DraftTrial],
         folder: Path,
         workloads: Workloads,
     ) -> None:
@@ -92,24 +92,24 @@ class Sections:
         self._folder = folder
         self._workloads = workloads
         self._memory: dict[Any, Any] = {}
-        self._used: dict[str, dict[str, Located]] = {"model": {}, "data": {}}
+        self._used: dict[str, dict[str, YamlNode]] = {"model": {}, "data": {}}
         for settings in [base, *(draft.settings for draft in drafts)]:
             for section, selector in _SELECTORS.items():
                 name = settings.get(f"{section}.{selector}")
                 if name is not None:
                     self._used[section].setdefault(str(name.content), name)
 
-    def data(self, draft: Draft) -> tuple[Data | None, list[Finding]]:
+    def data(self, draft: DraftTrial) -> tuple[Data | None, list[Diagnostic]]:
         """Return the data section with absolute paths and the hashes of its files."""
         return self.once(("data", *_key(draft, "data")), lambda: self._data(draft))
 
-    def train(self, draft: Draft) -> tuple[Any, list[Finding]]:
+    def train(self, draft: DraftTrial) -> tuple[Any, list[Diagnostic]]:
         """Return the TrainConfig; its tokens are UNSOLVED_TOKENS where the draft chooses them."""
         return self.once(
             ("train", *_key(draft, "train"), draft.chooses_tokens), lambda: self._train(draft)
         )
 
-    def resources(self, draft: Draft) -> tuple[Resources | None, list[Finding]]:
+    def resources(self, draft: DraftTrial) -> tuple[Resources | None, list[Diagnostic]]:
         """Return the Resources."""
         values = part(draft.settings, "resources")
         return self.once(
@@ -118,8 +118,8 @@ class Sections:
         )
 
     def model(
-        self, draft: Draft, *, counterpart: Located | None = None
-    ) -> tuple[Any, list[Finding]]:
+        self, draft: DraftTrial, *, counterpart: YamlNode | None = None
+    ) -> tuple[Any, list[Diagnostic]]:
         """Return the model Config that presets and keys make. Not for a draft that chooses its size.
 
         Args:
@@ -129,33 +129,33 @@ class Sections:
         key = ("model", *_key(draft, "model"), counterpart)
         return self.once(key, lambda: self._model(draft, counterpart))
 
-    def sized(
-        self, draft: Draft, *, counterpart: Located | None = None
-    ) -> tuple[Callable[[int], Any] | None, list[Finding]]:
+    def nearest_size(
+        self, draft: DraftTrial, *, counterpart: YamlNode | None = None
+    ) -> tuple[Callable[[int], Any] | None, list[Diagnostic]]:
         """Return parameters -> model Config for a draft that chooses its size; keys as written held fixed."""
-        key = ("sized", *_key(draft, "model"), counterpart)
+        key = ("nearest_size", *_key(draft, "model"), counterpart)
         return self.once(key, lambda: self._sized(draft, counterpart))
 
-    def single_values(self, settings: Settings, *, unknown_keys: bool) -> list[Finding]:
+    def single_values(self, settings: Settings, *, unknown_keys: bool) -> list[Diagnostic]:
         """Return what is wrong with values one by one, whatever they are combined with.
 
         For values that no trial uses as they stand: a base that every entry overrides, an entry that
         is broken elsewhere.
         """
-        findings = []
+        diagnostics = []
         for section in SECTIONS:
             values = part(settings, section)
             cls, wrong = self._config_class(section, values)
-            findings += wrong
+            diagnostics += wrong
             if cls is None:
                 continue
             for key, value in values.items():
                 if key in validation.field_names(cls):
                     _, bad = validation.check_field(cls, key, value)
-                    findings += [bad] if bad is not None else []
+                    diagnostics += [bad] if bad is not None else []
                 elif unknown_keys:
-                    findings.append(self._unknown(section, cls, key, value))
-        return findings
+                    diagnostics.append(self._unknown(section, cls, key, value))
+        return diagnostics
 
     def once(self, key: Any, make: Callable[[], Result]) -> Result:
         """Return what `make` returned the first time it was asked for under this key."""
@@ -164,29 +164,29 @@ class Sections:
         result: Result = self._memory[key]
         return result
 
-    def _data(self, draft: Draft) -> tuple[Data | None, list[Finding]]:
+    def _data(self, draft: DraftTrial) -> tuple[Data | None, list[Diagnostic]]:
         values = part(draft.settings, "data")
-        name, module, findings = self._module("data", values)
+        name, module, diagnostics = self._module("data", values)
         if module is None:
-            return None, findings
+            return None, diagnostics
         values = self._inherited(draft, "data", name, values, module.Config)
-        source, findings = self._build("data", module.Config, values)
+        source, diagnostics = self._build("data", module.Config, values)
         if source is None:
-            return None, findings
+            return None, diagnostics
         where = self._where["data"]
-        source, sha256, findings = input_files.resolve(
+        source, sha256, diagnostics = input_files.resolve(
             source, folder=self._folder, written=values, where=where
         )
-        if findings:
-            return None, findings
+        if diagnostics:
+            return None, diagnostics
         try:
             vocab_size = int(source.vocab_size)
         except (ValueError, OSError) as error:
             message, _, fix = str(error).partition("; ")
-            return None, [where.finding_at_key(message, fix, kind="combination")]
+            return None, [where.diagnostic_at_key(message, fix, kind="combination")]
         return Data({"source": name.content, **plain(source)}, sha256, vocab_size), []
 
-    def _train(self, draft: Draft) -> tuple[Any, list[Finding]]:
+    def _train(self, draft: DraftTrial) -> tuple[Any, list[Diagnostic]]:
         values = part(draft.settings, "train")
         recipe = _chosen(values.pop("recipe", None))
         bad = None if recipe is None else self._check_recipe(recipe)
@@ -207,7 +207,7 @@ class Sections:
             defaults_from=recipe,
         )
 
-    def _check_recipe(self, recipe: Located) -> Finding | None:
+    def _check_recipe(self, recipe: YamlNode) -> Diagnostic | None:
         """Return what is wrong with `train.recipe`: a guess at what was meant, and all there are."""
         _, bad = validation.check_text(recipe)
         names = list(self._workloads.recipes())
@@ -215,14 +215,16 @@ class Sections:
             return bad
         guess = messages.nearest(str(recipe.content), names)
         meant = f"did you mean {guess!r}? " if guess else ""
-        return recipe.finding(
+        return recipe.diagnostic(
             f"no recipe is called {recipe.shown}", f"{meant}there are {', '.join(names)}"
         )
 
-    def _model(self, draft: Draft, counterpart: Located | None) -> tuple[Any, list[Finding]]:
-        name, module, values, findings = self._model_values(draft, counterpart)
+    def _model(
+        self, draft: DraftTrial, counterpart: YamlNode | None
+    ) -> tuple[Any, list[Diagnostic]]:
+        name, module, values, diagnostics = self._model_values(draft, counterpart)
         if module is None:
-            return None, findings
+            return None, diagnostics
         preset = values.pop("preset", None)
         bad = None if preset is None else _check_preset(name, module, preset)
         if preset is not None and bad is None:
@@ -238,18 +240,18 @@ class Sections:
             others = _only(draft.settings, "model")
             return None, [bad, *self.single_values(others, unknown_keys=True)]
         instead = f"a preset ({', '.join(module.PRESETS)})" if module.PRESETS else ""
-        model, findings = self._build(
+        model, diagnostics = self._build(
             "model", module.Config, values, where=counterpart, instead_of_missing=instead
         )
         # A counterpart without that preset will do if the keys alone make it.
-        return model, [bad] if findings and bad is not None else findings
+        return model, [bad] if diagnostics and bad is not None else diagnostics
 
     def _sized(
-        self, draft: Draft, counterpart: Located | None
-    ) -> tuple[Callable[[int], Any] | None, list[Finding]]:
-        _, module, values, findings = self._model_values(draft, counterpart)
+        self, draft: DraftTrial, counterpart: YamlNode | None
+    ) -> tuple[Callable[[int], Any] | None, list[Diagnostic]]:
+        _, module, values, diagnostics = self._model_values(draft, counterpart)
         if module is None:
-            return None, findings
+            return None, diagnostics
         preset = values.pop("preset", None)
         if preset is not None and counterpart is None:
             chooser = draft.origin.split(" ")[0]
@@ -259,22 +261,22 @@ class Sections:
         for key, value in values.items():
             if key in validation.field_names(cls):
                 typed[key], bad = validation.check_field(cls, key, value)
-                findings += [bad] if bad is not None else []
+                diagnostics += [bad] if bad is not None else []
             else:
-                findings.append(self._unknown("model", cls, key, value))
-        if findings:
-            return None, findings
-        return lambda size: cls.sized(size, **typed), []
+                diagnostics.append(self._unknown("model", cls, key, value))
+        if diagnostics:
+            return None, diagnostics
+        return lambda size: cls.nearest_size(size, **typed), []
 
     def _model_values(
-        self, draft: Draft, counterpart: Located | None
-    ) -> tuple[Located, Any, dict[str, Located], list[Finding]]:
+        self, draft: DraftTrial, counterpart: YamlNode | None
+    ) -> tuple[YamlNode, Any, dict[str, YamlNode], list[Diagnostic]]:
         values = part(draft.settings, "model")
         if counterpart is not None:
             values["architecture"] = counterpart
-        name, module, findings = self._module("model", values)
+        name, module, diagnostics = self._module("model", values)
         if module is None:
-            return name, None, {}, findings
+            return name, None, {}, diagnostics
         preset = _chosen(values.pop("preset", None))
         if counterpart is None:
             values = self._inherited(draft, "model", name, values, module.Config)
@@ -283,7 +285,9 @@ class Sections:
             values = {key: value for key, value in values.items() if key in known}
         return name, module, values | ({} if preset is None else {"preset": preset}), []
 
-    def _config_class(self, section: str, values: dict[str, Located]) -> tuple[Any, list[Finding]]:
+    def _config_class(
+        self, section: str, values: dict[str, YamlNode]
+    ) -> tuple[Any, list[Diagnostic]]:
         """Return the class behind a section, and what is wrong with the names in `values` that select it."""
         if section == "train":
             recipe = _chosen(values.pop("recipe", None))
@@ -296,16 +300,16 @@ class Sections:
             values[selector] = self._base[f"{section}.{selector}"]
         if selector not in values:
             return None, []
-        name, module, findings = self._module(section, values)
+        name, module, diagnostics = self._module(section, values)
         preset = _chosen(values.pop("preset", None)) if section == "model" else None
         if module is None:
-            return None, findings
+            return None, diagnostics
         bad = _check_preset(name, module, preset) if preset is not None else None
         return module.Config, ([] if bad is None else [bad])
 
     def _module(
-        self, section: str, values: dict[str, Located]
-    ) -> tuple[Located, Any, list[Finding]]:
+        self, section: str, values: dict[str, YamlNode]
+    ) -> tuple[YamlNode, Any, list[Diagnostic]]:
         """Take the name out of the values and return it with its module, or say which names there are."""
         names = (
             self._workloads.architectures()
@@ -321,7 +325,11 @@ class Sections:
             return name, None, [] if bad is None else [bad]
         if name.content not in names:
             fix = messages.suggestion(name.content, names)
-            return name, None, [name.finding(f"no {_KINDS[section]} is called {name.shown}", fix)]
+            return (
+                name,
+                None,
+                [name.diagnostic(f"no {_KINDS[section]} is called {name.shown}", fix)],
+            )
         return name, self._load(section, name.content), []
 
     def _load(self, section: str, name: str) -> Any:
@@ -340,9 +348,9 @@ class Sections:
         cls: Any,
         values: Settings,
         *,
-        where: Located | None = None,
+        where: YamlNode | None = None,
         **options: Any,
-    ) -> tuple[Any, list[Finding]]:
+    ) -> tuple[Any, list[Diagnostic]]:
         """Return `config.build` of a section, with advice about keys that belong elsewhere."""
         unknown = any(key not in validation.field_names(cls) for key in values)
         return validation.build(
@@ -354,13 +362,13 @@ class Sections:
             **options,
         )
 
-    def _unknown(self, section: str, cls: Any, key: str, value: Located) -> Finding:
+    def _unknown(self, section: str, cls: Any, key: str, value: YamlNode) -> Diagnostic:
         known = [*validation.field_names(cls), *_names_beside_fields(section)]
         return validation.unknown_key(key, value, known, self._elsewhere(section))
 
     def _inherited(
-        self, draft: Draft, section: str, name: Located, values: Settings, cls: Any
-    ) -> dict[str, Located]:
+        self, draft: DraftTrial, section: str, name: YamlNode, values: Settings, cls: Any
+    ) -> dict[str, YamlNode]:
         """Return the values without base keys that only another architecture or source of this file knows."""
         selector = _SELECTORS[section]
         base_name = self._base.get(f"{section}.{selector}")
@@ -388,7 +396,7 @@ class Sections:
         """Return advice about keys of other architectures or sources, and of other sections."""
         return self.once(("elsewhere", section), lambda: elsewhere(section, self._workloads))
 
-    def _warn(self, value: Located, what: str) -> None:
+    def _warn(self, value: YamlNode, what: str) -> None:
         warning = f"{value.key_line}:{value.key_column}: {value.path} {what}"
         if warning not in self.warnings:
             self.warnings.append(warning)
@@ -436,7 +444,7 @@ def _installed(names: Iterable[str], load: Callable[[str], Any]) -> dict[str, An
     return classes
 
 
-def part(settings: Settings, section: str) -> dict[str, Located]:
+def part(settings: Settings, section: str) -> dict[str, YamlNode]:
     """Return the settings of a section, without its name."""
     prefix = f"{section}."
     return {
@@ -457,11 +465,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _only(settings: Settings, section: str) -> dict[str, Located]:
+def _only(settings: Settings, section: str) -> dict[str, YamlNode]:
     return {key: value for key, value in settings.items() if key.startswith(f"{section}.")}
 
 
-def _key(draft: Draft, section: str) -> tuple[Any, ...]:
+def _key(draft: DraftTrial, section: str) -> tuple[Any, ...]:
     settings = _only(draft.settings, section)
     return tuple(sorted(settings.items(), key=lambda item: item[0])), frozenset(
         settings.keys() & draft.own
@@ -473,23 +481,23 @@ def _names_beside_fields(section: str) -> tuple[str, ...]:
     return beside.get(section, ())
 
 
-def _chosen(preset: Located | None) -> Located | None:
+def _chosen(preset: YamlNode | None) -> YamlNode | None:
     """Return the preset or recipe, or None for `preset: null`: an entry that wants none of the base's."""
     return None if preset is None or preset.content is None else preset
 
 
-def _check_preset(name: Located, module: Any, preset: Located) -> Finding | None:
+def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> Diagnostic | None:
     _, bad = validation.check_text(preset)
     if bad is not None or preset.content in module.PRESETS:
         return bad
     fix = f"its presets are {', '.join(module.PRESETS)}"
-    return preset.finding(f"{name.content} has no preset {preset.shown}", fix)
+    return preset.diagnostic(f"{name.content} has no preset {preset.shown}", fix)
 
 
-def _missing_name(where: Located, values: Settings, section: str, names: list[str]) -> Finding:
+def _missing_name(where: YamlNode, values: Settings, section: str, names: list[str]) -> Diagnostic:
     selector = _SELECTORS[section]
     for key, value in values.items():
         if messages.nearest(key, [selector]):
-            return value.finding_at_key(f"unknown key {key!r}", f"did you mean {selector!r}?")
+            return value.diagnostic_at_key(f"unknown key {key!r}", f"did you mean {selector!r}?")
     fix = f"add for example {section}: {{{_EXAMPLES[section]}}}; there are {', '.join(names)}"
-    return where.finding_at_key(f"missing {selector}", fix, kind="missing")
+    return where.diagnostic_at_key(f"missing {selector}", fix, kind="missing")

@@ -1,6 +1,6 @@
 """Make training FLOPs hit a target: sizes and tokens of isoFLOP profiles and ladders. `match` is in matching.py.
 
-The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`, `sized`); nothing is built.
+The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`, `nearest_size`); nothing is built.
 """
 
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.sweep.draft_trial import Profile, Rung
 from orchestrator.sweep.matching import budget
-from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
 
-Sized = Callable[[int], Any]
+NearestSize = Callable[[int], Any]
 """Non-embedding parameters -> model Config; ValueError where the family has no such member."""
 
 
@@ -28,25 +28,25 @@ def training_flops(model: Any, frame: Frame, *, tokens: int) -> float:
     return 3.0 * _forward(model, frame) * frame.batch_tokens * steps
 
 
-def rung_model(sized: Sized, rung: Rung) -> tuple[Any, list[Finding]]:
+def rung_model(nearest_size: NearestSize, rung: Rung) -> tuple[Any, list[Diagnostic]]:
     """Return the model of one size of a ladder."""
     assert rung.non_embedding_params is not None, "a preset is no size"
     try:
-        return sized(rung.non_embedding_params), []
+        return nearest_size(rung.non_embedding_params), []
     except ValueError as error:
         message, _, fix = str(error).partition("; ")
-        return None, [rung.size.finding(message, fix, kind="combination")]
+        return None, [rung.size.diagnostic(message, fix, kind="combination")]
 
 
-def profile_center(sized: Sized, profile: Profile, frame: Frame) -> float:
+def profile_center(nearest_size: NearestSize, profile: Profile, frame: Frame) -> float:
     """Return the size at which `tokens_per_param` tokens per parameter spend the profile's budget."""
 
     def forward(size: float) -> float:
         try:
-            return _forward(sized(round(size)), frame)
+            return _forward(nearest_size(round(size)), frame)
         except ValueError:
             # Outside the family. 2 N only steers the search back inside; it is never the answer,
-            # because `sized` is asked again for the size that is found.
+            # because `nearest_size` is asked again for the size that is found.
             return 2.0 * size
 
     return budget.optimal_size(
@@ -54,23 +54,25 @@ def profile_center(sized: Sized, profile: Profile, frame: Frame) -> float:
     )
 
 
-def profile_model(sized: Sized, profile: Profile, *, center: float) -> tuple[Any, list[Finding]]:
+def profile_model(
+    nearest_size: NearestSize, profile: Profile, *, center: float
+) -> tuple[Any, list[Diagnostic]]:
     """Return one model of an isoFLOP profile."""
     sizes = budget.log_spaced(center, span=profile.span, count=profile.sizes)
     try:
-        return sized(round(sizes[profile.index])), []
+        return nearest_size(round(sizes[profile.index])), []
     except ValueError as error:
         message = (
             f"{flops_text(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
             f"parameters, not all of which exist: {str(error).partition('; ')[0]}"
         )
         fix = "change the budget, span or tokens_per_param, or the model keys that are held fixed"
-        return None, [profile.budget.finding(message, fix, kind="combination")]
+        return None, [profile.budget.diagnostic(message, fix, kind="combination")]
 
 
 def tokens_for(
     size: Profile | Rung, model: Any, frame: Frame, *, largest: Callable[[], Any]
-) -> tuple[int, list[Finding]]:
+) -> tuple[int, list[Diagnostic]]:
     """Return the tokens of a ladder's or a profile's model, in whole steps.
 
     Args:
@@ -89,7 +91,7 @@ def tokens_for(
         return tokens, []
     message = too_coarse(size.budget_flops, reached, frame)
     advice = batch_advice(size.budget_flops, largest() or model, frame)
-    return tokens, [size.budget.finding(message, advice, kind="combination")]
+    return tokens, [size.budget.diagnostic(message, advice, kind="combination")]
 
 
 def _forward(model: Any, frame: Frame) -> float:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.sweep.draft_trial import Draft, Match
+from orchestrator.sweep.draft_trial import DraftTrial, Match
 from orchestrator.sweep.matching import budget, isoflop_ladder
 from orchestrator.sweep.matching.isoflop_ladder import Frame
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.parsing import messages
-from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
 
 ONE_BY_ONE = 128
 """Values that are tried one by one where a search for a rising quantity found nothing."""
@@ -66,10 +66,10 @@ class Matched:
 
 def field_of(match: Match, model: Any) -> str:
     """Return the field of the model that is solved for."""
-    return str(model.FLOP_KNOB) if match.solve == "knob" else match.solve
+    return str(model.FREE_DIMENSION) if match.solve == "knob" else match.solve
 
 
-def check_field(match: Match, model: Any, draft: Draft) -> list[Finding]:
+def check_field(match: Match, model: Any, draft: DraftTrial) -> list[Diagnostic]:
     """Return why the field cannot be solved for: not there, no whole number, or written in the entry."""
     architecture = draft.architecture
     cls: Any = type(model)
@@ -78,26 +78,26 @@ def check_field(match: Match, model: Any, draft: Draft) -> list[Finding]:
     where = match.solve_where or match.where
     if field not in annotations:
         guess = messages.nearest(field, [*whole, "tokens", "knob"])
-        fix = f"did you mean {guess!r}?" if guess else f"write for example {model.FLOP_KNOB}"
+        fix = f"did you mean {guess!r}?" if guess else f"write for example {model.FREE_DIMENSION}"
         message = f"{architecture} has no field {field!r} to solve for"
-        return [where.finding(message, fix, about=architecture)]
+        return [where.diagnostic(message, fix, about=architecture)]
     if field not in whole:
         kind = messages.describe(annotations[field])
         message = f"can only solve for a whole number, and {field} of {architecture} is {kind}"
-        fix = f"write for example {model.FLOP_KNOB}, or remove it"
-        return [where.finding(message, fix, about=architecture)]
+        fix = f"write for example {model.FREE_DIMENSION}, or remove it"
+        return [where.diagnostic(message, fix, about=architecture)]
     if f"model.{field}" in draft.own:
         fix = "remove it, or solve for another field"
         if QUANTITIES[match.quantity].by_tokens:
             fix = "remove it, or write solve: tokens under match"
         written = draft.settings[f"model.{field}"]
-        return [written.finding_at_key(f"match solves for model.{field} itself", fix)]
+        return [written.diagnostic_at_key(f"match solves for model.{field} itself", fix)]
     return []
 
 
 def solved_field(
     match: Match, model: Any, frame: Frame, *, target: float, tokens: int
-) -> tuple[int | None, float, list[Finding]]:
+) -> tuple[int | None, float, list[Diagnostic]]:
     """Return the value of the field that comes nearest to the target and what it reaches, or why none is near enough."""
     quantity, field = QUANTITIES[match.quantity], field_of(match, model)
     count = quantity.count
@@ -128,20 +128,20 @@ def solved_field(
     if budget.relative_error(reached(best), target) <= budget.TOLERANCE:
         return best, reached(best), []
     flat = len({found for found in known.values() if found is not None}) == 1
-    finding = _out_of_reach(match, model, (best, reached(best)), target=target, flat=flat)
-    return None, reached(best), [finding]
+    diagnostic = _out_of_reach(match, model, (best, reached(best)), target=target, flat=flat)
+    return None, reached(best), [diagnostic]
 
 
 def solved_tokens(
     match: Match, model: Any, frame: Frame, *, target: float
-) -> tuple[int | None, float, list[Finding]]:
+) -> tuple[int | None, float, list[Diagnostic]]:
     """Return the tokens whose training FLOPs come nearest to the target, and what they reach, or why they do not."""
     tokens, reached = isoflop_ladder.tokens_near(target, model, frame)
     if budget.relative_error(reached, target) <= budget.TOLERANCE:
         return tokens, reached, []
     message = isoflop_ladder.too_coarse(target, reached, frame)
     advice = isoflop_ladder.batch_advice(target, model, frame)
-    return None, reached, [match.where.finding_at_key(message, advice, kind="combination")]
+    return None, reached, [match.where.diagnostic_at_key(message, advice, kind="combination")]
 
 
 def with_field(model: Any, field: str, value: int) -> Any:
@@ -152,7 +152,7 @@ def with_field(model: Any, field: str, value: int) -> Any:
         return None
 
 
-def trial_name(draft: Draft) -> str:
+def trial_name(draft: DraftTrial) -> str:
     """Return which trial of the file this is: architecture, preset or size, and what the entry varies of the rest."""
     architecture = draft.architecture
     size = draft.settings.get("model.preset")
@@ -172,7 +172,7 @@ _DECISIVE = ("train.tokens", "train.batch_tokens", "train.seq_len", "train.preci
 """What a solution may depend on besides data and model."""
 
 
-def _none_possible(match: Match, model: Any, field: str) -> Finding:
+def _none_possible(match: Match, model: Any, field: str) -> Diagnostic:
     try:
         dataclasses.replace(model, **{field: 1})
         complaint = ""
@@ -180,12 +180,12 @@ def _none_possible(match: Match, model: Any, field: str) -> Finding:
         complaint = f": {str(error).partition('; ')[0]}"
     message = f"no value of {field} is possible with the rest of this model{complaint}"
     fix = "change the rest of the model, or solve for another field"
-    return match.where.finding_at_key(message, fix, kind="combination")
+    return match.where.diagnostic_at_key(message, fix, kind="combination")
 
 
 def _out_of_reach(
     match: Match, model: Any, best: tuple[int, float], *, target: float, flat: bool
-) -> Finding:
+) -> Diagnostic:
     quantity, field = QUANTITIES[match.quantity], field_of(match, model)
     value, reached = best
     wanted, got, off = quantity.write(target), quantity.write(reached), isoflop_ladder.off_text
@@ -200,13 +200,13 @@ def _out_of_reach(
             f"{field} does not change {quantity.words}: with any value there are {got}, "
             f"and {wanted} are asked for ({off(reached, target)})"
         )
-    if field != model.FLOP_KNOB:
-        advice.append(f"solve for {model.FLOP_KNOB} (remove solve: {field})")
+    if field != model.FREE_DIMENSION:
+        advice.append(f"solve for {model.FREE_DIMENSION} (remove solve: {field})")
     if quantity.by_tokens:
         advice.append("change tokens instead with solve: tokens")
     if match.architecture is None:
         advice.append(f"write {match.quantity}: {got}")
-    return match.where.finding_at_key(message, ", or ".join(advice), kind="combination")
+    return match.where.diagnostic_at_key(message, ", or ".join(advice), kind="combination")
 
 
 def _grouped(number: int) -> str:

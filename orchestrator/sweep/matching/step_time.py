@@ -22,8 +22,8 @@ from orchestrator.records.trial_spec import Resources, canonical_json
 from orchestrator.sweep.draft_trial import Match
 from orchestrator.sweep.matching import budget, step_time_search
 from orchestrator.sweep.matching.isoflop_ladder import Frame
-from orchestrator.sweep.matching.step_time_search import Estimate
-from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.matching.step_time_search import RatioEstimate
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
 
 LOG = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Timer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class StepTimeQuery:
     """One comparison of step times."""
 
     match: Match
@@ -159,7 +159,7 @@ class Answer:
         return {**own, **self.more}
 
 
-class StepTimes:
+class StepTimeCache:
     """The answers for one file of a sweep, which are those of the whole sweep; new ones go beside that file."""
 
     def __init__(
@@ -182,12 +182,12 @@ class StepTimes:
 
     def answer(
         self,
-        question: Question,
+        question: StepTimeQuery,
         *,
         with_value: Callable[[int], Any],
         written: int | None,
-    ) -> tuple[Answer | None, list[Finding]]:
-        """Return the pinned or measured answer; neither answer nor findings where nothing may be measured yet.
+    ) -> tuple[Answer | None, list[Diagnostic]]:
+        """Return the pinned or measured answer; neither answer nor diagnostics where nothing may be measured yet.
 
         Args:
             question: What is compared.
@@ -197,15 +197,15 @@ class StepTimes:
         Raises:
             StoreError: If two answers are pinned that differ, or one that memscale did not write.
         """
-        findings: list[Finding] = []
+        diagnostics: list[Diagnostic] = []
         answer = self._pinned(question)
         if answer is None and self._timer is not None:
-            answer, findings = self._measured(question, self._timer, with_value, written)
+            answer, diagnostics = self._measured(question, self._timer, with_value, written)
         if answer is not None:
             self.used[question.key] = answer.as_json()
-        return answer, findings
+        return answer, diagnostics
 
-    def _pinned(self, question: Question) -> Answer | None:
+    def _pinned(self, question: StepTimeQuery) -> Answer | None:
         """Return what is pinned beside any file of the sweep, this one's first."""
         pinned = {path: _recorded(path, question) for path in self._everywhere}
         known = [(path, answer) for path, answer in pinned.items() if answer is not None]
@@ -224,30 +224,30 @@ class StepTimes:
 
     def _measured(
         self,
-        question: Question,
+        question: StepTimeQuery,
         timer: Timer,
         with_value: Callable[[int], Any],
         written: int | None,
-    ) -> tuple[Answer | None, list[Finding]]:
+    ) -> tuple[Answer | None, list[Diagnostic]]:
         if question.shares_tables:
             message = (
                 f"a step that reads tables which ranks share out cannot be timed by one rank, "
                 f"got memory_ranks {question.resources.memory_ranks}"
             )
             fix = "plan it once with memory_ranks: 1, whose times are kept and hold for any resources, or match training_flops"
-            finding = question.match.where.finding_at_key(message, fix, kind="combination")
-            return None, [finding.of(question.architecture)]
+            diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
+            return None, [diagnostic.of(question.architecture)]
         if question.shards_dense:
             message = "a step that gathers parameters which ranks shard cannot be timed by one rank, got dense_parameters sharded"
             fix = "plan it once with dense_parameters: replicated, whose times are kept and hold for any resources, or match training_flops"
-            finding = question.match.where.finding_at_key(message, fix, kind="combination")
-            return None, [finding.of(question.architecture)]
+            diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
+            return None, [diagnostic.of(question.architecture)]
         if question.key not in self._failed:
             refused = self._unwritable()
             if refused:
                 message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
                 fix = "copy the sweep file into a folder of yours"
-                return None, [question.match.where.finding_at_key(message, fix)]
+                return None, [question.match.where.diagnostic_at_key(message, fix)]
             LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
             try:
                 answer = _solve(question, timer, with_value, written)
@@ -262,8 +262,8 @@ class StepTimes:
                 LOG.info("match: %s: kept in %s", question.trial, self.path)
                 return answer, []
         message, _, fix = self._failed[question.key].partition("; ")
-        finding = question.match.where.finding_at_key(message, fix, kind="combination")
-        return None, [finding.of(question.architecture)]
+        diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
+        return None, [diagnostic.of(question.architecture)]
 
     def _unwritable(self) -> str:
         """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
@@ -278,7 +278,7 @@ def _pins_of(sweep_file: Path) -> Path:
     return sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
 
 
-def _recorded(path: Path, question: Question) -> Answer | None:
+def _recorded(path: Path, question: StepTimeQuery) -> Answer | None:
     """Return the answer in a file of step times.
 
     Raises:
@@ -326,7 +326,7 @@ def write(path: Path, solutions: Mapping[str, Any]) -> None:
 
 
 def _solve(
-    question: Question,
+    question: StepTimeQuery,
     timer: Timer,
     with_value: Callable[[int], Any],
     written: int | None,
@@ -347,7 +347,7 @@ def _solve(
         targets = others[0] if others else [question.match.target_number] * len(own)
         return [mine / other for mine, other in zip(own, targets, strict=True)]
 
-    def say(value: int | None, found: Estimate) -> None:
+    def say(value: int | None, found: RatioEstimate) -> None:
         step_s = statistics.median(told[value][-1]["seconds"][0])
         what = "" if value is None else f"{question.field} {value}: "
         counterpart = question.match.architecture or "what is asked for"

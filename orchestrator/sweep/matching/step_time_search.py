@@ -33,7 +33,7 @@ Measure = Callable[[int, bool], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class RatioEstimate:
     """A ratio of step times, measured."""
 
     ratio: float
@@ -66,7 +66,7 @@ class NotFoundError(Exception):
     """No value was found; the message says why and what to do, parted by `; `."""
 
 
-def estimate(runs: Sequence[Sequence[float]]) -> Estimate:
+def estimate(runs: Sequence[Sequence[float]]) -> RatioEstimate:
     """Return median and uncertainty of all ratios of one value.
 
     For normal noise the deviation of the median is 1.2533 sigma / sqrt(n), and sigma 1.4826 times the median absolute
@@ -79,12 +79,12 @@ def estimate(runs: Sequence[Sequence[float]]) -> Estimate:
     # A model that is built anew lies elsewhere in memory, which no block of one measurement shows.
     medians = [statistics.median(run) for run in runs]
     between = statistics.stdev(medians) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
-    return Estimate(ratio=middle, uncertainty=2 * max(within, between), measurements=len(runs))
+    return RatioEstimate(ratio=middle, uncertainty=2 * max(within, between), measurements=len(runs))
 
 
 def settled(
-    measure: Callable[[], Sequence[float]], *, told: Callable[[Estimate], None]
-) -> Estimate:
+    measure: Callable[[], Sequence[float]], *, told: Callable[[RatioEstimate], None]
+) -> RatioEstimate:
     """Return a ratio that is known within 1 %, or as well as a few measurements can tell.
 
     Raises:
@@ -107,8 +107,8 @@ def search(
     wanted: str,
     start: int,
     possible: Callable[[int], bool],
-    told: Callable[[int, Estimate], None],
-) -> tuple[int, Estimate]:
+    told: Callable[[int, RatioEstimate], None],
+) -> tuple[int, RatioEstimate]:
     """Return the value at which the ratio is one within 1 % or within its own uncertainty, and that ratio.
 
     From the written value in steps of two until the ratio lies on both sides of one; then a straight line through
@@ -126,7 +126,7 @@ def search(
         NotFoundError: If no value is near enough, or none was found in MOST_MEASUREMENTS.
     """
     runs: dict[int, list[Sequence[float]]] = {}
-    seen: dict[int, Estimate] = {}
+    seen: dict[int, RatioEstimate] = {}
     value: int | None = start
     for count in range(MOST_MEASUREMENTS):
         assert value is not None, "the search goes on only with a value to measure"
@@ -163,7 +163,7 @@ def search(
     )
 
 
-def _checked(found: Estimate) -> Estimate:
+def _checked(found: RatioEstimate) -> RatioEstimate:
     if found.uncertainty <= LARGEST_UNCERTAINTY:
         return found
     raise NotFoundError(
@@ -173,7 +173,7 @@ def _checked(found: Estimate) -> Estimate:
 
 
 def _next(
-    seen: dict[int, Estimate], *, start: int, possible: Callable[[int], bool], middle: bool
+    seen: dict[int, RatioEstimate], *, start: int, possible: Callable[[int], bool], middle: bool
 ) -> int | None:
     """Return the value to measure next, among the coarsest multiples that can still help, or None."""
     for grain in GRAINS:
@@ -191,7 +191,7 @@ def _is_multiple(value: int, *, possible: Callable[[int], bool], grain: int) -> 
 
 
 def _next_among(
-    seen: dict[int, Estimate], *, start: int, possible: Callable[[int], bool], middle: bool
+    seen: dict[int, RatioEstimate], *, start: int, possible: Callable[[int], bool], middle: bool
 ) -> int | None:
     """Return the value to measure next, or None where no new one can help."""
     if not seen:
@@ -233,7 +233,7 @@ def _next_among(
     return min(found, key=lambda v: abs(v - guess), default=None)
 
 
-def _straight_on(seen: dict[int, Estimate], values: Sequence[int]) -> int:
+def _straight_on(seen: dict[int, RatioEstimate], values: Sequence[int]) -> int:
     """Return where a line through the outermost values has the ratio one: the far end where it is flat."""
     low, high = min(values), max(values)
     if low == high:
@@ -244,7 +244,7 @@ def _straight_on(seen: dict[int, Estimate], values: Sequence[int]) -> int:
     return max(1, min(FARTHEST * high, round(low + (1 - seen[low].ratio) * (high - low) / rise)))
 
 
-def _least_sure(seen: dict[int, Estimate], values: Sequence[int]) -> int | None:
+def _least_sure(seen: dict[int, RatioEstimate], values: Sequence[int]) -> int | None:
     """Return the value that was measured least, or None where all were measured as often as ever helps."""
     unsure = [v for v in values if seen[v].measurements < FEWEST_OF_ONE + 1]
     return min(unsure, key=lambda v: (seen[v].measurements, -seen[v].error), default=None)

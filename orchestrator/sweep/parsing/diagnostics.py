@@ -15,7 +15,7 @@ Place = tuple[int | None, int | None, Kind, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Diagnostic:
     """One mistake, before the file's name is known."""
 
     line: int | None
@@ -27,50 +27,50 @@ class Finding:
     about: str = ""
     """The architecture, where each that stands in one place makes a mistake of its own."""
 
-    def of(self, architecture: str) -> "Finding":
+    def of(self, architecture: str) -> "Diagnostic":
         """Return the same, said of this architecture alone."""
         return replace(self, message=f"{architecture}: {self.message}", about=architecture)
 
 
-class Findings:
-    """Collects findings; the first one of a place, kind and subject is kept, further ones are counted.
+class Diagnostics:
+    """Collects diagnostics; the first one of a place, kind and subject is kept, further ones are counted.
 
     A wrong value in the base of a sweep meets every trial. Its reader wants to hear of it once.
     """
 
     def __init__(self) -> None:
         """Start with none."""
-        self._first: dict[Place, tuple[Finding, str]] = {}
+        self._first: dict[Place, tuple[Diagnostic, str]] = {}
         self._met: dict[Place, int] = {}
 
     def __bool__(self) -> bool:
         """Whether anything was found."""
         return bool(self._first)
 
-    def add(self, findings: Iterable[Finding], *, trial: str = "") -> None:
+    def add(self, diagnostics: Iterable[Diagnostic], *, trial: str = "") -> None:
         """Keep what is new; `trial` says which entry of the sweep met it."""
-        for finding in findings:
+        for diagnostic in diagnostics:
             # Several things may be missing in one place; a written value is wrong once.
-            missing = finding.key if finding.kind == "missing" else ""
-            place = (finding.line, finding.column, finding.kind, missing, finding.about)
-            self._first.setdefault(place, (finding, trial))
+            missing = diagnostic.key if diagnostic.kind == "missing" else ""
+            place = (diagnostic.line, diagnostic.column, diagnostic.kind, missing, diagnostic.about)
+            self._first.setdefault(place, (diagnostic, trial))
             self._met[place] = self._met.get(place, 0) + 1
 
     def error(self, file: Path, *, trials: int) -> ConfigError:
         """Return everything found, in file order, each combination with how many of the `trials` meet it."""
         problems = []
-        for place, (finding, trial) in self._first.items():
-            message = finding.message
-            if finding.kind == "combination" and self._met[place] < trials:
+        for place, (diagnostic, trial) in self._first.items():
+            message = diagnostic.message
+            if diagnostic.kind == "combination" and self._met[place] < trials:
                 message += f" (in {self._met[place]} of {trials} trials, first {trial})"
             problems.append(
                 Problem(
                     file=file,
-                    line=finding.line,
-                    column=finding.column,
-                    key=finding.key,
+                    line=diagnostic.line,
+                    column=diagnostic.column,
+                    key=diagnostic.key,
                     message=message,
-                    fix=finding.fix,
+                    fix=diagnostic.fix,
                 )
             )
         return ConfigError(sorted(problems, key=lambda p: (p.line or 0, p.column or 0)))

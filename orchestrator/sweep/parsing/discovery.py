@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 def sources(arguments: Sequence[Path]) -> tuple[list[Source], list[Problem]]:
-    """Return the texts of all files that are meant, in order, and what is wrong with finding or reading them.
+    """Return the texts of all files that are meant, in order, and what is wrong with diagnostic or reading them.
 
     Each argument is a file, a folder (all its YAML files, by name), or the bare name of a bundled sweep or folder
     of sweeps.

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 _FLOAT_AS_TEXT = re.compile(r"([-+]?[\d_]+)(\.[\d_]*)?[eE]([-+]?)(\d+)")
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBgGtT])")
@@ -88,7 +88,7 @@ def example(cls: Any, name: str) -> str:
     return {int: "1", float: "1.0", bool: "true", Path: "file.txt"}.get(member, "text")
 
 
-def type_fix(cls: Any, name: str, value: Located) -> str:
+def type_fix(cls: Any, name: str, value: YamlNode) -> str:
     """Return what to write for a field whose value has the wrong type."""
     members = options(field_types(cls)[name])
     if isinstance(value.content, list) and not any(_is_container(member) for member in members):
@@ -108,13 +108,13 @@ def type_fix(cls: Any, name: str, value: Located) -> str:
     return f"write for example {example(cls, name)}"
 
 
-def one_value(value: Located) -> str:
+def one_value(value: YamlNode) -> str:
     """Return how several values are tried, for a list where one value belongs."""
     key = ".".join(re.sub(r"\[\d+\]", "", value.path).split(".")[-2:])
     return f"write one value here; to try several, write grid: {{{key}: […]}} in an entry of trials"
 
 
-def number_fix(value: Located) -> str | None:
+def number_fix(value: YamlNode) -> str | None:
     """Return how a number is written that YAML takes for something else; None if it is no number."""
     if isinstance(value.content, bool) and value.text.lower() not in ("true", "false"):
         return f"YAML reads {value.text} as {str(value.content).lower()}: write a number"
@@ -140,7 +140,7 @@ def number_fix(value: Located) -> str | None:
     return None
 
 
-def looks_like_number(value: Located) -> bool:
+def looks_like_number(value: YamlNode) -> bool:
     """Whether text was meant as a number that YAML 1.1 does not read as one: `3e18`, `1,000`."""
     if not isinstance(value.content, str):
         return False

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.sweep.parsing import field_errors, messages
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 Record = TypeVar("Record")
 
@@ -29,8 +29,8 @@ def field_names(cls: Any) -> list[str]:
     return list(messages.field_types(cls))
 
 
-def check_field(cls: Any, name: str, value: Located) -> tuple[Any, Finding | None]:
-    """Return the value as the field's type, or a finding that says what belongs there."""
+def check_field(cls: Any, name: str, value: YamlNode) -> tuple[Any, Diagnostic | None]:
+    """Return the value as the field's type, or a diagnostic that says what belongs there."""
     oversized = _not_finite(value)
     if oversized is not None:
         return None, oversized
@@ -39,42 +39,42 @@ def check_field(cls: Any, name: str, value: Located) -> tuple[Any, Finding | Non
     except ValidationError:
         expected = messages.describe(messages.field_types(cls)[name])
         fix = messages.type_fix(cls, name, value)
-        return None, value.finding(f"must be {expected}, got {value.shown}", fix)
+        return None, value.diagnostic(f"must be {expected}, got {value.shown}", fix)
 
 
-def check_text(value: Located) -> tuple[str | None, Finding | None]:
+def check_text(value: YamlNode) -> tuple[str | None, Diagnostic | None]:
     """Return text that stands outside any dataclass (a name, a preset)."""
     if isinstance(value.content, str):
         return value.content, None
     fix = f"put it in quotes: '{value.text}'" if value.text else "write its name"
     if isinstance(value.content, list):
         fix = messages.one_value(value)
-    return None, value.finding(f"must be text, got {value.shown}", fix)
+    return None, value.diagnostic(f"must be text, got {value.shown}", fix)
 
 
-def check_whole_number(value: Located, *, at_least: int) -> tuple[int | None, Finding | None]:
+def check_whole_number(value: YamlNode, *, at_least: int) -> tuple[int | None, Diagnostic | None]:
     """Return a whole number that stands outside any dataclass (a seed, a count)."""
     expected = f"a whole number >= {at_least}"
     return _check_number(value, (int,), expected, lambda number: number >= at_least)
 
 
-def check_positive(value: Located) -> tuple[float | None, Finding | None]:
+def check_positive(value: YamlNode) -> tuple[float | None, Diagnostic | None]:
     """Return a positive number that stands outside any dataclass (a budget, a ratio)."""
-    number, finding = _check_number(value, (int, float), "a positive number", lambda n: n > 0)
-    return (None if number is None else float(number)), finding
+    number, diagnostic = _check_number(value, (int, float), "a positive number", lambda n: n > 0)
+    return (None if number is None else float(number)), diagnostic
 
 
 def build(
     cls: type[Record],
-    values: Mapping[str, Located],
+    values: Mapping[str, YamlNode],
     *,
-    where: Located,
+    where: YamlNode,
     defaults: Mapping[str, Any] | None = None,
-    defaults_from: Located | None = None,
+    defaults_from: YamlNode | None = None,
     elsewhere: Mapping[str, str] | None = None,
     also_known: Collection[str] = (),
     instead_of_missing: str = "",
-) -> tuple[Record | None, list[Finding]]:
+) -> tuple[Record | None, list[Diagnostic]]:
     """Return `cls(**values)` and every mistake in the values; None when there is any.
 
     Args:
@@ -89,24 +89,24 @@ def build(
     """
     known = field_names(cls)
     suggested = [*known, *also_known]
-    findings = []
+    diagnostics = []
     guesses = set()
     typed = dict(defaults or {})
     unusable = set()
     for key, value in values.items():
         if key in known:
-            typed[key], finding = check_field(cls, key, value)
-            if finding is not None:
-                findings.append(finding)
+            typed[key], diagnostic = check_field(cls, key, value)
+            if diagnostic is not None:
+                diagnostics.append(diagnostic)
                 unusable.add(key)
         else:
-            findings.append(unknown_key(key, value, suggested, elsewhere or {}))
+            diagnostics.append(unknown_key(key, value, suggested, elsewhere or {}))
             guesses.add(messages.nearest(key, suggested))
     absent = [name for name in _required(cls) if name not in typed]
     # A misspelt key is one mistake, not an unknown key and a missing one.
     missing = [name for name in absent if name not in guesses]
     if missing:
-        findings.append(_missing(cls, missing, where, instead_of_missing))
+        diagnostics.append(_missing(cls, missing, where, instead_of_missing))
     from_preset = {
         key: defaults_from for key in defaults or {} if defaults_from and key not in values
     }
@@ -114,36 +114,36 @@ def build(
         cls, typed, unusable=unusable | set(absent), written={**values, **from_preset}
     )
     for complaint in heard:
-        findings.append(_impossible(complaint, values, from_preset, where=where, names=known))
-    return (None, findings) if findings else (cls(**typed), [])
+        diagnostics.append(_impossible(complaint, values, from_preset, where=where, names=known))
+    return (None, diagnostics) if diagnostics else (cls(**typed), [])
 
 
 def unknown_key(
-    key: str, value: Located, known: Collection[str], elsewhere: Mapping[str, str]
-) -> Finding:
-    """Return the finding about a key that nothing reads."""
-    return value.finding_at_key(f"unknown key {key!r}", messages.key_fix(key, known, elsewhere))
+    key: str, value: YamlNode, known: Collection[str], elsewhere: Mapping[str, str]
+) -> Diagnostic:
+    """Return the diagnostic about a key that nothing reads."""
+    return value.diagnostic_at_key(f"unknown key {key!r}", messages.key_fix(key, known, elsewhere))
 
 
-def mapping_of(value: Located, *, example: str) -> tuple[dict[str, Located], list[Finding]]:
-    """Return the entries of a mapping, or a finding that shows how one is written."""
+def mapping_of(value: YamlNode, *, example: str) -> tuple[dict[str, YamlNode], list[Diagnostic]]:
+    """Return the entries of a mapping, or a diagnostic that shows how one is written."""
     if isinstance(value.content, dict):
         return value.content, []
     fix = f"write for example {example}"
     if value.content is None:
         fix += ", or remove it"
-    return {}, [value.finding(f"must be a mapping, got {value.shown}", fix)]
+    return {}, [value.diagnostic(f"must be a mapping, got {value.shown}", fix)]
 
 
-def list_of(value: Located, *, example: str) -> tuple[list[Located], list[Finding]]:
-    """Return the items of a list that is not empty, or a finding that shows how one is written."""
+def list_of(value: YamlNode, *, example: str) -> tuple[list[YamlNode], list[Diagnostic]]:
+    """Return the items of a list that is not empty, or a diagnostic that shows how one is written."""
     if not isinstance(value.content, list):
         is_scalar = not isinstance(value.content, dict) and value.content is not None
         fix = f"write [{value.shown}]" if is_scalar else f"write for example {example}"
-        return [], [value.finding(f"must be a list, got {value.shown}", fix)]
+        return [], [value.diagnostic(f"must be a list, got {value.shown}", fix)]
     if not value.content:
         fix = "put a value into it, or remove the key"
-        return [], [value.finding("is an empty list, so nothing would run", fix)]
+        return [], [value.diagnostic("is an empty list, so nothing would run", fix)]
     return value.content, []
 
 
@@ -171,23 +171,23 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _not_finite(value: Located) -> Finding | None:
+def _not_finite(value: YamlNode) -> Diagnostic | None:
     if isinstance(value.content, list | dict):
         items = value.content if isinstance(value.content, list) else value.content.values()
-        return next((finding for item in items if (finding := _not_finite(item))), None)
+        return next((diagnostic for item in items if (diagnostic := _not_finite(item))), None)
     number = value.content
     if isinstance(number, float) and not math.isfinite(number):
-        return value.finding(
+        return value.diagnostic(
             f"must be a finite number, got {value.shown}", "write the number itself"
         )
     if isinstance(number, int) and number.bit_length() > LARGEST_BITS:
-        return value.finding(f"is too large a number: {value.shown}", "write one below 1.0e+300")
+        return value.diagnostic(f"is too large a number: {value.shown}", "write one below 1.0e+300")
     return None
 
 
 def _check_number(
-    value: Located, kinds: tuple[type, ...], expected: str, allowed: Callable[[Any], bool]
-) -> tuple[Any, Finding | None]:
+    value: YamlNode, kinds: tuple[type, ...], expected: str, allowed: Callable[[Any], bool]
+) -> tuple[Any, Diagnostic | None]:
     oversized = _not_finite(value)
     if oversized is not None:
         return None, oversized
@@ -195,44 +195,44 @@ def _check_number(
     if isinstance(number, kinds) and not isinstance(number, bool) and allowed(number):
         return number, None
     fix = messages.number_fix(value) or f"write {expected}"
-    return None, value.finding(f"must be {expected}, got {value.shown}", fix)
+    return None, value.diagnostic(f"must be {expected}, got {value.shown}", fix)
 
 
-def _missing(cls: Any, names: Iterable[str], where: Located, instead: str) -> Finding:
-    """Return one finding for all keys that a mapping lacks."""
+def _missing(cls: Any, names: Iterable[str], where: YamlNode, instead: str) -> Diagnostic:
+    """Return one diagnostic for all keys that a mapping lacks."""
     written = ", ".join(f"{name}: {messages.example(cls, name)}" for name in names)
     fix = f"add for example {written}" if where.content else f"add {where.path}: {{{written}}}"
     if instead:
         fix = f"add {instead}, or for example {written}"
-    return where.finding_at_key(f"missing {', '.join(names)}", fix, kind="missing")
+    return where.diagnostic_at_key(f"missing {', '.join(names)}", fix, kind="missing")
 
 
 def _impossible(
     complaint: str,
-    values: Mapping[str, Located],
-    from_preset: Mapping[str, Located],
+    values: Mapping[str, YamlNode],
+    from_preset: Mapping[str, YamlNode],
     *,
-    where: Located,
+    where: YamlNode,
     names: list[str],
-) -> Finding:
-    """Return a complaint of `__post_init__` as a finding about a field that it names."""
+) -> Diagnostic:
+    """Return a complaint of `__post_init__` as a diagnostic about a field that it names."""
     message, _, fix = complaint.partition("; ")
     fields = field_errors.named(complaint, names)
     written = [name for name in fields if name in values]
     preset = [name for name in fields if name in from_preset]
     if not written and not preset:
-        return where.finding_at_key(message, fix, kind="combination")
+        return where.diagnostic_at_key(message, fix, kind="combination")
     others = [f"{name} (line {values[name].line})" for name in written[1:]]
     others += [f"{name} (from the {_word(from_preset[name])})" for name in preset]
     if not written:
-        return from_preset[preset[0]].finding(message, fix, kind="combination")
+        return from_preset[preset[0]].diagnostic(message, fix, kind="combination")
     if others:
         change = f"change {'' if fix else 'it or '}{' or '.join(others)}"
         fix = f"{fix}, or {change}" if fix else change
-    return values[written[0]].finding(message, fix, kind="combination")
+    return values[written[0]].diagnostic(message, fix, kind="combination")
 
 
-def _word(defaults_from: Located) -> str:
+def _word(defaults_from: YamlNode) -> str:
     """Return what kind of defaults were asked for there."""
     path = defaults_from.path if defaults_from.key_path is None else defaults_from.key_path
     return "recipe" if path.endswith(".recipe") else "preset"

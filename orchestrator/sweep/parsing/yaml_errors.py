@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from orchestrator.sweep.parsing.diagnostics import Finding
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
 
 _NO_SPACE = re.compile(r"\s*(?:- )*([\w.]+):(?=[^\s:/])")
 
@@ -52,7 +52,7 @@ _EXPLAINED = (
 )
 
 
-def explain(error: yaml.MarkedYAMLError, text: str) -> Finding:
+def explain(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
     """Return what the YAML parser stumbled over, with its place."""
     mark = error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark else (0, 0)
@@ -62,12 +62,14 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> Finding:
     indent = written[: len(written) - len(written.lstrip())]
     if "\t" in indent or r"'\t'" in problem:
         column = written.index("\t") if "\t" in written else column
-        return _finding(line, column, "a tab", "indent with spaces: replace the tab by two of them")
+        return _diagnostic(
+            line, column, "a tab", "indent with spaces: replace the tab by two of them"
+        )
     for number in (line, line - 1):
         crowded = _NO_SPACE.match(lines[number]) if 0 <= number < len(lines) else None
         if crowded:
             fix = f"write {crowded[1]}: {lines[number][crowded.end() :].strip()[:40]}"
-            return _finding(number, crowded.end(), "no space after a colon", fix)
+            return _diagnostic(number, crowded.end(), "no space after a colon", fix)
     words = {
         "opened": f"line {error.context_mark.line + 1}"
         if error.context_mark
@@ -76,22 +78,24 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> Finding:
     }
     if "quoted scalar" in (error.context or ""):
         message = f"the quote opened at {words['opened']} is not closed"
-        return _finding(line, column, message, "close it, or double it ('') inside quoted text")
+        return _diagnostic(line, column, message, "close it, or double it ('') inside quoted text")
     for part, message, fix in _EXPLAINED:
         if part in problem:
-            return _finding(line, column, message.format(**words), fix.format(**words))
-    return _finding(line, column, problem, "look at this line and the one above it")
+            return _diagnostic(line, column, message.format(**words), fix.format(**words))
+    return _diagnostic(line, column, problem, "look at this line and the one above it")
 
 
-def explain_character(error: yaml.reader.ReaderError, text: str) -> Finding:
+def explain_character(error: yaml.reader.ReaderError, text: str) -> Diagnostic:
     """Return which character YAML refuses, with its place."""
     before = text[: error.position]
     column = error.position - (before.rfind("\n") + 1)
     message = f"the character U+{ord(text[error.position]):04X} is not allowed"
-    return _finding(before.count("\n"), column, message, "remove it; most editors do not show it")
+    return _diagnostic(
+        before.count("\n"), column, message, "remove it; most editors do not show it"
+    )
 
 
-def _finding(line: int, column: int, message: str, fix: str) -> Finding:
-    return Finding(
+def _diagnostic(line: int, column: int, message: str, fix: str) -> Diagnostic:
+    return Diagnostic(
         line=line + 1, column=column + 1, key="", message=f"not valid YAML: {message}", fix=fix
     )

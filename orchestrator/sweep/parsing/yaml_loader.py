@@ -1,6 +1,6 @@
 """YAML text to plain values that remember where they were written.
 
-PyYAML's composer gives nodes with marks; they are turned into `Located` values here rather than by
+PyYAML's composer gives nodes with marks; they are turned into `YamlNode` values here rather than by
 PyYAML's constructor, because that forgets the marks, lets a repeated key win in silence, recurses
 forever on an anchor that holds itself, and reads `010` as eight.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from orchestrator.sweep.parsing import yaml_errors
-from orchestrator.sweep.parsing.diagnostics import Finding
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 MAX_VALUES = 200_000
 """Values in one file once its aliases are expanded. 100,000 trials need far fewer."""
@@ -24,10 +24,10 @@ _TAG = "tag:yaml.org,2002:"
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 
 
-def parse(text: str) -> tuple[Located | None, list[Finding]]:
+def parse(text: str) -> tuple[YamlNode | None, list[Diagnostic]]:
     """Return the document and what is wrong with it as YAML. None when nothing can be read.
 
-    An empty document is a Located None.
+    An empty document is a YamlNode None.
     """
     try:
         loader = _Loader(text)
@@ -38,7 +38,7 @@ def parse(text: str) -> tuple[Located | None, list[Finding]]:
         return None, [yaml_errors.explain_character(error, text)]
     except RecursionError:
         return None, [
-            Finding(
+            Diagnostic(
                 line=1,
                 column=1,
                 key="",
@@ -47,12 +47,12 @@ def parse(text: str) -> tuple[Located | None, list[Finding]]:
             )
         ]
     if node is None:
-        return Located(content=None, path="", line=1, column=1, key_line=1, key_column=1), []
+        return YamlNode(content=None, path="", line=1, column=1, key_line=1, key_column=1), []
     walk = _Walk(loader)
     try:
-        return walk.value(node, path="", key=node.start_mark), walk.findings
+        return walk.value(node, path="", key=node.start_mark), walk.diagnostics
     except _TooMuchError as error:
-        return None, [*walk.findings, error.finding]
+        return None, [*walk.diagnostics, error.diagnostic]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -72,23 +72,23 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
 
 
 class _TooMuchError(Exception):
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.message)
-        self.finding = finding
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
 
 
 class _Walk:
-    """Turns nodes into Located values; one use."""
+    """Turns nodes into YamlNode values; one use."""
 
     def __init__(self, loader: _Loader) -> None:
         self.loader = loader
-        self.findings: list[Finding] = []
+        self.diagnostics: list[Diagnostic] = []
         self.open: list[yaml.Node] = []
         self.count = 0
         self.section = (yaml.Mark("", 0, 0, 0, None, None), "")
         """The top-level key being read: where a file that explodes is said to do so."""
 
-    def value(self, node: yaml.Node, *, path: str, key: yaml.Mark) -> Located:
+    def value(self, node: yaml.Node, *, path: str, key: yaml.Mark) -> YamlNode:
         self._spend()
         content: Any
         text = ""
@@ -100,7 +100,7 @@ class _Walk:
         else:
             content, text = self._scalar(node, path)
         self.open.pop()
-        return Located(
+        return YamlNode(
             content=content,
             path=path,
             line=node.start_mark.line + 1,
@@ -114,7 +114,7 @@ class _Walk:
         self.count += 1
         if self.count > MAX_VALUES:
             raise _TooMuchError(
-                self._finding(
+                self._diagnostic(
                     *self.section,
                     f"more than {MAX_VALUES:,} values once aliases (*name) are expanded",
                     "write fewer aliases of aliases",
@@ -122,18 +122,18 @@ class _Walk:
             )
         if len(self.open) > MAX_DEPTH:
             raise _TooMuchError(
-                self._finding(
+                self._diagnostic(
                     *self.section,
                     f"lists or mappings nested more than {MAX_DEPTH} levels deep",
                     "a sweep file needs about five levels",
                 )
             )
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Located]:
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, YamlNode]:
         if node.tag != f"{_TAG}map":
             self._foreign_tag(node, path)
-        content: dict[str, Located] = {}
-        inherited: dict[str, Located] = {}
+        content: dict[str, YamlNode] = {}
+        inherited: dict[str, YamlNode] = {}
         for key, value in node.value:
             if key.tag == f"{_TAG}merge":
                 for source in self._merged(node, key, value, path):
@@ -150,8 +150,8 @@ class _Walk:
                 self.section = (key.start_mark, name)
             located = self.value(value, path=below, key=key.start_mark)
             if name in content:
-                self.findings.append(
-                    self._finding(
+                self.diagnostics.append(
+                    self._diagnostic(
                         key.start_mark,
                         below,
                         f"key {name!r} is written twice, first at line {content[name].key_line}",
@@ -176,8 +176,8 @@ class _Walk:
                 yield source
                 self.open.pop()
             else:
-                self.findings.append(
-                    self._finding(
+                self.diagnostics.append(
+                    self._diagnostic(
                         key.start_mark,
                         f"{path}.<<",
                         "only mappings can be merged with <<",
@@ -201,10 +201,10 @@ class _Walk:
             message, fix = f"keys must be text, got {key.value}", f"put it in quotes: '{key.value}'"
             if key.value.isdigit():
                 fix = f"inside a number write 1_000, not 1,000; a key needs quotes: '{key.value}'"
-        self.findings.append(self._finding(key.start_mark, path, message, fix))
+        self.diagnostics.append(self._diagnostic(key.start_mark, path, message, fix))
         return None
 
-    def _sequence(self, node: yaml.SequenceNode, path: str) -> list[Located]:
+    def _sequence(self, node: yaml.SequenceNode, path: str) -> list[YamlNode]:
         if node.tag != f"{_TAG}seq":
             self._foreign_tag(node, path)
         return [
@@ -220,8 +220,8 @@ class _Walk:
             return False
         place = (id(parent), index if isinstance(index, int) else id(index))
         name, mark = self.loader.aliases.get(place, ("", node.start_mark))
-        self.findings.append(
-            self._finding(
+        self.diagnostics.append(
+            self._diagnostic(
                 mark,
                 path,
                 f"alias *{name} stands inside its own anchor &{name}, a loop without end",
@@ -241,8 +241,8 @@ class _Walk:
             ":" in written or (kind == "int" and _OCTAL.fullmatch(written))
         ):
             reading = "base 60" if ":" in written else "octal"
-            self.findings.append(
-                self._finding(
+            self.diagnostics.append(
+                self._diagnostic(
                     node.start_mark,
                     path,
                     f"YAML reads {written} as a number in {reading}",
@@ -258,8 +258,8 @@ class _Walk:
             if kind == "float":
                 return self.loader.construct_yaml_float(node), written
         except (ValueError, KeyError):
-            self.findings.append(
-                self._finding(
+            self.diagnostics.append(
+                self._diagnostic(
                     node.start_mark,
                     path,
                     f"{written[:40]!r} cannot be read as {kind}",
@@ -272,8 +272,8 @@ class _Walk:
 
     def _foreign_tag(self, node: yaml.Node, path: str) -> None:
         tag = node.tag.replace(_TAG, "!!")
-        self.findings.append(
-            self._finding(
+        self.diagnostics.append(
+            self._diagnostic(
                 node.start_mark,
                 path,
                 f"tag {tag} means nothing in a sweep file",
@@ -282,7 +282,7 @@ class _Walk:
         )
 
     @staticmethod
-    def _finding(mark: yaml.Mark, path: str, message: str, fix: str) -> Finding:
-        return Finding(
+    def _diagnostic(mark: yaml.Mark, path: str, message: str, fix: str) -> Diagnostic:
+        return Diagnostic(
             line=mark.line + 1, column=mark.column + 1, key=path, message=message, fix=fix
         )

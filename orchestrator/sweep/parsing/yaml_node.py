@@ -3,15 +3,15 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.sweep.parsing.diagnostics import Finding, Kind
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, Kind
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Located:
+class YamlNode:
     """A value of a YAML file and its place. Lines and columns count from 1."""
 
     content: Any
-    """None, bool, int, float, str, a list of Located, or a dict of text to Located."""
+    """None, bool, int, float, str, a list of YamlNode, or a dict of text to YamlNode."""
     path: str
     """How a reader would name it: `trials[1].grid.model.knn[2]`."""
     line: int
@@ -50,9 +50,11 @@ class Located:
         text = str(self.plain) if isinstance(self.content, list | dict) else self.text or "null"
         return text if len(text) <= 40 else f"{text[:37]}..."
 
-    def finding(self, message: str, fix: str, *, kind: Kind = "value", about: str = "") -> Finding:
-        """Return a finding about the value."""
-        return Finding(
+    def diagnostic(
+        self, message: str, fix: str, *, kind: Kind = "value", about: str = ""
+    ) -> Diagnostic:
+        """Return a diagnostic about the value."""
+        return Diagnostic(
             line=self.line,
             column=self.column,
             key=self.path,
@@ -62,9 +64,9 @@ class Located:
             about=about,
         )
 
-    def finding_at_key(self, message: str, fix: str, *, kind: Kind = "value") -> Finding:
-        """Return a finding about the key, or about the whole mapping below it."""
-        return Finding(
+    def diagnostic_at_key(self, message: str, fix: str, *, kind: Kind = "value") -> Diagnostic:
+        """Return a diagnostic about the key, or about the whole mapping below it."""
+        return Diagnostic(
             line=self.key_line,
             column=self.key_column,
             key=self.path if self.key_path is None else self.key_path,
@@ -73,6 +75,6 @@ class Located:
             kind=kind,
         )
 
-    def item_of(self, key: "Located") -> "Located":
+    def item_of(self, key: "YamlNode") -> "YamlNode":
         """Return this list item as a value of the list's key, which is then blamed for its name."""
         return replace(self, key_line=key.key_line, key_column=key.key_column, key_path=key.path)

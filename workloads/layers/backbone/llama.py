@@ -17,8 +17,8 @@ from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape, llama_d_ff
-from workloads.layers.modules.linear import Embedding, Head, VocabularyPart
-from workloads.layers.modules.norms import RMSNorm, RMSNormPart
+from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
+from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ class LlamaFrame(Accounted):
     def attention_parts(self, vocab_size: int) -> list[tuple[int, Component]]:
         """Return the parts of the frame and attention in every layer."""
         return [
-            (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
-            (2 * self.n_layers + 1, RMSNormPart(width=self.d_model)),
+            (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
+            (2 * self.n_layers + 1, RMSNormComponent(width=self.d_model)),
             (self.n_layers, self.attention),
         ]
 
@@ -102,7 +102,7 @@ class LlamaFrame(Accounted):
 class LlamaBackbone(LlamaFrame):
     """The frame with dense feed-forward blocks in all layers or some."""
 
-    FLOP_KNOB: ClassVar[str] = "d_ff"
+    FREE_DIMENSION: ClassVar[str] = "d_ff"
     """Field that `match:` solves for unless told otherwise."""
 
     d_ff: int
@@ -118,7 +118,9 @@ class LlamaBackbone(LlamaFrame):
         """Sizes of one dense feed-forward block."""
         return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_parts(self, vocab_size: int, *, n_feed_forward: int) -> list[tuple[int, Component]]:
+    def frame_components(
+        self, vocab_size: int, *, n_feed_forward: int
+    ) -> list[tuple[int, Component]]:
         """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
         return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
 

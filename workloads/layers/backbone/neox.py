@@ -13,13 +13,13 @@ from torch import nn
 
 from workloads.accounting.counts import Accounted, Component
 from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
-from workloads.layers.backbone.size_family import Knob, backbone_fields
+from workloads.layers.backbone.size_family import FreeDimension, backbone_fields
 from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, MultiHead
 from workloads.layers.modules.feed_forward import GELU, GELUShape
-from workloads.layers.modules.linear import Embedding, Head, VocabularyPart
-from workloads.layers.modules.norms import LayerNorm, LayerNormPart
+from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
+from workloads.layers.modules.norms import LayerNorm, LayerNormComponent
 
 M = TypeVar("M", bound=MultiHead)
 
@@ -28,7 +28,7 @@ M = TypeVar("M", bound=MultiHead)
 class NeoXBackbone(Accounted):
     """Fields of the backbone, and what can be made of them."""
 
-    FLOP_KNOB: ClassVar[str] = "d_ff"
+    FREE_DIMENSION: ClassVar[str] = "d_ff"
     """Field that `match:` solves for unless told otherwise."""
 
     d_model: int
@@ -85,12 +85,12 @@ class NeoXBackbone(Accounted):
         """Sizes of one feed-forward block."""
         return GELUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_parts(self, vocab_size: int) -> list[tuple[int, Component]]:
+    def frame_components(self, vocab_size: int) -> list[tuple[int, Component]]:
         """Return the parts of the whole model with `attention` as its mixer."""
         return [
-            (1, VocabularyPart(vocab_size, self.d_model, tied=self.tied_embeddings)),
-            (self.n_layers + 1, LayerNormPart(width=self.d_model)),
-            (self.n_layers, LayerNormPart(width=self.d_model, shares_input=True)),
+            (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
+            (self.n_layers + 1, LayerNormComponent(width=self.d_model)),
+            (self.n_layers, LayerNormComponent(width=self.d_model, shares_input=True)),
             (self.n_layers, self.attention),
             (self.n_layers, self.gelu),
         ]
@@ -159,7 +159,7 @@ def neox_family(d_model: int) -> dict[str, Any]:
     return {**backbone_fields(d_model), "d_ff": 4 * d_model}
 
 
-NEOX_D_FF = Knob(name="d_ff", lowest=0.375, highest=1.5, step=8)
+NEOX_D_FF = FreeDimension(name="d_ff", lowest=0.375, highest=1.5, step=8)
 """From 1.5 to 6 times d_model."""
 
 

@@ -50,7 +50,7 @@ def without_d_ff(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knob:
+class FreeDimension:
     """A field that a member may have away from its usual value, to meet a size between two widths."""
 
     name: str
@@ -68,27 +68,27 @@ class Knob:
 
 
 _NEAREST = 3
-"""Widths to try: between two of them the bounds of the knobs may leave a gap that the next width covers."""
+"""Widths to try: between two of them the bounds of the free dimensions may leave a gap that the next width covers."""
 _NEAR_ENOUGH = math.log(1.05)
 """A usual shape within 5 % of the size is better than an odd one nearer to it."""
 
-D_FF = Knob(name="d_ff", lowest=0.375, highest=1.5, step=8)
+D_FF = FreeDimension(name="d_ff", lowest=0.375, highest=1.5, step=8)
 """From 1 to 4 times d_model."""
 
 
 def nearest_member(
     make: Callable[..., C],
     fields: Callable[[int], Mapping[str, Any]],
-    knobs: Sequence[Knob],
+    free_dimensions: Sequence[FreeDimension],
     non_embedding_params: int,
     overrides: Mapping[str, Any],
 ) -> C:
-    """Return the member nearest to a size, on a logarithmic scale: the nearest width, then each knob in turn.
+    """Return the member nearest to a size, on a logarithmic scale: the nearest width, then each free dimension in turn.
 
     Args:
         make: The Config class.
         fields: Fields of the usual member of a given d_model.
-        knobs: Fields that then bring the size nearer; the size must rise with each.
+        free_dimensions: Fields that then bring the size nearer; the size must rise with each.
         non_embedding_params: The size.
         overrides: Fields that every candidate has; they are not searched.
 
@@ -113,15 +113,15 @@ def nearest_member(
     def distance(member: Mapping[str, Any]) -> float:
         return abs(math.log(make(**member).param_count(1).non_embedding / non_embedding_params))
 
-    turned = []
+    fitted = []
     for member in sorted(members, key=distance)[:_NEAREST]:
-        for knob in knobs:
-            if knob.name not in overrides:
-                member = _turned(member, knob, distance)
-        turned.append(member)
+        for dimension in free_dimensions:
+            if dimension.name not in overrides:
+                member = _fitted(member, dimension, distance)
+        fitted.append(member)
         if distance(member) <= _NEAR_ENOUGH:
             break
-    best = min(turned, key=distance)
+    best = min(fitted, key=distance)
     config = make(**best)
     if distance(best) > math.log(1.25):
         held = f" with {', '.join(sorted(overrides))} as given" if overrides else ""
@@ -132,17 +132,19 @@ def nearest_member(
     return config
 
 
-def _turned(
-    member: dict[str, Any], knob: Knob, distance: Callable[[Mapping[str, Any]], float]
+def _fitted(
+    member: dict[str, Any], dimension: FreeDimension, distance: Callable[[Mapping[str, Any]], float]
 ) -> dict[str, Any]:
-    """Return `member` with the value of the knob that brings the size nearest.
+    """Return `member` with the value of the dimension that brings the size nearest.
 
     The distance falls, then rises, so the first value whose successor is no nearer is found by halving.
     """
-    values = knob.values(member[knob.name])
+    values = dimension.values(member[dimension.name])
     low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
-        here, next_ = (distance({**member, knob.name: values[k]}) for k in (middle, middle + 1))
+        here, next_ = (
+            distance({**member, dimension.name: values[k]}) for k in (middle, middle + 1)
+        )
         low, high = (low, middle) if here <= next_ else (middle + 1, high)
-    return {**member, knob.name: values[low]}
+    return {**member, dimension.name: values[low]}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
-from workloads.layers.memory.table import MemoryTable, TablePart
+from workloads.layers.memory.table import MemoryTable, TableComponent
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 HashScore = Literal["prob", "l1_prob"]
@@ -42,9 +42,9 @@ class HashShape(Component):
         """Rows of all tables."""
         return self.n_chunks << self.bits
 
-    def tables(self, n_layers: int = 1) -> tuple[int, TablePart]:
+    def tables(self, n_layers: int = 1) -> tuple[int, TableComponent]:
         """Return the table of each of `n_layers` such layers: of all its chunks, of each of which a token reads one row."""
-        table = TablePart(
+        table = TableComponent(
             n_rows=self.n_rows, width=self.width, bag_size=self.n_chunks, distinct=self.n_chunks
         )
         return n_layers, table

@@ -12,7 +12,7 @@ from torch.nn import functional
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.block import Block, filled
 from workloads.layers.context import Context
-from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
@@ -35,9 +35,9 @@ class PerLayerShape(Component):
         """Numbers of all layers together: the width of a table row."""
         return self.n_layers * self.width
 
-    def table(self, vocab_size: int) -> TablePart:
+    def table(self, vocab_size: int) -> TableComponent:
         """Return the table: a token reads one row, all layers' slices at once."""
-        return TablePart(n_rows=vocab_size, width=self.all_widths, bag_size=1, distinct=1)
+        return TableComponent(n_rows=vocab_size, width=self.all_widths, bag_size=1, distinct=1)
 
     def param_count(self) -> ParamCount:
         """Count the context's projection and norm, and gate, output and norm of every layer."""

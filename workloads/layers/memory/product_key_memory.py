@@ -9,7 +9,7 @@ from torch.nn import functional
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import LookupShape, ProductKeyLookup
-from workloads.layers.memory.table import Borrowed, MemoryTable, TablePart
+from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.usage_stats import MemoryUsage
 
@@ -28,9 +28,9 @@ class MemoryShape(Component):
         """Whether an output projection follows the bag."""
         return self.gate or self.value_dim != self.lookup.d_model
 
-    def table(self, *, n_readers: int = 1) -> TablePart:
+    def table(self, *, n_readers: int = 1) -> TableComponent:
         """Return the table as `n_readers` such layers read it."""
-        return TablePart(
+        return TableComponent(
             n_rows=self.lookup.n_slots,
             width=self.value_dim,
             bag_size=self.lookup.rows_read,

@@ -140,7 +140,7 @@ class Borrowed(Generic[M]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePart(Component):
+class TableComponent(Component):
     """A table, and the layers that read it."""
 
     n_rows: int

@@ -54,7 +54,7 @@ class Embedding(nn.Embedding):
         truncated_normal(value, self.std, generator)
 
 
-class VocabularyPart(Component):
+class VocabularyComponent(Component):
     """Embedding table and output head. A tied table is one table, read a row a token and whole for the logits."""
 
     def __init__(self, vocab_size: int, d_model: int, *, tied: bool) -> None:

@@ -26,7 +26,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormPart(Component):
+class LayerNormComponent(Component):
     """A norm of `width` columns."""
 
     width: int
@@ -160,7 +160,7 @@ class RMSNorm(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNormPart(Component):
+class RMSNormComponent(Component):
     """A norm of the residual stream."""
 
     width: int

@@ -30,7 +30,7 @@ class Flops:
 
 @dataclass(frozen=True, kw_only=True)
 class PlainConfig:
-    FLOP_KNOB: ClassVar[str] = "d_ff"
+    FREE_DIMENSION: ClassVar[str] = "d_ff"
     d_model: int
     d_ff: int
     n_layers: int = 2
@@ -59,7 +59,7 @@ class PlainConfig:
         return Flops(2.0 * (blocks + vocab_size * self.d_model) + 2.0 * seq_len * self.d_model)
 
     @classmethod
-    def sized(cls, non_embedding_params: int, **overrides: Any) -> Self:
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> Self:
         if non_embedding_params < 100:
             raise ValueError(f"no member is near {non_embedding_params}; ask for at least 100")
         width = max(1, round((non_embedding_params / 20) ** 0.5))

@@ -174,7 +174,7 @@ def test_has_no_d_ff():
 
 
 def test_sized():
-    config = Config.sized(1_000_000, n_heads=4)
+    config = Config.nearest_size(1_000_000, n_heads=4)
 
     assert config.param_count(1).non_embedding == pytest.approx(1e6, rel=0.05)
     assert config.n_heads == 4

@@ -348,11 +348,11 @@ def test_bytes_per_token_name_the_groups_and_fall_with_the_batch(config):
     assert wide == {group: 2 * number for group, number in alone.items()}
 
 
-def test_the_flop_knob_is_an_integer_field_that_raises_the_flops(config):
-    knob = type(config).FLOP_KNOB
-    value = getattr(config, knob)
+def test_the_free_dimension_is_an_integer_field_that_raises_the_flops(config):
+    field = type(config).FREE_DIMENSION
+    value = getattr(config, field)
     costs = [
-        dataclasses.replace(config, **{knob: value + more}).flops_per_token(VOCAB_SIZE, 64).total
+        dataclasses.replace(config, **{field: value + more}).flops_per_token(VOCAB_SIZE, 64).total
         for more in (0, 1, 8)
     ]
 

@@ -318,7 +318,7 @@ def test_statistics_weigh_rows_by_the_gate():
 
 
 def test_sized_is_near_the_size():
-    config = Config.sized(1_000_000, max_order=4)
+    config = Config.nearest_size(1_000_000, max_order=4)
 
     assert config.max_order == 4
     assert config.param_count(1).non_embedding == pytest.approx(1e6, rel=0.05)

@@ -68,7 +68,7 @@ def test_errors_name_the_field(mixer, field, value):
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("size", [1_000_000, 3_000_000])
 def test_sized(mixer, size):
-    config = MIXERS[mixer][0].sized(size, chunk_tokens=32)
+    config = MIXERS[mixer][0].nearest_size(size, chunk_tokens=32)
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.05)
     assert config.chunk_tokens == 32

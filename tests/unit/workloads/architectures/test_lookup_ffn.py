@@ -228,7 +228,7 @@ def test_one_table_more_is_at_most_one_projection_more():
     [(10_000, {}), (1_000_000, {"projection": "dense"}), (10**9, {"tau": 8}), (10**9, {})],
 )
 def test_sized(size, overrides):
-    config = Config.sized(size, **overrides)
+    config = Config.nearest_size(size, **overrides)
 
     found = config.param_count(1).non_embedding
     assert abs(math.log(found / size)) <= math.log(1.25)

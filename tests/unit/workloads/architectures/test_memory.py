@@ -217,7 +217,7 @@ def test_a_token_reads_rows_and_not_the_table():
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000, 50_000_000])
 def test_members_of_the_family_have_about_the_size_asked_for(size):
-    config = Config.sized(size)
+    config = Config.nearest_size(size)
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.05)
     assert 2 < config.param_count(1).memory_values / (size / 5) < 6

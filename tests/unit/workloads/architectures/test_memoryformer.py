@@ -255,7 +255,7 @@ def test_released_code_differs_by_its_score():
     ],
 )
 def test_sized(size, overrides):
-    config = Config.sized(size, **overrides)
+    config = Config.nearest_size(size, **overrides)
 
     found = config.param_count(1).non_embedding
     assert abs(math.log(found / size)) <= math.log(1.25)
@@ -264,7 +264,7 @@ def test_sized(size, overrides):
 
 def test_sized_refuses_what_does_not_exist():
     with pytest.raises(ValueError, match="no member of the family with tau as given is near 1000"):
-        Config.sized(1_000, tau=8)
+        Config.nearest_size(1_000, tau=8)
 
 
 @pytest.mark.parametrize("score", ["prob", "l1_prob"])

@@ -365,10 +365,10 @@ def test_presets_of_ours_cost_about_as_much_as_the_dense_model_of_their_name(pre
 
 @pytest.mark.parametrize("size", [30_000, 3_000_000, 100_000_000])
 def test_members_of_a_size(size):
-    config = Config.sized(size)
+    config = Config.nearest_size(size)
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.1)
-    assert Config.sized(size, top_k=1).top_k == 1
+    assert Config.nearest_size(size, top_k=1).top_k == 1
 
 
 @pytest.mark.parametrize("name", ["routing", "evaluation", "group"])

@@ -274,6 +274,6 @@ def test_a_token_reads_its_experts_from_both_tables():
 
 @pytest.mark.parametrize("size", [100_000, 3_000_000, 50_000_000])
 def test_members_of_the_family_have_about_the_size_asked_for(size):
-    config = Config.sized(size)
+    config = Config.nearest_size(size)
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.05)

@@ -159,4 +159,4 @@ def test_papers_shapes_read_256_numbers_a_layer():
 
 @pytest.mark.parametrize("size", [30_000, 3_000_000, 100_000_000])
 def test_members_of_a_size(size):
-    assert Config.sized(size).param_count(1).non_embedding == pytest.approx(size, rel=0.1)
+    assert Config.nearest_size(size).param_count(1).non_embedding == pytest.approx(size, rel=0.1)

@@ -275,7 +275,7 @@ def test_statistics_are_those_of_every_layer():
 
 
 def test_sized_is_near_the_size():
-    config = Config.sized(1_000_000, share_layers=1)
+    config = Config.nearest_size(1_000_000, share_layers=1)
 
     assert config.share_layers == 1
     assert config.param_count(1).non_embedding == pytest.approx(1e6, rel=0.05)

@@ -31,7 +31,7 @@ def training_flops() -> Callable[[TrialSpec], float]:
 Flops = Callable[[TrialSpec], float]
 
 
-def test_match_solves_the_knob_for_the_counterparts_flops(
+def test_match_solves_the_free_dimension_for_the_counterparts_flops(
     load: Load, training_flops: Flops
 ) -> None:
     sweep = load(

@@ -18,7 +18,7 @@ trials:
   - grid: {model.preset: [10m]}
 """
 COARSE = "memoryformer"
-"""Its knob changes cost in steps of several per cent, so its FLOPs are matched by tokens."""
+"""Its free dimension changes cost in steps of several per cent, so its FLOPs are matched by tokens."""
 
 
 def _compared(folder: Path, entries: list[str]) -> dict[str, dict[str, float]]:

@@ -23,7 +23,7 @@ FRAME = Frame(vocab_size=100, seq_len=16, batch_tokens=64)
 class Strange:
     """Fields that are constrained, do nothing, or lower what they are solved for."""
 
-    FLOP_KNOB: ClassVar[str] = "d_ff"
+    FREE_DIMENSION: ClassVar[str] = "d_ff"
     d_ff: int = 96
     n_heads: int = 4
     n_memories: int = 1
@@ -51,10 +51,10 @@ def solved(field: str, target: float, **fields: int) -> tuple[int | None, list[s
         target_number=target,
         solve=field,
     )
-    value, _, findings = matching.solved_field(
+    value, _, diagnostics = matching.solved_field(
         match, Strange(**fields), FRAME, target=target, tokens=64
     )
-    return value, [f"{finding.message}; {finding.fix}" for finding in findings]
+    return value, [f"{diagnostic.message}; {diagnostic.fix}" for diagnostic in diagnostics]
 
 
 def test_values_that_the_config_refuses_are_passed_over() -> None:
@@ -113,11 +113,11 @@ def test_a_model_that_takes_no_value_says_what_it_has_against_one() -> None:
         solve="gate",
     )
 
-    value, _, (finding,) = matching.solved_field(match, Closed(), FRAME, target=1e6, tokens=64)
+    value, _, (diagnostic,) = matching.solved_field(match, Closed(), FRAME, target=1e6, tokens=64)
 
     assert value is None
-    assert "no value of gate is possible" in finding.message
-    assert "gate must be 0, got 1" in finding.message
+    assert "no value of gate is possible" in diagnostic.message
+    assert "gate must be 0, got 1" in diagnostic.message
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.sweep.matching import step_time_search
-from orchestrator.sweep.matching.step_time_search import Estimate, NotFoundError
+from orchestrator.sweep.matching.step_time_search import NotFoundError, RatioEstimate
 
 Ratio = Callable[[int], float]
 
@@ -32,7 +32,7 @@ class Bench:
 
     def search(
         self, *, start: int = 88, possible: Callable[[int], bool] = lambda value: True
-    ) -> tuple[int, Estimate]:
+    ) -> tuple[int, RatioEstimate]:
         return step_time_search.search(
             self.measure,
             field="d_ff",
@@ -161,7 +161,7 @@ def test_an_estimate_covers_what_differs_between_measurements_and_ignores_long_b
 
 
 def test_a_single_ratio_is_measured_until_it_is_known_within_one_percent() -> None:
-    told: list[Estimate] = []
+    told: list[RatioEstimate] = []
     bench = Bench(lambda value: 1.3, noise=0.02)
 
     found = step_time_search.settled(lambda: bench.measure(0, True), told=told.append)

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.sweep.parsing import validation
 from orchestrator.sweep.parsing.yaml_loader import parse
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,26 +33,26 @@ class Shape:
             raise ValueError(f"layers must stay below width, got {self.layers}")
 
 
-def section(text: str) -> Located:
-    document, findings = parse(f"shape:\n  {text}\n")
+def section(text: str) -> YamlNode:
+    document, diagnostics = parse(f"shape:\n  {text}\n")
     assert document is not None
-    assert not findings
-    located: Located = document.content["shape"]
+    assert not diagnostics
+    located: YamlNode = document.content["shape"]
     return located
 
 
 def build(text: str, **options: Any) -> Any:
     where = section(text)
-    record, findings = validation.build(Shape, where.content, where=where, **options)
-    assert findings == []
+    record, diagnostics = validation.build(Shape, where.content, where=where, **options)
+    assert diagnostics == []
     return record
 
 
 def told(text: str, **options: Any) -> list[str]:
     where = section(text)
-    record, findings = validation.build(Shape, where.content, where=where, **options)
+    record, diagnostics = validation.build(Shape, where.content, where=where, **options)
     assert record is None
-    return [f"{f.column} {f.key}: {f.message}; {f.fix}" for f in findings]
+    return [f"{f.column} {f.key}: {f.message}; {f.fix}" for f in diagnostics]
 
 
 def test_values_become_the_types_of_the_fields() -> None:

@@ -4,13 +4,13 @@ import pytest
 import yaml
 
 from orchestrator.sweep.parsing.yaml_loader import MAX_DEPTH, MAX_VALUES, parse
-from orchestrator.sweep.parsing.yaml_node import Located
+from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 
-def read(text: str) -> Located:
-    document, findings = parse(text)
+def read(text: str) -> YamlNode:
+    document, diagnostics = parse(text)
     assert document is not None
-    assert not findings
+    assert not diagnostics
     return document
 
 

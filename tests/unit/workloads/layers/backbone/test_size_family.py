@@ -14,7 +14,7 @@ from workloads.layers.backbone.size_family import WIDTHS, backbone_fields
 def test_a_size_is_met_within_five_percent(architecture, log10_size):
     size = round(10**log10_size)
 
-    config = architecture.Config.sized(size)
+    config = architecture.Config.nearest_size(size)
 
     assert config.param_count(1).non_embedding == pytest.approx(size, rel=0.05)
     assert config.d_model <= config.d_ff <= 4 * config.d_model
@@ -27,14 +27,14 @@ def test_wider_members_are_larger():
 
 
 def test_overrides_are_kept():
-    config = memory_plus.Config.sized(3_000_000, n_keys=64, n_layers=4, qk_norm=True)
+    config = memory_plus.Config.nearest_size(3_000_000, n_keys=64, n_layers=4, qk_norm=True)
 
     assert (config.n_keys, config.n_layers, config.qk_norm) == (64, 4, True)
     assert config.param_count(1).non_embedding == pytest.approx(3_000_000, rel=0.05)
 
 
 def test_a_given_width_is_not_searched():
-    assert dense.Config.sized(1_000_000, d_model=144, n_heads=4).d_model == 144
+    assert dense.Config.nearest_size(1_000_000, d_model=144, n_heads=4).d_model == 144
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_given_width_is_not_searched():
 )
 def test_what_cannot_be_met_is_refused(size, overrides, message):
     with pytest.raises(ValueError, match=message):
-        dense.Config.sized(size, **overrides)
+        dense.Config.nearest_size(size, **overrides)

@@ -78,7 +78,7 @@ class _Layer(nn.Module):
             self.add_module(name, part)
 
 
-class _Part(nn.Module):
+class _Module(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.usage = MemoryUsage(2)
@@ -87,7 +87,7 @@ class _Part(nn.Module):
 
 def test_names_tell_the_layer_and_where_it_has_several_tables_the_part():
     model = nn.Module()
-    model.layers = nn.ModuleList([nn.Module(), _Layer(_Part()), _Layer(_Part(), _Part())])
+    model.layers = nn.ModuleList([nn.Module(), _Layer(_Module()), _Layer(_Module(), _Module())])
 
     report = usage_report(model)
 
