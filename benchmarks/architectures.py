@@ -97,7 +97,7 @@ def _measured(
     step = partial(training.step, windows, rows=rows, lr=train.lr, autocast=autocast)
 
     def step_s(observing: bool) -> float:
-        model.observing = observing
+        model.recording_usage = observing
         return block_s(step, 1, here=here, clock=time.perf_counter)
 
     with devices.numerics(here, n_threads=arguments.threads, bf16=bf16):

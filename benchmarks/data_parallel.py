@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh
-from workloads.sharding.gradient_allreduce import BUCKET_BYTES, GradientSums
+from workloads.sharding.gradient_allreduce import BUCKET_BYTES, GradientAllReduce
 from workloads.training import device as devices
 from workloads.training.train import accumulate_gradients
 
@@ -43,13 +43,13 @@ def main() -> None:
 
 
 def _all(
-    arguments: argparse.Namespace, world: process_group.World, here: torch.device
+    arguments: argparse.Namespace, world: process_group.RankGroup, here: torch.device
 ) -> list[dict[str, Any]]:
     return [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
 
 
 def _measured(
-    name: str, world: process_group.World, here: torch.device, arguments: argparse.Namespace
+    name: str, world: process_group.RankGroup, here: torch.device, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     module = registry.architecture(name)
     with here:
@@ -62,7 +62,7 @@ def _measured(
             buffer.zero_()
     mesh = Mesh(world=world, data=world)
     sums, alone = (
-        GradientSums(model, over, bucket_bytes=int(arguments.bucket_mib * 2**20))
+        GradientAllReduce(model, over, bucket_bytes=int(arguments.bucket_mib * 2**20))
         for over in (mesh, Mesh())
     )
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -78,7 +78,7 @@ def _measured(
         autocast=partial(devices.autocast, bf16=here.type == "cuda", device=here),
     )
 
-    def ours(sums: GradientSums, during: bool) -> None:
+    def ours(sums: GradientAllReduce, during: bool) -> None:
         accumulate(model, before_last=sums.start if during else _nothing)
         sums.finish()
 
@@ -114,7 +114,10 @@ def _measured(
         )
         for way, times in (("after again", 1), ("during", 1), ("ddp", world.size))
     }
-    medians = {way: max(world.all(statistics.median(values))) for way, values in seconds.items()}
+    medians = {
+        way: max(world.all_gather_objects(statistics.median(values)))
+        for way, values in seconds.items()
+    }
     return {
         "architecture": name,
         "params": sum(p.numel() for p in model.parameters()),
@@ -131,9 +134,9 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.norm().clamp(min=1e-30))
 
 
-def _timed(step: Callable[[], None], world: process_group.World, here: torch.device) -> float:
+def _timed(step: Callable[[], None], world: process_group.RankGroup, here: torch.device) -> float:
     _wait(here)
-    world.wait()
+    world.barrier()
     _wait(here)
     start = time.perf_counter()
     step()

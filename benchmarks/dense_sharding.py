@@ -21,10 +21,10 @@ from own_ranks import together
 
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
-from workloads.distributed.local_part import own_part
+from workloads.distributed.local_part import local_shard
 from workloads.distributed.mesh import Mesh
-from workloads.sharding.gradient_allreduce import GradientSums
-from workloads.sharding.materialise import Dense, build
+from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.sharding.materialise import Dense, materialise_model
 from workloads.training import device as devices
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
@@ -65,7 +65,7 @@ def _measured(
     name: str,
     dense: Dense,
     arguments: argparse.Namespace,
-    world: process_group.World,
+    world: process_group.RankGroup,
     here: torch.device,
 ) -> dict[str, float]:
     """Return the largest numbers of any rank."""
@@ -73,11 +73,11 @@ def _measured(
     config = module.Config(**module.PRESETS[arguments.preset])
     mesh = Mesh(world=world, data=world)
     make = partial(config.build, arguments.vocab_size)
-    model = build(make, mesh, layout="columns", here=here, dense=dense).train()
+    model = materialise_model(make, mesh, layout="columns", here=here, dense=dense).train()
     with torch.no_grad():
         for parameter in model.parameters():
             # The same everywhere, so that both ways have one loss whoever holds what.
-            own_part(parameter).fill_(1.0 if parameter.ndim == 1 else 0.01)
+            local_shard(parameter).fill_(1.0 if parameter.ndim == 1 else 0.01)
         for buffer in model.buffers():
             buffer.zero_()
     batch_tokens = arguments.tokens * world.size
@@ -85,7 +85,7 @@ def _measured(
         tokens=100 * batch_tokens, batch_tokens=batch_tokens, seq_len=arguments.seq_len, lr=1e-3
     )
     optimizer = Optimizer(model, train, mesh)
-    sums = GradientSums(model, mesh)
+    sums = GradientAllReduce(model, mesh)
     draw = torch.Generator().manual_seed(world.rank)
     n = arguments.tokens // arguments.seq_len
     windows = torch.randint(arguments.vocab_size, (n, arguments.seq_len + 1), generator=draw)
@@ -96,7 +96,7 @@ def _measured(
         torch.cuda.reset_peak_memory_stats(here)
     for repeat in range(arguments.warmup + arguments.repeats):
         _wait(here)
-        world.wait()
+        world.barrier()
         start = time.perf_counter()
         losses = accumulate_gradients(
             model,
@@ -122,7 +122,7 @@ def _measured(
         "held": torch.cuda.memory_allocated(here) if on_gpu else 0,
         "loss": float(loss),
     }
-    of_all = world.all(own)
+    of_all = world.all_gather_objects(own)
     return {key: max(each[key] for each in of_all) for key in own}
 
 

@@ -12,7 +12,7 @@ import torch
 from workloads.distributed import process_group
 from workloads.training import device as devices
 
-Work = Callable[[process_group.World, torch.device], Any]
+Work = Callable[[process_group.RankGroup, torch.device], Any]
 """What a rank does; what rank 0 returns must be plain values."""
 
 
@@ -41,5 +41,5 @@ def _rank(rank: int, size: int, device: str, work: Work, folder: Path) -> None:
         process_group.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world,
     ):
         found = work(world, here)
-        if world.leads:
+        if world.is_main:
             (folder / "found.json").write_text(json.dumps(found))

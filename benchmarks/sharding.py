@@ -31,15 +31,15 @@ import torch
 from torch import Tensor
 
 from workloads.distributed import process_group
-from workloads.distributed.mesh import Mesh, mesh_of
+from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.context import Context
 from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
 from workloads.layers.memory.product_keys import LookupShape
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
-from workloads.sharding.materialise import build
-from workloads.sharding.table_shard import Shard
+from workloads.sharding.materialise import materialise_model
+from workloads.sharding.table_shard import TableShard
 from workloads.training import device as devices
 
 
@@ -101,7 +101,7 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
         devices.numerics(here, n_threads=1, bf16=True),
         process_group.join(rank=rank, size=size, device=here, rendezvous=meeting) as world,
     ):
-        mesh = mesh_of(world, memory=size)
+        mesh = make_mesh(world, memory=size)
         found = []
         with mesh.even():
             if size > 1:
@@ -114,7 +114,7 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
                 ]
             for grown, times in cases:
                 found += _measured(mesh, here, grown, times, arguments)
-        if world.leads:
+        if world.is_main:
             (folder / "rows.json").write_text(
                 json.dumps([dataclasses.asdict(row) for row in found])
             )
@@ -169,8 +169,8 @@ def _measured(
                 step_s=step_s,
                 bag_s=bag_s,
                 messages_s=messages_s,
-                sent_bytes=max(mesh.world.all(_sent_bytes(table, ids))),
-                error=max(mesh.world.all(_error(table, ids, weights))),
+                sent_bytes=max(mesh.world.all_gather_objects(_sent_bytes(table, ids))),
+                error=max(mesh.world.all_gather_objects(_error(table, ids, weights))),
                 tokens_per_s=tokens / step_s,
                 useful_bytes_per_s=tokens
                 * lookup.rows_read
@@ -188,7 +188,7 @@ def _layer(
     def make() -> torch.nn.Module:
         return MemoryTable(shape.lookup.n_slots, shape.value_dim)
 
-    table = build(make, mesh, layout=arguments.layout, here=here)
+    table = materialise_model(make, mesh, layout=arguments.layout, here=here)
     assert isinstance(table, MemoryTable)
     # Values of a table's size, though not those that training would begin with, which are drawn on the host.
     draw = torch.Generator(here).manual_seed(mesh.memory.rank)
@@ -268,7 +268,7 @@ def _error(table: MemoryTable, ids: Tensor, weights: Tensor) -> float:
     return float((found.float() - expected).abs().max() / expected.abs().max())
 
 
-def _in_fp32(shard: Shard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _in_fp32(shard: TableShard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     route = shard.route(ids)
     held_ids, held_weights = route.with_numbers(weights)()
     return route.vectors_back(_summed(part, held_ids, held_weights))()
@@ -287,14 +287,14 @@ def _timed(
     seconds = []
     for _ in range(arguments.repeats):
         _wait(here)
-        mesh.world.wait()
+        mesh.world.barrier()
         _wait(here)
         start = time.perf_counter()
         for _ in range(arguments.at_once):
             act()
         _wait(here)
         seconds.append((time.perf_counter() - start) / arguments.at_once)
-    return float(max(mesh.world.all(statistics.median(seconds))))
+    return float(max(mesh.world.all_gather_objects(statistics.median(seconds))))
 
 
 def _wait(here: torch.device) -> None:

@@ -28,7 +28,7 @@ import torch
 from reads import draw_ids
 from torch import Tensor, nn
 
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
 from workloads.kernels.table_update.op import row_sums
@@ -141,7 +141,7 @@ def _fused(
             sums = row_sums(table, batch.ids, batch.weights, batch.grad)
             previous, products = sums.update_with_products_(state, now, _coefficient(previous))
             return previous, products
-        products = row_dot(table, batch.ids, batch.grad)
+        products = gathered_dot(table, batch.ids, batch.grad)
         sums = row_sums(table, batch.ids, batch.weights, batch.grad)
         norm = sums.norm() if when == EXACT else previous
         previous = sums.update_(state, now, _coefficient(norm))
@@ -188,11 +188,11 @@ def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, wh
         if when == BACKWARD:
             _, products = sums.update_with_products_(state, now, coefficient)
         else:
-            products = row_dot(table, batch.ids, batch.grad)
+            products = gathered_dot(table, batch.ids, batch.grad)
             if when == EXACT:
                 sums.norm()
             sums.update_(state, now, coefficient)
-        reference.RowSums(exact, *hits).update_(exact_state, now, coefficient)
+        reference.ReferenceRowSums(exact, *hits).update_(exact_state, now, coefficient)
         off = (products[:16].float() - expected_products).abs().max()
         if off > 0.02 * expected_products.abs().max():
             return math.inf

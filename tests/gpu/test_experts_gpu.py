@@ -32,9 +32,9 @@ def _x() -> Tensor:
 
 
 def _pass(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    context = Context(tokens=torch.zeros(x.shape[:2], dtype=torch.long), observe=True)
+    context = Context(tokens=torch.zeros(x.shape[:2], dtype=torch.long), record_usage=True)
     output = layer(x, context)
-    layer.observe(output, x)
+    layer.record_usage(output, x)
     loss = output.float().square().sum() + sum(context.losses)
     return output, list(torch.autograd.grad(loss, [x, *layer.parameters()]))
 

@@ -12,7 +12,7 @@ from workloads.layers.memory import host_offload
 from workloads.layers.memory.host_offload import empty_on_host
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
-from workloads.sharding.materialise import Place, build
+from workloads.sharding.materialise import Place, materialise_model
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.generate import greedy
@@ -87,11 +87,11 @@ def test_outputs_and_gradients_have_the_bits_of_a_table_on_the_device(
     found = []
     for on_host in (False, True):
         reader = Reader(500, width, on_host=on_host, dtype=dtype)
-        reader.table.defer()
+        reader.table.defer_gradient()
         ids, weights = batch(500, 40, 16)
         output = reader(ids, weights)
         output.float().square().sum().backward()
-        hits = reader.table.deferred.take()
+        hits = reader.table.sparse_gradient.take()
         found.append([output, weights.grad, hits.ids, hits.weights, hits.x])
 
     for expected, other in zip(*found, strict=True):
@@ -153,7 +153,7 @@ def test_decoding_is_that_of_a_model_on_the_device_and_waits_for_nothing(never_w
 
     def model_with(place: Place) -> nn.Module:
         here = torch.device("cuda")
-        model = build(
+        model = materialise_model(
             lambda: config.build(97), Mesh(), layout="columns", here=here, place=place
         ).eval()
         initialise(model, 0)

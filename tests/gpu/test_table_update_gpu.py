@@ -11,7 +11,7 @@ from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
@@ -54,7 +54,7 @@ def test_fp32_updates_equal_the_reference(shape, kind, exact):
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
     coefficient = torch.tensor(0.7, device="cuda")
     for step in (1, 2):
-        norm = reference.RowSums(expected, *hits).update_(
+        norm = reference.ReferenceRowSums(expected, *hits).update_(
             expected_state, rule(kind, step), coefficient
         )
         sums = op.row_sums(table, *hits)
@@ -75,7 +75,7 @@ def test_bf16_updates_are_one_rounding_from_fp32(shape, kind):
     exact, state = table.float(), new_state(kind, table)
     exact_state = {name: value.clone().float() for name, value in state.items()}
 
-    reference.RowSums(exact, *hits).update_(exact_state, rule(kind, 1))
+    reference.ReferenceRowSums(exact, *hits).update_(exact_state, rule(kind, 1))
     again, again_state = table.clone(), new_state(kind, table)
     op.row_sums(table, *hits).update_(state, rule(kind, 1))
     op.row_sums(again, *hits).update_(again_state, rule(kind, 1))
@@ -96,7 +96,7 @@ def test_bf16_has_the_references_random_numbers(kind):
     x = torch.randn(1024, 96, generator=generator, device="cuda")
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
 
-    reference.RowSums(expected, ids, weights, x).update_(expected_state, rule(kind, 1))
+    reference.ReferenceRowSums(expected, ids, weights, x).update_(expected_state, rule(kind, 1))
     op.row_sums(table, ids, weights, x).update_(state, rule(kind, 1))
 
     for found, wanted in [(table, expected), *((state[k], expected_state[k]) for k in state)]:
@@ -218,7 +218,7 @@ def test_rows_beyond_two_to_the_31_numbers(kind, master):
         own = kept[part].clone()
         own_state = new_state(kind, own, master=master)
         here = ((ids >= first) & (ids < first + ends))[:, 0]
-        reference.RowSums(own, ids[here] - first, weights[here], x[here]).update_(
+        reference.ReferenceRowSums(own, ids[here] - first, weights[here], x[here]).update_(
             own_state, replace(rule(kind, 1), origin=(first, 0))
         )
         assert (table[part] != own).float().mean() < 1e-3
@@ -234,7 +234,7 @@ def test_rows_beyond_two_to_the_31_numbers(kind, master):
         # Rows that nobody reads are decayed; one in the middle stands for them.
         middle = kept[rows // 2 : rows // 2 + 1].clone()
         none = torch.zeros(1, 1, device="cuda")
-        reference.RowSums(middle, none.int(), none, table.new_zeros(1, width)).update_(
+        reference.ReferenceRowSums(middle, none.int(), none, table.new_zeros(1, width)).update_(
             new_state(kind, middle, master=master),
             replace(rule(kind, 1), origin=(rows // 2, 0)),
         )
@@ -298,7 +298,9 @@ def test_int8_moments_equal_the_reference(shape, kind, exact, stored):
     expected, before = table.clone(), state["exp_avg"].clone()
     coefficient = torch.tensor(0.7, device="cuda")
 
-    norm = reference.RowSums(expected, *hits).update_(expected_state, rule(kind, 3), coefficient)
+    norm = reference.ReferenceRowSums(expected, *hits).update_(
+        expected_state, rule(kind, 3), coefficient
+    )
     sums = op.row_sums(table, *hits)
     squares = sums.norm() if exact else None
     found = sums.update_(state, rule(kind, 3), coefficient)
@@ -383,7 +385,7 @@ def test_int8_moments_are_right_on_average():
     exact = {name: value.double() for name, value in new_state("adamw", start).items()}
     wide = start.double()
     for step in (1, 2, 3):
-        reference.RowSums(wide, ids, weights.double(), x.double()).update_(
+        reference.ReferenceRowSums(wide, ids, weights.double(), x.double()).update_(
             exact, rule("adamw", step)
         )
     n_seeds = 300
@@ -443,7 +445,7 @@ def test_int8_moments_beyond_two_to_the_31_numbers(kind):
         own = torch.zeros(ends, width, dtype=torch.bfloat16, device="cuda")
         own_state = new_state(kind, own, moments="int8")
         here = ((ids >= first) & (ids < first + ends))[:, 0]
-        reference.RowSums(own, ids[here] - first, weights[here], x[here]).update_(
+        reference.ReferenceRowSums(own, ids[here] - first, weights[here], x[here]).update_(
             own_state, replace(rule(kind, 1), origin=(first, 0))
         )
         assert (table[part] != own).float().mean() < 1e-3
@@ -484,7 +486,7 @@ def test_a_step_only_queues_work_and_takes_no_dense_gradient(
         table_optimizer=name, table_clip=clip, table_precision=precision, table_moments=moments,
     )  # fmt: skip
     optimizer = Optimizer(model, config)
-    assert isinstance(model.table.deferred, DeferredGradient)
+    assert isinstance(model.table.sparse_gradient, SparseGradient)
     ids = torch.randint(200_000, (64, 32), device="cuda")
     weights = torch.rand(64, 32, device="cuda")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.kernels.gathered_dot import op as row_dot
+from workloads.kernels.gathered_dot import op as gathered_dot
 from workloads.kernels.weighted_bag import op as weighted_bag
 
 pytestmark = [
@@ -47,7 +47,10 @@ def test_both_operations_equal_the_reference_in_float64(shape, dtype, id_type):
 
     def everything(kind: torch.dtype, index: Tensor) -> list[Tensor]:
         t, w, y = (v.to(kind).requires_grad_() for v in (table, weights, x))
-        bags, products = weighted_bag.weighted_bag(t, index, w), row_dot.row_dot(t, index, y)
+        bags, products = (
+            weighted_bag.weighted_bag(t, index, w),
+            gathered_dot.gathered_dot(t, index, y),
+        )
         return [
             bags,
             *torch.autograd.grad(bags, (t, w), x.to(kind)),
@@ -113,7 +116,7 @@ def test_products_of_rows_beyond_two_to_the_31(id_type):
     x = torch.ones(2, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     table.requires_grad_()
 
-    products = row_dot.row_dot(table, ids, x)
+    products = gathered_dot.gathered_dot(table, ids, x)
     table_grad, x_grad = torch.autograd.grad(products.float().sum(), (table, x))
 
     assert (products == width).all()
@@ -145,7 +148,7 @@ def test_are_sound_custom_operations(dtype):
     t, w, y = (v.requires_grad_() for v in (table, weights, x))
 
     torch.library.opcheck(torch.ops.memscale.weighted_bag.default, (t, ids, w))
-    torch.library.opcheck(torch.ops.memscale.row_dot.default, (t, ids, y))
+    torch.library.opcheck(torch.ops.memscale.gathered_dot.default, (t, ids, y))
 
 
 def test_compile_keeps_one_graph():
@@ -153,7 +156,9 @@ def test_compile_keeps_one_graph():
     t, w = table.requires_grad_(), weights.requires_grad_()
 
     def both(t: Tensor, w: Tensor) -> Tensor:
-        return (weighted_bag.weighted_bag(t, ids, w * 2) * row_dot.row_dot(t, ids, x).sum()).sum()
+        return (
+            weighted_bag.weighted_bag(t, ids, w * 2) * gathered_dot.gathered_dot(t, ids, x).sum()
+        ).sum()
 
     expected = torch.autograd.grad(both(t, w), (t, w))
     found = torch.autograd.grad(torch.compile(both, fullgraph=True)(t, w), (t, w))

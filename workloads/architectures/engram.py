@@ -43,10 +43,10 @@ from workloads.layers.backbone.size_family import (
     nearest_member,
 )
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.block import Block, filled
+from workloads.layers.block import Block, apply_slot
 from workloads.layers.context import Context
 from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
-from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
+from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU
 from workloads.layers.modules.linear import Linear
@@ -241,7 +241,7 @@ class NgramTableComponent(TableComponent):
         """Return nothing: reading is no product."""
         return FlopCount()
 
-    def deferred_bytes_per_token(self, *, element_bytes: int) -> int:
+    def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
         """Return what a deferred gradient keeps until the update: each row read is a bag of its own."""
         return self.reads * (4 + element_bytes + self.width * element_bytes)
 
@@ -258,7 +258,7 @@ class Engram(nn.Module):
         super().__init__()
         self.shape = shape
         self.ngrams = ngrams
-        self.table = Borrowed(table)
+        self.table = ModuleRef(table)
         self.key = Linear(shape.width, shape.d_model)
         self.value = Linear(shape.width, shape.d_model)
         self.query_norm = RMSNorm(shape.d_model, eps=norm_eps)
@@ -275,12 +275,12 @@ class Engram(nn.Module):
         rows = self.table.module(ids.view(-1, 1), once).view(*ids.shape[:2], -1).to(x.dtype)
         gate = agreement(self.query_norm(x), self.key_norm(self.key(rows)))
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids.flatten(0, 1), gate.expand(ids.shape).flatten(0, 1))
         output: Tensor = gate * self.value(rows)
         return output if self.conv is None else output + self.conv(output, context)
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.usage.record_output(output, residual)
 
@@ -384,7 +384,7 @@ class EngramBlock(Block):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the residual stream after this block."""
-        return super().forward(x + filled(self.engram, x, context, residual=x), context)
+        return super().forward(x + apply_slot(self.engram, x, context, residual=x), context)
 
 
 class EngramTransformer(Transformer):

@@ -184,7 +184,7 @@ class LookupFFN(nn.Module):
         output: Tensor = self.memory(self.projection(x), context)
         return output
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.memory.usage.record_output(output, residual)
 

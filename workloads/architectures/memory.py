@@ -159,14 +159,14 @@ class SwiGLUAndMemory(SwiGLU):
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the sum of both outputs, to be added to the residual."""
         read = self.memory(x, context)
-        self._read = read.detach() if context.observe else None
+        self._read = read.detach() if context.record_usage else None
         output: Tensor = super().forward(x, context) + read
         return output
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of what the memory adds against the residual stream's."""
         assert self._read is not None, "recorded before it ran"
-        self.memory.observe(self._read, residual)
+        self.memory.record_usage(self._read, residual)
         self._read = None
 
 

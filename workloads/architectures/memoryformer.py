@@ -233,7 +233,7 @@ class HashAttention(nn.Module):
         mixed = softmax_mix(query, key, value.transpose(1, 2), context)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.query_key_value.usage.record_output(output, residual)
 
@@ -265,7 +265,7 @@ class HashFeedForward(nn.Module):
         output: Tensor = self.second(self.norm(hidden), context)
         return output
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.second.usage.record_output(output, residual)
 

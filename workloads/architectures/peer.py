@@ -41,7 +41,7 @@ from workloads.layers.memory.product_keys import (
     check_lookup,
     check_ways,
 )
-from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
+from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.modules.norms import LEAK
 from workloads.layers.modules.usage_stats import MemoryUsage
 
@@ -199,7 +199,7 @@ class Peer(ProductKeyLookup):
         """Make a layer of the experts whose vectors are the rows of two tables, which the model owns."""
         super().__init__(shape.lookup)
         self.shape = shape
-        self.inputs, self.outputs = Borrowed(inputs), Borrowed(outputs)
+        self.inputs, self.outputs = ModuleRef(inputs), ModuleRef(outputs)
         self.usage = MemoryUsage(shape.lookup.n_slots)
 
     def forward(
@@ -209,13 +209,13 @@ class Peer(ProductKeyLookup):
         tokens = x.reshape(-1, self.lookup.d_model)
         ids, weights = self.select(tokens)
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids, weights)
         hidden = _activated(self.inputs.module.products(ids, tokens), self.shape.activation)
         output: Tensor = self.outputs.module(ids, weights * hidden)
         return output.to(x.dtype).view(x.shape)
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.usage.record_output(output, residual)
 

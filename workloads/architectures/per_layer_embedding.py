@@ -96,7 +96,7 @@ class PerLayerTransformer(Transformer):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the first residual stream; leave every layer's inputs in the context."""
         x = super().embed(tokens, context)
-        context.left[LEFT] = self.per_layer_inputs(x, tokens, context)
+        context.shared[LEFT] = self.per_layer_inputs(x, tokens, context)
         return x
 
 

@@ -35,10 +35,10 @@ from workloads.layers.backbone.size_family import (
     nearest_member,
 )
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.block import Block, filled
+from workloads.layers.block import Block, apply_slot
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import check_lookup
-from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
+from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.memory.tucker_keys import TuckerLookup, TuckerShape
 from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU
@@ -237,7 +237,7 @@ class UltraMemLayer(TuckerLookup):
         """Make a memory that reads `tables`, which the model owns."""
         super().__init__(shape.lookup)
         self.shape = shape
-        self.tables = Borrowed(tables)
+        self.tables = ModuleRef(tables)
         d_model = shape.lookup.d_model
         self.pre_value = (
             None if shape.pre_value_dim is None else Linear(d_model, shape.pre_value_dim)
@@ -255,12 +255,12 @@ class UltraMemLayer(TuckerLookup):
         if self.pre_value is not None and tables.pre_value is not None:
             weights = weights * tables.pre_value.products(ids, self.pre_value(tokens))
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids, weights)
         output: Tensor = self.output(tables.value(ids, weights).to(x.dtype))
         return output.view(x.shape)
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.usage.record_output(output, residual)
 
@@ -286,10 +286,10 @@ class UltraMemBlock(Block):
         """Return the residual stream after this block."""
         assert self.feed_forward is not None
         assert self.feed_forward_norm is not None
-        mixed = x + filled(self.mixer, self.mixer_norm(x), context, residual=x)
+        mixed = x + apply_slot(self.mixer, self.mixer_norm(x), context, residual=x)
         normed = self.feed_forward_norm(mixed)
-        output = mixed + filled(self.feed_forward, normed, context, residual=mixed)
-        return output + filled(self.memory, normed, context, residual=mixed)
+        output = mixed + apply_slot(self.feed_forward, normed, context, residual=mixed)
+        return output + apply_slot(self.memory, normed, context, residual=mixed)
 
 
 class UltraMemV2(Transformer):

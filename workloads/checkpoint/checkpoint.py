@@ -24,7 +24,7 @@ import torch
 
 from workloads.checkpoint.safe_load import only_plain_values
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 
 LOG = logging.getLogger(__name__)
 FORMAT = 1
@@ -42,7 +42,7 @@ def save(
     state: dict[str, Any],
     *,
     pieces: Mapping[str, TensorBlock] | None = None,
-    world: World = World(),  # noqa: B008, frozen
+    world: RankGroup = RankGroup(),  # noqa: B008, frozen
     keep: int = 2,
 ) -> Path:
     """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
@@ -51,7 +51,7 @@ def save(
     which every rank has some or none has any; what several have alike is written once.
     """
     path = _write(folder, f"step-{step:08d}", state, pieces=pieces or {}, world=world)
-    if world.leads:
+    if world.is_main:
         for older in _steps(folder)[keep:]:
             _discard(older)
     return path
@@ -62,11 +62,11 @@ def save_final(
     state: dict[str, Any],
     *,
     pieces: Mapping[str, TensorBlock] | None = None,
-    world: World = World(),  # noqa: B008, frozen
+    world: RankGroup = RankGroup(),  # noqa: B008, frozen
 ) -> Path:
     """Write what outlives the run, then delete the checkpoints of steps. Collective as `save` is."""
     path = _write(folder, FINAL, state, pieces=pieces or {}, world=world)
-    if world.leads:
+    if world.is_main:
         for older in _steps(folder):
             _discard(older)
     return path
@@ -169,14 +169,14 @@ def _write(
     state: dict[str, Any],
     *,
     pieces: Mapping[str, TensorBlock],
-    world: World,
+    world: RankGroup,
 ) -> Path:
     aside = folder / f"{_ASIDE}{name}"
     try:
         return _write_aside_and_rename(aside, folder / name, state, pieces=pieces, world=world)
     except Exception:
         # Most likely the disk is full, and what was written of this one would keep it full.
-        if world.leads:
+        if world.is_main:
             shutil.rmtree(aside, ignore_errors=True)
         raise
 
@@ -187,12 +187,12 @@ def _write_aside_and_rename(
     state: dict[str, Any],
     *,
     pieces: Mapping[str, TensorBlock],
-    world: World,
+    world: RankGroup,
 ) -> Path:
-    if world.leads:
+    if world.is_main:
         shutil.rmtree(aside, ignore_errors=True)
         (aside / _PARTS if pieces else aside).mkdir(parents=True)
-    world.wait()
+    world.barrier()
     parts: dict[str, dict[str, int | str]] = {}
     if pieces:
         from workloads.checkpoint import sharded  # as in `pieces`
@@ -201,8 +201,10 @@ def _write_aside_and_rename(
             f"{_PARTS}/{file.name}": _told(file)
             for file in sharded.write(aside / _PARTS, pieces, world)
         }
-        parts = {name: told for of_one in world.all(mine) for name, told in of_one.items()}
-    if world.leads:
+        parts = {
+            name: told for of_one in world.all_gather_objects(mine) for name, told in of_one.items()
+        }
+    if world.is_main:
         manifest = _write_file(aside / _STATE, {"format": FORMAT, **state})
         with (aside / _MANIFEST).open("w") as file:
             json.dump({**manifest, **({"parts": parts} if parts else {})}, file)
@@ -214,7 +216,7 @@ def _write_aside_and_rename(
             _discard(path)
         aside.rename(path)
         _fsync_folder(path.parent)
-    world.wait()
+    world.barrier()
     return path
 
 

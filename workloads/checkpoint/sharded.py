@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from workloads.checkpoint.safe_load import only_plain_values
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
-from workloads.distributed.process_group import CommunicationError, World, named_failure
+from workloads.distributed.process_group import CommunicationError, RankGroup, communication_errors
 
 METADATA = ".metadata"
 BLOCK_BYTES = 2**24
@@ -60,7 +60,7 @@ _ALLOWED = {
 """What `.metadata`, a pickle, may name besides dtypes."""
 
 
-def write(folder: Path, pieces: Mapping[str, TensorBlock], world: World) -> list[Path]:
+def write(folder: Path, pieces: Mapping[str, TensorBlock], world: RankGroup) -> list[Path]:
     """Write the pieces of all ranks of `world`, return the files that this one wrote. Collective.
 
     Raises:
@@ -69,7 +69,7 @@ def write(folder: Path, pieces: Mapping[str, TensorBlock], world: World) -> list
     files, failures = _Files(), {}
     try:
         # What fails within is a CheckpointException; a RuntimeError is the network's.
-        with named_failure("checkpoint"):
+        with communication_errors("checkpoint"):
             save(
                 {},
                 storage_writer=_Writer(folder, files),

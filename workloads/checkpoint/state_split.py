@@ -4,7 +4,7 @@ What all ranks have alike stays in the state. What each has a part of becomes pi
 `weights/<parameter>/values`, `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and
 `tables/<table>/mean_square` (what the optimizer of tables keeps, which may be one number per row).
 
-Which part of a parameter a rank has, its `Shard` says, or the parameter itself where it is a DTensor (of FSDP2's
+Which part of a parameter a rank has, its `TableShard` says, or the parameter itself where it is a DTensor (of FSDP2's
 `fully_shard`). Another kind of sharded tensor is another case in `parts`, `_whole` and `_place`.
 """
 
@@ -14,18 +14,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
-from workloads.distributed.local_part import is_part, own_part, own_place
-from workloads.sharding.table_shard import Shard, shards
+from workloads.distributed.local_part import is_sharded, local_shard, local_slices
+from workloads.sharding.table_shard import TableShard, table_shards
 
 State = dict[str, Any]
-LocalShard = Shard | Tensor
+LocalShard = TableShard | Tensor
 """What says which part of a parameter a rank has: a shard of a table, or a DTensor."""
 
 
 def local_shards(model: nn.Module) -> dict[str, LocalShard]:
     """Return parameter name -> part, of every parameter of which this rank holds a part only."""
-    sharded = {name: p.detach() for name, p in model.named_parameters() if is_part(p)}
-    return {**sharded, **shards(model)}
+    sharded = {name: p.detach() for name, p in model.named_parameters() if is_sharded(p)}
+    return {**sharded, **table_shards(model)}
 
 
 def split_state(
@@ -130,8 +130,8 @@ def _piece(value: object, part: LocalShard) -> TensorBlock | None:
     if not isinstance(value, Tensor) or not value.ndim:
         return None
     offsets, sizes = _place(part, value.ndim)
-    # What an optimizer keeps of a part is no DTensor (`own_part.StandIns`).
-    own = own_part(value)
+    # What an optimizer keeps of a part is no DTensor (`local_shard.LocalParameters`).
+    own = local_shard(value)
     if own.shape != sizes:
         # Kept by one rank only, it would be lost.
         raise ValueError(
@@ -169,14 +169,14 @@ def _cut(name: str, value: object, part: LocalShard | None) -> object:
 
 def _whole(part: LocalShard, ndim: int) -> tuple[int, ...]:
     """Return the shape of the whole, of `ndim` 1 and a table that of what is kept by row."""
-    return tuple(part.whole if isinstance(part, Shard) else part.shape)[:ndim]
+    return tuple(part.whole if isinstance(part, TableShard) else part.shape)[:ndim]
 
 
 def _place(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return where a part begins and its shape: of a table, or of what is kept by row (`ndim` 1)."""
-    if isinstance(part, Shard):
+    if isinstance(part, TableShard):
         return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]
-    slices = own_place(part)
+    slices = local_slices(part)
     return tuple(each.start for each in slices), tuple(each.stop - each.start for each in slices)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from workloads.distributed.process_group import World, named_failure
+from workloads.distributed.process_group import RankGroup, communication_errors
 
 Arrival: TypeAlias = Callable[[], Tensor]
 """Returns what was sent, once it may be used on the current stream."""
@@ -24,24 +24,24 @@ _WORD_BYTES = 8
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def gather(world: World, x: Shaped[Tensor, " n"]) -> Arrival:
+def gather(world: RankGroup, x: Shaped[Tensor, " n"]) -> Arrival:
     """Send `x`, as long on every rank, to all; [ranks, n] arrives."""
     x = x.contiguous()  # NCCL refuses what is not; gloo takes it
     everybodys = x.new_empty(world.size, len(x))
     if not len(x):
         return lambda: everybodys
-    with named_failure("gather"):
+    with communication_errors("gather"):
         work = _all_gather(everybodys.view(-1), x, group=world.group, async_op=True)
     return _arrival(work, x, everybodys)
 
 
 def exchange(
-    world: World, x: Shaped[Tensor, " n"], *, sent: Sequence[int], received: Sequence[int]
+    world: RankGroup, x: Shaped[Tensor, " n"], *, sent: Sequence[int], received: Sequence[int]
 ) -> Arrival:
     """Send the first `sent[0]` numbers of `x` to rank 0, the next to rank 1; arrives what others sent, in their order."""
     x = x.contiguous()
     result = x.new_empty(sum(received))
-    with named_failure("exchange"):
+    with communication_errors("exchange"):
         work = dist.all_to_all_single(
             result, x, list(received), list(sent), group=world.group, async_op=True
         )
@@ -50,7 +50,7 @@ def exchange(
 
 def _arrival(work: dist.Work, sent: Tensor, result: Tensor) -> Arrival:
     def arrive() -> Tensor:
-        with named_failure("message"):
+        with communication_errors("message"):
             work.wait()
         # Kept until here: what is on its way must not be written over.
         del holds[:]

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 
-def is_part(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether this rank holds a part only of what the tensor stands for. Asked so that nobody else imports DTensor."""
     return hasattr(tensor, "to_local")
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return the part held here, in place; of a plain tensor itself."""
-    if not is_part(tensor):
+    if not is_sharded(tensor):
         return tensor
     sharded: Any = tensor
     with torch.no_grad():
@@ -26,7 +26,7 @@ def own_part(tensor: Tensor) -> Tensor:
     return part
 
 
-def cut(sharded: Any) -> tuple[int, int]:
+def sharded_dim(sharded: Any) -> tuple[int, int]:
     """Return the dimension along which a sharded parameter is cut, and how much of it a rank has.
 
     As `torch.chunk` cuts: equal parts, of which the last ones may be shorter or without anything.
@@ -35,23 +35,23 @@ def cut(sharded: Any) -> tuple[int, int]:
     return placement.dim, -(-sharded.shape[placement.dim] // sharded.device_mesh.size())
 
 
-def own_place(tensor: Tensor) -> tuple[slice, ...]:
+def local_slices(tensor: Tensor) -> tuple[slice, ...]:
     """Return where in the whole the part lies."""
     place = [slice(0, n) for n in tensor.shape]
-    if is_part(tensor):
+    if is_sharded(tensor):
         sharded: Any = tensor
-        dim, each = cut(sharded)
+        dim, each = sharded_dim(sharded)
         n, first = tensor.shape[dim], sharded.device_mesh.get_local_rank() * each
         place[dim] = slice(min(n, first), min(n, first + each))
     return tuple(place)
 
 
-def put(tensor: Tensor, whole: Tensor) -> None:
+def copy_into_local(tensor: Tensor, whole: Tensor) -> None:
     """Write a whole, or of it what is held here."""
-    own_part(tensor).copy_(whole[own_place(tensor)] if is_part(tensor) else whole)
+    local_shard(tensor).copy_(whole[local_slices(tensor)] if is_sharded(tensor) else whole)
 
 
-class StandIns:
+class LocalParameters:
     """Plain parameters in the place of sharded ones: this rank's parts, for an optimizer that works on each number alone.
 
     They share memory with the parts. The step of an optimizer is then the same code on the same type of tensor whether
@@ -60,9 +60,9 @@ class StandIns:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._of = {
-            parameter: nn.Parameter(own_part(parameter), requires_grad=parameter.requires_grad)
+            parameter: nn.Parameter(local_shard(parameter), requires_grad=parameter.requires_grad)
             for parameter in parameters
-            if is_part(parameter)
+            if is_sharded(parameter)
         }
         self.all = set(self._of.values())
 
@@ -76,9 +76,9 @@ class StandIns:
         A part without a number gets no gradient: an optimizer would keep moments of nothing.
         """
         for parameter, part in self._of.items():
-            part.data = own_part(parameter)
+            part.data = local_shard(parameter)
             gradient = parameter.grad
-            part.grad = own_part(gradient) if gradient is not None and part.numel() else None
+            part.grad = local_shard(gradient) if gradient is not None and part.numel() else None
 
     def drop_gradients(self) -> None:
         """Free the gradients of the sharded parameters."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.distributed.process_group import COLLECTIVE_TIMEOUT, World, named_failure
+from workloads.distributed.process_group import COLLECTIVE_TIMEOUT, RankGroup, communication_errors
 
 
 class Mesh:
@@ -24,16 +24,16 @@ class Mesh:
     def __init__(
         self,
         *,
-        world: World | None = None,
-        memory: World | None = None,
-        data: World | None = None,
-        host: World | None = None,
+        world: RankGroup | None = None,
+        memory: RankGroup | None = None,
+        data: RankGroup | None = None,
+        host: RankGroup | None = None,
     ) -> None:
-        self.world = world or World()
+        self.world = world or RankGroup()
         """All ranks."""
-        self.memory = memory or World()
+        self.memory = memory or RankGroup()
         """The ranks that hold a copy of the tables together with this one."""
-        self.data = data or World()
+        self.data = data or RankGroup()
         """The ranks that hold the same part of them as this one."""
         self.pieces = 1
         """Into how many pieces a read by columns is cut, to send one while another is read. Between two H200 of one host
@@ -59,12 +59,12 @@ class Mesh:
             return [n_bags] * self.memory.size
         mine = torch.tensor([n_bags])
         everybodys = [torch.empty_like(mine) for _ in range(self.memory.size)]
-        with named_failure("gather"):
+        with communication_errors("gather"):
             dist.all_gather(everybodys, mine, group=self._host.group)
         return [int(n) for n in everybodys]
 
 
-def mesh_of(world: World, *, memory: int) -> Mesh:
+def make_mesh(world: RankGroup, *, memory: int) -> Mesh:
     """Return the mesh in which each `memory` neighbouring ranks share the tables. Every rank must call this.
 
     Raises:
@@ -87,21 +87,21 @@ def mesh_of(world: World, *, memory: int) -> Mesh:
     return Mesh(world=world, memory=in_memory, data=in_data, host=host)
 
 
-def _parts(world: World, parts: list[range], *, backend: str | None = None) -> World:
+def _parts(world: RankGroup, parts: list[range], *, backend: str | None = None) -> RankGroup:
     """Return this rank's view of the part that it is in. Groups are made by all ranks together, in order."""
-    mine = World()
+    mine = RankGroup()
     for ranks in parts:
         if len(ranks) == 1:
             continue
-        with named_failure("start"):
+        with communication_errors("start"):
             group = dist.new_group(list(ranks), backend=backend, timeout=COLLECTIVE_TIMEOUT)
         if world.rank in ranks:
-            mine = World(rank=ranks.index(world.rank), size=len(ranks), group=group)
+            mine = RankGroup(rank=ranks.index(world.rank), size=len(ranks), group=group)
     return mine
 
 
-def sum_over(world: World, value: Tensor) -> Tensor:
+def all_reduce_copy(world: RankGroup, value: Tensor) -> Tensor:
     """Return the sum of a tensor over ranks, in a tensor of its own."""
     total = value.clone()
-    world.sum_([total])
+    world.all_reduce_sum([total])
     return total

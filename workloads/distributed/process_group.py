@@ -32,7 +32,7 @@ class CommunicationError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class RankGroup:
     """One rank's view of its group. With one rank every method is free."""
 
     rank: int = 0
@@ -41,19 +41,19 @@ class World:
     """Of torch.distributed; None is that of all ranks."""
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this rank reports and writes checkpoints."""
         return self.rank == 0
 
-    def share(self, n: int) -> range:
+    def local_range(self, n: int) -> range:
         """Return this rank's contiguous slice of 0..n-1; sizes differ by one at most."""
         return range(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace every tensor by its sum over the ranks. Same dtype and order on every rank."""
         if self.size == 1:
             return
-        with named_failure("sum"):
+        with communication_errors("sum"):
             for tensor in tensors:
                 if tensor.numel() >= _ALONE_ELEMENTS:
                     dist.all_reduce(tensor, group=self.group)
@@ -66,15 +66,15 @@ class World:
                     tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
                     start += tensor.numel()
 
-    def any_(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_any(self, tensors: Sequence[Tensor]) -> None:
         """Set every element of boolean tensors that is set on some rank. Same shapes and order on every rank."""
         if self.size == 1:
             return
-        with named_failure("union"):
+        with communication_errors("union"):
             for tensor in tensors:
                 dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX, group=self.group)
 
-    def concatenate(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def all_gather_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return every tensor with those of the other ranks, one after another along the first dimension.
 
         The tensors have one first dimension on a rank, which may be another on each; otherwise shapes and types agree.
@@ -82,33 +82,33 @@ class World:
         """
         if self.size == 1:
             return list(tensors)
-        with named_failure("gather"):
+        with communication_errors("gather"):
             lengths: list[int] = [0] * self.size
             dist.all_gather_object(lengths, len(tensors[0]), group=self.group)
             return [_gather(tensor.contiguous(), lengths, self.group) for tensor in tensors]
 
-    def agree(self, value: str | None) -> str | None:
+    def broadcast(self, value: str | None) -> str | None:
         """Return what rank 0 passed, on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        with named_failure("broadcast"):
+        with communication_errors("broadcast"):
             dist.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
 
-    def all(self, value: Any) -> list[Any]:
+    def all_gather_objects(self, value: Any) -> list[Any]:
         """Return what every rank passed, by rank, on every rank. Plain values."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
-        with named_failure("gather"):
+        with communication_errors("gather"):
             dist.all_gather_object(box, value, group=self.group)
         return box
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Return when every rank has called this."""
         if self.size > 1:
-            with named_failure("barrier"):
+            with communication_errors("barrier"):
                 dist.barrier(group=self.group)
 
 
@@ -125,13 +125,13 @@ def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None)
     return torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)])
 
 
-def sum_over_ranks(tensor: Tensor) -> None:
+def all_reduce_default_group(tensor: Tensor) -> None:
     """Replace a tensor by its sum over the ranks of this process's group; leave it alone where there is none.
 
     For layers that need a sum inside a pass. Every rank must call it as often, in the same order.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        with named_failure("sum"):
+        with communication_errors("sum"):
             dist.all_reduce(tensor)
 
 
@@ -144,7 +144,7 @@ def join(
     rendezvous: Path,
     address: str | None = None,
     timeout_s: float = 300.0,
-) -> Iterator[World]:
+) -> Iterator[RankGroup]:
     """Enter the group of a trial's ranks, leave it at the end.
 
     Rank 0 listens on a free port and writes its address to `rendezvous`, a path on storage that all ranks share;
@@ -155,7 +155,7 @@ def join(
         CommunicationError: If they have not met after `timeout_s` seconds.
     """
     if size == 1:
-        yield World()
+        yield RankGroup()
         return
     if not 0 <= rank < size:
         raise ValueError(f"rank must lie in 0..{size - 1}, got {rank}")
@@ -164,7 +164,7 @@ def join(
         store = _listen(rendezvous, size=size, address=address, timeout_s=timeout_s)
     else:
         store = _find(rendezvous, rank=rank, size=size, own=address, deadline=deadline)
-    with named_failure("start"):
+    with communication_errors("start"):
         places = _exchange_places(store, rank=rank, size=size, device=device)
         if len({place["host"] for place in places}) == 1:
             # gloo otherwise binds to the address of the host's name, which need not exist in a container.
@@ -181,7 +181,7 @@ def join(
     if rank == 0:
         rendezvous.unlink(missing_ok=True)
     try:
-        yield World(rank=rank, size=size)
+        yield RankGroup(rank=rank, size=size)
     finally:
         dist.destroy_process_group()
 
@@ -246,7 +246,7 @@ def _loopback() -> str:
 
 
 @contextmanager
-def named_failure(what: str) -> Iterator[None]:
+def communication_errors(what: str) -> Iterator[None]:
     """Give torch's many network errors, which are plain RuntimeErrors at worst, one name."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Pre-norm transformer blocks with two slots: what mixes positions, and what works on each alone.
 
-A slot is a module of (x, context). One that keeps account of its use has a method `observe(output, residual)`, which
+A slot is a module of (x, context). One that keeps account of its use has a method `record_usage(output, residual)`, which
 is called where the context asks for it.
 """
 
@@ -35,19 +35,19 @@ class Block(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the residual stream after this block."""
-        mixed = x + filled(self.mixer, self.mixer_norm(x), context, residual=x)
+        mixed = x + apply_slot(self.mixer, self.mixer_norm(x), context, residual=x)
         if self.feed_forward is None or self.feed_forward_norm is None:
             return mixed
         read = x if self.parallel else mixed
-        return mixed + filled(
+        return mixed + apply_slot(
             self.feed_forward, self.feed_forward_norm(read), context, residual=read
         )
 
 
-def filled(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
+def apply_slot(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
     """Return what a slot makes of `x`, to be added to `residual`, after it has taken note where the context asks for it."""
     output: Tensor = slot(x, context)
-    observe: Callable[[Tensor, Tensor], None] | None = getattr(slot, "observe", None)
-    if context.observe and observe is not None:
-        observe(output, residual)
+    record: Callable[[Tensor, Tensor], None] | None = getattr(slot, "record_usage", None)
+    if context.record_usage and record is not None:
+        record(output, residual)
     return output

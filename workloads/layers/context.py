@@ -26,7 +26,7 @@ class Cache:
         return self.layers.setdefault(index, {})
 
 
-class LeftBehind:
+class ForwardState:
     """What layers leave in one pass for others.
 
     No dataclass: FSDP (`sharding/fsdp.py`) hands a block copies of dataclasses, lists and dicts that hold tensors with a
@@ -35,7 +35,7 @@ class LeftBehind:
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
-        self.named: dict[str, Tensor] = {}
+        self.shared: dict[str, Tensor] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class Context:
     """Position of the first token: how many tokens the cache held before."""
     cache: LayerCache | None = None
     """What this layer remembers; None when the whole sequence passes at once."""
-    observe: bool = False
+    record_usage: bool = False
     """Whether to record how memories and experts are used."""
-    left_behind: LeftBehind = field(default_factory=LeftBehind)
+    forward_state: ForwardState = field(default_factory=ForwardState)
     """The same object in all layers of a pass."""
 
     @property
     def losses(self) -> list[Tensor]:
         """Losses that layers add in training, each a mean over the tokens of this pass."""
-        return self.left_behind.losses
+        return self.forward_state.losses
 
     @property
-    def left(self) -> dict[str, Tensor]:
+    def shared(self) -> dict[str, Tensor]:
         """What one part of the model leaves in this pass for others to find, by names of their own."""
-        return self.left_behind.named
+        return self.forward_state.shared
 
-    def at(self, layer_cache: LayerCache | None) -> "Context":
+    def for_layer(self, layer_cache: LayerCache | None) -> "Context":
         """Return the context of one layer."""
         return self if layer_cache is None else replace(self, cache=layer_cache)
 

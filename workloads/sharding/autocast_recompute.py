@@ -16,7 +16,7 @@ from torch import Tensor, nn
 Kept = Tensor | Callable[[], Tensor]
 
 
-def recast_in_backward(block: nn.Module) -> None:
+def recompute_autocast_copies(block: nn.Module) -> None:
     """From now on, keep no copies of weights in another type from a block's forward pass for its backward pass."""
     entered = ExitStack()
 

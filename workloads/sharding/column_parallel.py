@@ -23,15 +23,15 @@ from workloads.distributed.collectives import (
     words,
 )
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
-from workloads.sharding.table_route import Reads, Route
-from workloads.sharding.table_shard import Shard
+from workloads.distributed.process_group import RankGroup
+from workloads.sharding.table_route import ArrivingReads, TableRoute
+from workloads.sharding.table_shard import TableShard
 
 ALIGNED = 8
 """Columns are dealt out in units of as many: 16 bytes of bf16, so that the rows of a part begin where wide loads can."""
 
 
-class Columns(Shard):
+class ColumnParallelShard(TableShard):
     """Some columns of all rows."""
 
     STATE = ()
@@ -41,20 +41,20 @@ class Columns(Shard):
         self.of_each = columns_of_each(width, mesh.memory.size)
         self.rows, self.columns = range(n_rows), self.of_each[mesh.memory.rank]
 
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnsRoute":
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnParallelRoute":
         """Return the route of a read of these bags. Collective."""
         bags = self.mesh.bags_of_each(len(ids))
         return self._route(ids, bags, n_pieces=max(1, min(self.mesh.pieces, max(bags))))
 
     def route_again(
         self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
-    ) -> "ColumnsRoute":
+    ) -> "ColumnParallelRoute":
         """Return the route of a read, for its backward pass."""
         n_pieces, *bags = numbers
         return self._route(ids, bags, n_pieces=n_pieces)
 
-    def _route(self, ids: Tensor, bags: Sequence[int], *, n_pieces: int) -> "ColumnsRoute":
-        return ColumnsRoute(
+    def _route(self, ids: Tensor, bags: Sequence[int], *, n_pieces: int) -> "ColumnParallelRoute":
+        return ColumnParallelRoute(
             self.mesh.memory,
             ids.to(self.id_type),
             bags=bags,
@@ -63,12 +63,12 @@ class Columns(Shard):
         )
 
 
-class ColumnsRoute(Route):
+class ColumnParallelRoute(TableRoute):
     """Numbers to all ranks, of vectors to each its columns: every rank makes every read."""
 
     def __init__(
         self,
-        memory: World,
+        memory: RankGroup,
         ids: Int[Tensor, "bags bag_size"],
         *,
         bags: Sequence[int],
@@ -81,7 +81,7 @@ class ColumnsRoute(Route):
         self._bags_of_each, self._columns = bags, columns
         self._mine, self._held = len(ids), len(columns[memory.rank])
         self._pieces = [
-            [World(rank=i, size=n_pieces).share(n) for n in bags] for i in range(n_pieces)
+            [RankGroup(rank=i, size=n_pieces).local_range(n) for n in bags] for i in range(n_pieces)
         ]
         self.bags = slice(start, start + len(ids))
 
@@ -89,13 +89,13 @@ class ColumnsRoute(Route):
         """Return the number of pieces and the bags of each rank; ids are at hand in the backward pass."""
         return [len(self._pieces), *self._bags_of_each], []
 
-    def pieces(self) -> Sequence["ColumnsRoute"]:
+    def pieces(self) -> Sequence["ColumnParallelRoute"]:
         """Return routes of an equal part of every rank's bags each."""
         if len(self._pieces) == 1:
             return [self]
         mine = [shares[self._memory.rank] for shares in self._pieces]
         return [
-            ColumnsRoute(
+            ColumnParallelRoute(
                 self._memory,
                 self._ids[own.start : own.stop],
                 bags=[len(share) for share in shares],
@@ -130,7 +130,7 @@ class ColumnsRoute(Route):
             for shares in self._pieces
         ]
 
-    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> Reads:
+    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> ArrivingReads:
         """Gather both in one message."""
         of_each = [[self._numbers(n, self._ids), self._numbers(n, x)] for n in self._bags_of_each]
         # Collectives want equal parts, so an uneven one is filled up; what it is filled with is never looked at.
@@ -147,7 +147,7 @@ class ColumnsRoute(Route):
 
         return arrive
 
-    def with_vectors(self, x: Float[Tensor, "bags width"]) -> Reads:
+    def with_vectors(self, x: Float[Tensor, "bags width"]) -> ArrivingReads:
         """Send to each rank its columns and the ids in one message."""
         own = self._numbers(self._mine, self._ids)
         sent = [[own, ((self._mine, len(columns)), x.dtype)] for columns in self._columns]
@@ -241,5 +241,7 @@ class ColumnsRoute(Route):
 def columns_of_each(width: int, n_ranks: int) -> list[range]:
     """Return the columns of every rank: contiguous, complete, in units of ALIGNED where every rank gets one."""
     unit = ALIGNED if width % ALIGNED == 0 and width >= ALIGNED * n_ranks else 1
-    shares = (World(rank=rank, size=n_ranks).share(width // unit) for rank in range(n_ranks))
+    shares = (
+        RankGroup(rank=rank, size=n_ranks).local_range(width // unit) for rank in range(n_ranks)
+    )
     return [range(unit * share.start, unit * share.stop) for share in shares]

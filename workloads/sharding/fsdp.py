@@ -26,15 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from workloads.distributed.local_part import is_part
-from workloads.distributed.process_group import World
-from workloads.layers.memory.table import Borrowed
-from workloads.sharding.autocast_recompute import recast_in_backward
+from workloads.distributed.local_part import is_sharded
+from workloads.distributed.process_group import RankGroup
+from workloads.layers.memory.table import ModuleRef
+from workloads.sharding.autocast_recompute import recompute_autocast_copies
 from workloads.sharding.fsdp_collectives import Gather, Scatter
 
 
 def shard_dense(
-    model: nn.Module, world: World, *, here: torch.device, without: Iterable[nn.Parameter]
+    model: nn.Module, world: RankGroup, *, here: torch.device, without: Iterable[nn.Parameter]
 ) -> None:
     """Replace every parameter but those of `without` by this rank's part. Every rank must call this.
 
@@ -70,7 +70,7 @@ def shard_dense(
             ignored_params=left_out,
         )
     for block in blocks:
-        recast_in_backward(block)
+        recompute_autocast_copies(block)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -84,7 +84,7 @@ def shard_dense(
 @contextmanager
 def only_forward(model: nn.Module) -> Iterator[None]:
     """Within, passes are made that no backward pass follows; at the end nothing is left gathered."""
-    sharded = any(map(is_part, model.parameters()))
+    sharded = any(map(is_sharded, model.parameters()))
     # FSDP gathers into the same tensors ever after, and tensors born in inference mode are no good for training.
     with torch.no_grad() if sharded else torch.inference_mode():
         try:
@@ -106,7 +106,7 @@ def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:
         parameter
         for module in model.modules()
         for value in vars(module).values()
-        if isinstance(value, Borrowed)
+        if isinstance(value, ModuleRef)
         for parameter in value.module.parameters()
     }
     return [

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.distributed.process_group import named_failure
+from workloads.distributed.process_group import communication_errors
 
 # torch 2.13 has other names for both, and warns of these.
 _all_gather: Callable[..., dist.Work | None] = (
@@ -38,7 +38,7 @@ class Gather(_Allocates):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Send this rank's part to all."""
-        with named_failure("gather"):
+        with communication_errors("gather"):
             return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -54,7 +54,7 @@ class Scatter(_Allocates):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Send each rank its part of the sum."""
-        with named_failure("sum"):
+        with communication_errors("sum"):
             return _reduce_scatter(
                 output_tensor, input_tensor, op=op, group=group, async_op=async_op
             )

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workloads.distributed.local_part import is_part
+from workloads.distributed.local_part import is_sharded
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World, named_failure
-from workloads.sharding.table_shard import shards
+from workloads.distributed.process_group import RankGroup, communication_errors
+from workloads.sharding.table_shard import table_shards
 
 BUCKET_BYTES = 25 * 2**20
 """What DistributedDataParallel takes, too: long enough for a link's full speed, short enough to start early."""
@@ -33,7 +33,7 @@ BUCKET_BYTES = 25 * 2**20
 class _Bucket:
     """Parameters whose gradients are summed in one message."""
 
-    world: World
+    world: RankGroup
     parameters: list[nn.Parameter] = field(default_factory=list)
     missing: int = 0
     """Gradients that the step's last pass has not added to yet."""
@@ -51,7 +51,7 @@ class _Bucket:
             return
         group = self.world.group or dist.group.WORLD
         assert group is not None
-        with named_failure("sum"):
+        with communication_errors("sum"):
             if gradients[0].is_cuda and dist.get_backend(group) == "gloo":
                 # Ranks that share a GPU: gloo sums its tensors, but only one by one.
                 self.work = [group.allreduce([gradient]) for gradient in gradients]
@@ -61,13 +61,13 @@ class _Bucket:
 
     def wait(self) -> None:
         """Return when the sums may be used on the current stream."""
-        with named_failure("sum"):
+        with communication_errors("sum"):
             for work in self.work:
                 work.wait()
         self.work = []
 
 
-class GradientSums:
+class GradientAllReduce:
     """Sums a model's gradients in place over the ranks that hold the same parameter.
 
     In every step: `start` before the last backward pass, `finish` after it.
@@ -92,7 +92,7 @@ class GradientSums:
             bucket_bytes: A bucket's size at most, but for larger gradients.
         """
         self._world = mesh.world
-        parts = shards(model)
+        parts = table_shards(model)
         over_data = [p for name, p in model.named_parameters() if name in parts]
         over_all = [p for name, p in model.named_parameters() if name not in parts]
         self._buckets = [
@@ -108,7 +108,7 @@ class GradientSums:
         self._next = 0
         """How many of `_order` have started."""
         self._passing = False
-        if any(is_part(parameter) for parameter in over_all):
+        if any(is_sharded(parameter) for parameter in over_all):
             # FSDP sends through the same group while the pass goes on. In one order on every rank these messages and ours
             # can only be sent if ours wait for its end: when one of ours starts may differ between ranks.
             return
@@ -131,12 +131,12 @@ class GradientSums:
         self._passing = False
         for number in self._order[self._next :]:
             self._buckets[number].start()
-        self._world.sum_(also)
+        self._world.all_reduce_sum(also)
         for bucket in self._buckets:
             bucket.wait()
         if self._buckets and not self._agreed:
             left = [n for n in self._order if n not in self._completed]
-            agreed = self._world.agree(json.dumps(self._completed + left))
+            agreed = self._world.broadcast(json.dumps(self._completed + left))
             assert agreed is not None
             self._order, self._agreed = json.loads(agreed), True
 
@@ -166,10 +166,12 @@ def _summed(
     parameters: Iterable[nn.Parameter], without: Collection[nn.Parameter]
 ) -> list[nn.Parameter]:
     left_out = {id(parameter) for parameter in without}
-    return [p for p in parameters if p.requires_grad and id(p) not in left_out and not is_part(p)]
+    return [
+        p for p in parameters if p.requires_grad and id(p) not in left_out and not is_sharded(p)
+    ]
 
 
-def _deal(world: World, parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+def _deal(world: RankGroup, parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
     """Return buckets of one type and device each, last parameters first: the backward pass comes to those first."""
     buckets: list[_Bucket] = []
     open_: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}

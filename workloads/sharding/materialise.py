@@ -11,18 +11,21 @@ from torch import nn
 from workloads.distributed.mesh import Mesh
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.usage_stats import MemoryUsage
-from workloads.sharding.column_parallel import Columns
+from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.sharding.fsdp import shard_dense
-from workloads.sharding.row_parallel import Rows
+from workloads.sharding.row_parallel import RowParallelShard
 
 LOG = logging.getLogger(__name__)
 Layout = Literal["columns", "rows"]
 Place = Literal["device", "host"]
 Dense = Literal["replicated", "sharded"]
-LAYOUTS: dict[str, type[Columns] | type[Rows]] = {"columns": Columns, "rows": Rows}
+LAYOUTS: dict[str, type[ColumnParallelShard] | type[RowParallelShard]] = {
+    "columns": ColumnParallelShard,
+    "rows": RowParallelShard,
+}
 
 
-def build(
+def materialise_model(
     make: Callable[[], nn.Module],
     mesh: Mesh,
     *,
@@ -67,7 +70,7 @@ def build(
     with torch.device("meta"):
         model = make()
     if mesh.memory.size > 1:
-        share_out(model, mesh, layout=layout)
+        shard_tables(model, mesh, layout=layout)
     tables = [module for module in model.modules() if isinstance(module, MemoryTable)]
     if place == "host":
         _put_on_host(tables, here)
@@ -86,7 +89,7 @@ def _put_on_host(tables: Sequence[MemoryTable], here: torch.device) -> None:
         table.to_host(here)
 
 
-def share_out(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:
+def shard_tables(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:
     """Replace every table of a model by this rank's part, with open values.
 
     Raises:

@@ -26,33 +26,33 @@ from workloads.distributed.collectives import (
     words,
 )
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.sharding.table_route import Reads, Route
-from workloads.sharding.table_shard import Shard
+from workloads.sharding.table_route import ArrivingReads, TableRoute
+from workloads.sharding.table_shard import TableShard
 
 
-class Rows(Shard):
+class RowParallelShard(TableShard):
     """All columns of some rows."""
 
     STATE = (torch.int64, torch.int64, torch.int64, torch.bool, torch.int64)
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
-        self.rows, self.columns = mesh.memory.share(n_rows), range(width)
+        self.rows, self.columns = mesh.memory.local_range(n_rows), range(width)
 
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "RowsRoute":
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "RowParallelRoute":
         """Return the route of a read of these bags. Collective; waits for the GPU."""
-        return RowsRoute(self.mesh.memory, ids, n_rows=self.n_rows, id_type=self.id_type)
+        return RowParallelRoute(self.mesh.memory, ids, n_rows=self.n_rows, id_type=self.id_type)
 
     def route_again(
         self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
-    ) -> "RowsRoute":
+    ) -> "RowParallelRoute":
         """Return the route of a read, for its backward pass."""
-        return RowsRoute.again(self.mesh.memory, tuple(ids.shape), numbers, tensors)
+        return RowParallelRoute.again(self.mesh.memory, tuple(ids.shape), numbers, tensors)
 
 
-class RowsRoute(Route):
+class RowParallelRoute(TableRoute):
     """Each number to the rank that holds its row; each vector to the ranks that hold some row of its bag.
 
     What a rank is to read of one bag makes one bag there, in the order that it had. Bags held here are filled up to the
@@ -61,7 +61,7 @@ class RowsRoute(Route):
 
     def __init__(
         self,
-        memory: World,
+        memory: RankGroup,
         ids: Int[Tensor, "bags bag_size"],
         *,
         n_rows: int,
@@ -72,7 +72,7 @@ class RowsRoute(Route):
         self.bags = slice(0, len(ids))
         size, n_bags = memory.size, len(ids)
         ranks = torch.arange(size, device=ids.device)
-        # `World.share` begins at rank * n_rows // size; this is the last rank for which that is at most the id.
+        # `RankGroup.local_range` begins at rank * n_rows // size; this is the last rank for which that is at most the id.
         holder = ((ids.long() + 1) * size - 1) // n_rows
         counts = (holder[:, :, None] == ranks).sum(1)  # [bags, ranks]
         reads = counts > 0
@@ -126,11 +126,11 @@ class RowsRoute(Route):
     @classmethod
     def again(
         cls,
-        memory: World,
+        memory: RankGroup,
         shape: tuple[int, ...],
         numbers: Sequence[int],
         tensors: Sequence[Tensor],
-    ) -> "RowsRoute":
+    ) -> "RowParallelRoute":
         """Return the route of bags of this shape that had this state, for their gradients' messages."""
         route = cls.__new__(cls)
         route._memory, route._shape, route.bags = memory, shape, slice(0, shape[0])
@@ -143,7 +143,7 @@ class RowsRoute(Route):
         route._places, route._there = (each.view(shape[0], size) for each in (places, there))
         return route
 
-    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> Reads:
+    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> ArrivingReads:
         """Send to each rank the ids and numbers of its rows, and how many of each bag."""
         numbers = x.flatten()[self._order]
         arriving = self._parcels(numbers, sent=self._sent, received=self._received)
@@ -154,7 +154,7 @@ class RowsRoute(Route):
 
         return arrive
 
-    def with_vectors(self, x: Float[Tensor, "bags width"]) -> Reads:
+    def with_vectors(self, x: Float[Tensor, "bags width"]) -> ArrivingReads:
         """Send to each rank the ids of its rows, how many of each bag, and the vectors of these bags."""
         vectors = x[self._bag_of_each]
         return self._parcels(vectors, sent=self._bags_sent, received=self._bags_received)
@@ -204,7 +204,9 @@ class RowsRoute(Route):
 
         return arrive
 
-    def _parcels(self, values: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Reads:
+    def _parcels(
+        self, values: Tensor, *, sent: Sequence[int], received: Sequence[int]
+    ) -> ArrivingReads:
         """Send each rank its ids, its counts of all bags and its share of `values`; note what comes."""
         per_row = tuple(values.shape[1:])
 
@@ -267,6 +269,6 @@ def _set(mask: Bool[Tensor, " n"], how_many: int) -> Int[Tensor, " set"]:
 
 def skew(reads: Int[Tensor, " rows"], n_ranks: int) -> float:
     """Return the reads of the rank that reads most over the mean rank's, given the reads of every row."""
-    shares = (World(rank=rank, size=n_ranks).share(len(reads)) for rank in range(n_ranks))
+    shares = (RankGroup(rank=rank, size=n_ranks).local_range(len(reads)) for rank in range(n_ranks))
     of_each = torch.stack([reads[share.start : share.stop].sum() for share in shares]).double()
     return float(of_each.max() / of_each.mean())

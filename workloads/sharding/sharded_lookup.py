@@ -2,13 +2,13 @@
 
     weighted sums   forward   ids and weights there -> weighted_bag -> sums back
                     backward  gradients of sums there (meanwhile: sort) -> table, products -> products back
-    products        forward   ids and x there -> row_dot -> products back
+    products        forward   ids and x there -> gathered_dot -> products back
                     backward  their gradients there -> weighted_bag -> gradients of x back (meanwhile: table)
 
 Where the route has pieces, one is read while the next ones arrive and the ones before go back. The table's gradient is
 one pass over the reads of all pieces: it sorts them, and it writes the whole table, so two halves would cost twice as
 much. The products of a bag's backward pass come out of the same pass, hence all at once; where the pass is left to the
-optimizer (`DeferredGradient`) they are made in pieces too.
+optimizer (`SparseGradient`) they are made in pieces too.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.distributed.collectives import Arrival
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.segment_sum.op import sorted_reads
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.memory.sparse_gradient import DeferredGradient
-from workloads.sharding.table_route import Route
+from workloads.layers.memory.sparse_gradient import SparseGradient
+from workloads.sharding.table_route import TableRoute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Backward(Protocol):
         ids: Tensor,
         second: Tensor,
         grad: Tensor,
-        route: Route,
-        deferred: DeferredGradient | None,
+        route: TableRoute,
+        deferred: SparseGradient | None,
         /,
         *,
         needs_part: bool,
@@ -61,15 +61,15 @@ class Backward(Protocol):
 class Operation:
     """A read's two passes; what it reads with is its second tensor, weights or x."""
 
-    forward: Callable[[Tensor, Tensor, Route], Found]
+    forward: Callable[[Tensor, Tensor, TableRoute], Found]
     backward: Backward
 
 
 def weighted_sums(
     part: Float[Tensor, "rows columns"],
     weights: Float[Tensor, "bags bag_size"],
-    route: Route,
-    deferred: DeferredGradient | None,
+    route: TableRoute,
+    deferred: SparseGradient | None,
 ) -> Float[Tensor, "bags width"]:
     """Return `weighted_bag` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
     result: Tensor = _Read.apply(part, weights, route, deferred, WEIGHTED_SUMS)  # type: ignore[no-untyped-call]
@@ -79,10 +79,10 @@ def weighted_sums(
 def products(
     part: Float[Tensor, "rows columns"],
     x: Float[Tensor, "bags width"],
-    route: Route,
-    deferred: DeferredGradient | None,
+    route: TableRoute,
+    deferred: SparseGradient | None,
 ) -> Float[Tensor, "bags bag_size"]:
-    """Return `row_dot` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
+    """Return `gathered_dot` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
     result: Tensor = _Read.apply(part, x, route, deferred, PRODUCTS)  # type: ignore[no-untyped-call]
     return result
 
@@ -93,8 +93,8 @@ class _Read(torch.autograd.Function):
         ctx: Any,
         part: Tensor,
         second: Tensor,
-        route: Route,
-        deferred: DeferredGradient | None,
+        route: TableRoute,
+        deferred: SparseGradient | None,
         operation: Operation,
     ) -> Tensor:
         found = operation.forward(part, second, route)
@@ -117,7 +117,7 @@ class _Read(torch.autograd.Function):
         return part_grad, second_grad, None, None, None
 
 
-def _sum_weighted(part: Tensor, weights: Tensor, route: Route) -> Found:
+def _sum_weighted(part: Tensor, weights: Tensor, route: TableRoute) -> Found:
     pieces = route.pieces()
     arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
     held, leaving = [], []
@@ -133,8 +133,8 @@ def _sum_weighted_backward(
     ids: Tensor,
     weights: Tensor,
     grad: Tensor,
-    route: Route,
-    deferred: DeferredGradient | None,
+    route: TableRoute,
+    deferred: SparseGradient | None,
     *,
     needs_part: bool,
     needs_second: bool,
@@ -156,7 +156,7 @@ def _sum_weighted_backward(
     return None, _whole(leaving) if needs_second else None
 
 
-def _multiply(part: Tensor, x: Tensor, route: Route) -> Found:
+def _multiply(part: Tensor, x: Tensor, route: TableRoute) -> Found:
     pieces = route.pieces()
     arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
     held, leaving = [], []
@@ -172,8 +172,8 @@ def _multiply_backward(
     ids: Tensor,
     x: Tensor,
     grad: Tensor,
-    route: Route,
-    deferred: DeferredGradient | None,
+    route: TableRoute,
+    deferred: SparseGradient | None,
     *,
     needs_part: bool,
     needs_second: bool,
@@ -213,4 +213,4 @@ def _bag(part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 def _products(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
     if not part.numel() or not ids.numel():
         return part.new_zeros(ids.shape)
-    return row_dot(part, ids, x)
+    return gathered_dot(part, ids, x)

@@ -19,16 +19,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.layers.memory.handle_registry import Named, named
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.sparse_gradient_ops import NOT_REPLAYED, anchor_gradient, copied
 from workloads.layers.memory.sparse_gradient_ops import numbers as backward_passes
 from workloads.sharding import sharded_lookup
-from workloads.sharding.table_route import Route
+from workloads.sharding.table_route import TableRoute
 
 _OPERATIONS = {"weighted_sums": sharded_lookup.WEIGHTED_SUMS, "products": sharded_lookup.PRODUCTS}
 
 
-class Routes(Named, ABC):
+class RouteFactory(Named, ABC):
     """What an operation must know of a table that ranks share out."""
 
     STATE: ClassVar[tuple[torch.dtype, ...]]
@@ -42,7 +42,7 @@ class Routes(Named, ABC):
         return torch.int32 if self.n_rows < 2**31 else torch.int64
 
     @abstractmethod
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> Route:
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> TableRoute:
         """Return how a read finds the rows that `ids` name. Collective."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Routes(Named, ABC):
         ids: Int[Tensor, "bags bag_size"],
         numbers: Sequence[int],
         tensors: Sequence[Tensor],
-    ) -> Route:
+    ) -> TableRoute:
         """Return for a backward pass the route of `ids` that had this state; its tensors come flattened."""
 
 
@@ -60,7 +60,7 @@ def weighted_sums(
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
     shard: str,
-    deferred: DeferredGradient | None,
+    deferred: SparseGradient | None,
 ) -> Float[Tensor, "bags width"]:
     """Return `read.weighted_sums` by the shard of this name."""
     return _read(part, ids, weights, shard, deferred, "weighted_sums")
@@ -71,7 +71,7 @@ def products(
     ids: Int[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],
     shard: str,
-    deferred: DeferredGradient | None,
+    deferred: SparseGradient | None,
 ) -> Float[Tensor, "bags bag_size"]:
     """Return `read.products` by the shard of this name."""
     return _read(part, ids, x, shard, deferred, "products")
@@ -82,7 +82,7 @@ def _read(
     ids: Tensor,
     second: Tensor,
     shard: str,
-    deferred: DeferredGradient | None,
+    deferred: SparseGradient | None,
     operation: str,
 ) -> Tensor:
     anchor, name = (None, None) if deferred is None else (deferred.anchor, deferred.name)
@@ -151,7 +151,7 @@ def shared_read_backward(
     bags, size, of_second, width, *numbers = host.tolist()
     held_ids, held_second = held_ids.view(bags, size), held_second.view(of_second, width)
     route = _routes(shard).route_again(ids, numbers, tensors)
-    leave = None if deferred is None else named(DeferredGradient, deferred)
+    leave = None if deferred is None else named(SparseGradient, deferred)
     if leave is not None and needs_part:
         # What comes by message is nobody's buffer; these are the graph's.
         held_ids, held_second = copied(held_ids), copied(held_second)
@@ -229,5 +229,5 @@ def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
 shared_read.register_autograd(_gradients, setup_context=_keep)
 
 
-def _routes(name: str) -> Routes:
-    return named(Routes, name)  # type: ignore[type-abstract]
+def _routes(name: str) -> RouteFactory:
+    return named(RouteFactory, name)  # type: ignore[type-abstract]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from workloads.distributed.collectives import Arrival
 
-Reads: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
+ArrivingReads: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 """Returns, once they have arrived, the ids of the reads to be made here, [held_bags, held_size] and counted from the
 first row held here, and what was sent with them."""
 
 
-class Route(ABC):
+class TableRoute(ABC):
     """The messages of one read: between this rank's bags, and bags whose reads this rank makes for all (held here).
 
     Every message is linear, and carries the gradient of the one opposite to it. What is summed on the way is summed in
@@ -25,11 +25,11 @@ class Route(ABC):
     """Which of this rank's bags take this route: all but in a piece."""
 
     @abstractmethod
-    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> Reads:
+    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> ArrivingReads:
         """Send ids, and a number with each."""
 
     @abstractmethod
-    def with_vectors(self, x: Float[Tensor, "bags width"]) -> Reads:
+    def with_vectors(self, x: Float[Tensor, "bags width"]) -> ArrivingReads:
         """Send ids, and a vector with each bag: the columns of it that are held there."""
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Route(ABC):
         A compiled graph keeps tensors from one pass to the other, no routes.
         """
 
-    def pieces(self) -> Sequence["Route"]:
+    def pieces(self) -> Sequence["TableRoute"]:
         """Return routes that some of the bags take each, all of them together; the same number on every rank."""
         return [self]
 

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.distributed.mesh import Mesh
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.sharding import sharded_lookup, sharded_lookup_ops
 
 
-class Shard(sharded_lookup_ops.Routes):
+class TableShard(sharded_lookup_ops.RouteFactory):
     """A rectangle of a table: some columns of all rows, or some rows with all columns.
 
     What a read returns, and every gradient, is what the whole table would give, up to the order of sums.
@@ -41,7 +41,7 @@ class Shard(sharded_lookup_ops.Routes):
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         weights: Float[Tensor, "bags bag_size"],
-        deferred: DeferredGradient | None = None,
+        deferred: SparseGradient | None = None,
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sums of rows of the whole table (`kernels/weighted_bag`). Collective.
 
@@ -57,9 +57,9 @@ class Shard(sharded_lookup_ops.Routes):
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
-        deferred: DeferredGradient | None = None,
+        deferred: SparseGradient | None = None,
     ) -> Float[Tensor, "bags bag_size"]:
-        """Return the products of rows of the whole table with `x` (`kernels/row_dot`). Collective.
+        """Return the products of rows of the whole table with `x` (`kernels/gathered_dot`). Collective.
 
         The gradient of `part` is left in `deferred` if there is one.
         """
@@ -69,18 +69,18 @@ class Shard(sharded_lookup_ops.Routes):
         return sharded_lookup.products(part, x, route, deferred)
 
 
-def shards(model: nn.Module) -> dict[str, Shard]:
+def table_shards(model: nn.Module) -> dict[str, TableShard]:
     """Return parameter name -> shard, of every parameter of which this rank holds a part only."""
     return {
         f"{path}.weight" if path else "weight": module.shard
         for path, module in model.named_modules()
-        if isinstance(getattr(module, "shard", None), Shard)
+        if isinstance(getattr(module, "shard", None), TableShard)
     }
 
 
 def count_params(model: nn.Module) -> int:
     """Return the trainable numbers of a model, of a table that is shared out all of them."""
-    parts = shards(model)
+    parts = table_shards(model)
     return sum(
         math.prod(parts[name].whole) if name in parts else parameter.numel()
         for name, parameter in model.named_parameters()

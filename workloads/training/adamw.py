@@ -6,11 +6,11 @@ Memory values may have an optimizer of their own instead (`table_optim.py`).
 import torch
 from torch import Tensor, nn
 
-from workloads.distributed.local_part import StandIns
-from workloads.distributed.mesh import Mesh, sum_over
+from workloads.distributed.local_part import LocalParameters
+from workloads.distributed.mesh import Mesh, all_reduce_copy
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.param_groups import param_groups
-from workloads.sharding.table_shard import shards
+from workloads.sharding.table_shard import table_shards
 from workloads.training.config import TrainConfig
 from workloads.training.table_optimizer import TableOptimizer
 
@@ -63,10 +63,10 @@ class Optimizer:
         name_of = {parameter: name for name, parameter in model.named_parameters()}
         self.names = [name_of[p] for parameters in groups.values() for p in parameters]
         """Of the parameters, in the order in which the optimizer's state numbers them."""
-        self._dense = StandIns(p for parameters in groups.values() for p in parameters)
+        self._dense = LocalParameters(p for parameters in groups.values() for p in parameters)
         groups = {name: [*map(self._dense.of, kept)] for name, kept in groups.items()}
         self._mesh = mesh or Mesh()
-        self._parts = {p for name, p in model.named_parameters() if name in shards(model)}
+        self._parts = {p for name, p in model.named_parameters() if name in table_shards(model)}
         decay = {
             VALUES: config.value_weight_decay,
             MATRICES: config.weight_decay,
@@ -126,7 +126,7 @@ class Optimizer:
                 # The norm of what ranks hold together is that of all its parts; each of them finds the same.
                 of_parts = _norm(held).to(held[0].device)
                 squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
-                norm = (norm.square() + sum_over(world, squares)).sqrt()
+                norm = (norm.square() + all_reduce_copy(world, squares)).sqrt()
         largest = self._clip
         # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
         # make the step wait.

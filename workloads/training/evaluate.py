@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from workloads.data.corpus import Corpus, ProbeSet
-from workloads.distributed.local_part import is_part
-from workloads.distributed.process_group import World
+from workloads.distributed.local_part import is_sharded
+from workloads.distributed.process_group import RankGroup
 from workloads.sharding.fsdp import only_forward
-from workloads.sharding.table_shard import shards
+from workloads.sharding.table_shard import table_shards
 from workloads.training.device import MAX_CPU_LOGITS
 
 _BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
@@ -43,7 +43,7 @@ def evaluate(
     *,
     seq_len: int,
     total_params: int,
-    world: World,
+    world: RankGroup,
     device: torch.device,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[], None] = lambda: None,
@@ -97,14 +97,14 @@ class _Reader:
         model: nn.Module,
         vocab_size: int,
         *,
-        world: World,
+        world: RankGroup,
         device: torch.device,
         autocast: Callable[[], AbstractContextManager[object]],
         progress: Callable[[], None],
     ) -> None:
         self.world, self.device, self._progress = world, device, progress
         self._model, self._autocast = model, autocast
-        self._runs_together = bool(shards(model)) or any(map(is_part, model.parameters()))
+        self._runs_together = bool(table_shards(model)) or any(map(is_sharded, model.parameters()))
         self._batch_tokens = max(1, _BATCH_LOGITS[device.type] // vocab_size)
 
     def logits(self, tokens: NDArray[np.int64]) -> Tensor:
@@ -142,7 +142,7 @@ class _Reader:
         total = torch.from_numpy(values)
         if self.world.size > 1:
             total = total.to(self.device)
-            self.world.sum_([total])
+            self.world.all_reduce_sum([total])
         return total.cpu().numpy()
 
 

@@ -181,7 +181,8 @@ def training_memory(
             for n, table in tables
         ]
         reads_bytes = sum(
-            n * table.deferred_bytes_per_token(element_bytes=dtype.itemsize) for n, table in held
+            n * table.sparse_gradient_bytes_per_token(element_bytes=dtype.itemsize)
+            for n, table in held
         )
     if memory_ranks > 1:
         read_bytes = _kept_of_a_shared_read(memory_ranks, memory_layout)

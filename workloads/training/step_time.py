@@ -36,10 +36,10 @@ from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.train import (
     RankJob,
     accumulate_gradients,
-    observe,
     records_usage,
     rows_per_pass,
     section_config,
+    set_usage_recording,
 )
 
 WARM_UP_STEPS = 2
@@ -241,7 +241,7 @@ def _step(
     def step() -> None:
         nonlocal count
         number = 1 + count % config.steps
-        observe(training.model, now=records_usage(job, number, evaluate_at=evaluate_at))
+        set_usage_recording(training.model, now=records_usage(job, number, evaluate_at=evaluate_at))
         windows = tokens[count % N_BATCHES]
         count += 1
         training.step(windows, rows=rows, lr=0.0, autocast=autocast)

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.distributed.mesh import Mesh, sum_over
+from workloads.distributed.mesh import Mesh, all_reduce_copy
 from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.split_master import write_halves
 from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
-from workloads.layers.memory.sparse_gradient import Hits
+from workloads.layers.memory.sparse_gradient import LookupGrad
 from workloads.layers.memory.table import MemoryTable
-from workloads.sharding.column_parallel import Columns
+from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.config import TrainConfig
 
 RULE_OF: Mapping[str, Kind] = {
@@ -68,7 +68,7 @@ class TableOptimizer:
         self._states = {name: self._begin(table) for name, table in self._tables.items()}
         self._steps = dict.fromkeys(self._tables, 0)
         self._previous_norm: Tensor | None = None
-        self._hits: dict[str, Hits] | None = None
+        self._hits: dict[str, LookupGrad] | None = None
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
 
@@ -85,7 +85,7 @@ class TableOptimizer:
         exact = table.weight.detach()
         if precision != "fp32":
             table.store_as(READ_AS[precision])
-        table.defer()
+        table.defer_gradient()
         state = new_state(
             self._kind, table.weight, master=master, moments=moments, zeros_like=table.zeros_like
         )
@@ -110,8 +110,8 @@ class TableOptimizer:
         """
         self._hits = {}
         for name, table in self._tables.items():
-            assert table.deferred is not None
-            hits = table.deferred.take()
+            assert table.sparse_gradient is not None
+            hits = table.sparse_gradient.take()
             if table.weight.grad is not None:
                 raise ValueError(
                     f"{name}: has a dense gradient beside its deferred one, some layer reads the weight itself; "
@@ -122,9 +122,9 @@ class TableOptimizer:
                 if table.shard is not None:
                     world = self._mesh.data
                     # How many of a bag's reads are held here differs from rank to rank.
-                    hits = hits.widened(max(world.all(hits.ids.shape[1])))
-                ids, weights, x = world.concatenate([hits.ids, hits.weights, hits.x])
-                self._hits[name] = Hits(ids=ids, weights=weights, x=x)
+                    hits = hits.widened(max(world.all_gather_objects(hits.ids.shape[1])))
+                ids, weights, x = world.all_gather_rows([hits.ids, hits.weights, hits.x])
+                self._hits[name] = LookupGrad(ids=ids, weights=weights, x=x)
 
     def clip(self) -> Tensor:
         """Find by how much the gradients are scaled; return the norm that says so, before clipping, 0-d."""
@@ -182,14 +182,14 @@ class TableOptimizer:
         whole = [norm for name, norm in norms.items() if self._tables[name].shard is None]
         if not parts:
             return _together(whole)
-        squares = sum_over(self._mesh.memory, _together(parts).square())
+        squares = all_reduce_copy(self._mesh.memory, _together(parts).square())
         return _together([*whole, squares.sqrt()])
 
     def _mean_squares(self, table: MemoryTable, sums: RowSums) -> Tensor | None:
         """Return what the rowwise rule must be told about rows of which a rank has some columns only."""
-        if self._kind != "rowwise" or not isinstance(table.shard, Columns):
+        if self._kind != "rowwise" or not isinstance(table.shard, ColumnParallelShard):
             return None
-        return sum_over(self._mesh.memory, sums.row_squares()) / table.shard.width
+        return all_reduce_copy(self._mesh.memory, sums.row_squares()) / table.shard.width
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next step depends on; tensors are not copied."""

@@ -25,11 +25,11 @@ from workloads.checkpoint.state_split import local_shards, merge_state, split_st
 from workloads.data.corpus import Corpus
 from workloads.data.file_hashes import require_unchanged
 from workloads.distributed import process_group
-from workloads.distributed.local_part import own_part
-from workloads.distributed.mesh import mesh_of
+from workloads.distributed.local_part import local_shard
+from workloads.distributed.mesh import make_mesh
 from workloads.layers.modules.init import initialise
-from workloads.sharding.gradient_allreduce import GradientSums
-from workloads.sharding.materialise import Dense, Layout, Place, build
+from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.sharding.materialise import Dense, Layout, Place, materialise_model
 from workloads.sharding.table_shard import count_params
 from workloads.training import device
 from workloads.training.adamw import Optimizer
@@ -121,10 +121,12 @@ def run(
     spent = Stopwatch(clock=clock)
 
     with device.numerics(here, n_threads=job.n_threads, bf16=bf16), _join(job, here) as world:
-        if not world.leads:
+        if not world.is_main:
             reporter = _Follower(reporter)
-        mesh = mesh_of(world, memory=job.memory_ranks)
-        saved = world.agree(str(checkpoint.latest(job.checkpoints) or "") if world.leads else None)
+        mesh = make_mesh(world, memory=job.memory_ranks)
+        saved = world.broadcast(
+            str(checkpoint.latest(job.checkpoints) or "") if world.is_main else None
+        )
         state: dict[str, Any] = {"step": 0}
         if saved:
             apart_here = mesh.memory.size > 1 or job.dense_parameters == "sharded"
@@ -136,7 +138,7 @@ def run(
         with spent.on("data"):
             require_unchanged(source.files(), job.data_sha256, job.cache)
             corpus: Corpus = source.prepare(job.cache, LOG.info)
-        model = build(
+        model = materialise_model(
             partial(architecture.build, corpus.vocab_size),
             mesh,
             layout=job.memory_layout,
@@ -148,7 +150,7 @@ def run(
         model.train()
         total_params = count_params(model)
         optimizer = Optimizer(model, config, mesh, seed=job.seed)
-        sums = GradientSums(model, mesh, without=optimizer.deferred)
+        sums = GradientAllReduce(model, mesh, without=optimizer.deferred)
         watch = DivergenceDetector()
         if saved:
             state = merge_state(
@@ -170,15 +172,15 @@ def run(
         stop = False
         even = config.sequences_per_step % world.size == 0
         # Where nothing is shared out rank 0 has all there is to save.
-        writers = world if local_shards(model) else process_group.World()
-        writes = world.leads or writers.size > 1
+        writers = world if local_shards(model) else process_group.RankGroup()
+        writes = world.is_main or writers.size > 1
 
         for step in range(first, steps + 1):
             stop = stop or reporter.should_stop()
             with spent.on("data"):
                 windows = _windows(corpus, config, job, step=step, world=world, here=here)
             with spent.on("train"):
-                observe(model, now=records_usage(job, step, evaluate_at=evaluate_at))
+                set_usage_recording(model, now=records_usage(job, step, evaluate_at=evaluate_at))
                 device.seed(_draws_of(job.seed, step=step, rank=world.rank), here)
                 with mesh.even(even):
                     losses = accumulate_gradients(
@@ -212,7 +214,7 @@ def run(
             with spent.on("train"):
                 rows = _read(unread)
                 # Before a checkpoint, which holds rank 0's buffers: what the others saw since would be lost with them.
-                world.any_(_ever_read(model))
+                world.all_reduce_any(_ever_read(model))
             for earlier, seen in enumerate(rows, start=step - len(rows) + 1):
                 lr = learning_rate(earlier, config)
                 stop |= seen.pop("asked") > 0
@@ -246,7 +248,7 @@ def run(
             now = clock()
             due = now - saved_at >= pause_s
             if writers.size > 1:
-                due = writers.agree("due" if due else None) is not None
+                due = writers.broadcast("due" if due else None) is not None
             if writes and step < steps and (stop or due):
                 reporter.progress(step, steps, "checkpoint", meter.shown)
                 state = {
@@ -265,7 +267,7 @@ def run(
                     job.checkpoint_every_s, _MOST_OFTEN * (saved_at - now)
                 )
             if stop and step < steps:
-                world.wait()
+                world.barrier()
                 raise Interrupted(step)
 
         if writes:
@@ -274,7 +276,7 @@ def run(
             state, pieces = split_state(state, local_shards(model), optimizer.names)
             path = checkpoint.save_final(job.checkpoints, state, pieces=pieces, world=writers)
             reporter.checkpoint(steps, path)
-        world.wait()
+        world.barrier()
         return metrics
 
 
@@ -348,7 +350,7 @@ def section_config(package: str, key: str, section: Mapping[str, Any]) -> Any:
     return config(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
-def _join(job: RankJob, here: torch.device) -> AbstractContextManager[process_group.World]:
+def _join(job: RankJob, here: torch.device) -> AbstractContextManager[process_group.RankGroup]:
     if job.world_size > 1 and job.rendezvous is None:
         raise ValueError(f"rendezvous: {job.world_size} ranks need a file to meet at, got None")
     return process_group.join(
@@ -366,11 +368,11 @@ def _windows(
     job: RankJob,
     *,
     step: int,
-    world: process_group.World,
+    world: process_group.RankGroup,
     here: torch.device,
 ) -> Int64[Tensor, "sequences seq_len+1"]:
     """Return this rank's slice of the global batch of `step`."""
-    share = world.share(config.sequences_per_step)
+    share = world.local_range(config.sequences_per_step)
     if not share:
         raise ValueError(
             f"train.batch_tokens holds {config.sequences_per_step} sequences for {world.size} ranks; "
@@ -398,7 +400,7 @@ def rows_per_pass(job: RankJob, config: TrainConfig, *, vocab_size: int, here: t
     return job.micro_batch_tokens // config.seq_len
 
 
-def _passes(sequences: int, *, world: process_group.World, rows: int) -> int:
+def _passes(sequences: int, *, world: process_group.RankGroup, rows: int) -> int:
     """Return how many forward passes of at most `rows` sequences a rank makes in a step, as many as every other.
 
     A layer may add up over the ranks in each pass (`QueryBatchNorm`). Where one sequence at a time does not divide
@@ -467,10 +469,10 @@ def records_usage(job: RankJob, step: int, *, evaluate_at: frozenset[int]) -> bo
     return reports(step) and any(reports(earlier) for earlier in range(step - since, step))
 
 
-def observe(model: Any, *, now: bool) -> None:
+def set_usage_recording(model: Any, *, now: bool) -> None:
     """Have a model that can, record the use of its memories and experts in the passes to come, or not."""
-    if hasattr(model, "observing"):
-        model.observing = now
+    if hasattr(model, "recording_usage"):
+        model.recording_usage = now
 
 
 def _read(unread: list[dict[str, Tensor]]) -> list[dict[str, float]]:
@@ -521,7 +523,7 @@ def put_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         )
     with torch.no_grad():
         for name, tensor in named.items():
-            own_part(tensor).copy_(weights[name])
+            local_shard(tensor).copy_(weights[name])
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -14,7 +14,7 @@ from workloads.kernels.weighted_bag import reference as weighted_bag
 from workloads.kernels.weighted_bag.reference import row_products, table_gradient
 
 
-def row_dot(
+def gathered_dot(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],

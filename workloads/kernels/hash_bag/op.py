@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.hash_bag import reference
 from workloads.kernels.sign_hash.op import sign_hash, sign_hash_backward
 from workloads.kernels.sign_hash.reference import row_type
@@ -37,7 +37,7 @@ def hash_bag(
         temperature: t in `sign_hash`.
         times_l1: Scores are also times the chunk's sum of absolute values.
     """
-    if in_triton(table) and in_triton(z):
+    if uses_triton(table) and uses_triton(z):
         out, scores, rows = _forward(table, z, temperature, times_l1)
         return out, rows, scores
     rows, scores = sign_hash(z, temperature=temperature, times_l1=times_l1)
@@ -45,7 +45,7 @@ def hash_bag(
 
 
 def _implementation(table: Tensor) -> ModuleType:
-    return import_module("workloads.kernels.hash_bag.triton") if in_triton(table) else reference
+    return import_module("workloads.kernels.hash_bag.triton") if uses_triton(table) else reference
 
 
 # Rows come last because opcheck adds up all outputs in the type of the first.
@@ -95,7 +95,7 @@ def _(
 def _by_chunk(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return open numbers as the kernels store them, those of a chunk side by side; in plain torch those of a token."""
     tokens, chunks = shape
-    if in_triton(like):
+    if uses_triton(like):
         return like.new_empty(chunks, tokens, dtype=dtype).T
     return like.new_empty(tokens, chunks, dtype=dtype)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.weighted_bag import reference
 
 Gradients: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -29,7 +29,7 @@ def sorted_reads(
     if not table.numel() or not ids.numel():
         found = torch.zeros_like(table), weights.new_zeros(ids.shape) if products else None
         return lambda grad: found
-    if not in_triton(table):
+    if not uses_triton(table):
 
         def summed(grad: Tensor) -> tuple[Tensor, Tensor | None]:
             table_grad, weights_grad = reference.backward(

@@ -1,6 +1,6 @@
 """Sums over the readers of every row, in Triton: `d_table[r] = sum over reads of r of weights[read] * x[bag of read]`.
 
-The gradient of a table in a weighted bag (`x` is the output's gradient) and in `row_dot` (`weights` is). Where it is
+The gradient of a table in a weighted bag (`x` is the output's gradient) and in `gathered_dot` (`weights` is). Where it is
 wanted, the same pass gives every read its product `table[r] . x[bag]`, the gradient of a bag's weights.
 
 Reads are sorted by row. So the table, which is large, streams through once, and what is gathered is `x`, which is
@@ -29,7 +29,7 @@ whatever the number of bags."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reads:
+class SortedReads:
     """All reads of a table, sorted by row; those of one row in the order of the bags."""
 
     rows: Int[Tensor, " reads"]
@@ -53,7 +53,7 @@ def sort_reads(
     n_rows: int,
     *,
     by_chunk: bool = False,
-) -> Reads:
+) -> SortedReads:
     """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32.
 
     With `by_chunk`, ids and weights are [bag_size, bags]: the first read of every bag, then the second.
@@ -75,19 +75,21 @@ def sort_reads(
     return _grouped(rows, bags, sorted_weights, order, n_rows)
 
 
-def only_read(reads: Reads) -> tuple[Int[Tensor, " distinct"], Reads]:
+def only_read(reads: SortedReads) -> tuple[Int[Tensor, " distinct"], SortedReads]:
     """Return the rows that are read, ascending, and the reads as of a table that has no others. Waits for the device."""
     rows, places = reads.rows.unique_consecutive(return_inverse=True)
     found = _grouped(places.to(reads.rows.dtype), reads.bags, reads.weights, reads.order, len(rows))
     return rows, found
 
 
-def _grouped(rows: Tensor, bags: Tensor, weights: Tensor, order: Tensor, n_rows: int) -> Reads:
+def _grouped(
+    rows: Tensor, bags: Tensor, weights: Tensor, order: Tensor, n_rows: int
+) -> SortedReads:
     numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=rows.device)
     starts = torch.searchsorted(rows, numbers, out_int32=True)
     splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
     splits = torch.arange(len(rows) // CHUNK, dtype=torch.int32, device=rows.device)
-    return Reads(
+    return SortedReads(
         rows=rows,
         bags=bags,
         weights=weights,
@@ -114,7 +116,7 @@ class Pass:
 
 
 def begin_pass(
-    reads: Reads,
+    reads: SortedReads,
     x: Float[Tensor, "bags width"],
     table: Float[Tensor, "rows width"] | None = None,
     *,
@@ -178,7 +180,7 @@ _ROWS_OF_16_BITS = 2**16
 
 
 def reduce_rows(
-    reads: Reads,
+    reads: SortedReads,
     x: Float[Tensor, "bags width"],
     table: Float[Tensor, "rows width"] | None = None,
     *,
@@ -220,7 +222,7 @@ def _block_width(width: int, element_bytes: int) -> int:
 
 
 def in_order_of_ids(
-    reads: Reads, products: Float[Tensor, "blocks reads"], dtype: torch.dtype
+    reads: SortedReads, products: Float[Tensor, "blocks reads"], dtype: torch.dtype
 ) -> Float[Tensor, " reads"]:
     """Add up the blocks' parts of the products; return them in the order of the flattened ids."""
     out = torch.empty_like(products[0], dtype=dtype)

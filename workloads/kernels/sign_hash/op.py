@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.sign_hash import reference
 
 
@@ -32,14 +32,14 @@ def sign_hash(
     Sources: the score, MemoryFormer (arXiv 2411.12992), section 3.1; with the sum, LookupFFN (arXiv 2403.07221). The
     order of the bits and the sign of zero are those of MemoryFormer's released code on a GPU.
     """
-    if not in_triton(z):
+    if not uses_triton(z):
         return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)
     scores, rows = _forward(z, temperature, times_l1)
     return rows, scores
 
 
 def _implementation(z: Tensor) -> ModuleType:
-    return import_module("workloads.kernels.sign_hash.triton") if in_triton(z) else reference
+    return import_module("workloads.kernels.sign_hash.triton") if uses_triton(z) else reference
 
 
 # Scores come first because opcheck adds up all outputs in the type of the first.
@@ -53,7 +53,7 @@ def _forward(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Ten
 def _(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
     tokens, chunks, bits = z.shape
     kinds = (torch.promote_types(z.dtype, torch.float32), reference.row_type(chunks, bits))
-    if in_triton(z):
+    if uses_triton(z):
         scores, rows = (z.new_empty(chunks, tokens, dtype=kind).T for kind in kinds)
     else:
         scores, rows = (z.new_empty(tokens, chunks, dtype=kind) for kind in kinds)

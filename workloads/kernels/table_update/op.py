@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.update_rules import Rule
 
@@ -63,8 +63,8 @@ def row_sums(
     if not table.is_contiguous():
         raise ValueError("table must be contiguous: it is updated in place")
     # A part without rows or columns has no grid.
-    if in_triton(table) and table.numel():
+    if uses_triton(table) and table.numel():
         module = import_module("workloads.kernels.table_update.triton")
-        result: RowSums = module.RowSums(table, ids, weights, x)
+        result: RowSums = module.TritonRowSums(table, ids, weights, x)
         return result
-    return reference.RowSums(table, ids, weights, x)
+    return reference.ReferenceRowSums(table, ids, weights, x)

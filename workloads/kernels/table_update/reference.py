@@ -14,7 +14,7 @@ from workloads.kernels.table_update.update_rules import Rule
 from workloads.kernels.weighted_bag.reference import row_products
 
 
-class RowSums:
+class ReferenceRowSums:
     """The sums of the rows that a step's bags name, in fp32 (float64 for tables of it)."""
 
     def __init__(

@@ -29,7 +29,7 @@ _WHOLE_ROW_BYTES = 512
 _GROUP = 16
 
 
-class RowSums:
+class TritonRowSums:
     """`reference.RowSums`, summed in fp32, never stored."""
 
     def __init__(

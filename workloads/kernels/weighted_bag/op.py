@@ -6,7 +6,7 @@ from types import ModuleType
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.custom_op import register_read
 from workloads.kernels.weighted_bag import reference, row_sparse
 
@@ -39,7 +39,9 @@ def weighted_bag(
 
 
 def _implementation(table: Tensor) -> ModuleType:
-    return import_module("workloads.kernels.weighted_bag.triton") if in_triton(table) else reference
+    return (
+        import_module("workloads.kernels.weighted_bag.triton") if uses_triton(table) else reference
+    )
 
 
 _forward = register_read(

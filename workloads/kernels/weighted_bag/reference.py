@@ -72,7 +72,7 @@ def row_products(
 ) -> Float[Tensor, "bags bag_size"]:
     """Return the product of every row that a bag names with the bag's `x`; autograd does not see through it.
 
-    The gradient of a weighted bag's weights, and the whole of `row_dot`. On a CPU it is torch's own gradient of
+    The gradient of a weighted bag's weights, and the whole of `gathered_dot`. On a CPU it is torch's own gradient of
     `embedding_bag`, which gathers no rows and so takes 0.6 of the time (in bf16, which it sums more slowly, as much).
     """
     if x.device.type != "cpu" or not ids.numel():

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import in_triton
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.weighted_bag import reference
 
 
@@ -40,7 +40,7 @@ def gradients(
     The numbers of the dense backward pass, bit for bit on a GPU. Waits for the device: how many rows there are is the
     shape of the result.
     """
-    if in_triton(table) and ids.numel() and table.shape[1]:
+    if uses_triton(table) and ids.numel() and table.shape[1]:
         return _with_triton(table, ids, weights, grad, needs_weights=needs_weights)
     rows, places = torch.unique(ids, return_inverse=True)
     return (

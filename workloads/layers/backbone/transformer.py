@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.layers.context import Cache, Context, LeftBehind
+from workloads.layers.context import Cache, Context, ForwardState
 from workloads.layers.mixers.attention import rotation_table
 from workloads.layers.modules.linear import Embedding, Head
 from workloads.layers.modules.usage_stats import rows_ever_read, usage_report
@@ -41,7 +41,7 @@ class Transformer(nn.Module):
         self.norm = norm
         self.head = head
         self.rotary = rotary
-        self.observing = True
+        self.recording_usage = True
         """Whether training passes record how memories and experts are used."""
         self._auxiliary: list[Tensor] = []
 
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
         context = self.context(tokens, cache)
         x = self.embed(tokens, context)
         for index, layer in enumerate(self.layers):
-            x = layer(x, context.at(None if cache is None else cache.layer(index)))
+            x = layer(x, context.for_layer(None if cache is None else cache.layer(index)))
         if cache is not None:
             cache.length += tokens.shape[1]
         self._auxiliary = context.losses
@@ -79,8 +79,8 @@ class Transformer(nn.Module):
             tokens=tokens,
             rotation=rotation,
             start=start,
-            observe=self.training and self.observing,
-            left_behind=LeftBehind(),  # said, because torch.compile cannot follow a default's factory
+            record_usage=self.training and self.recording_usage,
+            forward_state=ForwardState(),  # said, because torch.compile cannot follow a default's factory
         )
 
     def embed(

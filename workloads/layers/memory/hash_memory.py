@@ -91,7 +91,7 @@ class HashMemory(nn.Module):
             times_l1=self.shape.score == "l1_prob",
         )
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids, weights)
         return (output + self.bias).view(*x.shape[:-1], self.shape.width)
 

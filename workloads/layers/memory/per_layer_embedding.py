@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
-from workloads.layers.block import Block, filled
+from workloads.layers.block import Block, apply_slot
 from workloads.layers.context import Context
-from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
+from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 LEFT = "per_layer_inputs"
-"""Name in `Context.left` of what the layers read."""
+"""Name in `Context.shared` of what the layers read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class PerLayerInputs(nn.Module):
         """Make what reads `table`, which the model owns."""
         super().__init__()
         self.shape = shape
-        self.table = Borrowed(table)
+        self.table = ModuleRef(table)
         self.projection = Linear(shape.d_model, shape.all_widths)
         self.norm = RMSNorm(shape.width, eps=norm_eps)
         self.usage = MemoryUsage(table.weight.shape[0])
@@ -92,7 +92,7 @@ class PerLayerInputs(nn.Module):
         ids = tokens.reshape(-1, 1)
         weights = torch.full(ids.shape, self.shape.width**0.5, device=ids.device)
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids, torch.ones_like(weights))
         looked_up = self.table.module(ids, weights).view(*tokens.shape, *layers)
         from_context = self.norm(self.projection(embedded).unflatten(-1, layers))
@@ -111,7 +111,7 @@ class PerLayerGate(nn.Module):
         """Make the part of layer number `layer`."""
         super().__init__()
         self.layer = layer
-        self.inputs = Borrowed(inputs)
+        self.inputs = ModuleRef(inputs)
         self.gate = Linear(shape.d_model, shape.width)
         self.output = Linear(shape.width, shape.d_model)
         self.norm = RMSNorm(shape.d_model, eps=norm_eps)
@@ -121,11 +121,11 @@ class PerLayerGate(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return what is added to the residual stream."""
         gate = functional.gelu(self.gate(x), approximate="tanh")
-        mine = context.left[LEFT][:, :, self.layer].to(gate.dtype)
+        mine = context.shared[LEFT][:, :, self.layer].to(gate.dtype)
         added: Tensor = self.norm(self.output(gate * mine))
         return added
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.inputs.module.usage.record_output(output, residual)
 
@@ -149,4 +149,4 @@ class PerLayerBlock(Block):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the residual stream after block and slice."""
         x = super().forward(x, context)
-        return x + filled(self.per_layer, x, context, residual=x)
+        return x + apply_slot(self.per_layer, x, context, residual=x)

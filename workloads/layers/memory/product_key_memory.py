@@ -9,7 +9,7 @@ from torch.nn import functional
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
 from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import LookupShape, ProductKeyLookup
-from workloads.layers.memory.table import Borrowed, MemoryTable, TableComponent
+from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.usage_stats import MemoryUsage
 
@@ -75,7 +75,7 @@ class ProductKeyMemory(ProductKeyLookup):
         """Make a layer that reads `table`, which the model owns."""
         super().__init__(shape.lookup)
         self.shape = shape
-        self.table = Borrowed(table)
+        self.table = ModuleRef(table)
         d_model, value_dim = shape.lookup.d_model, shape.value_dim
         self.gate = Linear(d_model, value_dim, bias=True) if shape.gate else None
         self.output = Linear(value_dim, d_model, bias=shape.gate) if shape.projects else None
@@ -88,7 +88,7 @@ class ProductKeyMemory(ProductKeyLookup):
         tokens = x.reshape(-1, self.lookup.d_model)
         ids, weights = self.select(tokens)
         self.usage.mark(ids)
-        if context.observe:
+        if context.record_usage:
             self.usage.record(ids, weights)
         output: Tensor = self.table.module(ids, weights).to(x.dtype)
         if self.gate is not None:
@@ -97,6 +97,6 @@ class ProductKeyMemory(ProductKeyLookup):
             output = self.output(output)
         return output.view(x.shape)
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.usage.record_output(output, residual)

@@ -10,41 +10,41 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory import sparse_gradient_ops
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hits:
+class LookupGrad:
     """Reads whose part of the gradient is `d_table[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`."""
 
     ids: Int[Tensor, "bags bag_size"]
     weights: Float[Tensor, "bags bag_size"]
     x: Float[Tensor, "bags width"]
 
-    def widened(self, bag_size: int) -> "Hits":
+    def widened(self, bag_size: int) -> "LookupGrad":
         """Return bags of `bag_size` reads, filled up with reads of a row that the bag names anyway, of weight 0."""
         size = self.ids.shape[1]
         if size == bag_size:
             return self
         if not size:  # It names no row that it could be filled up with, and adds nothing.
             none = torch.empty(0, bag_size, device=self.x.device)
-            return Hits(
+            return LookupGrad(
                 ids=none.to(self.ids.dtype), weights=none.to(self.weights.dtype), x=self.x[:0]
             )
-        return Hits(
+        return LookupGrad(
             ids=torch.cat([self.ids, self.ids[:, :1].expand(-1, bag_size - size)], dim=1),
             weights=functional.pad(self.weights, (0, bag_size - size)),
             x=self.x,
         )
 
 
-class DeferredGradient(sparse_gradient_ops.Reads):
+class SparseGradient(sparse_gradient_ops.LookupGradSink):
     """What the backward passes of a step found, of all layers and micro batches that read one table.
 
     Reads through here give the table no gradient: their backward pass leaves bags, weights and the output's gradient
-    (`row_dot`: the output's gradient and the input), which are as large as the batch, not as the table. `weights` and
+    (`gathered_dot`: the output's gradient and the input), which are as large as the batch, not as the table. `weights` and
     `x` get their gradients at once, by one more gather of the rows: 2 bytes a number in bf16 of every row read, where
     the pass that also sums would sort first and be run again for the update.
 
@@ -69,7 +69,7 @@ class DeferredGradient(sparse_gradient_ops.Reads):
         graph operations there.
         """
         super().__init__()
-        self._hits: list[Hits] = []
+        self._grads: list[LookupGrad] = []
         self.fetch = fetch or _in_place
         somewhere = None if device is None or device.type == "meta" else device
         self.anchor = torch.zeros(1, device=somewhere or "cpu", requires_grad=True)
@@ -89,40 +89,40 @@ class DeferredGradient(sparse_gradient_ops.Reads):
         result: Tensor = _WeightedBag.apply(table, ids, weights, self)  # type: ignore[no-untyped-call]
         return result
 
-    def row_dot(
+    def gathered_dot(
         self,
         table: Float[Tensor, "rows width"],
         ids: Int[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
     ) -> Float[Tensor, "bags bag_size"]:
-        """Return `row_dot`, whose backward pass leaves its reads here."""
+        """Return `gathered_dot`, whose backward pass leaves its reads here."""
         if torch.compiler.is_compiling():
             return sparse_gradient_ops.products(
                 *self.fetch(table, ids), ids, x, self.anchor, self.name, len(table)
             )
-        result: Tensor = _RowDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _GatheredDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
         return result
 
     def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
         """Keep the reads of one backward pass, of a table of `n_rows`."""
         narrow = torch.int32 if n_rows < 2**31 else torch.int64
-        self._hits.append(Hits(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
+        self._grads.append(LookupGrad(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
 
     def clear(self) -> None:
         """Forget all reads."""
-        self._hits.clear()
+        self._grads.clear()
 
-    def take(self) -> Hits | None:
+    def take(self) -> LookupGrad | None:
         """Return all reads, in the order of the backward passes, and forget them; None where there were none.
 
         Bags of different sizes become as large as the largest of them.
         """
-        largest = max((each.ids.shape[1] for each in self._hits), default=0)
-        hits = [each.widened(largest) for each in self._hits]
+        largest = max((each.ids.shape[1] for each in self._grads), default=0)
+        hits = [each.widened(largest) for each in self._grads]
         self.clear()
         if len(hits) < 2:
             return hits[0] if hits else None
-        return Hits(
+        return LookupGrad(
             ids=torch.cat([each.ids for each in hits]),
             weights=torch.cat([each.weights for each in hits]),
             x=torch.cat([each.x for each in hits]),
@@ -136,7 +136,7 @@ def _in_place(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 class _WeightedBag(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, ids: Tensor, weights: Tensor, gradient: DeferredGradient
+        ctx: Any, table: Tensor, ids: Tensor, weights: Tensor, gradient: SparseGradient
     ) -> Tensor:
         rows, places = gradient.fetch(table, ids)
         ctx.save_for_backward(rows, places, ids, weights)
@@ -150,18 +150,18 @@ class _WeightedBag(torch.autograd.Function):
         needs_table, _, needs_weights, _ = ctx.needs_input_grad
         if needs_table:
             ctx.gradient.add(ctx.n_rows, ids, weights, grad)
-        return None, None, row_dot(rows, places, grad) if needs_weights else None, None
+        return None, None, gathered_dot(rows, places, grad) if needs_weights else None, None
 
 
-class _RowDot(torch.autograd.Function):
+class _GatheredDot(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, ids: Tensor, x: Tensor, gradient: DeferredGradient
+        ctx: Any, table: Tensor, ids: Tensor, x: Tensor, gradient: SparseGradient
     ) -> Tensor:
         rows, places = gradient.fetch(table, ids)
         ctx.save_for_backward(rows, places, ids, x)
         ctx.gradient, ctx.n_rows = gradient, len(table)
-        return row_dot(rows, places, x)
+        return gathered_dot(rows, places, x)
 
     @staticmethod
     @once_differentiable

@@ -2,8 +2,8 @@
 
 Their backward passes do two things that a graph knows nothing of, and would spoil:
 
-* They leave reads in a `DeferredGradient`. So that no compiler takes such a pass for dead where nobody wants the
-  gradient that it returns, it also returns that of `DeferredGradient.anchor`, which is zero and always wanted. So that
+* They leave reads in a `SparseGradient`. So that no compiler takes such a pass for dead where nobody wants the
+  gradient that it returns, it also returns that of `SparseGradient.anchor`, which is zero and always wanted. So that
   no two are taken for one where a bag is read twice with the same weights, each has a number.
 * What they leave outlives the graph, whose buffers a compiler reuses as soon as the graph is done with them. So copies
   are left.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.handle_registry import Named, named
 
@@ -28,7 +28,7 @@ numbers = count()
 """Of backward passes, as they are traced."""
 
 
-class Reads(Named, ABC):
+class LookupGradSink(Named, ABC):
     """Where reads are left."""
 
     @abstractmethod
@@ -46,7 +46,7 @@ def _register(
 ) -> Callable[..., Tensor]:
     """Return the custom operation `memscale::deferred_NAME`.
 
-    Its arguments are the rows and the places among them that are read (`DeferredGradient.fetch`), the ids that these
+    Its arguments are the rows and the places among them that are read (`SparseGradient.fetch`), the ids that these
     are in the table, the third argument of `read`, the anchor, and name and rows of the table.
 
     Args:
@@ -54,7 +54,7 @@ def _register(
         read: Of rows, places and a third tensor.
         read_back: The gradient of the third tensor, of rows, places and the output's gradient.
         new_output: Makes an open output of `read`'s arguments.
-        weights_and_x: Of the third tensor and the output's gradient, which are the weights and x of `Hits`.
+        weights_and_x: Of the third tensor and the output's gradient, which are the weights and x of `LookupGrad`.
     """
 
     @torch.library.custom_op(f"memscale::deferred_{name}", mutates_args=(), tags=NOT_REPLAYED)
@@ -98,7 +98,7 @@ def _register(
     ) -> tuple[Tensor, Tensor]:
         if anchor is not None:
             left = ids, *weights_and_x(third, grad)
-            where = named(Reads, gradient)  # type: ignore[type-abstract]
+            where = named(LookupGradSink, gradient)  # type: ignore[type-abstract]
             where.add(n_rows, *(copied(each) for each in left))
         return (
             read_back(rows, places, grad).contiguous() if needs_third else grad.new_empty(0),
@@ -161,13 +161,13 @@ def anchor_gradient(like: Tensor, anchor: Tensor | None) -> Tensor:
 bag = _register(
     "weighted_bag",
     weighted_bag,
-    row_dot,
+    gathered_dot,
     new_output=lambda rows, places, weights: rows.new_empty(places.shape[0], rows.shape[1]),
     weights_and_x=lambda weights, grad: (weights, grad),
 )
 products = _register(
-    "row_dot",
-    row_dot,
+    "gathered_dot",
+    gathered_dot,
     weighted_bag,
     new_output=lambda rows, places, x: rows.new_empty(places.shape),
     weights_and_x=lambda x, grad: (grad, x),

@@ -10,18 +10,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.host_offload import empty_on_host, fetch_rows, zeros_on_host
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.modules.init import write_normal_part
-from workloads.sharding.table_shard import Shard
+from workloads.sharding.table_shard import TableShard
 
 
 class MemoryTable(nn.Module):
-    """Rows read as weighted sums, or by their products. A model owns its tables; layers that read one borrow it (`Borrowed`)."""
+    """Rows read as weighted sums, or by their products. A model owns its tables; layers that read one borrow it (`ModuleRef`)."""
 
     PARAM_GROUP: ClassVar[str] = "memory_values"
 
@@ -30,16 +30,16 @@ class MemoryTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_rows, width))
         self.std = width**-0.5 if std is None else std
-        self.shard: Shard | None = None
+        self.shard: TableShard | None = None
         """Which part of the table `weight` is, where ranks share it out (`sharding/materialise.py`); None is all of it."""
-        self.deferred: DeferredGradient | None = None
+        self.sparse_gradient: SparseGradient | None = None
         """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
         self.on_host = False
         """Whether the values lie in host memory (`host_memory.py`), whatever device computes with them."""
 
-    def defer(self) -> None:
+    def defer_gradient(self) -> None:
         """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
-        self.deferred = DeferredGradient(
+        self.sparse_gradient = SparseGradient(
             fetch_rows if self.on_host else None, device=self.weight.device
         )
 
@@ -80,9 +80,9 @@ class MemoryTable(nn.Module):
         """Return the weighted sum of the rows of each bag, in the table's type."""
         bag: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_bag
         if self.shard is not None:
-            bag = partial(self.shard.bag, deferred=self.deferred)
-        elif self.deferred is not None:
-            bag = self.deferred.weighted_bag
+            bag = partial(self.shard.bag, deferred=self.sparse_gradient)
+        elif self.sparse_gradient is not None:
+            bag = self.sparse_gradient.weighted_bag
         return bag(*self._rows(ids), weights.to(self.weight.dtype))
 
     def hashed(
@@ -91,7 +91,7 @@ class MemoryTable(nn.Module):
         Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
     ]:
         """Return the sum of the rows that the signs of `z` name, in the table's type; their ids and weights."""
-        if self.deferred is None and self.shard is None and not self.on_host:
+        if self.sparse_gradient is None and self.shard is None and not self.on_host:
             return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
@@ -100,16 +100,16 @@ class MemoryTable(nn.Module):
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
     ) -> Float[Tensor, "bags bag_size"]:
         """Return the product of every row of each bag with the bag's `x`, in the table's type."""
-        products: Callable[[Tensor, Tensor, Tensor], Tensor] = row_dot
+        products: Callable[[Tensor, Tensor, Tensor], Tensor] = gathered_dot
         if self.shard is not None:
-            products = partial(self.shard.products, deferred=self.deferred)
-        elif self.deferred is not None:
-            products = self.deferred.row_dot
+            products = partial(self.shard.products, deferred=self.sparse_gradient)
+        elif self.sparse_gradient is not None:
+            products = self.sparse_gradient.gathered_dot
         return products(*self._rows(ids), x.to(self.weight.dtype))
 
     def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a tensor that holds the rows read, and where in it they are. A deferred gradient fetches them itself."""
-        if self.on_host and self.deferred is None:
+        if self.on_host and self.sparse_gradient is None:
             return fetch_rows(self.weight, ids)
         return self.weight, ids
 
@@ -132,7 +132,7 @@ class MemoryTable(nn.Module):
 M = TypeVar("M", bound=nn.Module)
 
 
-class Borrowed(Generic[M]):
+class ModuleRef(Generic[M]):
     """A module that is used here and owned, saved and counted elsewhere in the model."""
 
     def __init__(self, module: M) -> None:
@@ -183,6 +183,6 @@ class TableComponent(Component):
         """Rows that one token reads in all layers, each as often as it is read."""
         return self.n_readers * self.bag_size
 
-    def deferred_bytes_per_token(self, *, element_bytes: int) -> int:
-        """Return what a deferred gradient keeps until the update (`Hits`): ids (int32), weights, and a row per bag."""
+    def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
+        """Return what a deferred gradient keeps until the update (`LookupGrad`): ids (int32), weights, and a row per bag."""
         return self.reads * (4 + element_bytes) + self.n_readers * self.width * element_bytes

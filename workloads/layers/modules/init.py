@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.distributed.local_part import is_part, put
+from workloads.distributed.local_part import copy_into_local, is_sharded
 
 
 @runtime_checkable
@@ -38,12 +38,12 @@ def initialise(model: nn.Module, seed: int) -> None:
             for name, tensor in own:
                 generator = _generator(seed, f"{prefix}.{name}" if prefix else name)
                 direct = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
-                if direct and not is_part(tensor):
+                if direct and not is_sharded(tensor):
                     module.initialise(name, tensor, generator)
                 else:
                     value = torch.empty(tensor.shape, dtype=torch.float32)
                     module.initialise(name, value, generator)
-                    put(tensor, value)
+                    copy_into_local(tensor, value)
 
 
 def truncated_normal(value: Tensor, std: float, generator: torch.Generator) -> None:

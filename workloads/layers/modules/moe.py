@@ -257,7 +257,7 @@ class MixtureOfExperts(nn.Module):
             routes = token_choice(probabilities, experts, renormalise=self.shape.renormalise)
         if self.training:
             context.losses.extend(self._losses(logits, probabilities, routes, experts, groups))
-        if context.observe:
+        if context.record_usage:
             dropped = 0 if experts is not None else routes.dropped
             self.usage.record(routes.load, probabilities, dropped)
         output: Tensor = self.experts(tokens, routes)
@@ -288,7 +288,7 @@ class MixtureOfExperts(nn.Module):
             losses.append(self.selection_bias.steer(routes.load))
         return losses
 
-    def observe(self, output: Tensor, residual: Tensor) -> None:
+    def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.usage.record_output(output, residual)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
-from workloads.distributed.process_group import sum_over_ranks
+from workloads.distributed.process_group import all_reduce_default_group
 
 
 class LayerNorm(nn.LayerNorm):
@@ -111,12 +111,12 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, query: Tensor, gain: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         total = torch.cat((query.sum(0), query.new_full((1,), len(query))))
-        sum_over_ranks(total)
+        all_reduce_default_group(total)
         tokens = total[-1]
         mean = total[:-1] / tokens
         centred = query - mean
         variance = torch.linalg.vector_norm(centred, dim=0).square()
-        sum_over_ranks(variance)
+        all_reduce_default_group(variance)
         variance /= tokens
         inverse_std = (variance + EPS).rsqrt()
         normalised = centred.mul_(inverse_std)
@@ -131,7 +131,7 @@ class _Normalise(torch.autograd.Function):
         # This rank's own; the trainer adds up the gradients of parameters.
         own = torch.stack((grad.sum(0), (grad * normalised).sum(0)))
         everywhere = own.clone()
-        sum_over_ranks(everywhere)
+        all_reduce_default_group(everywhere)
         shift, scale = everywhere / tokens
         query_grad = (grad - shift).addcmul_(normalised, scale, value=-1.0).mul_(gain * inverse_std)
         return query_grad, own[1], own[0]

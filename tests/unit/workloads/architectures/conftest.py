@@ -71,7 +71,7 @@ def check_activations(
 
     def check(config: Any, precision: str, *, rel: float) -> None:
         model = _model(config)
-        model.observing = False
+        model.recording_usage = False
         tokens = torch.zeros(64, 64, dtype=torch.long)
 
         kept = bytes_kept(model, tokens, precision) / tokens.numel()

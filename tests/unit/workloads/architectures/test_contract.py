@@ -117,7 +117,7 @@ def test_activations_are_about_those_that_autograd_keeps(name, precision, bytes_
     module = registry.architecture(name)
     config = module.Config(**module.PRESETS["d32"])
     model = _model(config)
-    model.observing = False
+    model.recording_usage = False
     tokens = torch.zeros(16, 64, dtype=torch.long)
 
     kept = bytes_kept(model, tokens, precision) / tokens.numel()
@@ -163,7 +163,7 @@ def test_every_row_read_in_training_counts_as_ever_read_recorded_or_not(config):
     ever = {}
     for observing, training in ((True, True), (False, True), (False, False)):
         model = _model(config).train(training)
-        model.observing = observing
+        model.recording_usage = observing
         model(_tokens(0))
         ever[observing, training] = model.ever_read()
         if observing:

@@ -158,7 +158,7 @@ def test_activations_are_those_that_autograd_keeps(fields, precision, bytes_kept
     config = _config(**fields)
     model = config.build(VOCAB_SIZE)
     initialise(model, 0)
-    model.observing = False
+    model.recording_usage = False
 
     kept = bytes_kept(model, torch.zeros(64, 64, dtype=torch.long), precision) / 64**2
 

@@ -321,7 +321,7 @@ def test_activations_are_those_that_autograd_keeps(fields, precision, bytes_kept
     config = Config(d_model=48, n_layers=2, n_heads=3, n_experts=4, d_expert=24, **fields)
     model = config.build(100)
     initialise(model, 0)
-    model.observing = False
+    model.recording_usage = False
 
     kept = bytes_kept(model, torch.arange(8192).view(-1, 64) % 100, precision) / 8192
 

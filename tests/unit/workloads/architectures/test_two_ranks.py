@@ -28,7 +28,7 @@ windows = torch.randint(37, (6, 17), generator=torch.Generator().manual_seed(0))
 def find(rank, size, folder):
     found = {}
     with ranks.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=folder / f"meet-{size}") as world:
-        share = world.share(len(windows))
+        share = world.local_range(len(windows))
         for name in catalog.architectures():
             module = catalog.architecture(name)
             config = module.Config(**module.PRESETS["d16"])
@@ -43,7 +43,7 @@ def find(rank, size, folder):
                 model, windows[share.start : share.stop], batch_tokens=96, rows=6, autocast=nullcontext
             )
             gradients = {key: p.grad for key, p in model.named_parameters()}
-            world.sum_([*losses.values(), *gradients.values()])
+            world.all_reduce_sum([*losses.values(), *gradients.values()])
             found[name] = {
                 "initial": digest.hexdigest(),
                 "losses": {key: loss.item() for key, loss in losses.items()},

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.distributed import process_group
-from workloads.distributed.process_group import CommunicationError, World
+from workloads.distributed.process_group import CommunicationError, RankGroup
 
 CPU = torch.device("cpu")
 
 
 @given(n=st.integers(0, 1000), size=st.integers(1, 17))
 def test_shares_are_contiguous_even_and_complete(n, size):
-    shares = [World(rank=rank, size=size).share(n) for rank in range(size)]
+    shares = [RankGroup(rank=rank, size=size).local_range(n) for rank in range(size)]
 
     assert [i for share in shares for i in share] == list(range(n))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -24,12 +24,12 @@ def test_shares_are_contiguous_even_and_complete(n, size):
 def test_one_rank_needs_nobody(tmp_path):
     with process_group.join(rank=0, size=1, device=CPU, rendezvous=tmp_path / "port") as world:
         value = torch.tensor([3.0])
-        world.sum_([value])
-        world.wait()
+        world.all_reduce_sum([value])
+        world.barrier()
 
         assert value.item() == 3.0
-        assert world.agree("x") == "x"
-        assert world.leads
+        assert world.broadcast("x") == "x"
+        assert world.is_main
         assert not torch.distributed.is_initialized()
 
 

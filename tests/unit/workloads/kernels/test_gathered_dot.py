@@ -15,7 +15,7 @@ def test_equals_the_definition_with_all_gradients(make_gather, shape, dtype, tol
     expected = torch.einsum("bgv,bv->bg", table[ids], x)
     expected_grads = torch.autograd.grad(expected, (table, x), grad)
 
-    found = op.row_dot(table, ids.to(id_type), x)
+    found = op.gathered_dot(table, ids.to(id_type), x)
     found_grads = torch.autograd.grad(found, (table, x), grad)
 
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
@@ -25,7 +25,7 @@ def test_equals_the_definition_with_all_gradients(make_gather, shape, dtype, tol
 def test_gradients_by_finite_differences(make_gather):
     table, ids, _, x = make_gather((5, 3, 4, 6), torch.float64)
 
-    assert torch.autograd.gradcheck(lambda t, y: op.row_dot(t, ids, y), (table, x))
+    assert torch.autograd.gradcheck(lambda t, y: op.gathered_dot(t, ids, y), (table, x))
 
 
 def test_a_row_named_twice_counts_twice():
@@ -33,7 +33,7 @@ def test_a_row_named_twice_counts_twice():
     ids = torch.tensor([[1, 1, 0]])
     x = torch.tensor([[3.0, 0.5]], requires_grad=True)
 
-    result = op.row_dot(table, ids, x)
+    result = op.gathered_dot(table, ids, x)
     result.backward(torch.tensor([[1.0, 2.0, 4.0]]))
 
     assert result.tolist() == [[16.0, 16.0, 8.0]]
@@ -46,7 +46,7 @@ def test_a_row_named_twice_counts_twice():
 def test_rows_that_nobody_names_get_a_zero_gradient():
     table = torch.full((6, 2), 3.0, requires_grad=True)
 
-    op.row_dot(table, torch.tensor([[0], [5]]), torch.ones(2, 2)).sum().backward()
+    op.gathered_dot(table, torch.tensor([[0], [5]]), torch.ones(2, 2)).sum().backward()
 
     assert table.grad is not None
     assert table.grad.sum(dim=1).tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 2.0]
@@ -56,7 +56,7 @@ def test_no_bags():
     table = torch.ones(4, 2, requires_grad=True)
     x = torch.ones(0, 2, requires_grad=True)
 
-    result = op.row_dot(table, torch.zeros(0, 3, dtype=torch.long), x)
+    result = op.gathered_dot(table, torch.zeros(0, 3, dtype=torch.long), x)
     result.sum().backward()
 
     assert result.shape == (0, 3)
@@ -68,9 +68,9 @@ def test_no_bags():
 
 def test_gradient_and_input_that_are_not_contiguous(make_gather):
     table, ids, grad, x = make_gather((13, 4, 6, 5), torch.float64)
-    expected = torch.autograd.grad(op.row_dot(table, ids, x), (table, x), grad)
+    expected = torch.autograd.grad(op.gathered_dot(table, ids, x), (table, x), grad)
 
-    strided = op.row_dot(table, ids, x.T.contiguous().T)
+    strided = op.gathered_dot(table, ids, x.T.contiguous().T)
     found = torch.autograd.grad(strided, (table, x), grad.T.contiguous().T)
 
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
@@ -79,7 +79,7 @@ def test_gradient_and_input_that_are_not_contiguous(make_gather):
 def test_only_what_wants_a_gradient_gets_one(make_gather):
     table, ids, _, x = make_gather((7, 5, 3, 2), torch.float32)
 
-    op.row_dot(table.detach(), ids, x).sum().backward()
+    op.gathered_dot(table.detach(), ids, x).sum().backward()
 
     assert table.grad is None
     assert x.grad is not None
@@ -89,7 +89,7 @@ def test_repeats_are_bit_equal(make_gather):
     table, ids, grad, x = make_gather((64, 24, 37, 16), torch.float32)
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(op.row_dot(table, ids, x), (table, x), grad)
+        return torch.autograd.grad(op.gathered_dot(table, ids, x), (table, x), grad)
 
     first, second = gradients(), gradients()
 
@@ -98,10 +98,10 @@ def test_repeats_are_bit_equal(make_gather):
 
 def test_autocast_does_not_round_the_rows(make_gather):
     table, ids, _, x = make_gather((64, 24, 37, 16), torch.float32)
-    expected = op.row_dot(table, ids, x)
+    expected = op.gathered_dot(table, ids, x)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = op.row_dot(table, ids, x)
+        found = op.gathered_dot(table, ids, x)
 
     assert torch.equal(found, expected)
 
@@ -112,7 +112,7 @@ def test_is_the_weights_gradient_of_the_weighted_bag(make_gather):
     bag = weighted_bag.weighted_bag(table, ids, weights)
     table_grad, weights_grad = torch.autograd.grad(bag, (table, weights), x.detach())
 
-    products = op.row_dot(table, ids, x)
+    products = op.gathered_dot(table, ids, x)
 
     assert torch.equal(products, weights_grad)
     assert torch.equal(torch.autograd.grad(products, table, weights)[0], table_grad)
@@ -121,4 +121,4 @@ def test_is_the_weights_gradient_of_the_weighted_bag(make_gather):
 def test_is_a_sound_custom_operation(make_gather):
     table, ids, _, x = make_gather((13, 4, 6, 5), torch.float64)
 
-    torch.library.opcheck(torch.ops.memscale.row_dot.default, (table, ids, x))
+    torch.library.opcheck(torch.ops.memscale.gathered_dot.default, (table, ids, x))

@@ -73,16 +73,18 @@ def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows
     state, coefficient = new_state(kind, table), torch.tensor(0.7) if exact else None
     if step == 2:
         ids, weights, x = hits
-        reference.RowSums(table, ids, 2 * weights, x).update_(state, rule(kind, 1), coefficient)
+        reference.ReferenceRowSums(table, ids, 2 * weights, x).update_(
+            state, rule(kind, 1), coefficient
+        )
     expected, expected_state = table.clone(), {name: kept.clone() for name, kept in state.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reduction, "CHUNK", chunk)
         patch.setattr(row_reduction, "_block_width", lambda *_: 16)
         if not whole_rows:
             patch.setattr(kernel, "_WHOLE_ROW_BYTES", 0)
-        reads = reference.RowSums(expected, *hits)
+        reads = reference.ReferenceRowSums(expected, *hits)
         norm = reads.update_(expected_state, rule(kind, step), coefficient)
-        sums = kernel.RowSums(table, *hits)
+        sums = kernel.TritonRowSums(table, *hits)
         before = sums.norm() if exact else None
         found = sums.update_(state, rule(kind, step), coefficient)
 
@@ -99,12 +101,12 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
     table, hits = case((17, 24, 7, 9), 0)
     expected, coefficient = table.clone(), torch.tensor(0.5) if clipped else None
     state, expected_state = new_state("rowwise", table), new_state("rowwise", table)
-    wanted = reference.RowSums(expected, *hits)
+    wanted = reference.ReferenceRowSums(expected, *hits)
     wanted.update_(
         expected_state, rule("rowwise", 1), coefficient, mean_squares=wanted.row_squares() / 5
     )
 
-    sums = kernel.RowSums(table, *hits)
+    sums = kernel.TritonRowSums(table, *hits)
     found = sums.row_squares()
     norm = sums.update_(state, rule("rowwise", 1), coefficient, mean_squares=found / 5)
 
@@ -143,7 +145,7 @@ def test_with_a_master_a_table_is_the_fp32_one_rounded(shape, kind, exact, whole
         patch.setattr(row_reduction, "_block_width", lambda *_: 16)
         if not whole_rows:
             patch.setattr(kernel, "_WHOLE_ROW_BYTES", 0)
-        wanted, sums = kernel.RowSums(values, *hits), kernel.RowSums(table, *hits)
+        wanted, sums = kernel.TritonRowSums(values, *hits), kernel.TritonRowSums(table, *hits)
         if exact:
             assert torch.equal(sums.norm(), wanted.norm())
         norm = wanted.update_(exact_state, rule(kind, 3))
@@ -165,7 +167,7 @@ def test_values_at_the_ends_of_a_masters_range_survive_a_step_that_moves_nothing
     table, low = split(values)
     one = torch.ones(1, 1)
 
-    kernel.RowSums(table, one.long() - 1, one, torch.ones_like(values)).update_(
+    kernel.TritonRowSums(table, one.long() - 1, one, torch.ones_like(values)).update_(
         {"low": low}, Rule(kind="sgd", step=1, lr=0.0)
     )
 
@@ -183,8 +185,8 @@ def test_a_norm_asked_for_before_changes_bits_of_narrow_rowwise_rows_only(monkey
     table, hits = case((5, width, 4, 3), 0)
     other, state, other_state = table.clone(), new_state(kind, table), new_state(kind, table)
 
-    kernel.RowSums(table, *hits).update_(state, rule(kind, 2))
-    sums = kernel.RowSums(other, *hits)
+    kernel.TritonRowSums(table, *hits).update_(state, rule(kind, 2))
+    sums = kernel.TritonRowSums(other, *hits)
     sums.norm()
     sums.update_(other_state, rule(kind, 2), torch.tensor(1.0))
 
@@ -196,7 +198,7 @@ def test_a_norm_asked_for_before_changes_bits_of_narrow_rowwise_rows_only(monkey
 
 def test_squares_are_kept_only_where_they_are_wanted(monkeypatch):
     table, hits = case((5, 24, 4, 3), 0)
-    sums = kernel.RowSums(table, *hits)
+    sums = kernel.TritonRowSums(table, *hits)
     norm = sums.norm()
     monkeypatch.setattr(Tensor, "new_zeros", lambda *_, **__: pytest.fail("made again"))
 
@@ -207,9 +209,9 @@ def test_squares_are_kept_only_where_they_are_wanted(monkeypatch):
 def test_products_are_with_the_rows_as_they_were(kind):
     table, hits = case((17, 24, 7, 9), 0)
     before, alone = table.clone(), table.clone()
-    kernel.RowSums(alone, *hits).update_(new_state(kind, table), rule(kind, 1))
+    kernel.TritonRowSums(alone, *hits).update_(new_state(kind, table), rule(kind, 1))
 
-    _, products = kernel.RowSums(table, *hits).update_with_products_(
+    _, products = kernel.TritonRowSums(table, *hits).update_with_products_(
         new_state(kind, table), rule(kind, 1)
     )
 
@@ -229,8 +231,8 @@ def test_bf16_has_the_references_random_numbers(kind, origin):
     ids, weights = torch.randperm(32, generator=generator).view(8, 4), torch.ones(8, 4)
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
 
-    reference.RowSums(expected, ids, weights, x).update_(expected_state, first)
-    kernel.RowSums(table, ids, weights, x).update_(state, first)
+    reference.ReferenceRowSums(expected, ids, weights, x).update_(expected_state, first)
+    kernel.TritonRowSums(table, ids, weights, x).update_(state, first)
 
     pairs = [(table, expected), *((state[name], expected_state[name]) for name in state)]
     for found, wanted in pairs:
@@ -272,13 +274,13 @@ def test_int8_moments_equal_the_reference(shape, kind, tile, exact, master):
     expected_state = {name: kept.clone() for name, kept in state.items()}
     coefficient = torch.tensor(0.7) if exact else None
     named = torch.zeros(shape[0], dtype=torch.bool).index_fill_(0, hits[0].flatten(), True)
-    reference.RowSums(expected, *hits).update_(expected_state, rule(kind, 3), coefficient)
+    reference.ReferenceRowSums(expected, *hits).update_(expected_state, rule(kind, 3), coefficient)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reduction, "CHUNK", 5)
         patch.setattr(
             row_reduction, "_block_width", lambda width, _: tile if width > 64 else 2 * width + 14
         )
-        sums = kernel.RowSums(table, *hits)
+        sums = kernel.TritonRowSums(table, *hits)
         if exact:
             sums.norm()
         sums.update_(state, rule(kind, 3), coefficient)
@@ -306,7 +308,7 @@ def test_int8_moments_do_not_depend_on_how_a_row_is_cut(monkeypatch):
         monkeypatch.setattr(row_reduction, "_block_width", lambda *_, tile=tile: tile)
         own, state = table.clone(), new_state("adamw", table, moments="int8")
         for step in (1, 2):
-            kernel.RowSums(own, ids, weights, x).update_(state, rule("adamw", step))
+            kernel.TritonRowSums(own, ids, weights, x).update_(state, rule("adamw", step))
         found.append((own, *state.values()))
 
     assert dequantise(state["exp_avg"], state["exp_avg_scale"])[:8].any(1).all()
@@ -318,6 +320,6 @@ def test_a_tile_that_would_share_a_scale_is_no_tile(monkeypatch):
     table, hits = case((3, 130, 1, 1), 0)
 
     with pytest.raises(AssertionError):
-        kernel.RowSums(table, *hits).update_(
+        kernel.TritonRowSums(table, *hits).update_(
             new_state("adamw", table, moments="int8"), rule("adamw", 1)
         )

@@ -6,12 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workloads.kernels.gathered_dot import reference as row_dot_reference
+from workloads.kernels.gathered_dot import reference as gathered_dot_reference
 from workloads.kernels.weighted_bag import reference, row_sparse
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
-from workloads.kernels.gathered_dot import triton as row_dot
+from workloads.kernels.gathered_dot import triton as gathered_dot
 from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
@@ -117,11 +117,11 @@ def test_nothing_need_be_contiguous():
 
     def everything(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> list[Tensor]:
         both = kernel.backward(table, ids, weights, grad, needs_table=True, needs_weights=True)
-        x_side = row_dot.backward(table, ids, grad, weights, needs_table=True, needs_x=True)
+        x_side = gathered_dot.backward(table, ids, grad, weights, needs_table=True, needs_x=True)
         return [
             kernel.forward(table, ids, weights),
             *both,
-            row_dot.forward(table, ids, grad),
+            gathered_dot.forward(table, ids, grad),
             *x_side,
         ]
 
@@ -138,11 +138,11 @@ def test_nothing_need_be_contiguous():
 def test_row_dot_equals_its_reference(shape, seed):
     table, ids, grad, x = _case(shape, seed)
 
-    found = row_dot.backward(table, ids, x, grad, needs_table=True, needs_x=True)
+    found = gathered_dot.backward(table, ids, x, grad, needs_table=True, needs_x=True)
 
-    expected = row_dot_reference.backward(table, ids, x, grad, needs_table=True, needs_x=True)
+    expected = gathered_dot_reference.backward(table, ids, x, grad, needs_table=True, needs_x=True)
     torch.testing.assert_close(
-        row_dot.forward(table, ids, x), row_dot_reference.forward(table, ids, x)
+        gathered_dot.forward(table, ids, x), gathered_dot_reference.forward(table, ids, x)
     )
     torch.testing.assert_close(found, expected)
 

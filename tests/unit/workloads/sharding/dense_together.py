@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
-from workloads.distributed.mesh import mesh_of
+from workloads.distributed.mesh import make_mesh
 from workloads.layers.memory.table import MemoryTable
-from workloads.sharding.gradient_allreduce import GradientSums
+from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.training.adamw import Optimizer
 from workloads.training.device import autocast
 from workloads.training.generate import greedy
@@ -42,7 +42,7 @@ WAYS = {
 }
 
 
-def dense(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def dense(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare a model with tables, trained in every way."""
     for tables, ways in WAYS[world.size].items():
         for how in ways:
@@ -54,7 +54,7 @@ def dense(world: process_group.World, here: torch.device) -> Iterator[tuple[str,
 
 
 def dense_architectures(
-    world: process_group.World, here: torch.device
+    world: process_group.RankGroup, here: torch.device
 ) -> Iterator[tuple[str, float]]:
     """Compare every architecture."""
     for name in registry.architectures():
@@ -72,7 +72,7 @@ def dense_architectures(
 
 
 def compared(
-    world: process_group.World,
+    world: process_group.RankGroup,
     here: torch.device,
     name: str,
     tables: str,
@@ -81,7 +81,7 @@ def compared(
     memory: int | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Compare initial values, gradients and ten steps, with passes that have no backward pass before and after them."""
-    mesh = mesh_of(world, memory=1 if tables == "whole" else memory or world.size)
+    mesh = make_mesh(world, memory=1 if tables == "whole" else memory or world.size)
     layout = "columns" if tables == "whole" else tables
     dtype, train = together.dtype_of(how), together.trained_by(how)
     model = together.started(together.MODELS[name], mesh, layout, here, dtype, dense="sharded")
@@ -96,19 +96,19 @@ def compared(
     last = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
     yield f"{label}/freed_once", held_again(model, world)
     decoded = str(first.tolist() + last.tolist())
-    yield f"{label}/decoded_alike", float(world.agree(decoded) != decoded)
+    yield f"{label}/decoded_alike", float(world.broadcast(decoded) != decoded)
 
 
-def held_again(model: nn.Module, world: process_group.World) -> float:
+def held_again(model: nn.Module, world: process_group.RankGroup) -> float:
     """Return how many numbers all ranks hold beyond one of each, of what is not a table."""
     tables = {m.weight for m in model.modules() if isinstance(m, MemoryTable)}
     dense = [p for p in model.parameters() if p not in tables]
     held = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in dense)
-    return float(sum(world.all(held)) - sum(p.numel() for p in dense))
+    return float(sum(world.all_gather_objects(held)) - sum(p.numel() for p in dense))
 
 
 def in_bf16(
-    world: process_group.World, here: torch.device, name: str
+    world: process_group.RankGroup, here: torch.device, name: str
 ) -> Iterator[tuple[str, float]]:
     """Count the gradients in which two ranks that shard differ in a bit from two that do not: each is a sum of two."""
     config = together.MODELS[name]
@@ -127,15 +127,15 @@ def in_bf16(
 
 
 def stepped(
-    config: Any, world: process_group.World, here: torch.device, dense: str, n_steps: int = 1
+    config: Any, world: process_group.RankGroup, here: torch.device, dense: str, n_steps: int = 1
 ) -> nn.Module:
     """Return a model of fp32 parameters after some steps in bf16, of the last one but the update."""
-    mesh, train = mesh_of(world, memory=1), together.TRAIN
+    mesh, train = make_mesh(world, memory=1), together.TRAIN
     model = together.started(config, mesh, "columns", here, torch.float32, dense=dense)
-    optimizer, sums = Optimizer(model, train, mesh), GradientSums(model, mesh)
+    optimizer, sums = Optimizer(model, train, mesh), GradientAllReduce(model, mesh)
     shape = together.SEQUENCES, together.SEQ_LEN + 1
     windows = torch.randint(together.VOCAB, shape, generator=torch.Generator().manual_seed(1))
-    share = world.share(len(windows))
+    share = world.local_range(len(windows))
     for step in range(n_steps):
         if step:
             optimizer.clip()
@@ -152,7 +152,7 @@ def stepped(
     return model
 
 
-def memory(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def memory(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare the most memory that a GPU holds over two steps of a model of a hundred million parameters."""
     module = registry.architecture("dense")
     config = module.Config(**module.PRESETS["134m"])

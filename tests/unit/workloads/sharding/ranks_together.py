@@ -25,16 +25,16 @@ from torch.utils.checkpoint import checkpoint
 from orchestrator.sweep import registry
 from workloads.architectures import engram, memory_plus, peer
 from workloads.distributed import process_group
-from workloads.distributed.mesh import Mesh, mesh_of
-from workloads.kernels.gathered_dot.op import row_dot
+from workloads.distributed.mesh import Mesh, make_mesh
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.memory.sparse_gradient import DeferredGradient, Hits
+from workloads.layers.memory.sparse_gradient import LookupGrad, SparseGradient
 from workloads.layers.modules.init import initialise
-from workloads.sharding.column_parallel import Columns
-from workloads.sharding.gradient_allreduce import GradientSums
-from workloads.sharding.materialise import build
-from workloads.sharding.row_parallel import Rows
-from workloads.sharding.table_shard import Shard, count_params, shards
+from workloads.sharding.column_parallel import ColumnParallelShard
+from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.sharding.materialise import materialise_model
+from workloads.sharding.row_parallel import RowParallelShard
+from workloads.sharding.table_shard import TableShard, count_params, table_shards
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.device import pick
@@ -42,9 +42,13 @@ from workloads.training.table_optimizer import RULE_OF
 from workloads.training.train import _passes, accumulate_gradients, weights
 
 Found = dict[str, float]
-LAYOUTS = {"columns": Columns, "rows": Rows}
+LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
 # In three pieces, of which some have no bag.
-READ_BY = {"columns": (Columns, 1), "columns_in_pieces": (Columns, 3), "rows": (Rows, 1)}
+READ_BY = {
+    "columns": (ColumnParallelShard, 1),
+    "columns_in_pieces": (ColumnParallelShard, 3),
+    "rows": (RowParallelShard, 1),
+}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 # n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller than it; tables of
 # fewer rows than ranks; ranks without a bag, and all of them without one; bags of one row, most of which are elsewhere.
@@ -156,7 +160,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
             ):
                 whole = to(table).requires_grad_()
                 other = to(second).requires_grad_()
-                op = weighted_bag if operation == "bag" else row_dot
+                op = weighted_bag if operation == "bag" else gathered_dot
                 if len(ids):
                     expected = op(whole, ids.to(here), other)
                     wanted = torch.autograd.grad(expected, (whole, other), to(output_grad))
@@ -175,7 +179,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                     # Not contiguous, as gradients may be.
                     strided = to(output_grad)[mine].T.contiguous().T
                     read = shard.bag if operation == "bag" else shard.products
-                    deferred = DeferredGradient()
+                    deferred = SparseGradient()
                     with mesh.even(len(set(bags)) == 1):
                         found = read(part, own_ids, own)
                         part_grad, own_grad = torch.autograd.grad(found, (part, own), strided)
@@ -198,26 +202,26 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                     bits = (found.detach(), part_grad, own_grad, later, own.grad)
                     if layout == "columns":
                         in_one_piece = bits
-                    elif kind is Columns and here.type == "cpu":
+                    elif kind is ColumnParallelShard and here.type == "cpu":
                         same = zip(bits, in_one_piece, strict=True)
                         differ = not all(torch.equal(*both) for both in same)
                         yield f"{name}/same_bits_in_one_piece", float(differ)
                     repeated = read(part, own_ids, own)
                     yield f"{name}/repeats", float(not torch.equal(repeated, found))
-                    if operation == "bag" and kind is Columns:
+                    if operation == "bag" and kind is ColumnParallelShard:
                         exact = found.detach() == expected[mine].detach()
                         if here.type == "cpu":
                             yield f"{name}/same_bits", float((~exact).sum())
     mesh.pieces = 1
 
 
-def compiled(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def compiled(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare reads in one graph, of batches that change and that the ranks never have as large as each other."""
-    mesh = mesh_of(world, memory=world.size)
+    mesh = make_mesh(world, memory=world.size)
     n_rows, width, bag_size = 23, 10, 4
     draw = torch.Generator().manual_seed(7)
     table = torch.randn(n_rows, width, generator=draw, dtype=torch.float64).to(here)
-    for layout, deferred in (("columns_in_pieces", DeferredGradient(device=here)), ("rows", None)):
+    for layout, deferred in (("columns_in_pieces", SparseGradient(device=here)), ("rows", None)):
         kind, mesh.pieces = READ_BY[layout]
         shard = kind(mesh, n_rows=n_rows, width=width)
         part = inside(table, shard).clone().requires_grad_()
@@ -230,7 +234,7 @@ def compiled(world: process_group.World, here: torch.device) -> Iterator[tuple[s
 
 
 def one_graph(
-    shard: Shard, part: Tensor, deferred: DeferredGradient | None
+    shard: TableShard, part: Tensor, deferred: SparseGradient | None
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return both operations one after the other, compiled."""
     torch._dynamo.reset()
@@ -248,15 +252,18 @@ def one_read(
     name: str,
     read: Callable[[Tensor, Tensor, Tensor], Tensor],
     part: Tensor,
-    deferred: DeferredGradient | None,
+    deferred: SparseGradient | None,
     table: Tensor,
-    shard: Shard,
+    shard: TableShard,
     bags: list[int],
     bag_size: int,
     draw: torch.Generator,
 ) -> Iterator[tuple[str, float]]:
     like = {"generator": draw, "dtype": table.dtype}
-    n_bags, mine = sum(bags), slice(0, bags[0]) if shard.mesh.memory.leads else slice(bags[0], None)
+    n_bags, mine = (
+        sum(bags),
+        slice(0, bags[0]) if shard.mesh.memory.is_main else slice(bags[0], None),
+    )
     ids = torch.randint(len(table), (n_bags, bag_size), generator=draw).to(table.device)
     shapes = ((n_bags, bag_size), (n_bags, table.shape[1]), (n_bags, bag_size))
     weights, x, grad = (torch.randn(shape, **like).to(table.device) for shape in shapes)
@@ -284,13 +291,13 @@ def one_read(
     yield f"{name}/dense_beside_deferred", float(part.grad is not None)
 
 
-def reads_elsewhere(hits: Hits, ids: Tensor, shard: Shard) -> float:
+def reads_elsewhere(hits: LookupGrad, ids: Tensor, shard: TableShard) -> float:
     """Return how many rows were read here that no bag names, or not read that one names."""
     named = {int(i) - shard.rows.start for i in ids.flatten() if int(i) in shard.rows}
     return float(len({int(i) for i in hits.ids.flatten()} ^ named))
 
 
-def left_in(hits: Hits, *, like: Tensor) -> Tensor:
+def left_in(hits: LookupGrad, *, like: Tensor) -> Tensor:
     """Return the dense gradient that deferred reads make."""
     gradient = torch.zeros_like(like)
     for i in range(hits.ids.shape[1]):
@@ -358,9 +365,9 @@ def steps_of(
     """Train ten steps; yield losses and norms, and the gradients, of every step."""
     optimizer = Optimizer(model, train, mesh)
     # Small, so that there are several, and some are complete before the pass ends.
-    sums = GradientSums(model, mesh, without=optimizer.deferred, bucket_bytes=4096)
+    sums = GradientAllReduce(model, mesh, without=optimizer.deferred, bucket_bytes=4096)
     draw = torch.Generator().manual_seed(1)
-    share = mesh.world.share(SEQUENCES)
+    share = mesh.world.local_range(SEQUENCES)
     for _ in range(10):
         windows = torch.randint(VOCAB, (SEQUENCES, SEQ_LEN + 1), generator=draw)
         losses = accumulate_gradients(
@@ -403,29 +410,31 @@ def ten_steps(
     yield f"{name}/ten_steps", furthest(model, weights(model), alone.trained)
 
 
-def some(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def some(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every read, and what there is time for of training."""
-    mesh = mesh_of(world, memory=world.size)
+    mesh = make_mesh(world, memory=world.size)
     if world.size > 1:  # alone, nothing is shared out
         yield from reads(mesh, here)
     # Somewhere in pieces.
     mesh.pieces = 2 if world.size == 3 else 1
     yield from models(mesh, here, SOME[world.size])
     if world.size == 4:
-        yield from models(mesh_of(world, memory=2), here, TWO_BY_TWO)
+        yield from models(make_mesh(world, memory=2), here, TWO_BY_TWO)
 
 
-def training(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def training(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
     """Compare every model in every way of training, on every mesh."""
     for memory in range(2, world.size + 1):
         if world.size % memory == 0:
             trained = dict.fromkeys(LAYOUTS, TRAINED)
-            yield from models(mesh_of(world, memory=memory), here, trained)
+            yield from models(make_mesh(world, memory=memory), here, trained)
 
 
-def architectures(world: process_group.World, here: torch.device) -> Iterator[tuple[str, float]]:
+def architectures(
+    world: process_group.RankGroup, here: torch.device
+) -> Iterator[tuple[str, float]]:
     """Compare every architecture that has tables."""
-    mesh = mesh_of(world, memory=world.size)
+    mesh = make_mesh(world, memory=world.size)
     for name in registry.architectures():
         module = registry.architecture(name)
         config = module.Config(**module.PRESETS["d8"])
@@ -446,9 +455,9 @@ def started(
     dense: str = "replicated",
 ) -> nn.Module:
     make = partial(config.build, VOCAB)
-    model = build(make, mesh, layout=layout, here=here, dense=dense).to(dtype)
+    model = materialise_model(make, mesh, layout=layout, here=here, dense=dense).to(dtype)
     initialise(model, 3)
-    model.observing = False
+    model.recording_usage = False
     return model.train()
 
 
@@ -463,7 +472,7 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def furthest(model: nn.Module, found: dict[str, Tensor], *wanted: dict[str, Tensor]) -> float:
     """Return the largest distance of a tensor from the nearer of those wanted."""
-    parts = shards(model)
+    parts = table_shards(model)
     return max(
         min(
             apart(
@@ -480,7 +489,7 @@ def furthest(model: nn.Module, found: dict[str, Tensor], *wanted: dict[str, Tens
 
 def differing(model: nn.Module, wanted: dict[str, Tensor]) -> float:
     """Return how many tensors differ in a bit."""
-    parts = shards(model)
+    parts = table_shards(model)
     return float(
         sum(
             not torch.equal(whole(tensor), inside(wanted[name], parts.get(name)))
@@ -494,7 +503,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def inside(whole: Tensor, shard: Columns | Rows | None) -> Tensor:
+def inside(whole: Tensor, shard: ColumnParallelShard | RowParallelShard | None) -> Tensor:
     if shard is None:
         return whole
     rows, columns = shard.rows, shard.columns

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from workloads.checkpoint import checkpoint
 from workloads.checkpoint.state_split import local_shards, merge_state, split_state
 from workloads.distributed import process_group
-from workloads.distributed.local_part import StandIns
-from workloads.distributed.process_group import World
+from workloads.distributed.local_part import LocalParameters
+from workloads.distributed.process_group import RankGroup
 from workloads.training.train import put_weights, weights
 
 N_ROWS, WIDTH = 100, 500
@@ -54,10 +54,10 @@ def imports_without_pieces(folder: Path) -> list[str]:
 def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
     """Save tables of every shape, by every layout and number of ranks; of four, also two by two."""
     with joined(rank, 4, meeting) as world:
-        worlds = {1: World(), 4: world}
+        worlds = {1: RankGroup(), 4: world}
         for size in (2, 3):
             group = dist.new_group(list(range(size)))
-            worlds[size] = World(rank=rank, size=size, group=group)
+            worlds[size] = RankGroup(rank=rank, size=size, group=group)
         upper = dist.new_group([2, 3])
         for n_rows, width in SHAPES:
             state = state_of(n_rows, width)
@@ -75,7 +75,7 @@ def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
                 checkpoint.save(path, 3, alike, pieces=pieces, world=world)
                 if rank >= 2:
                     path = folder / f"{layout}-upper-{n_rows}-{width}"
-                    own = World(rank=rank - 2, size=2, group=upper)
+                    own = RankGroup(rank=rank - 2, size=2, group=upper)
                     checkpoint.save(path, 3, alike, pieces=pieces, world=own)
         # Two steps, for whoever tears the second.
         for step in (1, 2):
@@ -84,7 +84,7 @@ def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
     return {}
 
 
-def save(folder: Path, step: int, world: World, *, last: bool = False) -> None:
+def save(folder: Path, step: int, world: RankGroup, *, last: bool = False) -> None:
     """Save a table that is full of `step`."""
     _, shards, own = seen_by(state_of(N_ROWS, WIDTH), "rows", world.rank, world.size)
     own["weights"]["table.weight"].fill_(step)
@@ -95,7 +95,7 @@ def save(folder: Path, step: int, world: World, *, last: bool = False) -> None:
         checkpoint.save(folder, step, alike, pieces=pieces, world=world)
 
 
-def joined(rank: int, size: int, meeting: Path) -> contextlib.AbstractContextManager[World]:
+def joined(rank: int, size: int, meeting: Path) -> contextlib.AbstractContextManager[RankGroup]:
     return process_group.join(
         rank=rank, size=size, device=torch.device("cpu"), rendezvous=meeting / "meet"
     )
@@ -116,7 +116,7 @@ def two(folder: Path, spoil: dict[int, Callable[[], Any]], *, last: bool = False
         end: dict[str, Any] | None = None
         with joined(number, 2, ends) as world:
             try:
-                world.wait()  # else one may be gone before the other has found it
+                world.barrier()  # else one may be gone before the other has found it
                 with spoil.get(number, contextlib.nullcontext)():
                     save(folder, 3, world, last=last)
             except Exception as error:
@@ -290,7 +290,7 @@ class Trained:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.names = [name for name, _ in model.named_parameters()]
-        self._own = StandIns(model.parameters())
+        self._own = LocalParameters(model.parameters())
         self.optimizer = torch.optim.AdamW(
             map(self._own.of, model.parameters()), lr=0.1, fused=True
         )
@@ -345,7 +345,7 @@ def fully_sharded(size: int) -> Trained:
     return Trained(trained)
 
 
-def trained_and_saved(folder: Path, trained: Trained, world: World) -> int:
+def trained_and_saved(folder: Path, trained: Trained, world: RankGroup) -> int:
     """Save after the second step of three; return how many tensors were saved in pieces."""
     trained.steps(2)
     state = {"weights": weights(trained.model), "optimizer": trained.optimizer.state_dict()}
@@ -354,7 +354,7 @@ def trained_and_saved(folder: Path, trained: Trained, world: World) -> int:
     whole = {"loaded": trained.whole()}
     trained.steps(1)
     whole["went_on"] = trained.whole()
-    if world.leads:
+    if world.is_main:
         torch.save(whole, folder / "whole.pt")
     return len(pieces)
 
@@ -362,7 +362,7 @@ def trained_and_saved(folder: Path, trained: Trained, world: World) -> int:
 def two_fsdp_ranks(folder: Path, rank: int, meeting: Path) -> dict[str, float]:
     with joined(rank, 2, meeting) as world:
         n_pieces = trained_and_saved(folder, fully_sharded(2), world)
-        world.wait()
+        world.barrier()
         return {"pieces": n_pieces, **gone_on(folder, fully_sharded(2))}
 
 
@@ -419,7 +419,7 @@ if __name__ == "__main__":
         "last": kills(folder / "kills", before, victim=0, last=True, act=named - 1),
     }
     of, alone = folder / "dtensors", folder / "no-dtensors"
-    assert not trained_and_saved(alone, Trained(model()), World())
+    assert not trained_and_saved(alone, Trained(model()), RankGroup())
     found["dtensors"] = {
         "2": forked(2, partial(two_fsdp_ranks, of)),
         "3": forked(3, partial(three_fsdp_ranks, of, alone)),

@@ -8,7 +8,7 @@ from torch.nn import functional
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.sharding import autocast_recompute
-from workloads.sharding.autocast_recompute import recast_in_backward
+from workloads.sharding.autocast_recompute import recompute_autocast_copies
 
 WIDTH = 16
 
@@ -51,7 +51,7 @@ def passes(model, between=lambda: None):
 def test_gradients_have_the_bits_of_kept_copies(layers):
     wanted = passes(layers)
     for layer in layers:
-        recast_in_backward(layer)
+        recompute_autocast_copies(layer)
 
     found = passes(layers)
 
@@ -62,7 +62,7 @@ def test_weights_are_read_again_in_the_backward_pass(layers):
     """What is gathered again may lie in the same place as before; without copies, other values give other gradients."""
     wanted = passes(layers)
     for layer in layers:
-        recast_in_backward(layer)
+        recompute_autocast_copies(layer)
 
     def change():
         for layer in layers:
@@ -83,7 +83,7 @@ def test_of_weights_in_another_type_only_a_part_of_one_is_kept(layers, monkeypat
     monkeypatch.setattr(
         autocast_recompute, "kept", lambda saved: kept.append(original(saved)) or kept[-1]
     )
-    recast_in_backward(layers[0])
+    recompute_autocast_copies(layers[0])
     passes(layers)
 
     # The plain weight is used twice; of the stack, all of it once and one of its matrices once.
@@ -94,7 +94,7 @@ def test_of_weights_in_another_type_only_a_part_of_one_is_kept(layers, monkeypat
 
 def test_a_block_that_fails_leaves_others_as_they_were(layers):
     wanted = passes(layers[1:])
-    recast_in_backward(layers[0])
+    recompute_autocast_copies(layers[0])
     with pytest.raises(RuntimeError):
         layers[0](torch.ones(3, WIDTH + 1))
 

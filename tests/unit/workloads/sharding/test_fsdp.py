@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from workloads.checkpoint import checkpoint
 from workloads.checkpoint.state_split import merge_state
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import CommunicationError, World
-from workloads.layers.memory.table import Borrowed, MemoryTable
+from workloads.distributed.process_group import CommunicationError, RankGroup
+from workloads.layers.memory.table import MemoryTable, ModuleRef
 from workloads.sharding import fsdp_collectives
 from workloads.sharding.fsdp import _grouped, cut_along, shard_dense
 from workloads.sharding.fsdp_collectives import Gather, Scatter
-from workloads.sharding.materialise import build
+from workloads.sharding.materialise import materialise_model
 
 ROOT = Path(__file__).parents[4]
 FOLDER = Path(__file__).parent
@@ -205,8 +205,8 @@ class Blocks(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(5))
         self.layers[0].table = MemoryTable(3, 2)
-        self.layers[2].borrowed = Borrowed(self.layers[1][0])
-        self.layers[2].read = Borrowed(self.layers[0].table)
+        self.layers[2].borrowed = ModuleRef(self.layers[1][0])
+        self.layers[2].read = ModuleRef(self.layers[0].table)
         self.layers[4][0].weight = self.layers[3][0].weight
 
 
@@ -238,14 +238,14 @@ def test_ranks_that_share_a_gpu_are_told_what_to_change(monkeypatch):
     monkeypatch.setattr("torch.distributed.get_backend", lambda group: "gloo")
 
     with pytest.raises(ValueError, match="sharded needs a GPU for each rank, these share one; set"):
-        shard_dense(torch.nn.Linear(1, 1), World(size=2), here=torch.device("cuda"), without=[])
+        shard_dense(torch.nn.Linear(1, 1), RankGroup(size=2), here=torch.device("cuda"), without=[])
 
 
 def test_other_words_for_how_dense_parameters_are_held_are_refused():
     with pytest.raises(
         ValueError, match="dense_parameters must be replicated or sharded, got 'zero3'"
     ):
-        build(
+        materialise_model(
             lambda: torch.nn.Linear(1, 1),
             Mesh(),
             layout="columns",

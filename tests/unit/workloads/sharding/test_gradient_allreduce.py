@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.sharding import gradient_allreduce
-from workloads.sharding.gradient_allreduce import GradientSums
+from workloads.sharding.gradient_allreduce import GradientAllReduce
 
 KIB = 1024
 WIDTH = 16
@@ -24,7 +24,7 @@ WIDTH = 16
 @pytest.fixture(scope="module")
 def mesh():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield Mesh(world=World(rank=0, size=2))
+    yield Mesh(world=RankGroup(rank=0, size=2))
     dist.destroy_process_group()
 
 
@@ -73,7 +73,7 @@ def passes(model, sums, sent, n=1):
 
 def test_messages_start_while_the_pass_goes_on_and_sums_are_right(mesh, sent):
     model = Layers([1, 1, 1, 1], used=[0, 1, 2, 3])
-    sums = GradientSums(model, mesh, bucket_bytes=2 * KIB)
+    sums = GradientAllReduce(model, mesh, bucket_bytes=2 * KIB)
 
     wanted = passes(model, sums, sent)
 
@@ -85,7 +85,7 @@ def test_messages_start_while_the_pass_goes_on_and_sums_are_right(mesh, sent):
 
 def test_the_second_step_sends_in_the_order_in_which_the_first_was_ready(mesh, sent):
     model = Layers([1, 2, 3, 4], used=[3, 0, 2, 1])
-    sums = GradientSums(model, mesh, bucket_bytes=1)
+    sums = GradientAllReduce(model, mesh, bucket_bytes=1)
 
     passes(model, sums, sent)
     first = sent[:]
@@ -99,7 +99,7 @@ def test_the_second_step_sends_in_the_order_in_which_the_first_was_ready(mesh, s
 
 def test_only_the_last_of_several_passes_sends(mesh, sent):
     model = Layers([1, 1], used=[0, 1])
-    sums = GradientSums(model, mesh, bucket_bytes=1)
+    sums = GradientAllReduce(model, mesh, bucket_bytes=1)
 
     wanted = passes(model, sums, sent, n=3)
 
@@ -111,7 +111,7 @@ def test_only_the_last_of_several_passes_sends(mesh, sent):
 
 def test_a_parameter_without_a_gradient_sends_nothing_and_keeps_none(mesh, sent):
     model = Layers([1, 2, 3], used=[0, 2])
-    sums = GradientSums(model, mesh, bucket_bytes=1)
+    sums = GradientAllReduce(model, mesh, bucket_bytes=1)
 
     for _ in range(2):
         sent.clear()
@@ -124,7 +124,7 @@ def test_a_parameter_without_a_gradient_sends_nothing_and_keeps_none(mesh, sent)
 
 def test_what_never_gets_a_gradient_keeps_nobody_waiting(mesh, sent):
     model = Layers([1, 2], used=[0])
-    sums = GradientSums(model, mesh, without={model.layers[1].weight}, bucket_bytes=4 * KIB)
+    sums = GradientAllReduce(model, mesh, without={model.layers[1].weight}, bucket_bytes=4 * KIB)
 
     passes(model, sums, sent)
 
@@ -134,7 +134,7 @@ def test_what_never_gets_a_gradient_keeps_nobody_waiting(mesh, sent):
 def test_gradients_that_are_views_of_others_are_summed_too(mesh):
     weight = nn.Parameter(torch.ones(4, 3))
     model = nn.ParameterList([weight])
-    sums = GradientSums(model, mesh)
+    sums = GradientAllReduce(model, mesh)
     sums.start()
     weight.grad = torch.arange(12.0).view(3, 4).T
     sums.finish()
@@ -150,7 +150,7 @@ def test_gradients_that_are_views_of_others_are_summed_too(mesh):
 def test_every_parameter_is_in_one_bucket_of_its_type(sizes, bucket_bytes):
     parameters = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in sizes]
 
-    buckets = gradient_allreduce._deal(World(size=2), parameters, bucket_bytes)
+    buckets = gradient_allreduce._deal(RankGroup(size=2), parameters, bucket_bytes)
 
     dealt = [id(p) for bucket in buckets for p in bucket.parameters]
     assert sorted(dealt) == sorted(map(id, parameters))
@@ -162,7 +162,7 @@ def test_every_parameter_is_in_one_bucket_of_its_type(sizes, bucket_bytes):
 
 def test_one_rank_hangs_no_hooks(sent):
     model = Layers([1], used=[0])
-    sums = GradientSums(model, Mesh())
+    sums = GradientAllReduce(model, Mesh())
 
     passes(model, sums, sent)
 

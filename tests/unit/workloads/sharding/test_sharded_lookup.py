@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.sharding import sharded_lookup
-from workloads.sharding.table_route import Route
+from workloads.sharding.table_route import TableRoute
 
 IDS = torch.tensor([[0, 1], [2, 2], [1, 0], [3, 1]])
 
 
-class Alone(Route):
+class Alone(TableRoute):
     """A route from one rank to itself, in pieces, that logs what starts and what arrives."""
 
     def __init__(self, log: list[str], bags: slice, number: str = "", n_pieces: int = 1) -> None:
         self._log, self._number, self._n_pieces = log, number, n_pieces
         self.bags, self._ids = bags, IDS[bags]
 
-    def pieces(self) -> Sequence[Route]:
+    def pieces(self) -> Sequence[TableRoute]:
         if self._n_pieces == 1:
             return [self]
         size = len(IDS) // self._n_pieces
@@ -72,7 +72,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return acting
 
-    for name in ("weighted_bag", "row_dot", "sorted_reads"):
+    for name in ("weighted_bag", "gathered_dot", "sorted_reads"):
         word = "sort" if name == "sorted_reads" else "compute"
         monkeypatch.setattr(sharded_lookup, name, logged(getattr(sharded_lookup, name), word))
     return seen
@@ -125,7 +125,7 @@ def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
 @pytest.mark.parametrize("operation", ["weighted_sums", "products"])
 def test_a_backward_pass_that_leaves_the_tables_gradient_has_pieces_too(log, operation):
     part, second = part_and_second(operation)
-    deferred = DeferredGradient()
+    deferred = SparseGradient()
     output = getattr(sharded_lookup, operation)(
         part, second, Alone(log, slice(0, 4), n_pieces=2), deferred
     )

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads.distributed.mesh import Mesh
-from workloads.layers.memory.sparse_gradient import DeferredGradient
-from workloads.sharding.column_parallel import Columns
-from workloads.sharding.row_parallel import Rows
+from workloads.layers.memory.sparse_gradient import SparseGradient
+from workloads.sharding.column_parallel import ColumnParallelShard
+from workloads.sharding.row_parallel import RowParallelShard
 from workloads.sharding.sharded_lookup_ops import shared_read, shared_read_backward
-from workloads.sharding.table_shard import Shard
+from workloads.sharding.table_shard import TableShard
 
 ROWS, WIDTH, BAGS, BAG_SIZE = 7, 5, 4, 3
-KINDS = pytest.mark.parametrize("kind", [Columns, Rows])
+KINDS = pytest.mark.parametrize("kind", [ColumnParallelShard, RowParallelShard])
 OPERATIONS = pytest.mark.parametrize("operation", ["weighted_sums", "products"])
 
 
@@ -36,7 +36,7 @@ def tensors(operation: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(
-    shard: Shard, operation: str, deferred: DeferredGradient | None
+    shard: TableShard, operation: str, deferred: SparseGradient | None
 ) -> tuple[Tensor, list[Tensor], tuple[object, ...]]:
     """Return an output's gradient, what a forward pass keeps, and the backward pass's arguments with them."""
     table, ids, second = tensors(operation)
@@ -55,10 +55,10 @@ def backward(
 @pytest.mark.parametrize(
     ("kind", "operation", "deferred"),
     [
-        (Columns, "weighted_sums", DeferredGradient()),
-        (Columns, "products", None),
-        (Rows, "weighted_sums", None),
-        (Rows, "products", DeferredGradient()),
+        (ColumnParallelShard, "weighted_sums", SparseGradient()),
+        (ColumnParallelShard, "products", None),
+        (RowParallelShard, "weighted_sums", None),
+        (RowParallelShard, "products", SparseGradient()),
     ],
 )
 def test_torch_finds_the_operations_as_they_are_declared(kind, operation, deferred):
@@ -75,7 +75,7 @@ def test_torch_finds_the_operations_as_they_are_declared(kind, operation, deferr
 @KINDS
 @OPERATIONS
 def test_what_is_left_is_no_buffer_of_the_graph(kind, operation):
-    deferred = DeferredGradient()
+    deferred = SparseGradient()
     # The operation finds it by name, so somebody must hold it.
     shard = kind(Mesh(), n_rows=ROWS, width=WIDTH)
     grad, kept, arguments = backward(shard, operation, deferred)

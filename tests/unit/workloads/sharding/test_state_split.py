@@ -18,15 +18,15 @@ from torch import Tensor
 from workloads.checkpoint import checkpoint
 from workloads.checkpoint.state_split import merge_state
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
-from workloads.sharding.column_parallel import Columns
-from workloads.sharding.row_parallel import Rows
+from workloads.distributed.process_group import RankGroup
+from workloads.sharding.column_parallel import ColumnParallelShard
+from workloads.sharding.row_parallel import RowParallelShard
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("trial_in_stages.py")
 TOGETHER = Path(__file__).with_name("saved_together.py")
 SHAPES = [(1, 1), (4, 10), (7, 17)]
-LAYOUTS = {"columns": Columns, "rows": Rows}
+LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
 NAMES = ["norm", "table.weight"]
 saved_once = pytest.mark.xdist_group("saved_together")
 trained_once = pytest.mark.xdist_group("saved")
@@ -50,7 +50,7 @@ def state_of(n_rows: int, width: int) -> dict[str, Any]:
 def seen_by(state: dict[str, Any], layout: str, rank: int, size: int) -> tuple[Mesh, Any, Any]:
     """Return a rank's mesh, its shards, and its own view of a state."""
     n_rows, width = state["weights"]["table.weight"].shape
-    mesh = Mesh(memory=World(rank=rank, size=size))
+    mesh = Mesh(memory=RankGroup(rank=rank, size=size))
     if size == 1:
         return mesh, {}, state
     shard = LAYOUTS[layout](mesh, n_rows=n_rows, width=width)

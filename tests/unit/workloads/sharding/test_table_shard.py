@@ -6,13 +6,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.architectures import dense, memory_plus
-from workloads.distributed.mesh import Mesh, mesh_of
-from workloads.distributed.process_group import World
+from workloads.distributed.mesh import Mesh, make_mesh
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise, write_normal_part
-from workloads.sharding.column_parallel import ALIGNED, Columns, ColumnsRoute, columns_of_each
-from workloads.sharding.materialise import build
-from workloads.sharding.row_parallel import Rows, skew
-from workloads.sharding.table_shard import count_params, shards
+from workloads.sharding.column_parallel import (
+    ALIGNED,
+    ColumnParallelRoute,
+    ColumnParallelShard,
+    columns_of_each,
+)
+from workloads.sharding.materialise import materialise_model
+from workloads.sharding.row_parallel import RowParallelShard, skew
+from workloads.sharding.table_shard import count_params, table_shards
 
 BACKBONE = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
 MEMORY = memory_plus.Config(**BACKBONE, n_keys=12, knn=4, value_dim=24, memory_layers=(0, 1))
@@ -20,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def second_of_three() -> Mesh:
-    return Mesh(memory=World(rank=1, size=3))
+    return Mesh(memory=RankGroup(rank=1, size=3))
 
 
 @given(width=st.integers(1, 300), n_ranks=st.integers(1, 9))
@@ -43,8 +48,8 @@ def test_columns_are_complete_and_even_and_rows_of_a_part_aligned_where_they_can
 def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
     bags, n_pieces, bag_size
 ):
-    route = ColumnsRoute(
-        World(rank=1, size=3),
+    route = ColumnParallelRoute(
+        RankGroup(rank=1, size=3),
         torch.zeros(bags[1], bag_size, dtype=torch.int32),
         bags=bags,
         columns=columns_of_each(8, 3),
@@ -59,7 +64,7 @@ def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
     assert torch.equal(route.join(cut), whole)
     of_ranks = torch.split(whole, bags)
     for number, piece in enumerate(cut):
-        shares = [World(rank=number, size=n_pieces).share(n) for n in bags]
+        shares = [RankGroup(rank=number, size=n_pieces).local_range(n) for n in bags]
         expected = [
             int(x)
             for of, share in zip(of_ranks, shares, strict=True)
@@ -72,7 +77,7 @@ def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
 def test_a_read_has_the_pieces_that_were_asked_for_but_no_more_than_bags(asked, found):
     mesh = second_of_three()
     mesh.pieces = asked
-    shard = Columns(mesh, n_rows=5, width=16)
+    shard = ColumnParallelShard(mesh, n_rows=5, width=16)
 
     with mesh.even():
         route = shard.route(torch.zeros(4, 2, dtype=torch.int64))
@@ -132,11 +137,13 @@ class Largest(TorchDispatchMode):
 def test_no_rank_ever_holds_a_whole_table(monkeypatch, layout):
     monkeypatch.setitem(write_normal_part.__kwdefaults__, "drawn_at_once", 16 * 24)
     with Largest() as seen:
-        model = build(lambda: MEMORY.build(20), second_of_three(), layout=layout, here=CPU)
+        model = materialise_model(
+            lambda: MEMORY.build(20), second_of_three(), layout=layout, here=CPU
+        )
         initialise(model, 0)
 
     assert 144 * 24 / 3 <= seen.numbers < 144 * 24 / 2
-    (name,) = shards(model)
+    (name,) = table_shards(model)
     assert name == "memory_table.weight"
     assert model.get_parameter(name).shape == ((144, 8) if layout == "columns" else (48, 24))
     assert count_params(model) == MEMORY.param_count(20).total
@@ -144,35 +151,37 @@ def test_no_rank_ever_holds_a_whole_table(monkeypatch, layout):
 
 
 def test_a_model_without_tables_is_shared_by_nobody():
-    model = build(
+    model = materialise_model(
         lambda: dense.Config(**BACKBONE).build(20), second_of_three(), layout="rows", here=CPU
     )
 
-    assert not shards(model)
+    assert not table_shards(model)
 
 
 def test_alone_a_table_is_whole_and_another_layout_is_refused():
-    assert not shards(build(lambda: MEMORY.build(20), Mesh(), layout="columns", here=CPU))
+    assert not table_shards(
+        materialise_model(lambda: MEMORY.build(20), Mesh(), layout="columns", here=CPU)
+    )
     with pytest.raises(ValueError, match="memory_layout must be one of columns, rows, got 'tiles'"):
-        build(lambda: MEMORY.build(20), second_of_three(), layout="tiles", here=CPU)
+        materialise_model(lambda: MEMORY.build(20), second_of_three(), layout="tiles", here=CPU)
 
 
 def test_ranks_that_cannot_be_grouped_are_refused():
     with pytest.raises(
         ValueError, match=r"must divide the number of ranks \(6\), got 4; the nearest is 3"
     ):
-        mesh_of(World(size=6), memory=4)
+        make_mesh(RankGroup(size=6), memory=4)
     with pytest.raises(ValueError, match="got 0; the nearest is 1"):
-        mesh_of(World(size=6), memory=0)
+        make_mesh(RankGroup(size=6), memory=0)
 
 
 def test_a_shared_out_memory_reports_how_unevenly_its_ranks_read():
-    model = build(lambda: MEMORY.build(20), second_of_three(), layout="rows", here=CPU)
+    model = materialise_model(lambda: MEMORY.build(20), second_of_three(), layout="rows", here=CPU)
     initialise(model, 0)
     layer = model.get_submodule("layers.0.feed_forward")
     assert isinstance(layer, nn.Module)
-    shard = shards(model)["memory_table.weight"]
-    assert isinstance(shard, Rows)
+    shard = table_shards(model)["memory_table.weight"]
+    assert isinstance(shard, RowParallelShard)
 
     layer.usage.record(torch.tensor([[0, 1], [50, 143]]), torch.ones(2, 2))
 

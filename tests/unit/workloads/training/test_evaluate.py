@@ -9,7 +9,7 @@ from torch import nn
 
 from workloads.architectures import dense
 from workloads.data.corpus import ProbeSet
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
 from workloads.training import evaluate as module
 from workloads.training.evaluate import evaluate, stored_bits
@@ -50,7 +50,7 @@ def measure(model: nn.Module, corpus: Corpus, **changes: object) -> dict[str, fl
     return evaluate(
         model,
         corpus,
-        **{"seq_len": 4, "total_params": 1000, "world": World(), "device": CPU, **changes},
+        **{"seq_len": 4, "total_params": 1000, "world": RankGroup(), "device": CPU, **changes},
     )
 
 

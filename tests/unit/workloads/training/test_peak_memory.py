@@ -12,22 +12,22 @@ from orchestrator.sweep import registry
 from workloads.architectures import dense, memory_plus
 from workloads.distributed.collectives import Arrival
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
-from workloads.layers.memory.sparse_gradient import Hits
+from workloads.distributed.process_group import RankGroup
+from workloads.layers.memory.sparse_gradient import LookupGrad
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding import column_parallel, row_parallel
-from workloads.sharding.materialise import share_out
-from workloads.sharding.table_route import Route
+from workloads.sharding.materialise import shard_tables
+from workloads.sharding.table_route import TableRoute
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.peak_memory import SORTED_READ_BYTES, TrainingMemory, training_memory
 from workloads.training.train import accumulate_gradients
 
 VOCAB_SIZE, SEQ_LEN, SEQUENCES = 37, 8, 4
-ROUTES: dict[Any, type[Route]] = {
-    column_parallel: column_parallel.ColumnsRoute,
-    row_parallel: row_parallel.RowsRoute,
+ROUTES: dict[Any, type[TableRoute]] = {
+    column_parallel: column_parallel.ColumnParallelRoute,
+    row_parallel: row_parallel.RowParallelRoute,
 }
 BATCH_TOKENS = SEQUENCES * SEQ_LEN
 
@@ -68,7 +68,7 @@ CONFIG = memory_plus.Config(
 def _initialised() -> nn.Module:
     model: nn.Module = CONFIG.build(VOCAB_SIZE)
     initialise(model, 0)
-    model.observing = False
+    model.recording_usage = False
     return model
 
 
@@ -88,8 +88,10 @@ def _held(config: Any, train: TrainConfig) -> dict[str, int]:
     optimizer = Optimizer(model, train)
     windows = torch.randint(VOCAB_SIZE, (SEQUENCES, SEQ_LEN + 1))
     accumulate_gradients(model, windows, batch_tokens=BATCH_TOKENS, rows=2, autocast=nullcontext)
-    deferred = [table.deferred for table in _tables(model) if table.deferred is not None]
-    reads = [hits for each in deferred for hits in each._hits]
+    deferred = [
+        table.sparse_gradient for table in _tables(model) if table.sparse_gradient is not None
+    ]
+    reads = [hits for each in deferred for hits in each._grads]
     held = {
         "gradients": sum(p.grad.nbytes for p in model.parameters() if p.grad is not None),
         "own_reads": sum(t.nbytes for hits in reads for t in vars(hits).values()),
@@ -184,7 +186,7 @@ def test_of_shared_tables_it_counts_the_largest_part(name, memory_ranks, layout)
     held = []
     for rank in range(memory_ranks):
         model = _meta(config)
-        share_out(model, Mesh(memory=World(rank=rank, size=memory_ranks)), layout=layout)
+        shard_tables(model, Mesh(memory=RankGroup(rank=rank, size=memory_ranks)), layout=layout)
         held.append(sum(p.nbytes for p in model.parameters()))
 
     estimate = _estimate(
@@ -199,25 +201,25 @@ def test_of_shared_tables_it_counts_the_largest_part(name, memory_ranks, layout)
 def _kept_by_one_of(memory_ranks: int, layout: str, bytes_kept: Any, monkeypatch: Any) -> int:
     """Return what a rank's forward pass keeps, other ranks bringing the same bags and no sums."""
 
-    def gather(world: World, x: Tensor) -> Arrival:
+    def gather(world: RankGroup, x: Tensor) -> Arrival:
         return lambda: x.repeat(world.size, 1)
 
-    def exchange(world: World, x: Tensor, *, sent: list[int], received: list[int]) -> Arrival:
+    def exchange(world: RankGroup, x: Tensor, *, sent: list[int], received: list[int]) -> Arrival:
         # Others send here what is sent from here to here.
         if received == [sent[0]] * world.size:
             return lambda: x[: sent[0]].repeat(world.size)
         return lambda: x.new_zeros(sum(received))
 
-    routes: list[Route] = []
+    routes: list[TableRoute] = []
     for module, route in ROUTES.items():
         monkeypatch.setattr(module, "gather", gather)
         monkeypatch.setattr(module, "exchange", exchange)
         monkeypatch.setattr(module, route.__name__, partial(_noted, route, routes))
-    mesh = Mesh(memory=World(rank=0, size=memory_ranks))
+    mesh = Mesh(memory=RankGroup(rank=0, size=memory_ranks))
     model = CONFIG.build(VOCAB_SIZE)
-    share_out(model, mesh, layout=layout)
+    shard_tables(model, mesh, layout=layout)
     initialise(model, 0)
-    model.observing = False
+    model.recording_usage = False
     tokens = torch.randint(VOCAB_SIZE, (64, SEQ_LEN), generator=torch.Generator().manual_seed(0))
     with mesh.even():
         kept: int = bytes_kept(model, tokens, "fp32")
@@ -227,7 +229,9 @@ def _kept_by_one_of(memory_ranks: int, layout: str, bytes_kept: Any, monkeypatch
     return kept + sum(x.nbytes for x in tensors)
 
 
-def _noted(kind: type[Route], routes: list[Route], *args: Any, **kwargs: Any) -> Route:
+def _noted(
+    kind: type[TableRoute], routes: list[TableRoute], *args: Any, **kwargs: Any
+) -> TableRoute:
     route = kind(*args, **kwargs)
     routes.append(route)
     return route
@@ -310,12 +314,12 @@ def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads(opt
 def test_deferred_reads_of_a_part_are_those_of_the_ranks_that_share_the_table(memory_ranks):
     train = _train(table_optimizer="sgd")
     model = _initialised()
-    mesh = Mesh(memory=World(rank=0, size=memory_ranks))
-    share_out(model, mesh, layout="columns")
+    mesh = Mesh(memory=RankGroup(rank=0, size=memory_ranks))
+    shard_tables(model, mesh, layout="columns")
     table = next(m for m in model.modules() if isinstance(m, MemoryTable))
     # What `sharding/sharded_lookup.py` leaves of two layers' reads: ids and weights of all ranks, gradients of this one's columns.
     n_bags, bag_size = memory_ranks * train.batch_tokens // 4, CONFIG.memory.lookup.rows_read
-    hits = Hits(
+    hits = LookupGrad(
         ids=torch.zeros(n_bags, bag_size, dtype=torch.int32),
         weights=torch.zeros(n_bags, bag_size),
         x=torch.zeros(n_bags, table.weight.shape[1]),

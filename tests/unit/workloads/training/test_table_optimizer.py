@@ -15,7 +15,7 @@ from workloads.checkpoint import checkpoint
 from workloads.checkpoint.state_split import local_shards, merge_state, split_state
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.kernels.table_update.op import row_sums
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
@@ -23,7 +23,7 @@ from workloads.layers.memory import host_offload
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.linear import Linear
-from workloads.sharding.materialise import share_out
+from workloads.sharding.materialise import shard_tables
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.reporter import Interrupted
@@ -124,8 +124,8 @@ def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, gr
     for step in range(1, 11):
         assert torch.equal(table.weight, split(exact)[0])
         accumulate_gradients(model, windows(step), batch_tokens=64, rows=3, autocast=nullcontext)
-        hits = table.deferred.take()
-        table.deferred._hits = [hits]
+        hits = table.sparse_gradient.take()
+        table.sparse_gradient._grads = [hits]
         norm = optimizer.clip()["value_grad_norm"]
         optimizer.step(0.01)
         rule = Rule(
@@ -162,9 +162,9 @@ class Joined(SavedTensor):
 def seen_by(whole: dict, layout: str, rank: int, size: int, saved: dict) -> tuple[dict, dict]:
     """Return what a rank has of a saved state after loading it, by what it would save: what all have, and its pieces."""
     model = shared_by_three(torch.float32)
-    mesh = Mesh(memory=World(rank=rank, size=size))
+    mesh = Mesh(memory=RankGroup(rank=rank, size=size))
     if size > 1:
-        share_out(model, mesh, layout=layout)
+        shard_tables(model, mesh, layout=layout)
     optimizer = Optimizer(model, MASTER, mesh)
     state = merge_state(whole, saved, local_shards(model), optimizer.names)
     put_weights(model, state["weights"])
@@ -208,7 +208,7 @@ def test_rows_are_decayed_only_when_they_are_read(name):
     before = table.weight.detach().clone()
     accumulate_gradients(model, windows(0), batch_tokens=64, rows=4, autocast=nullcontext)
     read = torch.zeros(len(before), dtype=torch.bool)
-    for hits in table.deferred._hits:
+    for hits in table.sparse_gradient._grads:
         read[hits.ids.flatten().long()] = True
 
     optimizer.clip()
@@ -320,8 +320,8 @@ def test_moments_in_a_byte_are_for_rules_with_a_first_moment(name, moments, mess
 
 def test_moments_in_a_byte_need_whole_tables():
     """Until a checkpoint can share out scales."""
-    model, mesh = shared_by_three(torch.float32), Mesh(memory=World(rank=0, size=2))
-    share_out(model, mesh, layout="rows")
+    model, mesh = shared_by_three(torch.float32), Mesh(memory=RankGroup(rank=0, size=2))
+    shard_tables(model, mesh, layout="rows")
 
     with pytest.raises(ValueError, match="int8 needs whole tables.*set memory_ranks to 1"):
         Optimizer(model, config(table_optimizer="lazy_adamw", table_moments="int8"), mesh)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.sweep import registry
 from workloads.architectures import dense
 from workloads.checkpoint import checkpoint
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
 from workloads.training.adamw import Optimizer
 from workloads.training.lr_schedule import evaluation_steps
@@ -468,10 +468,10 @@ def test_every_rank_makes_as_many_passes(data):
     size, rows = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     sequences = data.draw(st.integers(size, 100))
 
-    passes = _passes(sequences, world=World(size=size), rows=rows)
+    passes = _passes(sequences, world=RankGroup(size=size), rows=rows)
 
     for rank in range(size):
-        share = World(rank=rank, size=size).share(sequences)
+        share = RankGroup(rank=rank, size=size).local_range(sequences)
         parts = [len(part) for part in np.array_split(share, passes)]
         assert min(parts) >= 1
         assert max(parts) <= (2 if rows == 1 and sequences % size else rows)
@@ -589,7 +589,7 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path):
 
 
 def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):
-    from workloads.distributed.process_group import World
+    from workloads.distributed.process_group import RankGroup
     from workloads.training.config import TrainConfig
 
     config = TrainConfig(tokens=32, batch_tokens=32, seq_len=16, lr=0.1)
@@ -599,7 +599,7 @@ def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):
             config,
             job_in(tmp_path),
             step=1,
-            world=World(rank=0, size=3),
+            world=RankGroup(rank=0, size=3),
             here=torch.device("cpu"),
         )
 

@@ -18,8 +18,8 @@ def _layer(shape: HashShape = SHAPE, *, std: float = 1.0) -> HashMemory:
     return layer
 
 
-def _context(*, observe: bool = False) -> Context:
-    return Context(tokens=torch.zeros(2, 4, dtype=torch.long), observe=observe)
+def _context(*, record_usage: bool = False) -> Context:
+    return Context(tokens=torch.zeros(2, 4, dtype=torch.long), record_usage=record_usage)
 
 
 def _input(width: int) -> Tensor:
@@ -58,7 +58,7 @@ def test_only_rows_that_were_read_get_a_gradient():
 def test_training_and_evaluation_are_the_same():
     layer, x = _layer(), _input(6)
 
-    assert torch.equal(layer.train()(x, _context(observe=True)), layer.eval()(x, _context()))
+    assert torch.equal(layer.train()(x, _context(record_usage=True)), layer.eval()(x, _context()))
 
 
 def test_tables_count_by_themselves():
@@ -84,7 +84,7 @@ def test_records_its_use_where_asked():
     layer(x, _context())
     assert layer.usage.report() == {}
 
-    layer(x, _context(observe=True))
+    layer(x, _context(record_usage=True))
 
     assert layer.usage.reads.sum().item() == 2 * 4 * 3
     assert layer.usage.reads.view(3, 4).sum(dim=1).tolist() == [8, 8, 8]

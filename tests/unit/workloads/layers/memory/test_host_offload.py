@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from workloads.distributed.mesh import Mesh
-from workloads.distributed.process_group import World
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.memory import host_offload
 from workloads.layers.memory.host_offload import fetch_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
-from workloads.sharding.materialise import Place, build
+from workloads.sharding.materialise import Place, materialise_model
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.table_optimizer import READ_AS, RULE_OF
@@ -31,7 +31,7 @@ VOCAB = 61
 def model_of(architecture: str, place: Place) -> nn.Module:
     module = import_module(f"workloads.architectures.{architecture}")
     make = partial(module.Config(**module.PRESETS["d8"]).build, VOCAB)
-    model = build(make, Mesh(), layout="columns", here=CPU, place=place)
+    model = materialise_model(make, Mesh(), layout="columns", here=CPU, place=place)
     initialise(model, 0)
     return model
 
@@ -158,9 +158,11 @@ def test_what_does_not_work_is_refused():
     ):
         Optimizer(model, config())
     with pytest.raises(ValueError, match="holds whole tables, got memory_ranks 2"):
-        build(nn.Module, Mesh(memory=World(size=2)), layout="columns", here=CPU, place="host")
+        materialise_model(
+            nn.Module, Mesh(memory=RankGroup(size=2)), layout="columns", here=CPU, place="host"
+        )
     with pytest.raises(ValueError, match="memory_tables must be device or host, got 'disk'"):
-        build(nn.Module, Mesh(), layout="columns", here=CPU, place="disk")
+        materialise_model(nn.Module, Mesh(), layout="columns", here=CPU, place="disk")
     table = MemoryTable(5, 3)
     table.shard = object()
     with pytest.raises(ValueError, match="shared out over ranks; set memory_ranks to 1"):

@@ -88,13 +88,13 @@ def test_a_layer_adds_the_norm_of_its_gated_slice():
     gate = PerLayerGate(SHAPE, inputs, layer=1, norm_eps=EPS).double()
     initialise(gate, 0)
     x = embedded.flip(0)
-    context.left[LEFT] = inputs(embedded, tokens, context)
+    context.shared[LEFT] = inputs(embedded, tokens, context)
 
     found = gate(x, context)
 
     for b, s in [(0, 0), (1, 3)]:
         gated = functional.gelu(gate.gate.weight @ x[b, s], approximate="tanh")
-        mine = gate.output.weight @ (gated * context.left[LEFT][b, s, 1])
+        mine = gate.output.weight @ (gated * context.shared[LEFT][b, s, 1])
         torch.testing.assert_close(found[b, s], _rms_norm(mine, gate.norm.gain))
 
 
@@ -134,7 +134,7 @@ def test_gradients_by_finite_differences():
     initialise(gate, 0)
 
     def output(embedded: Tensor) -> Tensor:
-        context.left[LEFT] = inputs(embedded, tokens, context)
+        context.shared[LEFT] = inputs(embedded, tokens, context)
         added: Tensor = gate(embedded, context)
         return added
 

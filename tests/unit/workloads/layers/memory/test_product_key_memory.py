@@ -125,5 +125,5 @@ def test_what_is_observed_is_recorded_and_nothing_else():
     memory(x, CONTEXT)
     assert memory.usage.report() == {}
 
-    memory(x, dataclasses.replace(CONTEXT, observe=True))
+    memory(x, dataclasses.replace(CONTEXT, record_usage=True))
     assert {"usage", "kl", "effective_rows"} <= memory.usage.report().keys()

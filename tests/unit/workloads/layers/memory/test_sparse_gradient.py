@@ -38,8 +38,8 @@ class ThreeReaders(nn.Module):
 
 
 def sum_of(model: ThreeReaders) -> Tensor:
-    assert model.table.deferred is not None
-    hits = model.table.deferred.take()
+    assert model.table.sparse_gradient is not None
+    hits = model.table.sparse_gradient.take()
     assert hits is not None
     return table_gradient(ROWS, hits.ids, hits.weights, hits.x)
 
@@ -52,7 +52,7 @@ def inputs() -> list[Tensor]:
 @pytest.mark.parametrize("checkpointed", [None, False, True])
 def test_layers_and_micro_batches_add_up_to_the_dense_gradient(checkpointed):
     dense, deferred = ThreeReaders(), ThreeReaders(checkpointed=checkpointed)
-    deferred.table.defer()
+    deferred.table.defer_gradient()
     expected, found = inputs(), inputs()
     for a, b in zip(expected, found, strict=True):
         dense(a).backward()
@@ -63,12 +63,12 @@ def test_layers_and_micro_batches_add_up_to_the_dense_gradient(checkpointed):
     torch.testing.assert_close(deferred.scale.grad, dense.scale.grad)
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b.grad, a.grad)
-    assert deferred.table.deferred.take() is None
+    assert deferred.table.sparse_gradient.take() is None
 
 
 def test_a_graph_run_backward_twice_counts_twice():
     dense, deferred = ThreeReaders(), ThreeReaders()
-    deferred.table.defer()
+    deferred.table.defer_gradient()
     for model in (dense, deferred):
         loss = model(inputs()[0])
         loss.backward(retain_graph=True)
@@ -79,31 +79,31 @@ def test_a_graph_run_backward_twice_counts_twice():
 
 def test_nothing_is_left_without_gradients_for_a_frozen_table_or_after_clear():
     model = ThreeReaders()
-    model.table.defer()
+    model.table.defer_gradient()
     with torch.no_grad():
         model(inputs()[0])
-    assert model.table.deferred.take() is None
+    assert model.table.sparse_gradient.take() is None
 
     model.table.weight.requires_grad_(False)
     model(inputs()[0]).backward()
     assert model.scale.grad is not None
-    assert model.table.deferred.take() is None
+    assert model.table.sparse_gradient.take() is None
 
     model.table.weight.requires_grad_(True)
     model(inputs()[0]).backward()
-    model.table.deferred.clear()
-    assert model.table.deferred.take() is None
+    model.table.sparse_gradient.clear()
+    assert model.table.sparse_gradient.take() is None
 
 
 def test_weights_that_want_no_gradient_leave_the_table_its():
     table = MemoryTable(ROWS, WIDTH)
-    table.defer()
+    table.defer_gradient()
     with torch.no_grad():
         table.weight.fill_(1.0)
 
     table(torch.tensor([[2, 2]]), torch.tensor([[1.0, 3.0]])).sum().backward()
 
-    hits = table.deferred.take()
+    hits = table.sparse_gradient.take()
     found = table_gradient(ROWS, hits.ids, hits.weights, hits.x.contiguous())
     assert found[2].tolist() == [4.0] * WIDTH
     assert found.sum() == 4.0 * WIDTH
@@ -111,7 +111,7 @@ def test_weights_that_want_no_gradient_leave_the_table_its():
 
 def test_gradients_of_gradients_are_refused():
     model = ThreeReaders()
-    model.table.defer()
+    model.table.defer_gradient()
     (gradient,) = torch.autograd.grad(model(inputs()[0]), [model.scale], create_graph=True)
 
     with pytest.raises(RuntimeError, match="once_differentiable"):
@@ -120,7 +120,7 @@ def test_gradients_of_gradients_are_refused():
 
 def test_a_table_changed_before_its_backward_pass_is_noticed():
     model = ThreeReaders()
-    model.table.defer()
+    model.table.defer_gradient()
     loss = model(inputs()[0])
     with torch.no_grad():
         model.table.weight.add_(1.0)
@@ -131,14 +131,14 @@ def test_a_table_changed_before_its_backward_pass_is_noticed():
 
 def test_bags_of_different_sizes_add_up_and_read_no_other_row():
     table = MemoryTable(ROWS, WIDTH)
-    table.defer()
+    table.defer_gradient()
     with torch.no_grad():
         table.weight.fill_(1.0)
     for size in (1, 3, 0):
         ids = torch.arange(3 * size).view(3, size) % 4 + 1
         table(ids, torch.ones(3, size)).sum().backward()
 
-    hits = table.deferred.take()
+    hits = table.sparse_gradient.take()
 
     found = table_gradient(ROWS, hits.ids, hits.weights, hits.x.contiguous())
     # Row 1 + i % 4 for i below 3, and for i below 9.

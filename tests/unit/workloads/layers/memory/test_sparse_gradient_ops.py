@@ -14,7 +14,7 @@ from workloads.kernels.weighted_bag.reference import table_gradient
 from workloads.layers.memory import sparse_gradient_ops
 from workloads.layers.memory.handle_registry import named
 from workloads.layers.memory.host_offload import fetch_rows
-from workloads.layers.memory.sparse_gradient import DeferredGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 
 ROWS, WIDTH, BAGS = 6, 4, 5
@@ -55,8 +55,8 @@ def _called(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def left_by(table: MemoryTable) -> Tensor:
-    assert table.deferred is not None
-    hits = table.deferred.take()
+    assert table.sparse_gradient is not None
+    hits = table.sparse_gradient.take()
     assert hits is not None
     return table_gradient(ROWS, hits.ids, hits.weights, hits.x)
 
@@ -81,14 +81,14 @@ def check_against_a_dense_gradient(model: Reader, run: Callable[[Tensor], Tensor
     assert model.table.weight.grad is None
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b.grad, a.grad)
-    assert model.table.deferred is not None
-    assert model.table.deferred.take() is None
+    assert model.table.sparse_gradient is not None
+    assert model.table.sparse_gradient.take() is None
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_every_read_of_every_micro_batch_is_left(checkpointed):
     model = Reader(checkpointed=checkpointed)
-    model.table.defer()
+    model.table.defer_gradient()
 
     check_against_a_dense_gradient(model, in_one_graph(model))
 
@@ -97,21 +97,21 @@ def test_every_read_of_every_micro_batch_is_left(checkpointed):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of what Inductor imports
 def test_every_read_is_left_where_buffers_are_reused():
     model = Reader()
-    model.table.defer()
+    model.table.defer_gradient()
 
     check_against_a_dense_gradient(model, in_one_graph(model, "inductor"))
 
 
 def test_rows_that_are_fetched_are_read_in_one_graph():
     model = Reader()
-    model.table.deferred = DeferredGradient(partial(fetch_rows, direct_reads=0))
+    model.table.sparse_gradient = SparseGradient(partial(fetch_rows, direct_reads=0))
 
     check_against_a_dense_gradient(model, in_one_graph(model))
 
 
 def test_a_graph_run_backward_twice_counts_twice():
     dense, model = Reader(), Reader()
-    model.table.defer()
+    model.table.defer_gradient()
     with torch._functorch.config.patch(donated_buffer=False):  # torch refuses otherwise
         for loss in (dense(inputs()[0]), in_one_graph(model)(inputs()[0])):
             loss.backward(retain_graph=True)
@@ -122,24 +122,24 @@ def test_a_graph_run_backward_twice_counts_twice():
 
 def test_nothing_is_left_without_gradients_or_of_a_frozen_table():
     model = Reader()
-    model.table.defer()
-    assert model.table.deferred is not None
+    model.table.defer_gradient()
+    assert model.table.sparse_gradient is not None
     run = in_one_graph(model)
     with torch.no_grad():
         run(inputs()[0])
-    assert model.table.deferred.take() is None
+    assert model.table.sparse_gradient.take() is None
 
     model.table.weight.requires_grad_(False)
     x = inputs()[0]
     run(x).backward()
 
     assert x.grad is not None
-    assert model.table.deferred.take() is None
+    assert model.table.sparse_gradient.take() is None
 
 
 def test_a_table_changed_before_its_backward_pass_is_noticed():
     model = Reader()
-    model.table.defer()
+    model.table.defer_gradient()
     loss = in_one_graph(model)(inputs()[0])
     with torch.no_grad():
         model.table.weight.add_(1.0)
@@ -148,7 +148,7 @@ def test_a_table_changed_before_its_backward_pass_is_noticed():
         loss.backward()
 
 
-def arguments(kind: str, gradient: DeferredGradient) -> tuple[Tensor, ...]:
+def arguments(kind: str, gradient: SparseGradient) -> tuple[Tensor, ...]:
     draw = torch.Generator().manual_seed(2)
     table = torch.randn(ROWS, WIDTH, generator=draw, requires_grad=True)
     ids = torch.randint(ROWS, (BAGS, 2), generator=draw)
@@ -159,7 +159,7 @@ def arguments(kind: str, gradient: DeferredGradient) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("kind", ["bag", "products"])
 def test_torch_finds_the_operations_as_they_are_declared(kind):
-    gradient = DeferredGradient()
+    gradient = SparseGradient()
     operation = getattr(sparse_gradient_ops, kind)
 
     torch.library.opcheck(operation, arguments(kind, gradient))
@@ -167,7 +167,7 @@ def test_torch_finds_the_operations_as_they_are_declared(kind):
     *tensors, _, name, n_rows = arguments(kind, gradient)
     *tensors, anchor = (each.detach() for each in (*tensors, gradient.anchor))
     grad = torch.ones_like(operation(*tensors, anchor, name, n_rows))
-    backward = {"bag": "weighted_bag", "products": "row_dot"}[kind]
+    backward = {"bag": "weighted_bag", "products": "gathered_dot"}[kind]
     backward = getattr(torch.ops.memscale, f"deferred_{backward}_backward")
     for leaves, needs_third in ((True, True), (False, True), (True, False)):
         torch.library.opcheck(
@@ -178,7 +178,7 @@ def test_torch_finds_the_operations_as_they_are_declared(kind):
 
 @pytest.mark.parametrize("kind", ["bag", "products"])
 def test_what_is_left_is_no_buffer_of_the_graph(kind):
-    gradient = DeferredGradient()
+    gradient = SparseGradient()
     *tensors, anchor, name, n_rows = arguments(kind, gradient)
     rows, places, ids, third = (each.detach().clone() for each in tensors)
     # Of the type that is kept, which a conversion would not copy.
@@ -186,7 +186,7 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind):
     grad = torch.ones(BAGS, WIDTH if kind == "bag" else 2)
     kept = (ids, third, grad) if kind == "bag" else (ids, grad, third)
     expected = [each.clone() for each in kept]
-    backward = {"bag": "weighted_bag", "products": "row_dot"}[kind]
+    backward = {"bag": "weighted_bag", "products": "gathered_dot"}[kind]
     backward = getattr(torch.ops.memscale, f"deferred_{backward}_backward")
 
     backward(grad, rows, places, ids, third, anchor.detach(), name, n_rows, False, 0)
@@ -200,13 +200,13 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind):
 
 
 def test_a_copy_answers_to_a_name_of_its_own():
-    gradient = DeferredGradient()
+    gradient = SparseGradient()
 
     for other in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient))):
-        assert named(DeferredGradient, other.name) is other
-    assert named(DeferredGradient, gradient.name) is gradient
+        assert named(SparseGradient, other.name) is other
+    assert named(SparseGradient, gradient.name) is gradient
 
     name = gradient.name
     del gradient
     with pytest.raises(LookupError, match=f"a compiled graph reads {name}"):
-        named(DeferredGradient, name)
+        named(SparseGradient, name)

@@ -225,7 +225,7 @@ def test_usage_is_what_was_routed():
     p = (x @ layer.router.weight.T).softmax(-1).flatten(0, 1)
     taken = p.T.topk(2).indices
 
-    layer(x, _context(x, observe=True))
+    layer(x, _context(x, record_usage=True))
     report = layer.usage.report()
 
     assert report["dropped_share"] == (14 - len(set(taken.flatten().tolist()))) / 14
@@ -238,7 +238,7 @@ def test_token_choice_drops_nothing_and_reports_the_load():
     p = (x @ layer.router.weight.T).softmax(-1).flatten(0, 1)
     load = p.topk(2).indices.flatten().bincount(minlength=5)
 
-    layer(x, _context(x, observe=True))
+    layer(x, _context(x, record_usage=True))
     layer(x, _context(x))
     report = layer.usage.report()
 

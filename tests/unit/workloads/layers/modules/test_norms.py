@@ -154,7 +154,7 @@ rank, folder, fields = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
 windows = torch.randint(11, (5, 9), generator=torch.Generator().manual_seed(0))
 found = {}
 with ranks.join(rank=rank, size=2, device=torch.device("cpu"), rendezvous=folder / "meet") as world:
-    share = world.share(5)
+    share = world.local_range(5)
     for rows in (5, 1):
         model = memory.Config(**fields).build(11).double()
         initialise(model, 0)
@@ -163,7 +163,7 @@ with ranks.join(rank=rank, size=2, device=torch.device("cpu"), rendezvous=folder
             passes=_passes(5, world=world, rows=rows), autocast=nullcontext,
         )
         gradients = {name: p.grad for name, p in model.named_parameters()}
-        world.sum_([losses["loss"], *gradients.values()])
+        world.all_reduce_sum([losses["loss"], *gradients.values()])
         running = {name: b for name, b in model.named_buffers() if "running" in name}
         found[rows] = {**gradients, **running, "loss": losses["loss"]}
 torch.save(found, folder / f"{rank}.pt")
