@@ -27,7 +27,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from ranks_together import forked
-from test_saved import LAYOUTS, NAMES, SHAPES, seen_by, state_of
+from test_state_split import LAYOUTS, NAMES, SHAPES, seen_by, state_of
 from torch import Tensor, nn
 
 from workloads.checkpoint import checkpoint
