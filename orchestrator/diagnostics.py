@@ -22,7 +22,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 GIB = 1024**3
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -35,13 +35,13 @@ class Check:
     """One line of the report."""
 
     name: str
-    verdict: Verdict
+    verdict: Severity
     found: str
     fix: str = ""
     """What to do; empty when nothing is to be done."""
 
 
-def examine(runs: Path, *, port: int = 5000) -> Iterator[Check]:
+def run_checks(runs: Path, *, port: int = 5000) -> Iterator[Check]:
     """Yield one check after another, the quick ones first. Never raises: a check that breaks is a failed check.
 
     Args:
@@ -71,7 +71,7 @@ def examine(runs: Path, *, port: int = 5000) -> Iterator[Check]:
         except Exception as error:
             yield Check(
                 name=name,
-                verdict=Verdict.FAIL,
+                verdict=Severity.FAIL,
                 found=f"{type(error).__name__}: {error}",
                 fix="see the message",
             )
@@ -80,9 +80,9 @@ def examine(runs: Path, *, port: int = 5000) -> Iterator[Check]:
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     if (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return Check(name="python", verdict=Verdict.OK, found=version)
+        return Check(name="python", verdict=Severity.OK, found=version)
     return Check(
-        name="python", verdict=Verdict.FAIL, found=version, fix="use Python 3.11, 3.12 or 3.13"
+        name="python", verdict=Severity.FAIL, found=version, fix="use Python 3.11, 3.12 or 3.13"
     )
 
 
@@ -90,7 +90,7 @@ def _cores() -> Check:
     usable = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return Check(name="cores", verdict=Verdict.OK, found=f"{usable} usable")
+    return Check(name="cores", verdict=Severity.OK, found=f"{usable} usable")
 
 
 def _memory() -> Check:
@@ -99,11 +99,11 @@ def _memory() -> Check:
     if memory.available < 2 * GIB:
         return Check(
             name="memory",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=found,
             fix="Ray and two small trials need about 2 GiB; close something",
         )
-    return Check(name="memory", verdict=Verdict.OK, found=found)
+    return Check(name="memory", verdict=Severity.OK, found=found)
 
 
 def _disk(runs: Path) -> Check:
@@ -113,18 +113,18 @@ def _disk(runs: Path) -> Check:
     if free < GIB:
         return Check(
             name="disk",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found=found,
             fix="free some space, or pass --runs with a folder on another disk",
         )
     if free < 10 * GIB:
         return Check(
             name="disk",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=found,
             fix="checkpoints of larger models will not fit",
         )
-    return Check(name="disk", verdict=Verdict.OK, found=found)
+    return Check(name="disk", verdict=Severity.OK, found=found)
 
 
 def _runs_folder(runs: Path) -> Check:
@@ -132,11 +132,11 @@ def _runs_folder(runs: Path) -> Check:
     if not os.access(folder, os.W_OK):
         return Check(
             name="runs folder",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found=f"{folder} is not writable",
             fix="pass --runs with a folder of yours",
         )
-    return Check(name="runs folder", verdict=Verdict.OK, found=str(runs))
+    return Check(name="runs folder", verdict=Severity.OK, found=str(runs))
 
 
 def _sqlite(runs: Path) -> Check:
@@ -144,13 +144,13 @@ def _sqlite(runs: Path) -> Check:
     if kind in NETWORK_FILE_SYSTEMS:
         return Check(
             name="sqlite",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=f"{runs} is on {kind}",
             fix="SQLite corrupts on network file systems; pass --tracking-uri with an MLflow server or a local sqlite:/// file",
         )
     return Check(
         name="sqlite",
-        verdict=Verdict.OK,
+        verdict=Severity.OK,
         found=f"SQLite {sqlite3.sqlite_version} on {kind or 'local disk'}",
     )
 
@@ -160,11 +160,11 @@ def _temp_folder() -> Check:
     if len(folder) > SOCKET_PATH_LIMIT - 60:
         return Check(
             name="temp folder",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found=f"{folder} is {len(folder)} characters long",
             fix="Ray's sockets will not fit; set TMPDIR=/tmp",
         )
-    return Check(name="temp folder", verdict=Verdict.OK, found=folder)
+    return Check(name="temp folder", verdict=Severity.OK, found=folder)
 
 
 def _shared_memory() -> Check:
@@ -172,7 +172,7 @@ def _shared_memory() -> Check:
     if not shm.is_dir():
         return Check(
             name="shared memory",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found="no /dev/shm",
             fix="Ray will use the temp folder; slower",
         )
@@ -181,11 +181,11 @@ def _shared_memory() -> Check:
     if total < 0.25 * GIB:
         return Check(
             name="shared memory",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=found,
             fix="in a container: docker run --shm-size=1g",
         )
-    return Check(name="shared memory", verdict=Verdict.OK, found=found)
+    return Check(name="shared memory", verdict=Severity.OK, found=found)
 
 
 def _open_files() -> Check:
@@ -194,15 +194,15 @@ def _open_files() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
         return Check(
-            name="open files", verdict=Verdict.WARN, found=str(soft), fix="run: ulimit -n 4096"
+            name="open files", verdict=Severity.WARN, found=str(soft), fix="run: ulimit -n 4096"
         )
-    return Check(name="open files", verdict=Verdict.OK, found=str(soft))
+    return Check(name="open files", verdict=Severity.OK, found=str(soft))
 
 
 def _loopback() -> Check:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-    return Check(name="loopback", verdict=Verdict.OK, found="127.0.0.1 accepts sockets")
+    return Check(name="loopback", verdict=Severity.OK, found="127.0.0.1 accepts sockets")
 
 
 def _port(port: int) -> Check:
@@ -210,11 +210,11 @@ def _port(port: int) -> Check:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             return Check(
                 name="ui port",
-                verdict=Verdict.WARN,
+                verdict=Severity.WARN,
                 found=f"{port} is taken",
                 fix="`memscale ui` will take the next free port, or pass --port",
             )
-    return Check(name="ui port", verdict=Verdict.OK, found=f"{port} is free")
+    return Check(name="ui port", verdict=Severity.OK, found=f"{port} is free")
 
 
 def _ray() -> Check:
@@ -222,14 +222,14 @@ def _ray() -> Check:
     if version is None:
         return Check(
             name="ray",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found="not installed",
             fix="pip install 'memscale[ray]', or submit with --launcher process",
         )
     if _older(version, (2, 60)):
         return Check(
             name="ray",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=version,
             fix="2.60 or later cleans up process groups by itself: pip install 'ray>=2.60'",
         )
@@ -239,7 +239,7 @@ def _ray() -> Check:
         if not others
         else f"{version}; {others} other Ray node(s) on this machine are left alone"
     )
-    return Check(name="ray", verdict=Verdict.OK, found=found)
+    return Check(name="ray", verdict=Severity.OK, found=found)
 
 
 def _mlflow() -> Check:
@@ -248,16 +248,16 @@ def _mlflow() -> Check:
         skinny = _version("mlflow-skinny")
         found = f"only mlflow-skinny {skinny}: no database store" if skinny else "not installed"
         return Check(
-            name="mlflow", verdict=Verdict.FAIL, found=found, fix="pip install 'memscale[mlflow]'"
+            name="mlflow", verdict=Severity.FAIL, found=found, fix="pip install 'memscale[mlflow]'"
         )
     if _older(version, (3, 13)):
         return Check(
             name="mlflow",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found=version,
             fix="pip install 'mlflow>=3.13,<3.18'",
         )
-    return Check(name="mlflow", verdict=Verdict.OK, found=version)
+    return Check(name="mlflow", verdict=Severity.OK, found=version)
 
 
 def _torch() -> Check:
@@ -265,18 +265,18 @@ def _torch() -> Check:
     if version is None:
         return Check(
             name="torch",
-            verdict=Verdict.FAIL,
+            verdict=Severity.FAIL,
             found="not installed",
             fix="pip install 'torch>=2.11,<2.14'",
         )
     if _older(version, (2, 11)):
         return Check(
             name="torch",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             found=version,
             fix="tested with 2.11 to 2.13: pip install 'torch>=2.11,<2.14'",
         )
-    return Check(name="torch", verdict=Verdict.OK, found=version)
+    return Check(name="torch", verdict=Severity.OK, found=version)
 
 
 def _gpus() -> Check:
@@ -288,14 +288,14 @@ def _gpus() -> Check:
         if driver:
             return Check(
                 name="gpus",
-                verdict=Verdict.WARN,
+                verdict=Severity.WARN,
                 found="a driver, but torch sees no GPU",
                 fix="install a torch build with CUDA; see `nvidia-smi`",
             )
-        return Check(name="gpus", verdict=Verdict.OK, found="none; trials train on CPU")
+        return Check(name="gpus", verdict=Severity.OK, found="none; trials train on CPU")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
-    return Check(name="gpus", verdict=Verdict.OK, found=f"{len(names)} × {names[0]} ({bf16})")
+    return Check(name="gpus", verdict=Severity.OK, found=f"{len(names)} × {names[0]} ({bf16})")
 
 
 def _version(distribution: str) -> str | None:

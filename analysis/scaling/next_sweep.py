@@ -241,7 +241,7 @@ def _unfit(spec: Any, families: Families, table: pd.DataFrame) -> str | None:
 def _hours(trial: Any) -> float:
     gpus = trial.spec.resources.gpus
     devices = float(gpus) if isinstance(gpus, int | float) and gpus > 0 else 1.0
-    return max(float(trial.forecast.seconds) * float(trial.remaining) * devices / 3600, 1e-9)
+    return max(float(trial.runtime.seconds) * float(trial.remaining) * devices / 3600, 1e-9)
 
 
 def _name(spec: Any) -> str:

@@ -112,7 +112,7 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
                 raise
             runs = kwargs.get("runs")
             place = runs if isinstance(runs, Path) else Path.cwd()
-            typer.echo(storage_errors.what_fails(error, place), err=True)
+            typer.echo(storage_errors.failing_message(error, place), err=True)
             raise typer.Exit(storage_errors.EXIT_CODE) from None
         except ExperimentError as error:
             typer.echo(str(error), err=True)
@@ -128,7 +128,7 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
     from orchestrator.records.trial_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
-    with told_on_stderr("orchestrator.sweep.matching.step_time"):
+    with log_to_stderr("orchestrator.sweep.matching.step_time"):
         sweep = load_sweep(sweep_files)
     priced = planning.make_plan(
         sweep,
@@ -141,7 +141,7 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
 
 
 @contextmanager
-def told_on_stderr(logger_name: str) -> Iterator[None]:
+def log_to_stderr(logger_name: str) -> Iterator[None]:
     """Show what a part of the program logs: timing steps takes minutes, and standard output may be JSON."""
     import logging
 
@@ -178,8 +178,8 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
     from orchestrator.records.errors import StoreError
     from orchestrator.records.trial_dir import sweep_dir
 
-    disk = sweep_dir(runs, name)
-    if not (disk.path / "trials").is_dir():
+    sweep = sweep_dir(runs, name)
+    if not (sweep.path / "trials").is_dir():
         if not runs.is_dir():
             raise StoreError(
                 f"sweep {name!r}: there is no folder {runs}; say where the sweeps are with --runs or MEMSCALE_RUNS"
@@ -189,7 +189,7 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
             f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
         )
         raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
-    return disk
+    return sweep
 
 
 def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":

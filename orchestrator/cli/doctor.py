@@ -16,13 +16,13 @@ def doctor(
 ) -> None:
     """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
     from orchestrator.cli.render import results
-    from orchestrator.diagnostics import Verdict, examine
+    from orchestrator.diagnostics import Severity, run_checks
 
     console = console_here()
     checks = []
-    for check in examine(runs, port=port):
+    for check in run_checks(runs, port=port):
         checks.append(check)
         console.print(results.doctor_table([check]))
-    failed = sum(check.verdict is Verdict.FAIL for check in checks)
+    failed = sum(check.verdict is Severity.FAIL for check in checks)
     console.print(f"{failed} of {len(checks)} checks failed." if failed else "Ready.")
     raise typer.Exit(1 if failed else 0)

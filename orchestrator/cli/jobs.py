@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,14 +16,11 @@ from orchestrator.cli.app import (
     reports_errors,
 )
 
-if TYPE_CHECKING:
-    pass
-
 
 @app.command(epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch")
 @reports_errors
 def status(
-    sweep: SweepName,
+    name: SweepName,
     runs: Runs = Path("runs"),
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
@@ -33,12 +30,12 @@ def status(
     from orchestrator.cli.render import progress
     from orchestrator.control.status import status_from_disk
 
-    disk = find_sweep(runs, sweep)
+    sweep = find_sweep(runs, name)
     console = console_here()
     if watch:
-        progress.watch(disk, console)
+        progress.watch(sweep, console)
     else:
-        console.print(progress.status_table(status_from_disk(disk)))
+        console.print(progress.status_table(status_from_disk(sweep)))
 
 
 @app.command(
@@ -72,20 +69,20 @@ SomeTrials = Annotated[
 )
 @reports_errors
 def cancel(
-    sweep: SweepName,
+    name: SweepName,
     trials: SomeTrials = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
     from orchestrator.submit import submission
 
-    disk = find_sweep(runs, sweep)
-    chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
-    asked = submission.cancel(disk, chosen, whole_sweep=not trials)
+    sweep = find_sweep(runs, name)
+    chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
+    asked = submission.cancel(sweep, chosen, whole_sweep=not trials)
     typer.echo(
-        f"Asked {len(asked)} unfinished trial{'s' * (len(asked) != 1)} of {sweep} to stop."
+        f"Asked {len(asked)} unfinished trial{'s' * (len(asked) != 1)} of {name} to stop."
         if asked
-        else f"Nothing of {sweep} is unfinished."
+        else f"Nothing of {name} is unfinished."
     )
 
 
@@ -94,7 +91,7 @@ def cancel(
 )
 @reports_errors
 def retry(
-    sweep: SweepName,
+    name: SweepName,
     trials: SomeTrials = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -104,10 +101,12 @@ def retry(
 
     from orchestrator.control import retry_requests
 
-    disk = find_sweep(runs, sweep)
-    chosen = [find_trial(runs, t, sweep=disk) for t in trials] if trials else disk.trials()
-    worked_on = retry_requests.controlled_trial_ids(disk, disk.submissions())
-    asked = retry_requests.plan_retry(disk, chosen, worked_on=worked_on, whole_sweep=not trials)
+    sweep = find_sweep(runs, name)
+    chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
+    worked_on = retry_requests.controlled_trial_ids(sweep, sweep.submissions())
+    asked = retry_requests.plan_retry(sweep, chosen, worked_on=worked_on, whole_sweep=not trials)
     who = f"memscale retry, pid {os.getpid()}"
-    retry_requests.write_requests(disk, asked.after, by=who, at=time.time(), whole_sweep=not trials)
-    typer.echo(f"{sweep}: {retry_requests.describe_result(asked, worked_on=worked_on)}.")
+    retry_requests.write_requests(
+        sweep, asked.after, by=who, at=time.time(), whole_sweep=not trials
+    )
+    typer.echo(f"{name}: {retry_requests.describe_result(asked, worked_on=worked_on)}.")

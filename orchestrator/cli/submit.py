@@ -128,7 +128,7 @@ def submit(
                 "is among the sweeps of one Ray cluster: add --address, or leave it out",
                 param_hint=name,
             )
-    request_slurm = slurm_options.asked(
+    request_slurm = slurm_options.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
     if request_slurm is not None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.launchers.slurm.options import Request
 
 
-def asked(
+def parse_request(
     backend: str | None,
     nodes: str | None,
     partition: str | None,

@@ -191,7 +191,7 @@ def signal_name(number: int) -> str:
 
 def _message(error: Mapping[str, Any] | None, outcome: Outcome, folder: Path) -> str:
     if error is None and outcome is Outcome.STORAGE:
-        return f"{storage_errors.fails_at(folder)}, and took no record of it; {storage_errors.what_helps(folder)}"
+        return f"{storage_errors.failing_summary(folder)}, and took no record of it; {storage_errors.failing_advice(folder)}"
     if error is None and outcome is Outcome.DISK_FULL:
         return "the disk took no more, not even the record of what did not fit"
     if error is None:

@@ -40,12 +40,12 @@ from orchestrator.control.trial_state import (
     why_next,
 )
 from orchestrator.records import storage_errors, units
-from orchestrator.records.circuit_breaker import Outage
+from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import HEARTBEAT_S, ControllerLease
+from orchestrator.records.locks import HEARTBEAT_S, ControllerLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
-from orchestrator.records.status_cache import KnownStatuses, result_ns
+from orchestrator.records.status_cache import StatusCache, result_ns
 from orchestrator.records.trial_dir import (
     WRITTEN_BY_OTHERS,
     AttemptDir,
@@ -86,7 +86,7 @@ class Controller:
         cache: Path,
         predicted_s: Mapping[str, float] | None = None,
         job: str = TRAIN,
-        lease: ControllerLease | None = None,
+        lock: ControllerLock | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -100,7 +100,7 @@ class Controller:
             cache: Folder of prepared data, shared by all trials.
             predicted_s: Predicted seconds of whole trials. Longer ones start first.
             job: What ranks run; see `orchestrator.node.worker`.
-            lease: The right to run these trials; default: to run the whole sweep.
+            lock: The right to run these trials; default: to run the whole sweep.
             clock: Seconds since 1970.
             sleep: Waits between two looks.
         """
@@ -114,7 +114,7 @@ class Controller:
         self._job = job
         self._clock = clock
         self._sleep = sleep
-        self._lease = lease or ControllerLease(sweep, submission=submission, clock=clock)
+        self._lock = lock or ControllerLock(sweep, submission=submission, clock=clock)
         self._trials: dict[str, ManagedTrial] = {}
         """Those that are not finished, or have just become so."""
         self._nodes: Sequence[Node] = ()
@@ -125,7 +125,7 @@ class Controller:
         """Attempts that ended and are not dealt with yet: their folders could not be read."""
         self._unwritten: dict[Path, dict[str, Any]] = {}
         """Ends of attempts that the disk did not take yet."""
-        self._outage = Outage(sweep.path, clock=clock)
+        self._breaker = CircuitBreaker(sweep.path, clock=clock)
         self._seen: SweepStatus | None = None
         """The status as last read."""
         self._kept: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ class Controller:
         self._looked_at = 0.0
         self._frozen: dict[str, TrialStatus] = {}
         """Statuses of finished trials, which do not change any more."""
-        self._known = KnownStatuses(sweep)
+        self._status_cache = StatusCache(sweep)
 
     def stop(self, why: Outcome = Outcome.INTERRUPTED) -> None:
         """Ask running trials to checkpoint and leave; the second call ends them at once. Safe in a signal handler.
@@ -165,12 +165,12 @@ class Controller:
             BusyError: If another controller runs this sweep, or took it over while the storage did not answer.
             ExperimentError: If the launcher cannot start.
         """
-        self._lease.acquire()
+        self._lock.acquire()
         try:
             node_exclusion.readmit_all(self._sweep)
             remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
             self._read()
-            self._known.begin(spec_fields(trial.spec) for trial in self._trials.values())
+            self._status_cache.reset(spec_fields(trial.spec) for trial in self._trials.values())
             open_attempts = self._open_attempts()
             if open_attempts or self._waiting():
                 self._tell(on_update)
@@ -195,26 +195,26 @@ class Controller:
                     LOG.error("%s: not written, since the disk is full or fails", path)
                 try:
                     status = self._look()
-                    self._known.flush()
-                    self._lease.beat(self._heartbeat(status))
+                    self._status_cache.flush()
+                    self._lock.heartbeat(self._heartbeat(status))
                 finally:
-                    self._lease.release()
+                    self._lock.release()
         status = replace(status, controller_alive=False, stopping=False, time_left_s=None)
-        with self._outage.endured():
+        with self._breaker.guarded():
             on_update(status)
         return status
 
     def _loop(self, on_update: Callable[[SweepStatus], None]) -> None:
         changed = True
         while True:
-            with self._outage.endured():
+            with self._breaker.guarded():
                 self._ended += self._launcher.poll()
-            if self._outage.lasts:
+            if self._breaker.is_open:
                 self._look_again(on_update)
-            if not self._outage.lasts:
-                with self._outage.endured():
-                    if self._lease.silent:  # whatever it was that took so long
-                        self._lease.beat({})
+            if not self._breaker.is_open:
+                with self._breaker.guarded():
+                    if self._lock.stale:  # whatever it was that took so long
+                        self._lock.heartbeat({})
                     self._turn(on_update, changed=changed)
             self._pass_on_stops()
             if self._over():
@@ -225,7 +225,7 @@ class Controller:
     def _turn(self, on_update: Callable[[SweepStatus], None], *, changed: bool) -> None:
         for ended in list(self._ended):
             # One that cannot be read keeps nothing else from going on.
-            with self._outage.endured():
+            with self._breaker.guarded():
                 self._take_ended(ended)
                 self._ended.remove(ended)
                 changed = True
@@ -244,16 +244,16 @@ class Controller:
         if now - self._looked_at < HEARTBEAT_S:
             return
         self._looked_at = now
-        with self._outage.endured():
+        with self._breaker.guarded():
             # The beat goes first: after a long silence it looks whether the sweep is still ours.
-            if self._lease.beat({}):
+            if self._lock.heartbeat({}):
                 remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
                 self._write_ends()
                 if not self._unwritten:
-                    self._outage.over()
+                    self._breaker.close()
                     return
-        self._outage.tell()
-        with self._outage.endured():
+        self._breaker.warn()
+        with self._breaker.guarded():
             if self._seen is not None:
                 on_update(self._as_last_seen(self._seen))
 
@@ -286,7 +286,7 @@ class Controller:
     def _open_attempts(self) -> list[tuple[TrialDir, AttemptDir]]:
         """Return attempts without end.json, of all trials that are ours: their controller is dead, for we hold its lock."""
         found = []
-        for folder in self._lease.trials():
+        for folder in self._lock.trials():
             attempts = folder.attempts()
             if attempts and attempts[-1].end() is None:
                 found.append((folder, attempts[-1]))
@@ -326,7 +326,7 @@ class Controller:
         trial.attempt, trial.resting = None, None
         if at_once:
             self._needs.saw(trial, self._clock() - attempt.started_at)
-        with self._outage.endured():
+        with self._breaker.guarded():
             self._hold_responsible(trial, attempt, ending)
 
     def _close(
@@ -383,7 +383,7 @@ class Controller:
     def _write_ends(self) -> None:
         """Write the ends of attempts, those too that a disk that was full or failed did not take before."""
         for path, end in list(self._unwritten.items()):
-            with self._outage.endured():
+            with self._breaker.guarded():
                 try:
                     write_json(path, end)
                 except OSError as error:
@@ -419,13 +419,13 @@ class Controller:
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
         for ended in self._ended:
-            with self._outage.endured():
+            with self._breaker.guarded():
                 self._take_ended(ended)
         for trial in self._trials.values():
             attempt, trial.attempt, trial.resting = trial.attempt, None, None
             if attempt is None:
                 continue
-            with self._outage.endured():
+            with self._breaker.guarded():
                 self._give_up(trial, attempt)
 
     def _give_up(self, trial: ManagedTrial, attempt: RunningAttempt) -> None:
@@ -542,13 +542,13 @@ class Controller:
             for trial in self._waiting():
                 trial.needs_bytes = 0.0
             return False
-        if self._outage.lasts:
+        if self._breaker.is_open:
             for trial in self._waiting():
-                trial.wait = self._outage.sentence()
+                trial.wait = self._breaker.reason()
             return True
         about = f", a checkpoint needs about {units.size(needs)}" if needs else ""
         for trial in self._waiting():
-            trial.wait = f"the disk of {place} is full: {storage_errors.room(place)}{about}; {storage_errors.what_to_do(place)}"
+            trial.wait = f"the disk of {place} is full: {storage_errors.free_space_text(place)}{about}; {storage_errors.full_advice(place)}"
         return True
 
     def _standing(self, snapshot: Snapshot) -> SweepUsage:
@@ -623,12 +623,12 @@ class Controller:
                 }
             )
         except OSError as error:
-            if not storage_errors.may_pass(error):
+            if not storage_errors.is_transient(error):
                 raise
             what = (
-                storage_errors.what_is_full
+                storage_errors.full_message
                 if storage_errors.is_full(error)
-                else storage_errors.what_fails
+                else storage_errors.failing_message
             )
             trial.not_before = self._clock() + REPLACE_S
             trial.delay_reason = what(error, trial.folder.path)
@@ -666,7 +666,7 @@ class Controller:
                 trial.attempt = None
                 return False
         except OSError as error:
-            if not storage_errors.is_storage(error):
+            if not storage_errors.is_failing(error):
                 raise
             # Neither begun nor taken back: an attempt that came to nothing.
             self._ended.append(
@@ -702,9 +702,9 @@ class Controller:
 
     def _tell(self, on_update: Callable[[SweepStatus], None]) -> None:
         status = self._look()
-        self._known.flush()
-        if not self._outage.lasts:
-            self._lease.beat(self._heartbeat(status))
+        self._status_cache.flush()
+        if not self._breaker.is_open:
+            self._lock.heartbeat(self._heartbeat(status))
         on_update(status)
 
     def _heartbeat(self, status: SweepStatus) -> dict[str, Any]:
@@ -720,13 +720,13 @@ class Controller:
         if self._seen is None:
             self._seen = self._status()
             return self._seen
-        with self._outage.endured():
+        with self._breaker.guarded():
             self._seen = self._status()
             return self._seen
         return self._as_last_seen(self._seen)
 
     def _as_last_seen(self, seen: SweepStatus) -> SweepStatus:
-        why = self._outage.sentence()
+        why = self._breaker.reason()
         return replace(
             seen,
             trials=tuple(
@@ -780,7 +780,7 @@ class Controller:
             self._frozen[trial.folder.trial_id] = status
             del self._trials[trial.folder.trial_id]
             if status.state is TrialState.DONE and written is not None:
-                self._known.add(cache_line(status, result_ns=written))
+                self._status_cache.add(cache_line(status, result_ns=written))
         return status
 
     # -- sets --------------------------------------------------------------------------------------------------
@@ -795,12 +795,14 @@ class Controller:
         if self._running():
             # Who asks twice does not wait for the storage; the next controller writes down what ended.
             return (
-                self._stops > 1 and self._outage.lasts and len(self._ended) >= len(self._running())
+                self._stops > 1
+                and self._breaker.is_open
+                and len(self._ended) >= len(self._running())
             )
         waiting = self._waiting()
         if waiting and self._growing and not self._stops:
             return False
-        if self._unwritten and self._outage.lasts and not self._stops:
+        if self._unwritten and self._breaker.is_open and not self._stops:
             return False
         return self._stops > 0 or all(t.folder.trial_id in self._impossible for t in waiting)
 

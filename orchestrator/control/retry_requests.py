@@ -27,17 +27,17 @@ class RetryRequest:
 
 
 def plan_retry(
-    disk: SweepDir, trials: Sequence[TrialDir], *, worked_on: frozenset[str], whole_sweep: bool
+    sweep: SweepDir, trials: Sequence[TrialDir], *, worked_on: frozenset[str], whole_sweep: bool
 ) -> RetryRequest:
     """Return which of these trials can be asked for again: those that failed or were cancelled.
 
     Args:
-        disk: Their sweep.
+        sweep: Their sweep.
         trials: Any of it.
         worked_on: Ids of the trials that a live controller works on.
         whole_sweep: Whether this takes back a request to cancel the whole sweep, too.
     """
-    cancelled = disk.cancel_requested()
+    cancelled = sweep.cancel_requested()
     after, refused = {}, []
     for trial in trials:
         state = trial.state()
@@ -56,13 +56,13 @@ def plan_retry(
 
 
 def write_requests(
-    disk: SweepDir, after: Mapping[str, int], *, by: str, at: float, whole_sweep: bool
+    sweep: SweepDir, after: Mapping[str, int], *, by: str, at: float, whole_sweep: bool
 ) -> None:
     """Write the requests. Doing it again changes nothing, not even when they were met in between."""
     for trial_id, number in after.items():
-        disk.trial(trial_id).request_retry(by, after=number, at=at)
+        sweep.trial(trial_id).request_retry(by, after=number, at=at)
     if whole_sweep and after:
-        (disk.path / "cancel.json").unlink(missing_ok=True)
+        (sweep.path / "cancel.json").unlink(missing_ok=True)
 
 
 def describe_result(asked: RetryRequest, *, worked_on: frozenset[str]) -> str:

@@ -98,7 +98,7 @@ def checkpoint_bytes(trial: ManagedTrial) -> float:
     """Return about what its next checkpoint takes: as much as its last one, or weights and two moments of 4 bytes each."""
     folder = trial.folder.checkpoints
     there = (
-        [storage_errors.size_bytes(path) for path in folder.glob("step-*")]
+        [storage_errors.folder_bytes(path) for path in folder.glob("step-*")]
         if folder.is_dir()
         else []
     )

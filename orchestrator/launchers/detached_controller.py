@@ -114,7 +114,7 @@ class ControllerHost:
         try:
             log = (self._sweep.path / "controller.log").open("ab")
         except OSError as error:
-            if not storage_errors.is_storage(error):
+            if not storage_errors.is_failing(error):
                 raise
             return storage_errors.EXIT_CODE
         with log:

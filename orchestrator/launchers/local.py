@@ -12,7 +12,7 @@ from orchestrator.node.reporter import RankReporter
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
-from orchestrator.records.processes import ProcessId, end_for_good
+from orchestrator.records.processes import ProcessId, kill_and_wait
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
@@ -142,7 +142,7 @@ class DebugLauncher:
         """Kill ranks of an earlier controller on this machine."""
         own = ProcessId.own()
         here = [process for process in processes if process.here and process != own]
-        return end_for_good(here) + [process for process in processes if not process.here]
+        return kill_and_wait(here) + [process for process in processes if not process.here]
 
     def close(self) -> None:
         """Nothing to end."""

@@ -12,7 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from orchestrator.records.processes import ProcessId, end_for_good, with_environment, writing_below
+from orchestrator.records.processes import (
+    ProcessId,
+    kill_and_wait,
+    pids_with_environment,
+    pids_writing_below,
+)
 
 OWNER = "MEMSCALE_RAY_OWNER"
 """Variable that marks the processes of one embedded cluster; its value names the controller that started it."""
@@ -31,8 +36,8 @@ def clean_up(owner: str, folder: Path) -> None:
     controller = int(owner.partition("-")[0])
     deadline, quiet = time.monotonic() + GIVE_UP_S, 0
     while quiet < 2 and time.monotonic() < deadline:
-        marked = {*with_environment(OWNER, owner), *writing_below(folder)} - {controller}
-        end_for_good(process for pid in marked if (process := ProcessId.of(pid)) is not None)
+        marked = {*pids_with_environment(OWNER, owner), *pids_writing_below(folder)} - {controller}
+        kill_and_wait(process for pid in marked if (process := ProcessId.of(pid)) is not None)
         quiet = 0 if marked else quiet + 1
         time.sleep(PAUSE_S)
     shutil.rmtree(folder, ignore_errors=True)

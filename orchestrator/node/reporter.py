@@ -211,7 +211,7 @@ class RankReporter:
             write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)
         except OSError as error:
             # It is for people to look at; training ends only when it cannot keep what it computes.
-            if not storage_errors.may_pass(error):
+            if not storage_errors.is_transient(error):
                 raise
 
 

@@ -27,7 +27,7 @@ from orchestrator.node.oom_detection import KernelOom
 from orchestrator.node.progress_board import DUMP, Look, place
 from orchestrator.records import code_snapshot
 from orchestrator.records.errors import ExperimentError
-from orchestrator.records.processes import ProcessId, end_for_good
+from orchestrator.records.processes import ProcessId, kill_and_wait
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.sweep import registry
 
@@ -234,7 +234,7 @@ class NodeSupervisor:
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
         """SIGKILL processes of this node, wait until they are gone, return those that are not."""
         here = [process for process in processes if process.here]
-        return end_for_good(here) + [process for process in processes if not process.here]
+        return kill_and_wait(here) + [process for process in processes if not process.here]
 
     def close(self) -> None:
         """End the template and with it every rank; wait until all are gone."""
@@ -247,7 +247,7 @@ class NodeSupervisor:
             self._template.kill()
             self._template.wait()
         self._close_pipes()
-        end_for_good(ranks)
+        kill_and_wait(ranks)
         for attempt in self._attempts.values():
             attempt.close()
         self._attempts.clear()
@@ -381,7 +381,7 @@ class NodeSupervisor:
     def _template_died(self) -> None:
         """Account for the ranks that went with it. The kernel has killed them; make sure."""
         for attempt in list(self._attempts.values()):
-            end_for_good(
+            kill_and_wait(
                 [attempt.processes[rank] for rank in attempt.left if rank in attempt.processes]
             )
             for rank in attempt.left:

@@ -23,7 +23,7 @@ from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.node.progress_board import Board
 from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
 from orchestrator.records import provenance, storage_errors
-from orchestrator.records.locks import LeaseHeld, TrialLease
+from orchestrator.records.locks import LockHeld, TrialLock
 from orchestrator.records.rank_registry import RankRequest, register
 from orchestrator.records.trial_dir import AttemptDir, write_json
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome, TrialSpec
@@ -160,9 +160,9 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
     if trial.result() is not None:
         return
     spec = trial.spec()
-    lease = TrialLease(trial)
+    lock = TrialLock(trial)
     if leads:
-        lease.acquire(wait_s=LEASE_WAIT_S)
+        lock.acquire(wait_s=LEASE_WAIT_S)
     try:
         if leads:
             record_environment(request.attempt_dir)
@@ -175,7 +175,7 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
         if leads:
             write_result(request, spec, reporter, metrics)
     finally:
-        lease.release()
+        lock.release()
 
 
 def record_environment(attempt: AttemptDir) -> None:
@@ -233,9 +233,9 @@ def write_error(
         return
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if outcome is Outcome.DISK_FULL:
-        message = storage_errors.what_is_full(error, request.trial.path, Path(request.cache))
+        message = storage_errors.full_message(error, request.trial.path, Path(request.cache))
     elif outcome is Outcome.STORAGE:
-        message = storage_errors.what_fails(error, request.trial.path)
+        message = storage_errors.failing_message(error, request.trial.path)
     elif outcome is Outcome.GPU_OOM:
         message = gpu_memory_in_short(message)
     write_json(
@@ -263,11 +263,11 @@ def classify(error: BaseException) -> Outcome:
         return Outcome.INTERRUPTED
     if "Diverged" in names:
         return Outcome.DIVERGED
-    if isinstance(error, LeaseHeld):
+    if isinstance(error, LockHeld):
         return Outcome.PREEMPTED
     if storage_errors.is_full(error):
         return Outcome.DISK_FULL
-    if storage_errors.is_storage(error):
+    if storage_errors.is_failing(error):
         return Outcome.STORAGE
     if (
         isinstance(error, MemoryError)

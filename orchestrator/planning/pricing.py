@@ -13,13 +13,13 @@ from typing import Any
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.node.hardware import visible_gpus
 from orchestrator.planning.runtime_prior import (
-    Forecast,
     Measurement,
-    forecast,
+    RuntimePrediction,
     matmul_flops_per_second,
+    predict_runtime,
 )
 from orchestrator.records import locks
-from orchestrator.records.errors import ConfigError, Problem, StoreError
+from orchestrator.records.errors import ConfigError, ConfigProblem, StoreError
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import (
     Resources,
@@ -46,7 +46,7 @@ class PlannedTrial:
     """new, done, running, resume, retry or cancelled."""
     why: str
     """For a new trial what makes it new; otherwise what is there."""
-    forecast: Forecast
+    runtime: RuntimePrediction
     remaining: float = 1.0
     """Share of the training still to do."""
 
@@ -70,7 +70,7 @@ class Plan:
     def predicted_s(self, *, slots: int = 1) -> float:
         """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
         ends = [0.0] * max(1, slots)
-        work = (t.forecast.seconds * t.remaining for t in self.trials if t.to_train)
+        work = (t.runtime.seconds * t.remaining for t in self.trials if t.to_train)
         for seconds in sorted(work, reverse=True):
             ends[ends.index(min(ends))] += seconds
         return max(ends)
@@ -107,7 +107,7 @@ def make_plan(
                 spec=spec,
                 status=status,
                 why=why,
-                forecast=forecast(
+                runtime=predict_runtime(
                     spec,
                     measured,
                     flops_per_second=rate,
@@ -142,11 +142,11 @@ def recorded(disk: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTr
         try:
             spec = trial.spec()
             status, why, remaining = _compare(spec, trial, (), alive=alive)
-            price = forecast(spec, measured, flops_per_second=None, on_gpu=on_gpu)
+            price = predict_runtime(spec, measured, flops_per_second=None, on_gpu=on_gpu)
         except (StoreError, KeyError, TypeError, ValueError):
             continue  # unreadable, or of a version without these counts
         found.append(
-            PlannedTrial(spec=spec, status=status, why=why, forecast=price, remaining=remaining)
+            PlannedTrial(spec=spec, status=status, why=why, runtime=price, remaining=remaining)
         )
     return tuple(found)
 
@@ -172,7 +172,7 @@ def check_data(plan: Plan) -> tuple[str, ...]:
         for t, file in zip(plan.trials, plan.sweep.files, strict=True)
         if t.to_train
     }
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     notes: list[str] = []
     for section, file in sections.values():
         fields = {key: value for key, value in section.items() if key != "source"}
@@ -182,7 +182,7 @@ def check_data(plan: Plan) -> tuple[str, ...]:
             getattr(config, "check", lambda log: None)(notes.append)
         except ValueError as error:
             problems += [
-                Problem(file=file, line=None, column=None, key="data", message=line, fix="")
+                ConfigProblem(file=file, line=None, column=None, key="data", message=line, fix="")
                 for line in str(error).splitlines()
             ]
     if problems:

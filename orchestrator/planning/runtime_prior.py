@@ -29,7 +29,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class RuntimePrediction:
     """A predicted duration and where it comes from."""
 
     seconds: float
@@ -65,13 +65,13 @@ def measurements(runs: Path, *, limit: int = 2000) -> list[Measurement]:
     return found
 
 
-def forecast(
+def predict_runtime(
     spec: TrialSpec,
     measured: Sequence[Measurement],
     *,
     flops_per_second: float | None,
     on_gpu: bool = False,
-) -> Forecast:
+) -> RuntimePrediction:
     """Predict the training time of one trial.
 
     The nearest measured trial in log FLOPs per token, of the same architecture if there is one, gives seconds
@@ -92,7 +92,7 @@ def forecast(
     if candidates:
         nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
         scale = max(1.0, flops_per_token / nearest.flops_per_token)
-        return Forecast(
+        return RuntimePrediction(
             seconds=tokens * nearest.s_per_token * scale, source="measured" if same else "scaled"
         )
     if on_gpu:
@@ -100,7 +100,7 @@ def forecast(
     else:
         rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
         s_per_token = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN
-    return Forecast(seconds=tokens * s_per_token, source="guess")
+    return RuntimePrediction(seconds=tokens * s_per_token, source="guess")
 
 
 def matmul_flops_per_second(*, size: int = 384, repeats: int = 5) -> float:

@@ -9,11 +9,11 @@ from pathlib import Path
 from orchestrator.records import storage_errors, units
 
 LOG = logging.getLogger(__name__)
-TELL_S = 60.0
+WARN_EVERY_S = 60.0
 """How often an outage is told in the log."""
 
 
-class Outage:
+class CircuitBreaker:
     """Whether the storage of a folder fails, since when, and what it said."""
 
     def __init__(self, place: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -26,38 +26,38 @@ class Outage:
         self._place = place
         self._clock = clock
         self._since: float | None = None
-        self._told_at = -TELL_S
+        self._told_at = -WARN_EVERY_S
         self._problem = ""
 
     @property
-    def lasts(self) -> bool:
+    def is_open(self) -> bool:
         """Whether the storage failed when it was last used."""
         return self._since is not None
 
     @contextmanager
-    def endured(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
         """Take an error of the storage as an outage: the block ends there, and what follows it goes on."""
         try:
             yield
         except OSError as error:
-            if not storage_errors.is_storage(error):
+            if not storage_errors.is_failing(error):
                 raise
-            self._problem = storage_errors.what_fails(error, self._place)
+            self._problem = storage_errors.failing_message(error, self._place)
             self._since = self._clock() if self._since is None else self._since
-            self.tell()
+            self.warn()
 
-    def tell(self) -> None:
+    def warn(self) -> None:
         """Say in the log that it lasts, now and then."""
-        if self._clock() - self._told_at >= TELL_S:
+        if self._clock() - self._told_at >= WARN_EVERY_S:
             self._told_at = self._clock()
-            LOG.warning("%s", self.sentence())
+            LOG.warning("%s", self.reason())
 
-    def sentence(self) -> str:
+    def reason(self) -> str:
         """Return what fails, for how long, and what to do; for while it lasts."""
         lasted_s = self._clock() - (self._since or self._clock())
         return f"{self._problem} (for {units.duration(lasted_s)})"
 
-    def over(self) -> None:
+    def close(self) -> None:
         """Take it that the storage works again."""
         if self._since is not None:
             LOG.info("%s: its storage answers again", self._place)

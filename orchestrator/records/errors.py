@@ -22,7 +22,7 @@ class ExperimentError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ConfigProblem:
     """One mistake in a sweep file."""
 
     file: Path
@@ -51,7 +51,7 @@ class ConfigError(ExperimentError):
 
     exit_code = 2
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         """Keep the problems in file order."""
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))

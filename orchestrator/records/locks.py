@@ -25,7 +25,7 @@ STALE_S = 60.0
 """Silence after which a controller on another machine counts as dead. Generous: clocks of two machines differ."""
 
 
-class LeaseHeld(Exception):
+class LockHeld(Exception):
     """Another process trains this trial."""
 
 
@@ -42,7 +42,7 @@ def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> b
     return (time.time() if now is None else now) - float(record["updated_at"]) < STALE_S
 
 
-class ControllerLease:
+class ControllerLock:
     """The right to run a sweep: one process holds it for all trials, or any number of them hold it for one trial each."""
 
     def __init__(
@@ -88,9 +88,9 @@ class ControllerLease:
                 self._let_go()
                 raise
         self._record["started_at"] = self._told_at = self._clock()
-        self.beat({})
+        self.heartbeat({})
 
-    def beat(self, fields: Mapping[str, Any]) -> bool:
+    def heartbeat(self, fields: Mapping[str, Any]) -> bool:
         """Replace controller.json: still here, and this is what status readers need beyond the trial directories.
 
         It never decides anything, so a disk that is full or fails is no reason to stop: the next beat tries again.
@@ -106,25 +106,25 @@ class ControllerLease:
         if self._lost:
             return False
         try:
-            if self.silent:
+            if self.stale:
                 self._make_sure()
             write_json(self._place / "controller.json", self._record)
         except OSError as error:
-            if not storage_errors.may_pass(error):
+            if not storage_errors.is_transient(error):
                 raise
             return False
         self._told_at, self._written = now, True
         return True
 
     @property
-    def silent(self) -> bool:
+    def stale(self) -> bool:
         """Whether the last beat is so long ago that another controller may have come."""
         return self._clock() - self._told_at > STALE_S
 
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""
         if self._locks:
-            self.beat({"ended_at": self._clock()})
+            self.heartbeat({"ended_at": self._clock()})
             self._let_go()
 
     def trials(self) -> list[TrialDir]:
@@ -182,7 +182,7 @@ def _locked(folder: Path, how: int) -> int | None:
     return lock
 
 
-class TrialLease:
+class TrialLock:
     """The right to train a trial: held by its rank 0, released by its death."""
 
     def __init__(self, trial: TrialDir) -> None:
@@ -210,7 +210,7 @@ class TrialLease:
             except BlockingIOError:
                 if clock() >= deadline:
                     os.close(lock)
-                    raise LeaseHeld(
+                    raise LockHeld(
                         f"{self._path}: another process still trains this trial after {wait_s:.0f} s; "
                         "end it (its pid is in heartbeat.json) and submit again"
                     ) from None

@@ -77,7 +77,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-def end_for_good(processes: Iterable[ProcessId], *, timeout_s: float = 10.0) -> list[ProcessId]:
+def kill_and_wait(processes: Iterable[ProcessId], *, timeout_s: float = 10.0) -> list[ProcessId]:
     """SIGKILL processes of this machine, wait until they are gone, return those that still are not."""
     left = [process for process in processes if process.alive()]
     deadline = time.monotonic() + timeout_s
@@ -106,7 +106,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def with_environment(name: str, value: str) -> list[int]:
+def pids_with_environment(name: str, value: str) -> list[int]:
     """Return the pids of living processes that were started with this environment variable, this process left out.
 
     A process that changes its title (`setproctitle`, as Ray's do) may overwrite what is looked at here.
@@ -115,7 +115,7 @@ def with_environment(name: str, value: str) -> list[int]:
     return [pid for pid in _others() if wanted in _environment(pid) and _runs(pid)]
 
 
-def writing_below(folder: Path) -> list[int]:
+def pids_writing_below(folder: Path) -> list[int]:
     """Return the pids of living processes that have a file below this folder open for writing, this process left out."""
     return [
         pid

@@ -55,7 +55,7 @@ def _readable(lines: Iterable[bytes]) -> list[Any]:
     return records
 
 
-class KnownStatuses:
+class StatusCache:
     """The writer of the file: one process, the sweep's controller."""
 
     def __init__(self, sweep: SweepDir) -> None:
@@ -65,7 +65,7 @@ class KnownStatuses:
         self._results: dict[str, Any] = {}
         """When the results were written that the file tells of."""
 
-    def begin(self, trials: Iterable[Mapping[str, Any]]) -> None:
+    def reset(self, trials: Iterable[Mapping[str, Any]]) -> None:
         """Replace the file by one line for each trial: what is known already if it says the same, else the given one."""
         before = read(self._sweep)
         lines = {**before}

@@ -38,17 +38,17 @@ def is_full(error: BaseException) -> bool:
     return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _causes(error))
 
 
-def is_storage(error: BaseException) -> bool:
+def is_failing(error: BaseException) -> bool:
     """Whether this, or what led to it, is storage that fails or does not answer. A wrong path or permission is not."""
     return any(isinstance(cause, OSError) and cause.errno in FAILING for cause in _causes(error))
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same may work later, with nothing changed but the storage."""
-    return is_full(error) or is_storage(error)
+    return is_full(error) or is_failing(error)
 
 
-def what_is_full(error: BaseException, *places: Path) -> str:
+def full_message(error: BaseException, *places: Path) -> str:
     """Return a sentence for people: where, how much is free, what to do.
 
     Args:
@@ -63,10 +63,10 @@ def what_is_full(error: BaseException, *places: Path) -> str:
     quota = any(isinstance(c, OSError) and c.errno == errno.EDQUOT for c in _causes(error))
     place = min(named or places, key=free_bytes)
     what = "the disk quota is used up" if quota else "no space left on the disk"
-    return f"{what} at {place}: {room(place)}; {what_to_do(place)}"
+    return f"{what} at {place}: {free_space_text(place)}; {full_advice(place)}"
 
 
-def what_fails(error: BaseException, place: Path) -> str:
+def failing_message(error: BaseException, place: Path) -> str:
     """Return a sentence for people: which folder, what the system said, what to do. Asks the storage nothing.
 
     Args:
@@ -76,15 +76,15 @@ def what_fails(error: BaseException, place: Path) -> str:
     cause = next(c for c in _causes(error) if isinstance(c, OSError) and c.errno in FAILING)
     file = Path(os.fsdecode(cause.filename)) if cause.filename else place
     where = place if file.is_relative_to(place) else file
-    return f"{fails_at(where)} ({os.strerror(cause.errno or 0)}); {what_helps(place)}"
+    return f"{failing_summary(where)} ({os.strerror(cause.errno or 0)}); {failing_advice(place)}"
 
 
-def fails_at(place: Path) -> str:
+def failing_summary(place: Path) -> str:
     """Return what is wrong, and where."""
     return f"the storage of {place} fails"
 
 
-def what_helps(place: Path) -> str:
+def failing_advice(place: Path) -> str:
     """Return what makes failing storage work again."""
     return (
         f"see to its server or disk (`df {place}`, `dmesg`): once it answers again, training goes on from its last "
@@ -92,33 +92,33 @@ def what_helps(place: Path) -> str:
     )
 
 
-def what_to_do(place: Path) -> str:
+def full_advice(place: Path) -> str:
     """Return what makes a full disk work again."""
     return (
-        f"free some there (`du -sh {existing(place)}`; checkpoints of trials that are done are in their "
+        f"free some there (`du -sh {nearest_existing(place)}`; checkpoints of trials that are done are in their "
         "checkpoints/final): training then goes on from its last checkpoint"
     )
 
 
 def free_bytes(place: Path) -> int:
     """Return the bytes that this user may still write where `place` is or will be."""
-    return shutil.disk_usage(existing(place)).free
+    return shutil.disk_usage(nearest_existing(place)).free
 
 
-def room(place: Path) -> str:
+def free_space_text(place: Path) -> str:
     """Return `1.2 MB of 4 MB free`."""
-    usage = shutil.disk_usage(existing(place))
+    usage = shutil.disk_usage(nearest_existing(place))
     return f"{units.size(usage.free)} of {units.size(usage.total)} free"
 
 
-def existing(place: Path) -> Path:
+def nearest_existing(place: Path) -> Path:
     """Return `place`, or the nearest folder above it that exists."""
     while not place.exists() and place != place.parent:
         place = place.parent
     return place
 
 
-def size_bytes(folder: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Return the bytes of the files below a folder; what vanishes meanwhile counts nothing."""
     total = 0
     for path in folder.rglob("*"):

@@ -51,13 +51,13 @@ def rate_text(plan: Plan, cluster: ClusterSpec) -> str:
             else ""
         ),
     }
-    sources = sorted({trial.forecast.source for trial in plan.trials if trial.to_train})
+    sources = sorted({trial.runtime.source for trial in plan.trials if trial.to_train})
     return "; ".join(told[source] for source in sources)
 
 
 def _seconds(trial: PlannedTrial, needed: Demand, gpu_flops: float | None) -> float:
     """Return the forecast, or what the trial's FLOPs take at a given rate per GPU, of which a share gets its share."""
-    forecast = trial.forecast
+    forecast = trial.runtime
     if not needed.gpus:
         return forecast.seconds
     if gpu_flops is not None:

@@ -12,7 +12,7 @@ from orchestrator.launchers.slurm import autoscaler, job_environment, job_record
 from orchestrator.launchers.slurm.commands import Partition, SlurmError
 from orchestrator.launchers.slurm.options import Request
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import ControllerLease
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
@@ -40,20 +40,20 @@ class DirectTrial:
         again, goes on from the last checkpoint.
         """
         logging.basicConfig(level=logging.INFO)
-        disk = SweepDir(Path(self.sweep))
-        trial = disk.trial(self.trial_id)
+        sweep = SweepDir(Path(self.sweep))
+        trial = sweep.trial(self.trial_id)
         gpus = job_environment.hide_other_gpus()
         controller = Controller(
-            disk,
+            sweep,
             submission=self.submission,
             trial_ids=[self.trial_id],
             launcher=ProcessLauncher(
-                disk, cpus=job_environment.cores(), gpus=len(gpus), job=self.job
+                sweep, cpus=job_environment.cores(), gpus=len(gpus), job=self.job
             ),
             cache=Path(self.cache),
             predicted_s={self.trial_id: self.predicted_s},
             job=self.job,
-            lease=ControllerLease(disk, submission=self.submission, trial=trial),
+            lock=ControllerLock(sweep, submission=self.submission, trial=trial),
         )
         with job_environment.notices(lambda number: controller.stop(Outcome.PREEMPTED)) as came:
             try:
@@ -68,14 +68,14 @@ class DirectTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class JobSize:
     """What a job asks of its node."""
 
     cpus: int
     gpus: int
 
 
-def shape(spec: TrialSpec, partition: Partition) -> Shape:
+def job_size(spec: TrialSpec, partition: Partition) -> JobSize:
     """Return what the job of a trial asks for. Slurm deals out whole GPUs, so a fraction becomes one.
 
     Raises:
@@ -83,7 +83,7 @@ def shape(spec: TrialSpec, partition: Partition) -> Shape:
     """
     node = Demand(cpus=partition.cpus, gpus=float(partition.gpus))
     demand = autoscaler.demand_of(spec.resources, node)
-    needs = Shape(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
+    needs = JobSize(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
     if needs.gpus > partition.gpus:
         raise SlurmError(
             f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; nodes of partition {partition.name} have "
@@ -93,7 +93,7 @@ def shape(spec: TrialSpec, partition: Partition) -> Shape:
 
 
 def submit(
-    disk: SweepDir,
+    sweep: SweepDir,
     specs: Sequence[TrialSpec],
     *,
     submission: int,
@@ -111,16 +111,16 @@ def submit(
     from `code`, by default from where this very program lies.
     """
     unique = {spec.trial_id: spec for spec in specs}
-    groups: dict[Shape, list[TrialSpec]] = {}
+    groups: dict[JobSize, list[TrialSpec]] = {}
     for spec in unique.values():
-        groups.setdefault(shape(spec, partition), []).append(spec)
+        groups.setdefault(job_size(spec, partition), []).append(spec)
     sent: list[str] = []
     for needs, group in groups.items():
         group.sort(key=lambda spec: -predicted_s.get(spec.trial_id, 0.0))
         for part in chunks(group, array_size):
             calls = [
                 DirectTrial(
-                    sweep=str(disk.path.absolute()),
+                    sweep=str(sweep.path.absolute()),
                     trial_id=spec.trial_id,
                     submission=submission,
                     cache=str(cache.absolute()),
@@ -131,15 +131,15 @@ def submit(
             ]
             ids = submitit_adapter.submit(
                 calls,
-                name=f"memscale-{disk.name}",
-                folder=job_records.folder(disk).absolute() / "submitit",
+                name=f"memscale-{sweep.name}",
+                folder=job_records.folder(sweep).absolute() / "submitit",
                 request=request,
                 cpus=needs.cpus,
                 gpus=needs.gpus,
                 code=code,
             )
             job_records.note(
-                disk,
+                sweep,
                 ids,
                 kind=job_records.TRIAL,
                 submission=submission,

@@ -25,7 +25,7 @@ from orchestrator.launchers.slurm.options import Request
 from orchestrator.launchers.slurm.ray_bootstrap import RayNode
 from orchestrator.node.supervisor import STOP_TIMEOUT_S
 from orchestrator.records.errors import BusyError
-from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialState
@@ -64,16 +64,16 @@ class HeadPilot:
             generation=f"{own}/{os.environ.get('SLURM_RESTART_COUNT', '0')}",
         )
         if job_environment.node_rank() > 0:
-            return _follow(self.sweep, handoff, alone=False)
+            return _follow(SweepDir(Path(self.sweep)), handoff, alone=False)
         return self._lead(own, handoff)
 
     def _lead(self, own: str, handoff: Handoff) -> str:
-        disk = SweepDir(Path(self.sweep))
+        sweep = SweepDir(Path(self.sweep))
         request = Request.from_json(self.request)
         token = secrets.token_hex(32)
         launcher = PilotLauncher(
-            disk,
-            head=_ray_node(disk, label=f"{own}-0", token=token),
+            sweep,
+            head=_ray_node(sweep, label=f"{own}-0", token=token),
             token=token,
             handoff=handoff,
             own=own,
@@ -81,11 +81,11 @@ class HeadPilot:
                 cpus=request.cpus or job_environment.cores(), gpus=float(self.gpus_per_node)
             ),
             max_nodes=request.max_nodes,
-            ask=lambda n: self._ask(n, disk, handoff, request),
+            ask=lambda n: self._ask(n, sweep, handoff, request),
             job=self.job,
         )
         controller = Controller(
-            disk,
+            sweep,
             submission=self.submission,
             trial_ids=self.trial_ids,
             launcher=launcher,
@@ -112,29 +112,29 @@ class HeadPilot:
                 without_ray.cancel()
                 handoff.end()
             left = any(
-                disk.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
+                sweep.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
                 for trial_id in self.trial_ids
             )
             if came and left and job_environment.go_back_to_the_queue():
                 return "requeued"
         return "trials left" if left else "no trial left"
 
-    def _ask(self, n: int, disk: SweepDir, handoff: Handoff, request: Request) -> list[str]:
+    def _ask(self, n: int, sweep: SweepDir, handoff: Handoff, request: Request) -> list[str]:
         """Submit further pilots; return their jobs."""
         call = WorkerPilot(
             sweep=self.sweep, folder=str(handoff.folder), generation=handoff.generation
         )
         ids = submitit_adapter.submit(
             [call] * n,
-            name=f"memscale-{disk.name}+",
-            folder=job_records.folder(disk).absolute() / "submitit",
+            name=f"memscale-{sweep.name}+",
+            folder=job_records.folder(sweep).absolute() / "submitit",
             request=request,
             cpus=request.cpus,
             gpus=self.gpus_per_node,
             # Whoever is taken away is asked for again, if still needed.
             requeue=False,
         )
-        job_records.note(disk, ids, kind=job_records.WORKER, submission=self.submission)
+        job_records.note(sweep, ids, kind=job_records.WORKER, submission=self.submission)
         return ids
 
 
@@ -150,25 +150,24 @@ class WorkerPilot:
         """Join, stay while wanted; return why it left."""
         logging.basicConfig(level=logging.INFO)
         handoff = Handoff(folder=Path(self.folder), generation=self.generation)
-        return _follow(self.sweep, handoff, alone=True)
+        return _follow(SweepDir(Path(self.sweep)), handoff, alone=True)
 
 
-def _follow(sweep: str, handoff: Handoff, *, alone: bool) -> str:
+def _follow(sweep: SweepDir, handoff: Handoff, *, alone: bool) -> str:
     """Run a node of Ray while the head does.
 
     Args:
-        sweep: Path of the sweep's folder.
+        sweep: Whose head it is.
         handoff: Of the head.
         alone: Whether this allocation ends by itself; one that the head shares is the head's business.
     """
-    disk = SweepDir(Path(sweep))
     label = f"{job_environment.job_id()}-{job_environment.node_rank()}"
     mark = handoff.leaving / label
     with job_environment.notices(lambda number: None) as came:
         offer = handoff.wait(give_up=lambda: alone and bool(came))
         if offer is None:
             return "not needed any more"
-        node = _ray_node(disk, label=label, token=offer.token)
+        node = _ray_node(sweep, label=label, token=offer.token)
         try:
             node.join(offer.address)
             while handoff.stands() and not mark.exists() and not (alone and came):
@@ -177,20 +176,20 @@ def _follow(sweep: str, handoff: Handoff, *, alone: bool) -> str:
                 time.sleep(LOOK_S)
             if not handoff.stands():
                 return "the head has ended"
-            _leave(disk, mark)
+            _leave(sweep, mark)
             return "taken away" if came else "given back"
         finally:
             node.close()
             mark.unlink(missing_ok=True)
 
 
-def _leave(disk: SweepDir, mark: Path) -> None:
+def _leave(sweep: SweepDir, mark: Path) -> None:
     """Have the ranks of this node checkpoint, and wait until the controller has let go of it."""
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     told: set[ProcessId] = set()
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while (ranks := _ranks_here(disk)) and time.monotonic() < deadline:
+    while (ranks := _ranks_here(sweep)) and time.monotonic() < deadline:
         for rank in ranks - told:
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGTERM)
@@ -201,39 +200,39 @@ def _leave(disk: SweepDir, mark: Path) -> None:
         time.sleep(LOOK_S)
 
 
-def _ranks_here(disk: SweepDir) -> set[ProcessId]:
+def _ranks_here(sweep: SweepDir) -> set[ProcessId]:
     """Return the ranks that run under this node's Ray: by its mark in their environment, for several pilots may share a machine."""
-    own = set(with_environment(OWNER, os.environ[OWNER]))
+    own = set(pids_with_environment(OWNER, os.environ[OWNER]))
     ranks = (
-        rank for trial in disk.trials() for a in trial.attempts()[-1:] for rank in registered(a)
+        rank for trial in sweep.trials() for a in trial.attempts()[-1:] for rank in registered(a)
     )
     return {rank for rank in ranks if rank.here and rank.pid in own and rank.alive()}
 
 
-def _ray_node(disk: SweepDir, *, label: str, token: str) -> RayNode:
+def _ray_node(sweep: SweepDir, *, label: str, token: str) -> RayNode:
     gpus = job_environment.hide_other_gpus()
     return RayNode(
         label=label,
         address=commands.node_address(),
         cpus=job_environment.cores(),
         gpus=len(gpus),
-        log=disk.path / "nodes" / f"ray-{label}.log",
+        log=sweep.path / "nodes" / f"ray-{label}.log",
         token=token,
     )
 
 
 def submit(pilot: HeadPilot, *, code: Path | None = None) -> list[str]:
     """Submit a head pilot, which imports from `code`; return its job."""
-    disk, request = SweepDir(Path(pilot.sweep)), Request.from_json(pilot.request)
+    sweep, request = SweepDir(Path(pilot.sweep)), Request.from_json(pilot.request)
     ids = submitit_adapter.submit(
         [pilot],
-        name=f"memscale-{disk.name}",
-        folder=job_records.folder(disk).absolute() / "submitit",
+        name=f"memscale-{sweep.name}",
+        folder=job_records.folder(sweep).absolute() / "submitit",
         request=request,
         nodes=request.min_nodes,
         cpus=request.cpus,
         gpus=pilot.gpus_per_node,
         code=code,
     )
-    job_records.note(disk, ids, kind=job_records.HEAD, submission=pilot.submission)
+    job_records.note(sweep, ids, kind=job_records.HEAD, submission=pilot.submission)
     return ids

@@ -18,7 +18,7 @@ from orchestrator.records.trial_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.submit import slurm_direct, slurm_pilot
-from orchestrator.submit.submission import Ended, Submission
+from orchestrator.submit.submission import Submission, SubmissionResult
 from orchestrator.tracking.exporter_process import shipping
 
 LOOK_S = 2.0
@@ -26,7 +26,7 @@ LOOK_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class QueuedJobs:
     """What a submission put into the queue."""
 
     job_ids: Sequence[str]
@@ -45,11 +45,11 @@ class SlurmSubmission(Submission):
     """What ranks run; see `orchestrator.node.worker`."""
 
     @property
-    def disk(self) -> SweepDir:
+    def sweep(self) -> SweepDir:
         """The sweep's folder."""
         return sweep_dir(self.runs, self.plan.sweep.name)
 
-    def send(self) -> Sent:
+    def send(self) -> QueuedJobs:
         """Write the records and submit the jobs; nothing is submitted twice.
 
         Raises:
@@ -59,19 +59,19 @@ class SlurmSubmission(Submission):
         commands.require()
         submitit_adapter.require()
         partition = commands.partition(self.request.partition)
-        disk, todo = self.disk, [t.spec for t in self.plan.trials if t.status != "done"]
+        sweep, todo = self.sweep, [t.spec for t in self.plan.trials if t.status != "done"]
         self._check(partition, todo)
         if self.request.backend == "slurm-direct":
-            return self._send_trials(disk, partition, todo)
+            return self._send_trials(sweep, partition, todo)
         if not todo:
-            return Sent(job_ids=(), trials=0, queued_before=0)
+            return QueuedJobs(job_ids=(), trials=0, queued_before=0)
         job_records.refuse_if_queued(
-            disk, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
+            sweep, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
         )
-        number = self._record(disk)
+        number = self._record(sweep)
         ids = slurm_pilot.submit(
             slurm_pilot.HeadPilot(
-                sweep=str(disk.path.absolute()),
+                sweep=str(sweep.path.absolute()),
                 submission=number,
                 trial_ids=[t.spec.trial_id for t in self.plan.trials],
                 cache=str(self._cache),
@@ -80,17 +80,17 @@ class SlurmSubmission(Submission):
                 predicted_s=self._predicted_s,
                 job=self.job,
             ),
-            code=_code(disk, number),
+            code=_code(sweep, number),
         )
-        return Sent(job_ids=ids, trials=len(todo), queued_before=0)
+        return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=0)
 
-    def follow(self, on_update: Callable[[SweepStatus], None]) -> Ended:
+    def follow(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
         """Tell how it goes and ship what is measured until no job is left; may be left at any time."""
-        return follow(self.disk, self.tracking_uri, on_update)
+        return follow(self.sweep, self.tracking_uri, on_update)
 
     def follow_in_background(self) -> Path:
         """Ship from a process of its own; return the file that it prints into."""
-        log = self.disk.path / "controller.log"
+        log = self.sweep.path / "controller.log"
         uri = {} if self.tracking_uri is None else {"MLFLOW_TRACKING_URI": self.tracking_uri}
         with log.open("ab") as output:
             subprocess.Popen(
@@ -99,7 +99,7 @@ class SlurmSubmission(Submission):
                     "-P",
                     "-m",
                     "orchestrator.submit.slurm_submission",
-                    str(self.disk.path),
+                    str(self.sweep.path),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -115,20 +115,22 @@ class SlurmSubmission(Submission):
 
     @property
     def _predicted_s(self) -> dict[str, float]:
-        return {t.spec.trial_id: t.forecast.seconds for t in self.plan.trials}
+        return {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials}
 
-    def _send_trials(self, disk: SweepDir, partition: Partition, todo: Sequence[TrialSpec]) -> Sent:
-        job_records.refuse_if_queued(disk)
-        before = {job.trial_id for job in job_records.live(disk)}
+    def _send_trials(
+        self, sweep: SweepDir, partition: Partition, todo: Sequence[TrialSpec]
+    ) -> QueuedJobs:
+        job_records.refuse_if_queued(sweep)
+        before = {job.trial_id for job in job_records.live(sweep)}
         left = [spec for spec in todo if spec.trial_id not in before]
         if not left:
-            return Sent(job_ids=(), trials=len(todo), queued_before=len(todo))
-        number = self._record(disk)
+            return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
+        number = self._record(sweep)
         ids = slurm_direct.submit(
-            disk,
+            sweep,
             left,
             submission=number,
-            code=_code(disk, number),
+            code=_code(sweep, number),
             request=self.request,
             partition=partition,
             array_size=commands.max_array_size(),
@@ -136,7 +138,7 @@ class SlurmSubmission(Submission):
             predicted_s=self._predicted_s,
             job=self.job,
         )
-        return Sent(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
+        return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
 
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
         """Refuse what Slurm would let wait forever, or refuse with fewer words."""
@@ -157,7 +159,7 @@ class SlurmSubmission(Submission):
             if asked.backend == "slurm":
                 self._check_pilots_hold(spec, partition, todo)
             else:
-                slurm_direct.shape(spec, partition)
+                slurm_direct.job_size(spec, partition)
 
     def _check_pilots_hold(
         self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
@@ -187,27 +189,27 @@ class SlurmSubmission(Submission):
         return partition.gpus if self.request.gpus is None else self.request.gpus
 
 
-def _code(disk: SweepDir, number: int) -> Path | None:
+def _code(sweep: SweepDir, number: int) -> Path | None:
     """Return the snapshot of the code that a submission runs, None if it has none of its own."""
-    record = next(one for one in disk.submissions() if one["number"] == number)
+    record = next(one for one in sweep.submissions() if one["number"] == number)
     code = record.get("run", {}).get("code")
     return None if code is None else Path(code)
 
 
 def follow(
-    disk: SweepDir, tracking_uri: str | None, on_update: Callable[[SweepStatus], None]
-) -> Ended:
+    sweep: SweepDir, tracking_uri: str | None, on_update: Callable[[SweepStatus], None]
+) -> SubmissionResult:
     """Tell how a sweep on Slurm goes and ship what is measured, until no job is left."""
-    with shipping(disk, tracking_uri) as shipper:
+    with shipping(sweep, tracking_uri) as shipper:
         while True:
-            status = status_from_disk(disk)
+            status = status_from_disk(sweep)
             shipper.keep_alive()
             on_update(status)
             if not status.controller_alive:
                 break
             time.sleep(LOOK_S)
     assert shipper.drained is not None, "the end of `shipping` drains"
-    return Ended(status=status, interrupted=False, drained=shipper.drained)
+    return SubmissionResult(status=status, interrupted=False, drained=shipper.drained)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ PASSED_ON = ("MLFLOW_", "MEMSCALE_RUNS", "NCCL_", "HF_")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class SubmissionResult:
     """How a submission ended."""
 
     status: SweepStatus
@@ -88,16 +88,16 @@ class Submission:
                 "--cpus and --gpus are of this machine; a cluster has what its nodes offer to Ray, so leave them out"
             )
 
-    def run(self, on_update: Callable[[SweepStatus], None]) -> Ended:
+    def run(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
         """Write the records, train what is missing, ship what was measured.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
             ExperimentError: If the launcher cannot start; if there is no cluster, before anything is written.
         """
-        disk = sweep_dir(self.runs, self.plan.sweep.name)
-        number = self._record(disk)
-        return run_recorded(disk, number, on_update, tracking_uri=self.tracking_uri)
+        sweep = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(sweep)
+        return run_recorded(sweep, number, on_update, tracking_uri=self.tracking_uri)
 
     def detach(self) -> Path:
         """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
@@ -109,15 +109,15 @@ class Submission:
             BusyError: If a live controller runs this sweep already.
             StoreError: If it ended before it ran the sweep.
         """
-        disk = sweep_dir(self.runs, self.plan.sweep.name)
-        number = self._record(disk)
+        sweep = sweep_dir(self.runs, self.plan.sweep.name)
+        number = self._record(sweep)
         environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
         if self.address is None:
-            return _detach_here(disk, number, environment)
+            return _detach_here(sweep, number, environment)
         cluster = _ray("ray_connect")
-        code = Path(disk.submission(number)["run"]["code"])
+        code = Path(sweep.submission(number)["run"]["code"])
         log: Path = cluster.host(
-            disk,
+            sweep,
             number,
             code=code,
             address=self.address,
@@ -125,31 +125,31 @@ class Submission:
                 **{n: v for n, v in os.environ.items() if n.startswith(PASSED_ON)},
                 **environment,
             },
-            started=lambda: _runs(disk, number),
+            started=lambda: _runs(sweep, number),
             timeout_s=HOSTED_S,
         )
         return log
 
-    def _record(self, disk: SweepDir) -> int:
+    def _record(self, sweep: SweepDir) -> int:
         """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
             ExperimentError: If nobody listens at the address of the cluster that is to train it. Then nothing is written.
         """
-        refuse_if_busy(disk)
+        refuse_if_busy(sweep)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
             _ray("ray_connect").knock(self.address)
-        code = code_snapshot.take(disk)
-        (disk.path / "cancel.json").unlink(missing_ok=True)
+        code = code_snapshot.take(sweep)
+        (sweep.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:
-            folder = disk.trial(trial.spec.trial_id)
+            folder = sweep.trial(trial.spec.trial_id)
             folder.create(trial.spec)
             (folder.path / "cancel.json").unlink(missing_ok=True)
-        (disk.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
+        (sweep.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
         if self.plan.sweep.step_times:
-            step_time.write(disk.path / "sweep.step_times.json", self.plan.sweep.step_times)
-        return disk.add_submission(
+            step_time.write(sweep.path / "sweep.step_times.json", self.plan.sweep.step_times)
+        return sweep.add_submission(
             {
                 "submitted_at": time.time(),
                 "user": os.environ.get("USER", ""),
@@ -166,24 +166,24 @@ class Submission:
                     "gpus": self.gpus,
                     "priority": self.priority,
                     "weight": self.weight,
-                    "predicted_s": {t.spec.trial_id: t.forecast.seconds for t in self.plan.trials},
+                    "predicted_s": {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials},
                 },
             }
         )
 
 
 def run_recorded(
-    disk: SweepDir,
+    sweep: SweepDir,
     number: int,
     on_update: Callable[[SweepStatus], None],
     *,
     tracking_uri: str | None = None,
     address: str | None = None,
-) -> Ended:
+) -> SubmissionResult:
     """Run a submission that `Submission` wrote down: by the same process, or by another one on another machine.
 
     Args:
-        disk: The sweep.
+        sweep: The sweep.
         number: Of the submission.
         on_update: Called about once a second and at every change.
         tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
@@ -193,18 +193,18 @@ def run_recorded(
         BusyError: If a live controller runs this sweep already.
         ExperimentError: If the launcher cannot start.
     """
-    record = disk.submission(number)
+    record = sweep.submission(number)
     how = record["run"]
     code = Path(how["code"])
     controller = Controller(
-        disk,
+        sweep,
         submission=number,
         trial_ids=record["trial_ids"],
-        launcher=_launcher(disk, {**how, "address": address or how["address"]}, code),
-        cache=(disk.path.parent / "cache").absolute(),
+        launcher=_launcher(sweep, {**how, "address": address or how["address"]}, code),
+        cache=(sweep.path.parent / "cache").absolute(),
         predicted_s=how["predicted_s"],
     )
-    with shipping(disk, tracking_uri, code=code) as shipper, _stops(controller) as stopped:
+    with shipping(sweep, tracking_uri, code=code) as shipper, _stops(controller) as stopped:
 
         def tell(status: SweepStatus) -> None:
             shipper.keep_alive()
@@ -212,18 +212,18 @@ def run_recorded(
 
         status = controller.run(tell)
     assert shipper.drained is not None, "the end of `shipping` drains"
-    return Ended(status=status, interrupted=bool(stopped), drained=shipper.drained)
+    return SubmissionResult(status=status, interrupted=bool(stopped), drained=shipper.drained)
 
 
-def _launcher(disk: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
+def _launcher(sweep: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
     from orchestrator.launchers import local
 
     if how["launcher"] == "process":
-        return local.ProcessLauncher(disk, cpus=how["cpus"], gpus=how["gpus"], code=code)
+        return local.ProcessLauncher(sweep, cpus=how["cpus"], gpus=how["gpus"], code=code)
     if how["launcher"] == "debug":
         return local.DebugLauncher(cpus=how["cpus"], gpus=how["gpus"])
     launcher: Launcher = _ray("ray").RayLauncher(
-        disk,
+        sweep,
         address=how["address"],
         cpus=how["cpus"],
         gpus=how["gpus"],
@@ -244,23 +244,23 @@ def _ray(name: str) -> Any:
         ) from error
 
 
-def _detach_here(disk: SweepDir, number: int, environment: Mapping[str, str]) -> Path:
+def _detach_here(sweep: SweepDir, number: int, environment: Mapping[str, str]) -> Path:
     """Start the controller of a recorded submission in a session of its own, from the recorded code."""
-    log = disk.path / "controller.log"
+    log = sweep.path / "controller.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            controller_command(disk, number),
+            controller_command(sweep, number),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
             env=code_snapshot.with_code(
-                Path(disk.submission(number)["run"]["code"]), {**os.environ, **environment}
+                Path(sweep.submission(number)["run"]["code"]), {**os.environ, **environment}
             ),
         )
     deadline = time.monotonic() + DETACH_S
     while time.monotonic() < deadline:
-        if _runs(disk, number):
+        if _runs(sweep, number):
             return log
         if process.poll() is not None:
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -271,33 +271,33 @@ def _detach_here(disk: SweepDir, number: int, environment: Mapping[str, str]) ->
     raise StoreError(f"{log}: the submission did not start in {DETACH_S:.0f} s; see there")
 
 
-def _runs(disk: SweepDir, number: int) -> bool:
+def _runs(sweep: SweepDir, number: int) -> bool:
     """Return whether a controller runs, or ran, this submission."""
-    return (disk.controller() or {}).get("submission") == number
+    return (sweep.controller() or {}).get("submission") == number
 
 
-def refuse_if_busy(disk: SweepDir) -> None:
+def refuse_if_busy(sweep: SweepDir) -> None:
     """Raise BusyError if a live controller runs this sweep."""
-    controller = disk.controller()
+    controller = sweep.controller()
     if locks.is_alive(controller):
         assert controller is not None, "what does not exist is not alive"
         raise BusyError(
-            f"sweep {disk.name}: pid {controller['pid']} on {controller['host']} runs it already; "
-            f"watch it with `memscale status {disk.name} --watch`, end it with `memscale cancel {disk.name}`"
+            f"sweep {sweep.name}: pid {controller['pid']} on {controller['host']} runs it already; "
+            f"watch it with `memscale status {sweep.name} --watch`, end it with `memscale cancel {sweep.name}`"
         )
-    job_records.refuse_if_queued(disk)
+    job_records.refuse_if_queued(sweep)
 
 
-def cancel(disk: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
+def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
     """Ask for unfinished trials to be stopped for good; return their ids. The controller, if any, does the rest."""
     asked = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
     who = f"memscale cancel, pid {os.getpid()}"
     if whole_sweep and asked:
-        write_json(disk.path / "cancel.json", {"by": who})
+        write_json(sweep.path / "cancel.json", {"by": who})
     for trial in asked:
         trial.request_cancel(who)
     trial_ids = [trial.trial_id for trial in asked]
-    job_records.cancel(disk, trial_ids, whole_sweep=whole_sweep)
+    job_records.cancel(sweep, trial_ids, whole_sweep=whole_sweep)
     return trial_ids
 
 

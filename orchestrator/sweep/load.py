@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.sweep import registry
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
@@ -175,7 +175,7 @@ class _File:
         }
         self.step_times = step_times.used
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[ConfigProblem, ...]:
         """Return everything that is wrong with the file, in its order."""
         return self.diagnostics.error(self.source.file, trials=len(self.drafts)).problems
 

@@ -115,7 +115,7 @@ def ship(
                 asked_last = draining
         except (StoreError, OSError) as error:
             # The sweep's own storage may fail for a while, as the tracker may.
-            if not isinstance(error, StoreError) and not storage_errors.may_pass(error):
+            if not isinstance(error, StoreError) and not storage_errors.is_transient(error):
                 raise
             if str(error) != problem:
                 LOG.warning("%s; trying again", error)
@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
                 remove_leftovers(sweep)
             untold = False
         except OSError as error:
-            if not storage_errors.may_pass(error):
+            if not storage_errors.is_transient(error):
                 raise
             untold = True
 

@@ -42,7 +42,7 @@ from typing import Any
 import psutil
 
 from orchestrator.launchers.ray_embedded import SETTINGS
-from orchestrator.records.processes import ProcessId, with_environment, writing_below
+from orchestrator.records.processes import ProcessId, pids_with_environment, pids_writing_below
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import AttemptDir, SweepDir
 from orchestrator.records.trial_spec import Resources, Retries, TrialSpec
@@ -198,7 +198,7 @@ class Ray:
             except Exception as error:
                 LOG.info("a node did not start: %s", str(error).partition(".")[0])
                 if self._cluster.head_node is None:
-                    _kill_all(writing_below(self.folder))
+                    _kill_all(pids_writing_below(self.folder))
                 if not left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -231,7 +231,7 @@ class Ray:
         """End what Ray started, and wait until nothing writes into its folder any more."""
         with contextlib.suppress(Exception):  # a head that was killed cannot be asked
             self._cluster.shutdown()
-        until(lambda: not _kill_all(writing_below(self.folder)), "Ray's processes end")
+        until(lambda: not _kill_all(pids_writing_below(self.folder)), "Ray's processes end")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill_head(self) -> None:
@@ -633,8 +633,8 @@ class Chaos:
         mark = os.environ[MARK]
         until(
             lambda: (
-                not with_environment(MARK, mark)
-                and not with_environment("MEMSCALE_SWEEP_DIR", str(self.sweep.path))
+                not pids_with_environment(MARK, mark)
+                and not pids_with_environment("MEMSCALE_SWEEP_DIR", str(self.sweep.path))
             ),
             "every process has ended",
         )

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.records.processes import writing_below
+from orchestrator.records.processes import pids_writing_below
 
 NETWORK = "10.77.0"
 PORT = 6379
@@ -233,7 +233,7 @@ class Hosts:
 
 
 def _writing(folder: Path) -> list[int]:
-    return [pid for pid in writing_below(folder) if psutil.pid_exists(pid)]
+    return [pid for pid in pids_writing_below(folder) if psutil.pid_exists(pid)]
 
 
 def _tree(host: Host) -> Iterator[psutil.Process]:

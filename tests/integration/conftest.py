@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import AttemptDir, SweepDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
@@ -105,7 +105,7 @@ class TinySweep:
 
         Some of Ray's processes overwrite their environment, and some start sessions of their own.
         """
-        marked = with_environment("MEMSCALE_SWEEP_DIR", str(self.disk.path))
+        marked = pids_with_environment("MEMSCALE_SWEEP_DIR", str(self.disk.path))
         sessions = {str(controller.pid) for controller in self._controllers}
         return marked + [
             pid for pid, stat in stats() if stat[3] in sessions and stat[0] not in "ZX"

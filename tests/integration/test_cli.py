@@ -40,7 +40,7 @@ class Place:
 
     def __init__(self, folder):
         self.folder = folder
-        self.disk = SweepDir(folder / "runs" / "tiny")
+        self.sweep = SweepDir(folder / "runs" / "tiny")
 
     def write(self, *, tokens=5_120, seeds="[0]", failure=1):
         text = SWEEP.format(tokens=tokens, seeds=seeds, failure=failure)
@@ -79,12 +79,12 @@ class Place:
     def losses(self):
         return {
             t.trial_id: {s: v for s, (_, v) in t.metrics()["train/loss"].items()}
-            for t in self.disk.trials()
+            for t in self.sweep.trials()
         }
 
     def all_beyond(self, step):
         """Return whether every trial has trained beyond a step in its last attempt."""
-        beats = [t.heartbeat() for t in self.disk.trials()]
+        beats = [t.heartbeat() for t in self.sweep.trials()]
         return bool(beats) and all(beat and (beat.get("step") or 0) > step for beat in beats)
 
     def wait_until(self, condition, process=None):
@@ -101,7 +101,7 @@ def test_the_whole_path_and_submitting_again(place):
     first = place.run("submit", "tiny.yaml", "--launcher", "process")
 
     assert "2 trials, 2 to train" in first
-    assert {t.state() for t in place.disk.trials()} == {TrialState.DONE}
+    assert {t.state() for t in place.sweep.trials()} == {TrialState.DONE}
     assert "2 done" in place.run("status", "tiny")
     assert "attempt 1: first attempt" in place.run("logs", "dense")
     assert "report.html" in place.run("report", "tiny")
@@ -140,7 +140,7 @@ def test_plan_as_json_holds_every_number(place):
 @pytest.mark.long
 def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_store, tmp_path):
     place.write(tokens=76_800)
-    make_store(place.disk.path.parent)
+    make_store(place.sweep.path.parent)
     furthest = 0
     for number in (signal.SIGINT, signal.SIGTERM):
         process = place.start("submit", "tiny.yaml", "--launcher", "process")
@@ -150,37 +150,37 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
 
         assert process.returncode == 130, output
         assert "Submit the same file again to go on" in output
-        assert {t.state() for t in place.disk.trials()} == {TrialState.WAITING}
-        furthest = max(t.checkpoint_step() for t in place.disk.trials())
+        assert {t.state() for t in place.sweep.trials()} == {TrialState.WAITING}
+        furthest = max(t.checkpoint_step() for t in place.sweep.trials())
     assert "resume: goes on after step" in place.run("plan", "tiny.yaml")
     place.run("submit", "tiny.yaml", "--launcher", "process")
     undisturbed = Place(tmp_path / "undisturbed")
     undisturbed.folder.mkdir()
     undisturbed.write(tokens=76_800)
-    make_store(undisturbed.disk.path.parent)
+    make_store(undisturbed.sweep.path.parent)
     undisturbed.run("submit", "tiny.yaml", "--launcher", "process")
     assert place.losses() == undisturbed.losses()
-    assert {len(t.attempts()) for t in place.disk.trials()} == {3}
+    assert {len(t.attempts()) for t in place.sweep.trials()} == {3}
 
 
 def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place, make_store):
     place.write(tokens=2_560_000)
-    make_store(place.disk.path.parent)
+    make_store(place.sweep.path.parent)
     (place.folder / "typer.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
 
     assert "in the background" in place.run("submit", "tiny.yaml", "--launcher", "process", "-dq")
 
     # The command returns when the sweep is there to be watched, and a module of the folder's own shadows nothing.
     assert "trial" in place.run("status", "tiny")
-    place.wait_until(lambda: all((t.heartbeat() or {}).get("step") for t in place.disk.trials()))
+    place.wait_until(lambda: all((t.heartbeat() or {}).get("step") for t in place.sweep.trials()))
     assert "Nothing to add: 2 are running" in place.run("plan", "tiny.yaml")
     assert "2 running" in place.run("status", "tiny")
     assert "runs it already" in place.run("submit", "tiny.yaml", "--launcher", "process", code=3)
-    follower = place.start("logs", place.disk.trials()[0].trial_id, "-f")
+    follower = place.start("logs", place.sweep.trials()[0].trial_id, "-f")
     assert "2 unfinished trials" in place.run("cancel", "tiny")
     output, _ = follower.communicate(timeout=300)
     assert "cancelled" in output
-    place.wait_until(lambda: {t.state() for t in place.disk.trials()} == {TrialState.CANCELLED})
+    place.wait_until(lambda: {t.state() for t in place.sweep.trials()} == {TrialState.CANCELLED})
     assert "2 cancelled" in place.run("plan", "tiny.yaml")
 
 
@@ -207,7 +207,7 @@ def test_the_recipes_are_listed_without_a_sweep(place):
 
 def test_what_does_not_exist_is_said_with_what_does(place, make_store):
     place.write()
-    make_store(place.disk.path.parent)
+    make_store(place.sweep.path.parent)
     place.run("submit", "tiny.yaml", "--launcher", "debug")
 
     assert "there are: tiny" in place.run("status", "other", code=1)

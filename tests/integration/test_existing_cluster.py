@@ -19,7 +19,7 @@ from orchestrator.control import node_exclusion
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
 from orchestrator.launchers.ray import RayLauncher
-from orchestrator.records.processes import writing_below
+from orchestrator.records.processes import pids_writing_below
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
@@ -271,7 +271,7 @@ def client_address(monkeypatch):
     finally:
         head.terminate()  # `ray start --block` ends what it started
         head.wait(60)
-        for pid in writing_below(folder):
+        for pid in pids_writing_below(folder):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 

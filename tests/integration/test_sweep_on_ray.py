@@ -18,7 +18,7 @@ from orchestrator.launchers import ray as ray_cluster
 from orchestrator.launchers.ray import RayLauncher
 from orchestrator.launchers.ray_embedded import remove_leftovers
 from orchestrator.records.errors import ExperimentError
-from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 
@@ -80,7 +80,7 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     assert shared | {seen_gpus(sweep, whole)} == {"0", "1"}
     assert dict(os.environ) == before
     assert signal.getsignal(signal.SIGTERM) is on_sigterm
-    assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
+    assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
     assert list(Path(tempfile.gettempdir()).glob(f"ms-{os.getpid()}-*")) == []
 
 
@@ -123,7 +123,7 @@ def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reuse
         assert launcher.end_orphans([orphan]) == [orphan]
     finally:
         launcher.close()
-    assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
+    assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
 
 
 def test_folders_of_controllers_that_are_gone_are_removed(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.sweep.load import load_sweep
 
 GOOD = """name: test
@@ -43,7 +43,7 @@ def survives(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.yaml"
         file.write_text(text, encoding="utf-8")
-        problems: Sequence[Problem] = ()
+        problems: Sequence[ConfigProblem] = ()
         trials = 0
         try:
             trials = len(load_sweep(file).trials)

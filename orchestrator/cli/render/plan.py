@@ -113,8 +113,8 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
             units.size(numbers[f"bytes_read_per_token_batch{BATCH}"]),
             units.size(numbers["activation_bytes"]),
             units.size(numbers["peak_memory_bytes"]),
-            units.short_duration(first.forecast.seconds / max(1.0, numbers["steps"])),
-            units.duration(first.forecast.seconds),
+            units.short_duration(first.runtime.seconds / max(1.0, numbers["steps"])),
+            units.duration(first.runtime.seconds),
             _states(t.status for t in group),
         )
     return table
@@ -190,7 +190,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         return Text("Nothing to train: every trial has its result.", style="green")
     total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
     seconds = plan.predicted_s(slots=slots)
-    sources = sorted({t.forecast.source for t in todo})
+    sources = sorted({t.runtime.source for t in todo})
     how = {
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",

@@ -14,14 +14,14 @@ from rich.text import Text
 from orchestrator.cli.render.command_name import command
 from orchestrator.control.status import SweepStatus, TrialStatus, status_from_disk
 from orchestrator.records import units
-from orchestrator.records.circuit_breaker import Outage
+from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 if (
     TYPE_CHECKING
 ):  # it brings the scheduler and numpy: half of the time that `memscale status` takes
-    from orchestrator.submit.submission import Ended
+    from orchestrator.submit.submission import SubmissionResult
 
 STATUS_STYLE = {
     "new": "cyan", "done": "green", "running": "yellow", "resume": "yellow", "retry": "magenta",
@@ -170,9 +170,9 @@ class LiveSweep:
             self._console.print(totals_text(status))
 
 
-def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
+def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableType:
     """Return how a submission ended and what to do next."""
-    status = ended.status
+    status = result.status
     lines: list[RenderableType] = [totals_text(status)]
     for trial in status.trials:
         if trial.state is TrialState.FAILED:
@@ -180,17 +180,17 @@ def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
             lines.append(
                 Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
             )
-        elif trial.state is TrialState.WAITING and trial.wait and not ended.interrupted:
+        elif trial.state is TrialState.WAITING and trial.wait and not result.interrupted:
             lines.append(Text(f"waiting: {trial.trial_id}: {trial.wait}", style="yellow"))
-    if not ended.drained.complete:
+    if not result.drained.complete:
         lines.append(
             Text(
-                f"{ended.drained.points_waiting:,} points are not in MLflow yet ({ended.drained.problem}); they are safe in the "
+                f"{result.drained.points_waiting:,} points are not in MLflow yet ({result.drained.problem}); they are safe in the "
                 f"journals: {command()} sync {status.sweep}{runs_option}",
                 style="yellow",
             )
         )
-    if ended.interrupted and not status.complete:
+    if result.interrupted and not status.complete:
         lost = sum(
             t.state is TrialState.WAITING
             and t.outcome is not None
@@ -210,12 +210,12 @@ def outcome_text(ended: "Ended", *, runs_option: str) -> RenderableType:
 
 def watch(sweep: SweepDir, console: Console) -> None:
     """Refresh the table until no controller runs the sweep, or Ctrl-C."""
-    outage = Outage(sweep.path)
+    breaker = CircuitBreaker(sweep.path)
     with LiveSweep(console) as live, suppress(KeyboardInterrupt):
         while True:
-            with outage.endured():
+            with breaker.guarded():
                 now = status_from_disk(sweep)
-                outage.over()
+                breaker.close()
                 live.update(now)
                 if not now.controller_alive:
                     return

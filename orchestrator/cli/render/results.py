@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render.command_name import command
-from orchestrator.diagnostics import Check, Verdict
+from orchestrator.diagnostics import Check, Severity
 
 
 class PrintedTable(Protocol):
@@ -73,7 +73,7 @@ def doctor_table(checks: Sequence[Check]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column()
-    style = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+    style = {Severity.OK: "green", Severity.WARN: "yellow", Severity.FAIL: "red"}
     for check in checks:
         found = Text(check.found)
         if check.fix:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.records.errors import ConfigError, ConfigProblem
 
 Kind = Literal["value", "missing", "combination"]
 """value: what is written there is wrong, whatever the trial. missing: something that should be in the mapping
@@ -64,7 +64,7 @@ class Diagnostics:
             if diagnostic.kind == "combination" and self._met[place] < trials:
                 message += f" (in {self._met[place]} of {trials} trials, first {trial})"
             problems.append(
-                Problem(
+                ConfigProblem(
                     file=file,
                     line=diagnostic.line,
                     column=diagnostic.column,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.records.errors import ConfigError, Problem
+from orchestrator.records.errors import ConfigError, ConfigProblem
 
 MAX_BYTES = 2**20
 """A sweep file is written by hand; what is larger is something else (a data set, a log)."""
@@ -28,14 +28,14 @@ class Source(NamedTuple):
     """Lines of `file` above the text, where the file holds several."""
 
 
-def sources(arguments: Sequence[Path]) -> tuple[list[Source], list[Problem]]:
+def sources(arguments: Sequence[Path]) -> tuple[list[Source], list[ConfigProblem]]:
     """Return the texts of all files that are meant, in order, and what is wrong with diagnostic or reading them.
 
     Each argument is a file, a folder (all its YAML files, by name), or the bare name of a bundled sweep or folder
     of sweeps.
     """
     found: list[Source] = []
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     seen: set[Path] = set()
     for argument in arguments:
         try:
@@ -174,7 +174,7 @@ def read(file: Path) -> str:
         before = content[: error.start]
         raise ConfigError(
             [
-                Problem(
+                ConfigProblem(
                     file=file,
                     line=before.count(b"\n") + 1,
                     column=error.start - (before.rfind(b"\n") + 1) + 1,
@@ -224,5 +224,5 @@ def questions(texts: Iterable[str]) -> str | None:
 
 def _refused(file: Path, message: str, fix: str) -> ConfigError:
     return ConfigError(
-        [Problem(file=file, line=None, column=None, key="", message=message, fix=fix)]
+        [ConfigProblem(file=file, line=None, column=None, key="", message=message, fix=fix)]
     )

@@ -21,10 +21,10 @@ import pytest
 
 from orchestrator.control.status import TrialStatus, status_from_disk
 from orchestrator.launchers.slurm.options import Request
-from orchestrator.records.processes import with_environment
+from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
-from orchestrator.submit.slurm_submission import Sent, SlurmSubmission
+from orchestrator.submit.slurm_submission import QueuedJobs, SlurmSubmission
 
 COUNTING = Path(__file__).parents[2] / "unit" / "orchestrator" / "counting_job.py"
 NODES = 3
@@ -182,14 +182,14 @@ class SlurmSweep:
             logging=Logging(),
         )
 
-    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> Sent:
+    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueuedJobs:
         """Do what `memscale submit --backend` does once the sweep file is read and priced."""
         trials = [
             SimpleNamespace(
                 spec=spec,
                 status="done" if self.disk.trial(spec.trial_id).result() else "new",
                 why="",
-                forecast=SimpleNamespace(seconds=1.0),
+                runtime=SimpleNamespace(seconds=1.0),
             )
             for spec in specs
         ]
@@ -245,7 +245,7 @@ def sweep(slurm: Slurm, tmp_path: Path) -> Iterator[SlurmSweep]:
     made = SlurmSweep(tmp_path)
     yield made
     slurm.end_jobs()
-    marked = lambda: with_environment("MEMSCALE_SWEEP_DIR", str(made.disk.path))  # noqa: E731
+    marked = lambda: pids_with_environment("MEMSCALE_SWEEP_DIR", str(made.disk.path))  # noqa: E731
     wait_for(lambda: not marked(), "the end of every process of the sweep", 60.0)
 
 

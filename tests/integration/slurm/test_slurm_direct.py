@@ -8,7 +8,7 @@ import pytest
 from orchestrator.control.status import status_from_disk
 from orchestrator.launchers.slurm.commands import SlurmError
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import ControllerLease
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.submit.submission import cancel, refuse_if_busy
@@ -35,7 +35,7 @@ def test_every_trial_is_one_task_of_an_array(slurm, sweep, eventually):
     assert status_from_disk(sweep.disk).controller_alive
     assert sweep.status(gated).state is TrialState.RUNNING
     with pytest.raises(BusyError, match="runs it already"):
-        ControllerLease(sweep.disk, submission=2).acquire()
+        ControllerLock(sweep.disk, submission=2).acquire()
     again = sweep.submit([gated], DIRECT)
     assert (list(again.job_ids), again.queued_before) == ([], 1)
     sweep.open_gate(gated)

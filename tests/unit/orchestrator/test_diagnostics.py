@@ -2,7 +2,7 @@ import socket
 from pathlib import Path
 
 from orchestrator import diagnostics
-from orchestrator.diagnostics import Verdict
+from orchestrator.diagnostics import Severity
 
 
 def by_name(checks):
@@ -10,14 +10,14 @@ def by_name(checks):
 
 
 def test_every_check_reports_and_a_sound_machine_has_no_failures(tmp_path):
-    checks = by_name(diagnostics.examine(tmp_path / "runs"))
+    checks = by_name(diagnostics.run_checks(tmp_path / "runs"))
 
     assert {"python", "torch", "gpus", "ray", "mlflow", "disk", "ui port"} <= set(checks)
-    assert [c for c in checks.values() if c.verdict is Verdict.FAIL] == []
+    assert [c for c in checks.values() if c.verdict is Severity.FAIL] == []
 
 
 def test_whatever_is_not_ok_says_what_to_do(tmp_path):
-    assert all(c.fix for c in diagnostics.examine(tmp_path) if c.verdict is not Verdict.OK)
+    assert all(c.fix for c in diagnostics.run_checks(tmp_path) if c.verdict is not Severity.OK)
 
 
 def test_a_taken_port_is_named(tmp_path):
@@ -26,19 +26,19 @@ def test_a_taken_port_is_named(tmp_path):
         listener.listen()
         port = listener.getsockname()[1]
 
-        check = by_name(diagnostics.examine(tmp_path, port=port))["ui port"]
+        check = by_name(diagnostics.run_checks(tmp_path, port=port))["ui port"]
 
-    assert check.verdict is Verdict.WARN
+    assert check.verdict is Severity.WARN
     assert str(port) in check.found
 
 
 def test_missing_packages_are_failures_with_the_command_to_install_them(tmp_path, monkeypatch):
     monkeypatch.setattr(diagnostics, "_version", lambda distribution: None)
 
-    checks = by_name(diagnostics.examine(tmp_path))
+    checks = by_name(diagnostics.run_checks(tmp_path))
 
     for name in ("ray", "mlflow", "torch"):
-        assert checks[name].verdict is Verdict.FAIL
+        assert checks[name].verdict is Severity.FAIL
         assert "pip install" in checks[name].fix
 
 
@@ -47,17 +47,17 @@ def test_a_full_disk_fails_and_a_network_file_system_warns(tmp_path, monkeypatch
     monkeypatch.setattr(diagnostics.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(diagnostics, "_file_system", lambda path: "nfs4")
 
-    checks = by_name(diagnostics.examine(tmp_path))
+    checks = by_name(diagnostics.run_checks(tmp_path))
 
-    assert checks["disk"].verdict is Verdict.FAIL
-    assert checks["sqlite"].verdict is Verdict.WARN
+    assert checks["disk"].verdict is Severity.FAIL
+    assert checks["sqlite"].verdict is Severity.WARN
     assert "--tracking-uri" in checks["sqlite"].fix
 
 
 def test_a_temp_folder_too_long_for_sockets_fails(monkeypatch):
     monkeypatch.setattr(diagnostics.tempfile, "gettempdir", lambda: "/" + "x" * 90)
 
-    assert by_name(diagnostics.examine(Path("runs")))["temp folder"].verdict is Verdict.FAIL
+    assert by_name(diagnostics.run_checks(Path("runs")))["temp folder"].verdict is Severity.FAIL
 
 
 def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
@@ -66,7 +66,7 @@ def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
 
     monkeypatch.setattr(diagnostics, "_memory", broken)
 
-    check = by_name(diagnostics.examine(tmp_path))["memory"]
+    check = by_name(diagnostics.run_checks(tmp_path))["memory"]
 
-    assert check.verdict is Verdict.FAIL
+    assert check.verdict is Severity.FAIL
     assert "no such device" in check.found

@@ -160,7 +160,7 @@ def test_recorded_trials_are_those_on_disk_with_what_is_left_of_them(unfinished)
     assert len(trials) == 24
     assert {t.spec.trial_id for t in trials if t.to_train} == waiting
     assert {t.remaining for t in trials if not t.to_train} == {0.0}
-    sources = {t.spec.architecture: t.forecast.source for t in trials}
+    sources = {t.spec.architecture: t.runtime.source for t in trials}
     assert sources == {"dense": "measured", "memory_plus": "scaled"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator import cli
-from orchestrator.records.locks import ControllerLease
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 
@@ -19,9 +19,9 @@ def memscale(*words):
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def submitted(tmp_path):
     """A submitted sweep: a trial that failed, one that waits."""
-    disk = SweepDir(tmp_path / "runs" / "s")
+    sweep = SweepDir(tmp_path / "runs" / "s")
     for seed in (0, 1):
         spec = TrialSpec(
             sweep="s",
@@ -30,12 +30,12 @@ def sweep(tmp_path):
             train={"tokens": 100, "batch_tokens": 10},
             seed=seed,
         )
-        disk.trial(spec.trial_id).create(spec)
-    failed, waiting = disk.trials()
+        sweep.trial(spec.trial_id).create(spec)
+    failed, waiting = sweep.trials()
     attempt = failed.new_attempt({"submission": 1})
     write_json(attempt.path / "end.json", {"outcome": "user_error", "reason": "", "final": True})
-    disk.add_submission({"trial_ids": [failed.trial_id, waiting.trial_id], "submitted_at": 0.0})
-    return disk, failed, waiting
+    sweep.add_submission({"trial_ids": [failed.trial_id, waiting.trial_id], "submitted_at": 0.0})
+    return sweep, failed, waiting
 
 
 def test_version_is_that_of_the_distribution():
@@ -64,9 +64,9 @@ def test_a_folder_that_is_not_there_is_told_from_one_without_the_sweep(tmp_path)
     assert "nothing was submitted into" in empty[1]
 
 
-def test_one_trial_is_one_trial(sweep):
-    disk, _, waiting = sweep
-    runs = ("--runs", disk.path.parent)
+def test_one_trial_is_one_trial(submitted):
+    sweep, _, waiting = submitted
+    runs = ("--runs", sweep.path.parent)
 
     assert memscale("cancel", "s", *runs) == (0, "Asked 1 unfinished trial of s to stop.")
 
@@ -74,10 +74,10 @@ def test_one_trial_is_one_trial(sweep):
     assert memscale("cancel", "s", *runs) == (0, "Nothing of s is unfinished.")
 
 
-def test_retry_without_a_controller_is_noted(sweep):
-    disk, failed, _ = sweep
+def test_retry_without_a_controller_is_noted(submitted):
+    sweep, failed, _ = submitted
 
-    code, said = memscale("retry", "s", "--runs", disk.path.parent)
+    code, said = memscale("retry", "s", "--runs", sweep.path.parent)
 
     assert code == 0
     assert said == (
@@ -87,19 +87,19 @@ def test_retry_without_a_controller_is_noted(sweep):
     assert failed.state() is TrialState.WAITING
 
 
-def test_retry_beside_a_controller_and_what_ignores_it(sweep):
-    disk, failed, waiting = sweep
+def test_retry_beside_a_controller_and_what_ignores_it(submitted):
+    sweep, failed, waiting = submitted
     waiting.request_cancel("test")
-    lease = ControllerLease(disk, submission=1)
-    lease.acquire()
-    runs = ("--runs", disk.path.parent)
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
+    runs = ("--runs", sweep.path.parent)
     try:
         said = [
             memscale("retry", "s", *trials, *runs)[1]
             for trials in ([failed.trial_id], [failed.trial_id], [], [])
         ]
     finally:
-        lease.release()
+        lock.release()
 
     assert said == [
         "s: 1 trial back in the queue.",
@@ -110,12 +110,12 @@ def test_retry_beside_a_controller_and_what_ignores_it(sweep):
     assert not waiting.cancel_requested()
 
 
-def test_examples_of_retry_are_calls_that_it_takes(sweep):
-    disk, failed, _ = sweep
+def test_examples_of_retry_are_calls_that_it_takes(submitted):
+    sweep, failed, _ = submitted
     command = next(c for c in cli.app.registered_commands if c.callback.__name__ == "retry")
 
     for example in command.epilog.removeprefix("Examples: ").split("  ·  "):
         _, verb, name, *trials = example.split()
         assert (verb, name) == ("retry", "quickstart")
         words = ["s", *(failed.trial_id for _ in trials)]
-        assert memscale(verb, *words, "--runs", disk.path.parent)[0] == 0
+        assert memscale(verb, *words, "--runs", sweep.path.parent)[0] == 0

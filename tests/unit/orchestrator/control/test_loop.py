@@ -19,7 +19,7 @@ from orchestrator.node.reporter import RankReporter
 from orchestrator.node.worker import write_error, write_result
 from orchestrator.records import trial_dir as trial_dir_module
 from orchestrator.records.errors import BusyError, ExperimentError
-from orchestrator.records.locks import ControllerLease
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import (
@@ -795,14 +795,14 @@ def test_failing_launcher_leaves_a_truthful_record_and_a_free_lock(world):
         "its controller failed: ExperimentError: the cluster is gone" in world.end(trial)["reason"]
     )
     assert world.launcher.closed
-    lease = ControllerLease(world.sweep, submission=2)
-    lease.acquire()
-    lease.release()
+    lock = ControllerLock(world.sweep, submission=2)
+    lock.acquire()
+    lock.release()
 
 
 def test_second_controller_is_refused_and_touches_nothing(world):
     trial = world.trial(0)
-    holder = ControllerLease(world.sweep, submission=1)
+    holder = ControllerLock(world.sweep, submission=1)
     holder.acquire()
 
     with pytest.raises(BusyError, match=f"process {os.getpid()}"):

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import DebugLauncher, ProcessLauncher
-from orchestrator.records.processes import with_environment
+from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
 
@@ -73,7 +73,7 @@ def test_sweep_of_processes_finishes_with_every_kind_of_trial(sweep):
         1,
     ]
     assert merged_steps(sweep, oom_once) == list(range(1, 11))
-    assert with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
+    assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
     environment = sweep.trial(plain).attempt(1).environment()
     assert environment
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from orchestrator.launchers.ray_watchdog import OWNER, clean_up
-from orchestrator.records.processes import ProcessId, writing_below
+from orchestrator.records.processes import ProcessId, pids_writing_below
 
 WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
@@ -64,7 +64,7 @@ def test_file_that_was_deleted_still_counts(start, tmp_path):
     writer = start(f"out = open({str(tmp_path / 'log')!r}, 'w'); {WAITS}")
     (tmp_path / "log").unlink()
 
-    assert writing_below(tmp_path) == [writer.pid]
+    assert pids_writing_below(tmp_path) == [writer.pid]
 
 
 def test_end_of_the_pipe_sets_it_off(start, tmp_path):

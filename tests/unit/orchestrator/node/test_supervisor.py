@@ -13,7 +13,7 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.node import supervisor as supervisor_module
 from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
 from orchestrator.records.errors import ExperimentError
-from orchestrator.records.processes import ProcessId, with_environment
+from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec
@@ -65,7 +65,7 @@ class Node:
         return wait_until(self.supervisor.poll)
 
     def left(self):
-        return with_environment("MEMSCALE_SWEEP_DIR", str(self.sweep.path))
+        return pids_with_environment("MEMSCALE_SWEEP_DIR", str(self.sweep.path))
 
 
 def wait_until(look, timeout_s=30.0):

@@ -17,7 +17,7 @@ from orchestrator.node import reporter, worker
 from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
 from orchestrator.node.worker import classify, load_job, main
 from orchestrator.records import rank_registry
-from orchestrator.records.locks import LeaseHeld, TrialLease
+from orchestrator.records.locks import LockHeld, TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
 from orchestrator.records.trial_dir import SweepDir
@@ -198,7 +198,7 @@ def test_interruption_is_no_error(make, monkeypatch):
 
 def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
     request = make()
-    other = TrialLease(request.trial)
+    other = TrialLock(request.trial)
     other.acquire(wait_s=0)
     monkeypatch.setattr(worker, "LEASE_WAIT_S", 0.0)
 
@@ -243,7 +243,7 @@ def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
         (ValueError("x"), Outcome.USER_ERROR),
         (SystemExit(3), Outcome.USER_ERROR),
         (KeyboardInterrupt(), Outcome.INTERRUPTED),
-        (LeaseHeld("x"), Outcome.PREEMPTED),
+        (LockHeld("x"), Outcome.PREEMPTED),
         (RuntimeError("CUDA out of memory. Tried"), Outcome.GPU_OOM),
         (
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),

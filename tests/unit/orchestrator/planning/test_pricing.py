@@ -58,7 +58,7 @@ def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
         assert 0 < numbers["activation_bytes"] < numbers["peak_memory_bytes"]
         alone, together = (numbers[f"bytes_read_per_token{b}"] for b in ("", "_batch64"))
         assert alone / 64 < together < alone
-        assert trial.forecast.seconds > 0
+        assert trial.runtime.seconds > 0
     assert {t.status for t in plan.trials} == {"new"}
 
 
@@ -183,7 +183,7 @@ def test_trials_that_left_the_file_are_kept_and_named(sweep, disk):
 
 def test_predicted_wall_time_fills_the_slots_longest_first(sweep, disk):
     plan = make_plan(sweep, disk, MEASURED)
-    alone = sum(t.forecast.seconds for t in plan.trials)
+    alone = sum(t.runtime.seconds for t in plan.trials)
 
     assert plan.predicted_s(slots=1) == pytest.approx(alone)
     assert alone / 2 <= plan.predicted_s(slots=2) <= alone

@@ -2,9 +2,9 @@ import math
 
 from orchestrator.planning.runtime_prior import (
     Measurement,
-    forecast,
     matmul_flops_per_second,
     measurements,
+    predict_runtime,
 )
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
@@ -31,22 +31,22 @@ def measured(architecture="dense", *, flops_per_token=3000.0, s_per_token=1e-5):
 
 
 def test_a_measured_trial_of_the_same_size_is_believed():
-    found = forecast(spec(), [measured()], flops_per_second=None)
+    found = predict_runtime(spec(), [measured()], flops_per_second=None)
 
     assert found.source == "measured"
     assert math.isclose(found.seconds, 10.0)
 
 
 def test_a_larger_model_takes_longer_and_a_smaller_one_no_less():
-    larger = forecast(spec(flops=3.0e10), [measured()], flops_per_second=None)
-    smaller = forecast(spec(flops=3.0e8), [measured()], flops_per_second=None)
+    larger = predict_runtime(spec(flops=3.0e10), [measured()], flops_per_second=None)
+    smaller = predict_runtime(spec(flops=3.0e8), [measured()], flops_per_second=None)
 
     assert math.isclose(larger.seconds, 100.0)
     assert math.isclose(smaller.seconds, 10.0)
 
 
 def test_the_same_architecture_is_preferred_to_a_nearer_size():
-    found = forecast(
+    found = predict_runtime(
         spec("memory_plus"),
         [measured("dense"), measured("memory_plus", flops_per_token=1000.0, s_per_token=2e-5)],
         flops_per_second=None,
@@ -58,16 +58,19 @@ def test_the_same_architecture_is_preferred_to_a_nearer_size():
 
 def test_another_architecture_is_scaled_and_said_so():
     assert (
-        forecast(spec("memory_plus"), [measured("dense")], flops_per_second=None).source == "scaled"
+        predict_runtime(spec("memory_plus"), [measured("dense")], flops_per_second=None).source
+        == "scaled"
     )
 
 
 def test_what_a_cpu_took_says_nothing_about_a_gpu():
-    assert forecast(spec(), [measured()], flops_per_second=None, on_gpu=True).source == "guess"
+    assert (
+        predict_runtime(spec(), [measured()], flops_per_second=None, on_gpu=True).source == "guess"
+    )
 
 
 def test_without_measurements_the_guess_says_that_it_is_one():
-    found = forecast(spec(), [], flops_per_second=1.0e9)
+    found = predict_runtime(spec(), [], flops_per_second=1.0e9)
 
     assert found.source == "guess"
     assert found.seconds > 3.0

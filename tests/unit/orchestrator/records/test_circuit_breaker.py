@@ -14,7 +14,7 @@ from orchestrator.cli.render import progress
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.status import SweepStatus
 from orchestrator.node.fork_server import _exit_code
-from orchestrator.records.circuit_breaker import TELL_S, Outage
+from orchestrator.records.circuit_breaker import WARN_EVERY_S, CircuitBreaker
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 
@@ -25,28 +25,28 @@ def failure(path=None):
 
 def test_an_outage_begins_with_an_error_and_is_told_once_a_minute(tmp_path, caplog):
     now = [1000.0]
-    outage = Outage(tmp_path, clock=lambda: now[0])
+    breaker = CircuitBreaker(tmp_path, clock=lambda: now[0])
     for _ in range(150):
-        with outage.endured():
+        with breaker.guarded():
             raise failure()
         now[0] += 1.0
 
-    assert outage.lasts
-    assert outage.sentence().startswith(f"the storage of {tmp_path} fails (Input/output error); ")
-    assert outage.sentence().endswith("(for 2 min 30 s)")
-    assert len(caplog.messages) == 1 + 150 // TELL_S
+    assert breaker.is_open
+    assert breaker.reason().startswith(f"the storage of {tmp_path} fails (Input/output error); ")
+    assert breaker.reason().endswith("(for 2 min 30 s)")
+    assert len(caplog.messages) == 1 + 150 // WARN_EVERY_S
 
-    outage.over()
-    assert not outage.lasts
+    breaker.close()
+    assert not breaker.is_open
 
 
 @pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "x"), ValueError("x")])
 def test_other_errors_are_no_outage(tmp_path, error):
-    outage = Outage(tmp_path)
+    breaker = CircuitBreaker(tmp_path)
 
-    with pytest.raises(type(error)), outage.endured():
+    with pytest.raises(type(error)), breaker.guarded():
         raise error
-    assert not outage.lasts
+    assert not breaker.is_open
 
 
 def test_a_command_says_what_fails_in_a_sentence(tmp_path, capsys):

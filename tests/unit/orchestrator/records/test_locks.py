@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.records import locks as lease_module
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import STALE_S, ControllerLease, LeaseHeld, TrialLease, is_alive
+from orchestrator.records.locks import STALE_S, ControllerLock, LockHeld, TrialLock, is_alive
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 
@@ -20,7 +20,7 @@ def sweep(tmp_path):
 
 
 def test_second_controller_is_told_who_holds_the_sweep(sweep):
-    first, second = ControllerLease(sweep, submission=1), ControllerLease(sweep, submission=2)
+    first, second = ControllerLock(sweep, submission=1), ControllerLock(sweep, submission=2)
     first.acquire()
 
     with pytest.raises(
@@ -33,14 +33,14 @@ def test_second_controller_is_told_who_holds_the_sweep(sweep):
 
 
 def test_controller_json_tells_of_a_living_then_of_an_ended_controller(sweep):
-    lease = ControllerLease(sweep, submission=3, clock=lambda: 50.0)
-    lease.acquire()
-    lease.beat({"waits": {"t": "why"}})
+    lock = ControllerLock(sweep, submission=3, clock=lambda: 50.0)
+    lock.acquire()
+    lock.heartbeat({"waits": {"t": "why"}})
     record = sweep.controller()
 
     assert is_alive(record)
     assert (record["submission"], record["started_at"], record["waits"]) == (3, 50.0, {"t": "why"})
-    lease.release()
+    lock.release()
     assert not is_alive(sweep.controller())
 
 
@@ -64,11 +64,11 @@ import sys
 from pathlib import Path
 from orchestrator.records.locks import ControllerLease
 from orchestrator.records.trial_dir import SweepDir
-lease = ControllerLease(SweepDir(Path(sys.argv[1])), submission=1)
-lease.acquire()
+lock = ControllerLease(SweepDir(Path(sys.argv[1])), submission=1)
+lock.acquire()
 print('held', flush=True)
 sys.stdin.read()
-lease.release()
+lock.release()
 """
 
 
@@ -87,16 +87,16 @@ def another_controller(sweep):
 
 def test_lock_of_a_killed_process_is_free(sweep):
     with another_controller(sweep) as holder:
-        lease = ControllerLease(sweep, submission=2)
+        lock = ControllerLock(sweep, submission=2)
         with pytest.raises(BusyError, match=f"process {holder.pid} on"):
-            lease.acquire()
+            lock.acquire()
         assert is_alive(sweep.controller())
         holder.kill()
         holder.wait()
 
         assert not is_alive(sweep.controller())
-        lease.acquire()
-        lease.release()
+        lock.acquire()
+        lock.release()
 
 
 def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
@@ -105,11 +105,11 @@ def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
     def sleep(seconds):
         now[0] += seconds
 
-    first, second = TrialLease(TrialDir(tmp_path)), TrialLease(TrialDir(tmp_path))
+    first, second = TrialLock(TrialDir(tmp_path)), TrialLock(TrialDir(tmp_path))
     first.acquire(wait_s=0)
 
     with pytest.raises(
-        LeaseHeld, match=r"lease.lock: another process still trains this trial after 30 s"
+        LockHeld, match=r"lease.lock: another process still trains this trial after 30 s"
     ):
         second.acquire(wait_s=30, clock=lambda: now[0], sleep=sleep)
     assert now[0] >= 30
@@ -123,14 +123,14 @@ def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
 
 @pytest.fixture
 def silent(sweep):
-    """A lease whose last beat was longer ago than anybody waits, on a file system that has forgotten its lock."""
+    """A lock whose last beat was longer ago than anybody waits, on a file system that has forgotten its lock."""
     now = [1000.0]
-    lease = ControllerLease(sweep, submission=1, clock=lambda: now[0])
-    lease.acquire()
+    lock = ControllerLock(sweep, submission=1, clock=lambda: now[0])
+    lock.acquire()
     now[0] += STALE_S + 1
-    fcntl.flock(lease._locks[0][0], fcntl.LOCK_UN)
-    yield lease
-    lease.release()
+    fcntl.flock(lock._locks[0][0], fcntl.LOCK_UN)
+    yield lock
+    lock.release()
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -141,8 +141,8 @@ def test_after_a_long_silence_a_sweep_that_another_took_over_is_left_alone(sweep
         theirs = sweep.controller()
 
         with pytest.raises(BusyError, match=rf"process {other.pid} on .* took it over while the"):
-            silent.beat({"waits": {"t": "mine"}})
-        assert not silent.beat({})
+            silent.heartbeat({"waits": {"t": "mine"}})
+        assert not silent.heartbeat({})
         silent.release()
 
         assert sweep.controller() == theirs
@@ -150,36 +150,36 @@ def test_after_a_long_silence_a_sweep_that_another_took_over_is_left_alone(sweep
 
 
 def test_after_a_long_silence_a_lock_that_was_forgotten_is_taken_again(sweep, silent):
-    assert silent.beat({})
+    assert silent.heartbeat({})
 
     with pytest.raises(BusyError, match="runs it already"):
-        ControllerLease(sweep, submission=2).acquire()
+        ControllerLock(sweep, submission=2).acquire()
     assert is_alive(sweep.controller())
 
 
 def test_a_lock_that_was_not_forgotten_is_kept(sweep):
     now = [1000.0]
-    lease = ControllerLease(sweep, submission=1, clock=lambda: now[0])
-    lease.acquire()
+    lock = ControllerLock(sweep, submission=1, clock=lambda: now[0])
+    lock.acquire()
     now[0] += STALE_S + 1
 
-    assert lease.beat({})
+    assert lock.heartbeat({})
     with pytest.raises(BusyError):
-        ControllerLease(sweep, submission=2).acquire()
-    lease.release()
-    ControllerLease(sweep, submission=2).acquire()
+        ControllerLock(sweep, submission=2).acquire()
+    lock.release()
+    ControllerLock(sweep, submission=2).acquire()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ESTALE])
 def test_a_beat_that_the_storage_does_not_take_says_so(sweep, monkeypatch, code):
-    lease = ControllerLease(sweep, submission=1)
-    lease.acquire()
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
 
     def refuse(path, record):
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
         patch.setattr(lease_module, "write_json", refuse)
-        assert not lease.beat({})
-    assert lease.beat({})
-    lease.release()
+        assert not lock.heartbeat({})
+    assert lock.heartbeat({})
+    lock.release()

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from orchestrator.records.processes import ProcessId, end_for_good, with_environment
+from orchestrator.records.processes import ProcessId, kill_and_wait, pids_with_environment
 
 SLEEPER = [sys.executable, "-S", "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
 
@@ -67,13 +67,13 @@ def test_no_process_has_no_name():
 def test_ended_for_good(child):
     name = ProcessId.of(child.pid)
 
-    assert end_for_good([name, ProcessId(host=name.host, pid=2**22 + 1, start_ticks=1)]) == []
+    assert kill_and_wait([name, ProcessId(host=name.host, pid=2**22 + 1, start_ticks=1)]) == []
     assert not name.alive()
 
 
 def test_processes_are_found_by_the_environment_they_were_started_with(child, mark):
-    assert with_environment("MEMSCALE_TEST_MARK", mark) == [child.pid]
-    assert with_environment("MEMSCALE_TEST_MARK", "here") == []
+    assert pids_with_environment("MEMSCALE_TEST_MARK", mark) == [child.pid]
+    assert pids_with_environment("MEMSCALE_TEST_MARK", "here") == []
 
 
 def test_child_dies_with_its_parent():

@@ -9,7 +9,7 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
 from orchestrator.records import status_cache
-from orchestrator.records.status_cache import FILE, KnownStatuses
+from orchestrator.records.status_cache import FILE, StatusCache
 from orchestrator.records.trial_dir import SweepDir, remove_temporary, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Node
@@ -75,7 +75,7 @@ def sweep(tmp_path):
         ids.append(spec.trial_id)
     run(sweep, ids[:4])
     sweep.add_submission({"trial_ids": ids})
-    KnownStatuses(sweep).begin([facts(sweep, trial_id) for trial_id in ids])
+    StatusCache(sweep).reset([facts(sweep, trial_id) for trial_id in ids])
     sweep.trial(ids[5]).request_cancel("me")
     return sweep
 

@@ -54,15 +54,15 @@ def test_storage_that_fails_is_told_from_wrong_paths_and_full_disks(code):
         finally:
             raise RuntimeError("unexpected pos 704 vs 598")
 
-    assert storage_errors.is_storage(error)
-    assert storage_errors.is_storage(caught(wrapped))
-    assert storage_errors.may_pass(error)
+    assert storage_errors.is_failing(error)
+    assert storage_errors.is_failing(caught(wrapped))
+    assert storage_errors.is_transient(error)
     assert not storage_errors.is_full(error)
 
 
 @pytest.mark.parametrize("code", ["EACCES", "ENOENT", "EISDIR", "EMFILE", "ENOSPC"])
 def test_other_errors_are_not_storage_that_fails(code):
-    assert not storage_errors.is_storage(OSError(getattr(errno, code), "…"))
+    assert not storage_errors.is_failing(OSError(getattr(errno, code), "…"))
 
 
 def test_sentence_names_the_folder_and_what_to_do_without_asking_the_storage(tmp_path, monkeypatch):
@@ -70,12 +70,12 @@ def test_sentence_names_the_folder_and_what_to_do_without_asking_the_storage(tmp
     inside = OSError(errno.EIO, "Input/output error", str(tmp_path / ".x.json-abcd1234"))
     outside = OSError(errno.ESTALE, "Stale file handle", "/data/text.jsonl")
 
-    told = storage_errors.what_fails(inside, tmp_path)
+    told = storage_errors.failing_message(inside, tmp_path)
 
     assert told.startswith(f"the storage of {tmp_path} fails (Input/output error); ")
     assert f"`df {tmp_path}`" in told
     assert "training goes on from its last checkpoint" in told
-    assert storage_errors.what_fails(outside, tmp_path).startswith(
+    assert storage_errors.failing_message(outside, tmp_path).startswith(
         "the storage of /data/text.jsonl fails (S"
     )
 
@@ -87,7 +87,7 @@ def test_other_errors_are_not_full_disks():
 
 
 def test_sentence_says_where_how_much_is_free_and_what_to_do(tmp_path):
-    told = storage_errors.what_is_full(caught(full), tmp_path / "not" / "there")
+    told = storage_errors.full_message(caught(full), tmp_path / "not" / "there")
 
     assert told.startswith(f"no space left on the disk at {tmp_path}/not/there: ")
     assert " free; free some there (`du -sh " in told
@@ -97,7 +97,7 @@ def test_sentence_says_where_how_much_is_free_and_what_to_do(tmp_path):
 def test_named_file_and_used_up_quota_are_told(tmp_path):
     error = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "x.pt"))
 
-    told = storage_errors.what_is_full(error, Path("/"))
+    told = storage_errors.full_message(error, Path("/"))
     assert told.startswith(f"the disk quota is used up at {tmp_path}/x.pt: ")
 
 
@@ -106,4 +106,4 @@ def test_size_of_a_folder(tmp_path):
     (tmp_path / "a" / "x").write_bytes(bytes(5000))
     (tmp_path / "y").write_bytes(bytes(300))
 
-    assert 5300 <= storage_errors.size_bytes(tmp_path) <= 5300 + 2 * 4096
+    assert 5300 <= storage_errors.folder_bytes(tmp_path) <= 5300 + 2 * 4096

@@ -33,22 +33,22 @@ def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
         "b.yaml": {"what": "memory", "architecture": "memory_plus", "keys": ", n_keys: 16"},
     }.items():
         (folder / name).write_text(SWEEP.format(**fields), encoding="utf-8")
-    sweep, disk = load_sweep(folder), SweepDir(tmp_path / "runs" / "several")
+    loaded, sweep = load_sweep(folder), SweepDir(tmp_path / "runs" / "several")
 
-    Submission(plan=make_plan(sweep, disk, MEASURED), runs=tmp_path / "runs")._record(disk)
+    Submission(plan=make_plan(loaded, sweep, MEASURED), runs=tmp_path / "runs")._record(sweep)
 
-    (record,) = disk.submissions()
+    (record,) = sweep.submissions()
     assert record["question"] == "does a width help? does a memory help?"
     assert record["files"] == [str(folder / "a.yaml"), str(folder / "b.yaml")]
-    assert {t.spec().origin for t in disk.trials()} == {
+    assert {t.spec().origin for t in sweep.trials()} == {
         "a.yaml: base, seed 0",
         "b.yaml: base, seed 0",
     }
-    text = (disk.path / "sweep.yaml").read_text(encoding="utf-8")
+    text = (sweep.path / "sweep.yaml").read_text(encoding="utf-8")
     for name in ("a.yaml", "b.yaml"):
         assert (folder / name).read_text(encoding="utf-8") in text
-    again = make_plan(load_sweep(disk.path / "sweep.yaml"), disk, MEASURED)
-    assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in sweep.trials]
+    again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep, MEASURED)
+    assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in loaded.trials]
     assert {t.status for t in again.trials} == {"resume"}
     assert again.sweep.question == record["question"]
 
@@ -68,7 +68,7 @@ def priced(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def test_what_is_recorded_is_enough_for_another_process_to_run_it(
     tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = SweepDir(tmp_path / "runs" / "one")
+    sweep = SweepDir(tmp_path / "runs" / "one")
     asked = Submission(
         plan=priced,
         runs=tmp_path / "runs",
@@ -78,24 +78,24 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
         tracking_uri="http://user:secret@host",
         argv=("memscale", "submit", "--tracking-uri", "http://user:secret@host"),
     )
-    number = asked._record(disk)
+    number = asked._record(sweep)
 
-    how = disk.submission(number)["run"]
+    how = sweep.submission(number)["run"]
 
     assert (how["address"], how["priority"], how["weight"]) == ("auto", 3, 2.0)
     code = Path(how["code"])
     assert (code / "orchestrator" / "cli").is_dir()
-    assert set(how["predicted_s"]) == {trial.trial_id for trial in disk.trials()}
-    assert "secret" not in json.dumps(disk.submission(number))
+    assert set(how["predicted_s"]) == {trial.trial_id for trial in sweep.trials()}
+    assert "secret" not in json.dumps(sweep.submission(number))
     seen = {}
 
-    def launcher(disk: SweepDir, how: dict, code: Path) -> None:
+    def launcher(sweep: SweepDir, how: dict, code: Path) -> None:
         seen.update(how, code=code)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(submission, "_launcher", launcher)
     with pytest.raises(KeyboardInterrupt):
-        submission.run_recorded(disk, number, print, address="10.0.0.1:6379")
+        submission.run_recorded(sweep, number, print, address="10.0.0.1:6379")
     assert seen["address"] == "10.0.0.1:6379"
     assert seen["code"] == code
 

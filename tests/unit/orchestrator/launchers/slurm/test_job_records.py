@@ -24,14 +24,14 @@ def queue(tmp_path, monkeypatch):
 
 @pytest.fixture
 def sweep(tmp_path):
-    disk = SweepDir(tmp_path / "runs" / "s")
+    sweep = SweepDir(tmp_path / "runs" / "s")
     train = {"tokens": 50, "batch_tokens": 10, "seq_len": 10}
     data, model = {"source": "x"}, {"architecture": "dense"}
     specs = [TrialSpec(sweep="s", data=data, model=model, train=train, seed=n) for n in range(3)]
     for spec in specs:
-        disk.trial(spec.trial_id).create(spec)
-    disk.add_submission({"trial_ids": [spec.trial_id for spec in specs]})
-    return disk
+        sweep.trial(spec.trial_id).create(spec)
+    sweep.add_submission({"trial_ids": [spec.trial_id for spec in specs]})
+    return sweep
 
 
 def states(sweep):

@@ -70,13 +70,13 @@ def test_every_row_of_the_json_has_it(plan):
 
 
 def test_a_submission_keeps_the_step_times_that_its_trials_rest_on(plan, tmp_path):
-    disk = SweepDir(tmp_path / "runs" / "equal")
+    sweep = SweepDir(tmp_path / "runs" / "equal")
     pinned = {"0123456789ab": {"value": 61, "device": "abacus"}}
     timed = dataclasses.replace(plan, sweep=dataclasses.replace(plan.sweep, step_times=pinned))
 
-    Submission(plan=plan, runs=tmp_path / "runs")._record(disk)
-    assert not (disk.path / "sweep.step_times.json").exists()
-    Submission(plan=timed, runs=tmp_path / "runs")._record(disk)
+    Submission(plan=plan, runs=tmp_path / "runs")._record(sweep)
+    assert not (sweep.path / "sweep.step_times.json").exists()
+    Submission(plan=timed, runs=tmp_path / "runs")._record(sweep)
 
-    kept = json.loads((disk.path / "sweep.step_times.json").read_text(encoding="utf-8"))
+    kept = json.loads((sweep.path / "sweep.step_times.json").read_text(encoding="utf-8"))
     assert kept["solutions"] == pinned

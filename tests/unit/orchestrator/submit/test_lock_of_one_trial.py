@@ -3,15 +3,15 @@
 import pytest
 
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import ControllerLease, is_alive
+from orchestrator.records.locks import ControllerLock, is_alive
 from orchestrator.records.trial_dir import SweepDir
 
 
 def test_one_trial_each_or_all_together(tmp_path):
     sweep = SweepDir(tmp_path / "s")
     a, b = sweep.trial("a"), sweep.trial("b")
-    whole = ControllerLease(sweep, submission=1)
-    of_a, of_b = (ControllerLease(sweep, submission=1, trial=trial) for trial in (a, b))
+    whole = ControllerLock(sweep, submission=1)
+    of_a, of_b = (ControllerLock(sweep, submission=1, trial=trial) for trial in (a, b))
 
     of_a.acquire()
     of_b.acquire()
@@ -19,7 +19,7 @@ def test_one_trial_each_or_all_together(tmp_path):
     assert of_a.trials() == [a]
     assert is_alive(a.controller())
     assert sweep.controller() is None
-    for other in (whole, ControllerLease(sweep, submission=2, trial=a)):
+    for other in (whole, ControllerLock(sweep, submission=2, trial=a)):
         with pytest.raises(BusyError, match="runs it already"):
             other.acquire()
     of_a.release()
