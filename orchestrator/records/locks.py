@@ -200,7 +200,7 @@ class TrialLock:
         """Take the lock, waiting for a predecessor that is about to die.
 
         Raises:
-            LeaseHeld: If it is still held after `wait_s` seconds.
+            LockHeld: If it is still held after `wait_s` seconds.
         """
         lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = clock() + wait_s

@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+import orchestrator
+
 PACKAGES = (
     "memscale",
     "torch",
@@ -77,13 +79,13 @@ def record_environment(*, code: Path | None = None) -> dict[str, Any]:
     """Return what this process runs on, ready for environment.json. Never raises for what cannot be found out.
 
     Args:
-        code: A folder of the code; default: where this package is.
+        code: A folder of the code; default: the package `orchestrator`.
     """
     return {
         "recorded_at": time.time(),
         "argv": redacted_argv(sys.argv),
         "host": socket.gethostname(),
-        "git": code_state(code or Path(__file__).resolve().parent),
+        "git": code_state(code or Path(orchestrator.__file__).resolve().parent),
         "python": {
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),

@@ -70,7 +70,7 @@ def failing_message(error: BaseException, place: Path) -> str:
     """Return a sentence for people: which folder, what the system said, what to do. Asks the storage nothing.
 
     Args:
-        error: For which `is_storage` holds.
+        error: For which `is_failing` holds.
         place: The folder that matters; named unless the error names a file elsewhere.
     """
     cause = next(c for c in _causes(error) if isinstance(c, OSError) and c.errno in FAILING)

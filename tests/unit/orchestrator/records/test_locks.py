@@ -62,9 +62,9 @@ def test_reused_pid_is_not_the_old_controller():
 HOLD = """
 import sys
 from pathlib import Path
-from orchestrator.records.locks import ControllerLease
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.trial_dir import SweepDir
-lock = ControllerLease(SweepDir(Path(sys.argv[1])), submission=1)
+lock = ControllerLock(SweepDir(Path(sys.argv[1])), submission=1)
 lock.acquire()
 print('held', flush=True)
 sys.stdin.read()
