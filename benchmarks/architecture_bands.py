@@ -16,9 +16,9 @@ import numpy as np
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.scaling.architecture_laws import fit_families
-from analysis.scaling.compute_multiplier import fit_multipliers
-from analysis.scaling.cost_measures import MEASURES
-from analysis.scaling.frontier import allocate, fit_frontier
+from analysis.scaling.compute_multiplier import multipliers
+from analysis.scaling.cost_measures import COST_MEASURES
+from analysis.scaling.frontier import allocate, frontier
 
 TRUTH = {
     "dense": np.asarray([482.01, 2085.43, 1.8172, 0.3478, 0.3658]),
@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, default=500)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--noise", type=float, default=0.004)
-    parser.add_argument("--objective", choices=OBJECTIVES, default="squares")
+    parser.add_argument("--objective", allocations=OBJECTIVES, default="squares")
     options = parser.parse_args()
     exact = fit_families(make_sweep(0, 0.0), objective=SQUARES, n_draws=0, hold_out=False)
-    known = fit_multipliers(exact, "memory", amounts=BUDGETS)
-    best = allocate(exact.curves()["memory"], MEASURES["flops"], BUDGETS)
+    known = multipliers(exact, "memory", amounts=BUDGETS)
+    best = allocate(exact.curves()["memory"], COST_MEASURES["flops"], BUDGETS)
     truth = {
         "multiplier": known.multiplier, "size multiplier": known.size, "best size": best.params[0],
         "best tokens": best.tokens[0], "best loss": best.loss[0],
@@ -73,11 +73,11 @@ def main() -> None:
             make_sweep(seed + 1, options.noise), objective=OBJECTIVES[options.objective],
             n_draws=options.draws, hold_out=False,
         )  # fmt: skip
-        found = fit_multipliers(families, "memory", amounts=BUDGETS)
-        choice = fit_frontier(families, budgets=BUDGETS).choices["memory"]
+        found = multipliers(families, "memory", amounts=BUDGETS)
+        allocation = frontier(families, budgets=BUDGETS).allocations["memory"]
         bands = {
             "multiplier": (found.low, found.high), "size multiplier": (found.size_low, found.size_high),
-            "best size": choice.params_band, "best tokens": choice.tokens_band, "best loss": choice.loss_band,
+            "best size": allocation.params_band, "best tokens": allocation.tokens_band, "best loss": allocation.loss_band,
         }  # fmt: skip
         for name, (low, high) in bands.items():
             held[name] += (low <= truth[name]) & (truth[name] <= high)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.plotting.sweep import STYLE, rounded, ticks
 from analysis.scaling.compute_multiplier import Multipliers
-from analysis.scaling.cost_measures import Measure
+from analysis.scaling.cost_measures import CostMeasure
 from analysis.scaling.frontier import Frontier
 
 Array = NDArray[np.float64]
@@ -90,24 +90,24 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
 
 def frontier_figure(frontier: Frontier) -> Figure:
     """Return loss, best size, best tokens and the share of draws each architecture wins, against the budget."""
-    styles = series_styles(sorted(frontier.choices))
+    styles = series_styles(sorted(frontier.allocations))
     x = frontier.budgets
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.8, 7.4), layout="constrained")
         figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
         FigureCanvasAgg(figure)
         (loss, size), (tokens, share) = figure.subplots(2, 2)
-        for name, choice in frontier.choices.items():
-            pale, style = choice.beyond > 1 + 1e-9, styles[name]
-            _curve(loss, x, choice.loss, *choice.loss_band, pale=pale, style=style)
-            _curve(size, x, choice.params, *choice.params_band, pale=pale, style=style)
-            _curve(tokens, x, choice.tokens, *choice.tokens_band, pale=pale, style=style)
+        for name, allocation in frontier.allocations.items():
+            pale, style = allocation.beyond > 1 + 1e-9, styles[name]
+            _curve(loss, x, allocation.loss, *allocation.loss_band, pale=pale, style=style)
+            _curve(size, x, allocation.params, *allocation.params_band, pale=pale, style=style)
+            _curve(tokens, x, allocation.tokens, *allocation.tokens_band, pale=pale, style=style)
         for axis, title, y in (
             (loss, f"Best {frontier.outcome}", frontier.outcome.capitalize()),
             (size, "Best size", "Parameters N"),
             (tokens, "Best training length", "Tokens"),
         ):
-            _shade(axis, [x] * len(frontier.choices), [c.beyond > 1 + 1e-9 for c in frontier.choices.values()])  # fmt: skip
+            _shade(axis, [x] * len(frontier.allocations), [c.beyond > 1 + 1e-9 for c in frontier.allocations.values()])  # fmt: skip
             axis.set_title(title)
             axis.set_ylabel(y)
             _log_x(axis, _capital(frontier.measure.label), x)
@@ -120,10 +120,10 @@ def frontier_figure(frontier: Frontier) -> Figure:
             axis.yaxis.set_major_locator(FixedLocator(ticks(low, high, most=6)))
             axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: rounded(v)))  # fmt: skip
             axis.yaxis.set_minor_locator(NullLocator())
-        shares = np.asarray([c.share for c in frontier.choices.values()])
+        shares = np.asarray([c.share for c in frontier.allocations.values()])
         if np.isfinite(shares).all():
             bottom = np.zeros(len(x))
-            for name, part in zip(frontier.choices, shares, strict=True):
+            for name, part in zip(frontier.allocations, shares, strict=True):
                 share.fill_between(x, bottom, bottom + part, color=styles[name].colour, alpha=0.75, linewidth=0.8, edgecolor="white")  # fmt: skip
                 at = int(part.argmax())
                 if part[at] > 0.1:
@@ -139,7 +139,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
         handles: list[Line2D | Patch] = [_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=SHADE, label="outside the runs"))
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)  # fmt: skip
-        if not any(np.isfinite(c.tokens).any() for c in frontier.choices.values()):
+        if not any(np.isfinite(c.tokens).any() for c in frontier.allocations.values()):
             tokens.set_visible(False)  # all were trained on the same
         figure.supxlabel(f"band: {frontier.level:.0%} of resampled runs, seeds together", fontsize=8, color="#555555")  # fmt: skip
     return figure
@@ -225,7 +225,7 @@ def _tokens(curve: Multipliers) -> str:
     return f" (both trained on {rounded(float(curve.tokens[0]))} tokens)"
 
 
-def _what(measure: Measure) -> str:
+def _what(measure: CostMeasure) -> str:
     words = {"flops": "FLOPs", "seconds": "Seconds", "bytes_moved": "Bytes read", "stored_bytes": "Bytes stored"}  # fmt: skip
     return words.get(measure.name, _capital(measure.label))
 

@@ -12,23 +12,23 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from analysis.plotting.architectures import GRID, SHADE
 from analysis.plotting.style import series_styles
 from analysis.plotting.sweep import STYLE, rounded, ticks
-from analysis.scaling.architecture_laws import SIZE_INPUTS, Families
-from analysis.scaling.experimental_design import LossAt, NextRuns
+from analysis.scaling.architecture_laws import SIZE_INPUTS, ArchitectureLaws
+from analysis.scaling.experimental_design import ExperimentalDesign, LossAt
 
 
-def next_run_figure(found: NextRuns, families: Families) -> Figure:
+def next_run_figure(found: ExperimentalDesign, families: ArchitectureLaws) -> Figure:
     """Return two panels: candidates in the plane of sizes and tokens (larger is more telling), and width against GPU-hours.
 
     Without tokens in the law, the first panel has the outcome in their place.
     """
-    styles = series_styles(families.families)
+    styles = series_styles(families.by_name)
     numbers = {id(r.candidate): i + 1 for i, r in enumerate(found.chosen)}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 4.9), layout="constrained")
         FigureCanvasAgg(figure)
         plane, price = figure.subplots(1, 2)
         spans: list[list[float]] = [[], []]
-        for name, family in families.families.items():
+        for name, family in families.by_name.items():
             rows = np.ones(len(family.fit.y), dtype=bool)
             if family.group is not None:
                 rows = family.fit.inputs["group"] == family.group
@@ -87,12 +87,14 @@ def next_run_figure(found: NextRuns, families: Families) -> Figure:
             axes.grid(visible=True, color=GRID, linewidth=0.7)
             axes.set_axisbelow(True)
         _legend(figure, plane, found, families)
-        figure.supxlabel(f"target: {found.target.words}", fontsize=9, color="#555555")
+        figure.supxlabel(f"target: {found.target.description}", fontsize=9, color="#555555")
     return figure
 
 
-def _legend(figure: Figure, plane: Axes, found: NextRuns, families: Families) -> None:
-    styles = series_styles(families.families)
+def _legend(
+    figure: Figure, plane: Axes, found: ExperimentalDesign, families: ArchitectureLaws
+) -> None:
+    styles = series_styles(families.by_name)
     shown = {r.candidate.architecture for r in found.ranked}
     handles: list[Line2D | Patch] = [
         Line2D([], [], linestyle="none", marker=s.marker, markersize=8, markerfacecolor="none", markeredgecolor=s.colour, markeredgewidth=1.3, label=f"candidate, {n}")

@@ -292,7 +292,7 @@ def rounded(value: float) -> str:
 
 
 def _caption(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> str:
-    shown = [c.fit for c in fits.curves if (c.question.outcome, c.question.x) in set(panels)]
+    shown = [c.fit for c in fits.curves if (c.spec.outcome, c.spec.x) in set(panels)]
     repeated = runs.table["configuration"].duplicated(keep=False)
     if not repeated.any():
         parts = ["marker: one configuration, one seed"]

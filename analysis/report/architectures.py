@@ -16,11 +16,11 @@ from analysis.loading.load import Runs
 from analysis.plotting.architectures import frontier_figure, multipliers_figure
 from analysis.plotting.next_run import next_run_figure
 from analysis.report.tables import laws_table
-from analysis.scaling.architecture_laws import Families
-from analysis.scaling.compute_multiplier import Multipliers, fit_multipliers
-from analysis.scaling.cost_measures import MEASURES, Measure
-from analysis.scaling.frontier import Frontier, fit_frontier
-from analysis.scaling.next_sweep import families_of, propose_from, ranking
+from analysis.scaling.architecture_laws import ArchitectureLaws
+from analysis.scaling.compute_multiplier import Multipliers, multipliers
+from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.frontier import Frontier, frontier
+from analysis.scaling.next_sweep import fit_sweep_laws, propose_from, ranking
 from analysis.scaling.sweep_summary import SweepFits
 
 SHOWN = ("flops", "seconds", "bytes_moved", "stored_bytes")
@@ -89,14 +89,14 @@ def compare_architectures(
     draws = int(np.clip(DRAWS // max(1, len(names) - 1), FEWEST_DRAWS, MOST_DRAWS))
     say(f"laws of {len(names)} {'architecture' if len(names) == 1 else 'architectures'}")
     try:
-        families = families_of(table, outcome=outcome, n_draws=draws, seed=fits.seed, level=fits.level)  # fmt: skip
+        families = fit_sweep_laws(table, outcome=outcome, n_draws=draws, seed=fits.seed, level=fits.level)  # fmt: skip
     except ValueError as error:
         why = Shown(missing=(f"Not for these runs: {error}.",))
         later = Shown(missing=("Needs the same laws.",))
         return ArchitecturesCompared(laws=None, multipliers=why, frontier=later, next_runs=later)
     left_out = tuple(f"Without {name}: {why}." for name, why in families.left_out.items())
     return ArchitecturesCompared(
-        laws=laws_table({name: family.fit for name, family in families.families.items()}),
+        laws=laws_table({name: family.fit for name, family in families.by_name.items()}),
         multipliers=_multipliers(families, fits.baseline, table, left_out, say),
         frontier=_frontier(families, left_out, say),
         next_runs=_next_runs(families, runs, trials, say),
@@ -104,16 +104,20 @@ def compare_architectures(
 
 
 def _multipliers(
-    families: Families, baseline: str, table: pd.DataFrame, left_out: tuple[str, ...], say: Say
+    families: ArchitectureLaws,
+    baseline: str,
+    table: pd.DataFrame,
+    left_out: tuple[str, ...],
+    say: Say,
 ) -> Shown:
-    names = list(families.families)
+    names = list(families.by_name)
     if len(names) < 2:
         return Shown(missing=(*left_out, f"Multipliers compare architectures, and only {names[0]} has a law here; train another at six sizes or so, and where tokens vary at two lengths each."))  # fmt: skip
     reference = baseline if baseline in names else names[0]
     others = [name for name in names if name != reference]
     curves: dict[str, list[Multipliers]] = {}
     missing = list(left_out)
-    for measure in (MEASURES[name] for name in dict.fromkeys((*SHOWN, *SIZED))):
+    for measure in (COST_MEASURES[name] for name in dict.fromkeys((*SHOWN, *SIZED))):
         why = _unpriced(families, measure)
         if why is not None:
             missing.append(f"Not at equal {measure.label}: {why}.")
@@ -124,7 +128,7 @@ def _multipliers(
             low, high = families.named(name).curve.domain.amounts[measure.name]
             amounts = np.geomspace(low, 10 * high, POINTS)
             curves.setdefault(measure.name, []).append(
-                fit_multipliers(families, name, reference=reference, measure=measure.name, amounts=amounts, tokens=tokens)
+                multipliers(families, name, reference=reference, measure=measure.name, amounts=amounts, tokens=tokens)
             )  # fmt: skip
     amount = [c for name in SHOWN for c in curves.get(name, ())]
     # Along a ladder the law knows compute alone, and no size.
@@ -171,20 +175,20 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     )  # fmt: skip
 
 
-def _frontier(families: Families, left_out: tuple[str, ...], say: Say) -> Shown:
+def _frontier(families: ArchitectureLaws, left_out: tuple[str, ...], say: Say) -> Shown:
     if not _has_sizes(families):
         return Shown(missing=(*left_out, "No frontier: tokens grow in step with size in these runs, so what either is worth cannot be told; train a few of the sizes at two or three further lengths (grid: {train.tokens: […]})."))  # fmt: skip
     curves = families.curves().values()
     if len(curves) < 2 and not any(curve.has_tokens for curve in curves):
         return Shown(missing=(*left_out, "No frontier: one architecture trained on one number of tokens has no choice to make; train the sizes at two or three further lengths (grid: {train.tokens: […]})."))  # fmt: skip
     missing, found = list(left_out), []
-    for measure in (MEASURES[name] for name in BUDGETS):
+    for measure in (COST_MEASURES[name] for name in BUDGETS):
         why = _unpriced(families, measure)
         if why is not None:
             missing.append(f"Not for budgets of {measure.label}: {why}.")
             continue
         say(f"frontier over {measure.label}")
-        found.append(fit_frontier(families, measure=measure.name))
+        found.append(frontier(families, measure=measure.name))
     shown = [f for f in found if any(f.best)]
     missing += [f"No frontier over {f.measure.label}: {f.sentence(0)}." for f in found if not any(f.best)]  # fmt: skip
     if not shown:
@@ -198,28 +202,26 @@ def _frontier(families: Families, left_out: tuple[str, ...], say: Say) -> Shown:
 
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     rows = []
-    for frontier in frontiers:
-        best = frontier.best
-        firm = np.asarray([bool(n) and frontier.choices[n].beyond[i] <= 1 + 1e-9 for i, n in enumerate(best)])  # fmt: skip
+    for one in frontiers:
+        best = one.best
+        firm = np.asarray([bool(n) and one.allocations[n].beyond[i] <= 1 + 1e-9 for i, n in enumerate(best)])  # fmt: skip
         for i in _told(firm, len(best)):
-            budget = (
-                f"{_amount(frontier.measure, frontier.budgets[i])} {BUDGETS[frontier.measure.name]}"
-            )
+            budget = f"{_amount(one.measure, one.budgets[i])} {BUDGETS[one.measure.name]}"
             name = best[i]
             if not name:
-                rows.append((budget, "–", "–", "–", "–", "–", "–", frontier.sentence(i)))
+                rows.append((budget, "–", "–", "–", "–", "–", "–", one.sentence(i)))
                 continue
-            choice = frontier.choices[name]
-            outside = choice.beyond[i]
+            allocation = one.allocations[name]
+            outside = allocation.beyond[i]
             rows.append(
                 (
                     budget,
                     name,
-                    _with_band(choice.params, *choice.params_band, i, show=count),
-                    count(choice.memory[i]) if choice.memory[i] > 0 else "–",
-                    "–" if np.isnan(choice.tokens[i]) else _with_band(choice.tokens, *choice.tokens_band, i, show=count),
-                    _with_band(choice.loss, *choice.loss_band, i, show="{:.4g}".format),
-                    "–" if np.isnan(choice.share[i]) else ", ".join(f"{n} {c.share[i]:.0%}" for n, c in sorted(frontier.choices.items(), key=lambda item: -item[1].share[i]) if c.share[i] >= 0.01),
+                    _with_band(allocation.params, *allocation.params_band, i, show=count),
+                    count(allocation.memory[i]) if allocation.memory[i] > 0 else "–",
+                    "–" if np.isnan(allocation.tokens[i]) else _with_band(allocation.tokens, *allocation.tokens_band, i, show=count),
+                    _with_band(allocation.loss, *allocation.loss_band, i, show="{:.4g}".format),
+                    "–" if np.isnan(allocation.share[i]) else ", ".join(f"{n} {c.share[i]:.0%}" for n, c in sorted(one.allocations.items(), key=lambda item: -item[1].share[i]) if c.share[i] >= 0.01),
                     "its runs" if outside <= 1 + 1e-9 else f"{outside:.3g} times outside its runs",
                 )
             )  # fmt: skip
@@ -232,7 +234,7 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     )  # fmt: skip
 
 
-def _next_runs(families: Families, runs: Runs, trials: Sequence[Any], say: Say) -> Shown:
+def _next_runs(families: ArchitectureLaws, runs: Runs, trials: Sequence[Any], say: Say) -> Shown:
     sweep = runs.sweep or "SWEEP"
     if not trials:
         return Shown(missing=(f"Nothing to choose from: the trials of the sweep are not known where this page was made. `memscale next {sweep} --candidates more.yaml` chooses among those of any sweep file.",))  # fmt: skip
@@ -246,13 +248,13 @@ def _next_runs(families: Families, runs: Runs, trials: Sequence[Any], say: Say) 
     )
 
 
-def _amount(measure: Measure, value: float) -> str:
+def _amount(measure: CostMeasure, value: float) -> str:
     return {"flops": flops, "seconds": seconds}.get(measure.name, count)(value)
 
 
-def _unpriced(families: Families, measure: Measure) -> str | None:
+def _unpriced(families: ArchitectureLaws, measure: CostMeasure) -> str | None:
     """Return why architectures cannot be held equal in a measure."""
-    for name, family in families.families.items():
+    for name, family in families.by_name.items():
         domain = family.curve.domain
         if measure.name in domain.unpriced:
             return f"{name}: {domain.unpriced[measure.name]}"
@@ -261,11 +263,11 @@ def _unpriced(families: Families, measure: Measure) -> str | None:
     return None
 
 
-def _has_sizes(families: Families) -> bool:
+def _has_sizes(families: ArchitectureLaws) -> bool:
     return families.columns.get("x") != "training_flops"
 
 
-def _common_tokens(families: Families, table: pd.DataFrame) -> float | None:
+def _common_tokens(families: ArchitectureLaws, table: pd.DataFrame) -> float | None:
     """Return the tokens of the middle run; None where the law knows none."""
     if not all(curve.has_tokens for curve in families.curves().values()):
         return None

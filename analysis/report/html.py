@@ -109,11 +109,11 @@ def write_report(
 def _draw_fits(fits: SweepFits, folder: Path) -> list[str]:
     """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
     pictures = []
-    for outcome in dict.fromkeys(c.question.outcome for c in fits.curves):
+    for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
         columns: dict[str, dict[str, CurveFit]] = {}
         labels = {}
         for curve in fits.curves:
-            q = curve.question
+            q = curve.spec
             if q.outcome == outcome:
                 title = f"{q.law} against {q.x}".replace("_", " ")
                 columns.setdefault(title, {})[curve.series] = curve.fit

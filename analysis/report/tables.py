@@ -58,7 +58,7 @@ def missing(runs: Runs, fits: SweepFits) -> Table:
         (
             m.series,
             m.trial_id,
-            f"{OUTCOME_LABELS.get(m.question.outcome, m.question.outcome)} against {X_LABELS.get(m.question.x, m.question.x)}",
+            f"{OUTCOME_LABELS.get(m.spec.outcome, m.spec.outcome)} against {X_LABELS.get(m.spec.x, m.spec.x)}",
             count(m.x),
             f"{number(m.expected[0])} [{number(m.expected[1])}, {number(m.expected[2])}]",
             f"{number(m.answer)} at {count(m.at)}",
@@ -236,8 +236,8 @@ def curves(fits: SweepFits) -> Table:
     rows = tuple(
         (
             c.series,
-            OUTCOME_LABELS.get(c.question.outcome, c.question.outcome),
-            X_LABELS.get(c.question.x, c.question.x),
+            OUTCOME_LABELS.get(c.spec.outcome, c.spec.outcome),
+            X_LABELS.get(c.spec.x, c.spec.x),
             parameters(c.fit),
             str(c.fit.status),
             hold_out(c.fit),
@@ -315,7 +315,7 @@ def _line_row(line: Any) -> tuple[str, str, str, str]:
 def health(fits: SweepFits) -> Table:
     """Return how the optimiser fared with every curve that has numbers."""
     return law_health(
-        {f"{c.series}, {c.question.outcome} against {c.question.x}": c.fit for c in fits.curves}
+        {f"{c.series}, {c.spec.outcome} against {c.spec.x}": c.fit for c in fits.curves}
     )
 
 

@@ -25,7 +25,13 @@ from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
 from analysis.loading.columns import numbers
-from analysis.scaling.cost_measures import BYTES_PER_PARAM, MEASURES, Measure, cost_at, fit_cost
+from analysis.scaling.cost_measures import (
+    BYTES_PER_PARAM,
+    COST_MEASURES,
+    CostMeasure,
+    cost_at,
+    fit_cost,
+)
 
 Array = NDArray[np.float64]
 
@@ -96,14 +102,14 @@ class Curve:
             costs={name: rows[[i]] for name, rows in self.costs.items()},
         )
 
-    def one_price(self, measure: Measure) -> bool:
+    def one_price(self, measure: CostMeasure) -> bool:
         """Whether a measure costs the same under all sets: FLOPs and bytes do, measured seconds do not."""
         low, high = self.domain.params
         N = np.geomspace(low / 100, high * 100, 7)[:, None]
         costs = cost_at(self.costs[measure.name], N, self.memory_at(N, self.domain.ratios))
         return bool(np.allclose(costs, costs[0], rtol=1e-6, atol=0.0))
 
-    def price(self, measure: Measure, params: Array, memory: Array) -> Array:
+    def price(self, measure: CostMeasure, params: Array, memory: Array) -> Array:
         """Return the cost under the first set: per token of training if it grows with tokens and the law knows them, else per model."""
         return cost_at(self.costs[measure.name][0], params, memory)
 
@@ -126,13 +132,13 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Family:
+class ArchitectureLaw:
     """One architecture: its curve for all runs, and what resamples make of it."""
 
     name: str
     fit: LawFit
     """Of the law; shared with other architectures where coefficients are."""
-    places: NDArray[np.int64]
+    parameter_indices: NDArray[np.int64]
     """Which parameters of the fit are this architecture's, in the order of its law."""
     group: int | None
     """Its number in a fit of several architectures with coefficients of their own."""
@@ -144,14 +150,14 @@ class Family:
         """Return the curve under other parameters (k, p) of the whole fit, at unchanged costs."""
         k = len(parameters)
         costs = {name: np.repeat(rows, k, axis=0) for name, rows in self.curve.costs.items()}
-        return replace(self.curve, parameters=parameters[:, self.places], costs=costs)
+        return replace(self.curve, parameters=parameters[:, self.parameter_indices], costs=costs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Families:
+class ArchitectureLaws:
     """Architectures fitted together."""
 
-    families: Mapping[str, Family]
+    by_name: Mapping[str, ArchitectureLaw]
     left_out: Mapping[str, str]
     """Architectures without a usable law, and why."""
     outcome: str
@@ -168,36 +174,36 @@ class Families:
     @property
     def fits(self) -> list[LawFit]:
         """The different fits, each once."""
-        return list({id(f.fit): f.fit for f in self.families.values()}.values())
+        return list({id(f.fit): f.fit for f in self.by_name.values()}.values())
 
     def curves(self) -> dict[str, Curve]:
         """Return the curves of all runs, one set of coefficients each."""
-        return {name: f.curve for name, f in self.families.items()}
+        return {name: f.curve for name, f in self.by_name.items()}
 
     def drawn(self) -> dict[str, Curve]:
         """Return the curves of every draw; set i of one architecture is of the same draw as set i of another."""
         return {
             name: replace(
                 f.curve,
-                parameters=f.fit.draws[: self.n_draws, f.places],
+                parameters=f.fit.draws[: self.n_draws, f.parameter_indices],
                 costs={m: rows[: self.n_draws] for m, rows in f.cost_draws.items()},
             )
-            for name, f in self.families.items()
+            for name, f in self.by_name.items()
         }
 
-    def named(self, name: str) -> Family:
+    def named(self, name: str) -> ArchitectureLaw:
         """Return the architecture of that name.
 
         Raises:
             ValueError: If it is not there, or has no usable law; the message says which.
         """
-        if name in self.families:
-            return self.families[name]
+        if name in self.by_name:
+            return self.by_name[name]
         if name in self.left_out:
             raise ValueError(f"architecture {name}: {self.left_out[name]}")
-        raise ValueError(f"architecture: no {name!r}; there are {', '.join(self.families)}")
+        raise ValueError(f"architecture: no {name!r}; there are {', '.join(self.by_name)}")
 
-    def priced(self, measure: Measure, names: Sequence[str]) -> None:
+    def priced(self, measure: CostMeasure, names: Sequence[str]) -> None:
         """Check that the architectures have this measure.
 
         Raises:
@@ -223,7 +229,7 @@ def fit_families(
     seed: int = 0,
     level: float = 0.95,
     hold_out: bool = True,
-) -> Families:
+) -> ArchitectureLaws:
     """Fit a law to each architecture of a table, and what its sizes cost.
 
     A law that knows memory (`sparse_effective` and the like) contains the dense law, so it is fitted to the runs of all
@@ -253,7 +259,7 @@ def fit_families(
     names = table.names
     together = [names] if knows_memory or (shared and len(names) > 1) else [[n] for n in names]
     options: dict[str, Any] = {"outcome": "outcome", "objective": objective, "level": level, "hold_out": hold_out}  # fmt: skip
-    families: dict[str, Family] = {}
+    families: dict[str, ArchitectureLaw] = {}
     left_out: dict[str, str] = {}
     for members in together:
         grouped = not knows_memory and len(members) > 1
@@ -281,18 +287,18 @@ def fit_families(
             if not fit.usable:
                 left_out[name] = f"its law is {fit.status}: {fit.sentence}"
                 continue
-            places = [
+            parameter_indices = [
                 fitted.parameter_names.index(f"{p}[{name}]" if grouped and p not in shared else p)
                 for p in law.parameter_names
             ]
             families[name] = table.family(
-                name, fit, np.asarray(places), law, number if grouped else None, weights
+                name, fit, np.asarray(parameter_indices), law, number if grouped else None, weights
             )
     if not families:
         raise ValueError("families: no architecture has a usable law; " + "; ".join(f"{k}: {v}" for k, v in left_out.items()))  # fmt: skip
     fits = [f.fit for f in families.values()]
-    return Families(
-        families=families,
+    return ArchitectureLaws(
+        by_name=families,
         left_out=left_out,
         outcome=outcome,
         level=level,
@@ -375,9 +381,9 @@ class _Table:
         return weights
 
     def family(
-        self, name: str, fit: LawFit, places: NDArray[np.int64], law: Law,
+        self, name: str, fit: LawFit, parameter_indices: NDArray[np.int64], law: Law,
         group: int | None, weights: Array,
-    ) -> Family:  # fmt: skip
+    ) -> ArchitectureLaw:  # fmt: skip
         """Return the architecture with its costs, fitted to all its runs and to every draw."""
         rows = np.flatnonzero(self.labels == name)
         N, M = self.size[rows], self.memory[rows]
@@ -386,7 +392,7 @@ class _Table:
         amounts: dict[str, tuple[float, float]] = {}
         unpriced: dict[str, str] = {}
         errors: dict[str, float] = {}
-        for measure in MEASURES.values():
+        for measure in COST_MEASURES.values():
             amount = self._amount(measure, rows)
             if isinstance(amount, str):
                 unpriced[measure.name] = amount
@@ -413,13 +419,18 @@ class _Table:
             unpriced=unpriced,
             price_error=errors,
         )
-        vector = np.asarray(list(fit.parameters.values()))[None, places]
+        vector = np.asarray(list(fit.parameters.values()))[None, parameter_indices]
         curve = Curve(law=law, parameters=vector, costs=costs, domain=domain)
-        return Family(
-            name=name, fit=fit, places=places, group=group, curve=curve, cost_draws=cost_draws
+        return ArchitectureLaw(
+            name=name,
+            fit=fit,
+            parameter_indices=parameter_indices,
+            group=group,
+            curve=curve,
+            cost_draws=cost_draws,
         )
 
-    def _amount(self, measure: Measure, rows: NDArray[np.int64]) -> Array | str:
+    def _amount(self, measure: CostMeasure, rows: NDArray[np.int64]) -> Array | str:
         if measure.column in self.runs:
             values = np.asarray(self.runs[measure.column], dtype=np.float64)[rows]
             if not (np.isfinite(values) & (values > 0)).all():

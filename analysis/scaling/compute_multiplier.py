@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.scaling.architecture_laws import Curve, Families
-from analysis.scaling.cost_measures import Measure, measure_named
+from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
+from analysis.scaling.cost_measures import CostMeasure, cost_measure
 from analysis.scaling.frontier import Allocation, allocate, band, beyond
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Multipliers:
 
     candidate: str
     reference: str
-    measure: Measure
+    measure: CostMeasure
     outcome: str
     tokens: Array
     """(m,) that both are trained on; NaN where each spends its budget as is best for it."""
@@ -112,8 +112,8 @@ class Multipliers:
         )
 
 
-def fit_multipliers(
-    families: Families,
+def multipliers(
+    families: ArchitectureLaws,
     candidate: str,
     *,
     reference: str = "dense",
@@ -127,7 +127,7 @@ def fit_multipliers(
         families: Of `fit_families`.
         candidate: Architecture.
         reference: Architecture that is asked to reach the candidate's loss.
-        measure: What is held equal, of `analysis.scaling.cost_measures.MEASURES`.
+        measure: What is held equal, of `analysis.scaling.cost_measures.COST_MEASURES`.
         amounts: x (m,); None takes 40 from the candidate's smallest run to ten times its largest.
         tokens: That both are trained on, one number or (m,); None lets each spend a training budget as is best for it.
             Bytes and parameters say nothing of training, so they need it, unless the law has no tokens.
@@ -135,7 +135,7 @@ def fit_multipliers(
     Raises:
         ValueError: If an architecture is missing or has no such measure, tokens are missing, or a number is not positive.
     """
-    held = measure_named(measure)
+    held = cost_measure(measure)
     families.priced(held, (candidate, reference))
     curves = families.curves()
     span = curves[candidate].domain.amounts[held.name]
@@ -203,14 +203,16 @@ class _Between:
 
 
 def multipliers_of(
-    candidate: Curve, reference: Curve, measure: Measure, x: Array, tokens: float | None
+    candidate: Curve, reference: Curve, measure: CostMeasure, x: Array, tokens: float | None
 ) -> Array:
     """Return the amount multiplier (k, m) under every set of coefficients; NaN where the reference does not get there."""
     D = np.full(len(x), np.nan if tokens is None else tokens)
     return _between(candidate, reference, measure, x, D).multiplier
 
 
-def _between(candidate: Curve, reference: Curve, measure: Measure, x: Array, D: Array) -> _Between:
+def _between(
+    candidate: Curve, reference: Curve, measure: CostMeasure, x: Array, D: Array
+) -> _Between:
     low, high = reference.domain.amounts[measure.name]
     grid = np.geomspace(min(low, x.min()) / SEARCHED, max(high, x.max()) * SEARCHED, N_REFERENCE)
     multiplier, size = np.full((2, candidate.k, len(x)), np.nan)
@@ -278,7 +280,7 @@ def _joined(parts: list[Allocation], order: NDArray[np.intp]) -> Allocation:
 
 
 def _refusal(
-    candidate: str, reference: str, measure: Measure, outcome: str,
+    candidate: str, reference: str, measure: CostMeasure, outcome: str,
     point: _Between, i: int, curve: Curve,
 ) -> str:  # fmt: skip
     loss = point.at_x.loss[0, i]

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
+class CostMeasure:
     """A quantity that is held equal."""
 
     name: str
@@ -29,16 +29,16 @@ class Measure:
     """Whether it grows with training tokens: a budget of training. Otherwise it is a property of the model."""
 
 
-MEASURES: Mapping[str, Measure] = MappingProxyType(
+COST_MEASURES: Mapping[str, CostMeasure] = MappingProxyType(
     {
         m.name: m
         for m in (
-            Measure(name="flops", column="training_flops", label="training FLOPs", with_tokens=True),
-            Measure(name="seconds", column="train_seconds", label="measured training seconds", with_tokens=True),
-            Measure(name="bytes_moved", column="bytes_read_per_token", label="bytes read per decoded token", with_tokens=False),
-            Measure(name="stored_bytes", column="stored_bytes", label="stored bytes", with_tokens=False),
-            Measure(name="active_params", column="active_params", label="active parameters", with_tokens=False),
-            Measure(name="total_params", column="total_params", label="stored parameters", with_tokens=False),
+            CostMeasure(name="flops", column="training_flops", label="training FLOPs", with_tokens=True),
+            CostMeasure(name="seconds", column="train_seconds", label="measured training seconds", with_tokens=True),
+            CostMeasure(name="bytes_moved", column="bytes_read_per_token", label="bytes read per decoded token", with_tokens=False),
+            CostMeasure(name="stored_bytes", column="stored_bytes", label="stored bytes", with_tokens=False),
+            CostMeasure(name="active_params", column="active_params", label="active parameters", with_tokens=False),
+            CostMeasure(name="total_params", column="total_params", label="stored parameters", with_tokens=False),
         )
     }
 )  # fmt: skip
@@ -50,15 +50,15 @@ POWERS = ((0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.0, 0.5), (0.0, 1.0))
 """Of N and M in the terms of a cost."""
 
 
-def measure_named(name: str) -> Measure:
+def cost_measure(name: str) -> CostMeasure:
     """Return the measure of that name.
 
     Raises:
         ValueError: If there is none; the message lists them.
     """
-    if name not in MEASURES:
-        raise ValueError(f"measure: no {name!r}; there are {', '.join(MEASURES)}")
-    return MEASURES[name]
+    if name not in COST_MEASURES:
+        raise ValueError(f"measure: no {name!r}; there are {', '.join(COST_MEASURES)}")
+    return COST_MEASURES[name]
 
 
 def cost_terms(params: Array, memory: Array) -> Array:

@@ -60,7 +60,7 @@ class ConfigurationSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Multiplier:
+class EffectiveSize:
     """The dense size that the dense curve needs for a value, over another size."""
 
     equivalent_params: float | None
@@ -87,7 +87,7 @@ class EqualFlops:
     """training_flops of this over that of the baseline."""
     difference: MeanEstimate
     """This minus baseline, in the units of the outcome."""
-    multiplier: Multiplier
+    multiplier: EffectiveSize
 
     @property
     def verdict(self) -> str:
@@ -222,7 +222,7 @@ def effective_params(
     fit: CurveFit | None,
     *,
     seed: int = 0,
-) -> Multiplier:
+) -> EffectiveSize:
     """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
 
     The interval joins the curve's resamples with resampled seeds of this configuration (only the former for one seed).
@@ -249,7 +249,7 @@ def effective_params(
         if outside
         else f"between the {partner.series} runs"
     )
-    return Multiplier(
+    return EffectiveSize(
         equivalent_params=size,
         low=low,
         high=high,
@@ -262,8 +262,8 @@ def effective_params(
 
 def _no_multiplier(
     sentence: str, *, low: float | None = None, extrapolated: bool = False
-) -> Multiplier:
-    return Multiplier(
+) -> EffectiveSize:
+    return EffectiveSize(
         equivalent_params=None,
         low=low,
         high=None,

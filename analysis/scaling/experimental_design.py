@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from analysis.fitting.fit_law import LawFit
 from analysis.fitting.objective import MAD_TO_SIGMA
-from analysis.scaling.architecture_laws import SIZE_INPUTS, Curve, Families, Family
+from analysis.scaling.architecture_laws import SIZE_INPUTS, ArchitectureLaw, ArchitectureLaws, Curve
 from analysis.scaling.compute_multiplier import multipliers_of
-from analysis.scaling.cost_measures import measure_named
+from analysis.scaling.cost_measures import cost_measure
 
 Array = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class Target(Protocol):
     """A number that one wants to know better."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """As a sentence names it."""
 
     def values(self, curves: Mapping[str, Curve]) -> Array:
@@ -64,7 +64,7 @@ class LossAt:
     """The law's inputs."""
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """As a sentence names it."""
         at = ", ".join(f"{k}={v:g}" for k, v in self.inputs.items())
         return f"loss of {self.architecture} at {at}"
@@ -86,7 +86,7 @@ class MultiplierAt:
     tokens: float | None = None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """As a sentence names it."""
         tokens = "" if self.tokens is None else f" and tokens={self.tokens:g}"
         return f"{self.measure} multiplier of {self.candidate} over {self.reference} at {self.measure}={self.amount:g}{tokens}"
@@ -94,7 +94,7 @@ class MultiplierAt:
     def values(self, curves: Mapping[str, Curve]) -> Array:
         """Return ln(multiplier) (k,)."""
         pair = [_of(curves, n) for n in (self.candidate, self.reference)]
-        measure = measure_named(self.measure)
+        measure = cost_measure(self.measure)
         for name, curve in zip((self.candidate, self.reference), pair, strict=True):
             if measure.name in curve.domain.unpriced:
                 raise ValueError(f"target: {measure.label} of {name}: {curve.domain.unpriced[measure.name]}")  # fmt: skip
@@ -113,7 +113,7 @@ class Candidate:
     gpu_hours: float
     """Of all its seeds; hours of whatever trains, where there is no GPU."""
     n_seeds: int = 1
-    n_there: int = 0
+    n_seeds_done: int = 0
     """Seeds of the same configuration that are among the runs: this one adds to them."""
     trial: Any = None
     """What it stands for, handed through: a planned trial."""
@@ -123,12 +123,12 @@ class Candidate:
             raise ValueError(f"candidate {self.name}: gpu_hours must be positive, got {self.gpu_hours}")  # fmt: skip
         if self.n_seeds < 1:
             raise ValueError(f"candidate {self.name}: n_seeds must be at least 1, got {self.n_seeds}")  # fmt: skip
-        if self.n_there < 0:
-            raise ValueError(f"candidate {self.name}: n_there must not be negative, got {self.n_there}")  # fmt: skip
+        if self.n_seeds_done < 0:
+            raise ValueError(f"candidate {self.name}: n_seeds_done must not be negative, got {self.n_seeds_done}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranked:
+class RankedCandidate:
     """A candidate and what it would do."""
 
     candidate: Candidate
@@ -148,7 +148,7 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class NextRuns:
+class ExperimentalDesign:
     """Candidates in order, and the runs to make."""
 
     target: Target
@@ -156,9 +156,9 @@ class NextRuns:
     """Of the target, by the runs that are there."""
     sd: float
     """Standard deviation of its logarithm now."""
-    ranked: Sequence[Ranked]
+    ranked: Sequence[RankedCandidate]
     """All candidates by what each alone does per GPU-hour, best first."""
-    chosen: Sequence[Ranked]
+    chosen: Sequence[RankedCandidate]
     """In the order chosen. `width` is against now, all before it included; `per_gpu_hour` is what it adds to those."""
     by: str
     level: float
@@ -168,7 +168,7 @@ class NextRuns:
     def sentence(self) -> str:
         """What to run and what it brings."""
         z = _normal_quantile(self.level)
-        now = f"{self.target.words} is {self.value:.4g}, known to a factor of {math.exp(z * self.sd):.4f} ({self.level:.0%})"  # fmt: skip
+        now = f"{self.target.description} is {self.value:.4g}, known to a factor of {math.exp(z * self.sd):.4f} ({self.level:.0%})"  # fmt: skip
         if not self.chosen:
             return f"{now}; no candidate that fits removes enough of its variance to be worth a run; give larger ones, or other tokens per parameter"
         last = self.chosen[-1]
@@ -193,7 +193,7 @@ class NextRuns:
 
 
 def next_runs(
-    families: Families,
+    families: ArchitectureLaws,
     candidates: Sequence[Candidate],
     target: Target,
     *,
@@ -202,7 +202,7 @@ def next_runs(
     far: float | None = None,
     worth: float = WORTH,
     by: Literal["information", "draws"] = "information",
-) -> NextRuns:
+) -> ExperimentalDesign:
     """Return the candidates in order, and which to run.
 
     Args:
@@ -226,17 +226,17 @@ def next_runs(
         families.named(name)
     value = float(target.values(families.curves())[0])
     if not math.isfinite(value):
-        raise ValueError(f"target: {target.words} has no value; the reference never gets to that loss, or has no best size there")  # fmt: skip
+        raise ValueError(f"target: {target.description} has no value; the reference never gets to that loss, or has no best size there")  # fmt: skip
     covariance = {"information": _by_information, "draws": _by_draws}[by](families, candidates, target)  # fmt: skip
     noise = np.asarray([_noise_of(families, c) for c in candidates])
     if not covariance[0, 0] > 0:
-        raise ValueError(f"target: {target.words} has no uncertainty that runs could narrow")
+        raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
     hours = np.asarray([c.gpu_hours for c in candidates])
     outside = [_outside(families.named(c.architecture), c) for c in candidates]
     now = float(covariance[0, 0])
 
-    def ranked(i: int, left: float) -> Ranked:
-        return Ranked(
+    def ranked(i: int, left: float) -> RankedCandidate:
+        return RankedCandidate(
             candidate=candidates[i],
             width=math.sqrt(max(left, 0.0) / now),
             per_gpu_hour=float((1 - left / now) / hours[i]),
@@ -253,13 +253,13 @@ def next_runs(
         for per_hour in ((True,) if gpu_hours is None else (True, False))
     ]  # fmt: skip
     best = min(plans, key=lambda plan: plan[-1][1] if plan else now)
-    chosen: list[Ranked] = []
+    chosen: list[RankedCandidate] = []
     before = now
     for i, left in best:
         gain = (before - left) / now / hours[i]
         chosen.append(replace(ranked(i, left), per_gpu_hour=float(gain)))
         before = left
-    return NextRuns(
+    return ExperimentalDesign(
         target=target,
         value=math.exp(value),
         sd=math.sqrt(now),
@@ -292,7 +292,7 @@ def _greedy(
     return plan
 
 
-def parse_target(text: str, families: Families) -> Target:
+def parse_target(text: str, families: ArchitectureLaws) -> Target:
     """Read `memory: params=1e8, tokens=2e9` (loss) or `memory/dense: flops=1e18` (multiplier).
 
     The architecture may be left out where there is one.
@@ -306,7 +306,7 @@ def parse_target(text: str, families: Families) -> Target:
         values = {key.strip(): float(number) for key, _, number in pairs}
     except ValueError:
         values = {}
-    names = list(families.families)
+    names = list(families.by_name)
     usage = "write an architecture and the inputs of its law, as in 'memory_plus: params=1e8, tokens=2e9', or two and an amount, as in 'memory_plus/dense: flops=1e18'"
     if not values or (not colon and len(names) > 1):
         raise ValueError(f"target: cannot read {text!r}; {usage}; there are {', '.join(names)}")
@@ -319,7 +319,7 @@ def parse_target(text: str, families: Families) -> Target:
         if len(values) != 1:
             raise ValueError(f"target: a multiplier is at one amount, got {text!r}; {usage}")
         ((measure, amount),) = values.items()
-        measure_named(measure)
+        cost_measure(measure)
         return MultiplierAt(candidate=candidate, reference=reference, amount=amount, measure=measure, tokens=tokens)  # fmt: skip
     law = families.named(who).curve.law
     if set(values) != set(law.inputs):
@@ -327,7 +327,9 @@ def parse_target(text: str, families: Families) -> Target:
     return LossAt(architecture=who, inputs={n: values[n] for n in law.inputs})
 
 
-def _by_information(families: Families, candidates: Sequence[Candidate], target: Target) -> Array:
+def _by_information(
+    families: ArchitectureLaws, candidates: Sequence[Candidate], target: Target
+) -> Array:
     """Return the covariance (1 + c, 1 + c) of the target and of every candidate's ln(loss), linearised."""
     total = np.zeros((len(candidates) + 1, len(candidates) + 1))
     curves = families.curves()
@@ -349,7 +351,7 @@ def _by_information(families: Families, candidates: Sequence[Candidate], target:
         moved[len(at) + np.arange(len(at)), at] -= step
         here = {
             name: family.with_parameters(problem.unscale(moved))
-            for name, family in families.families.items()
+            for name, family in families.by_name.items()
             if family.fit is fit
         }
         whole = {name: _repeated(curve, len(moved)) for name, curve in curves.items()} | here
@@ -364,12 +366,12 @@ def _by_information(families: Families, candidates: Sequence[Candidate], target:
         values = np.stack(rows)
         slopes = (values[:, : len(at)] - values[:, len(at) :]) / (2 * step)
         if not np.isfinite(slopes).all():
-            raise ValueError(f"target: {target.words} ends close to where the runs put it, so it has no interval to narrow; ask nearer to the runs")  # fmt: skip
+            raise ValueError(f"target: {target.description} ends close to where the runs put it, so it has no interval to narrow; ask nearer to the runs")  # fmt: skip
         total += slopes @ S @ slopes.T
     return total
 
 
-def _by_draws(families: Families, candidates: Sequence[Candidate], target: Target) -> Array:
+def _by_draws(families: ArchitectureLaws, candidates: Sequence[Candidate], target: Target) -> Array:
     """Return the same covariance over the resamples; draws without a value of the target are left out."""
     if families.n_draws < 50:
         raise ValueError(f"by: draws needs at least 50 resamples, got {families.n_draws}; fit with n_draws=500, or use by='information'")  # fmt: skip
@@ -411,7 +413,7 @@ def noise_variances(fit: LawFit, others: Sequence[LawFit] = ()) -> tuple[float, 
     return (total - within) / efficiency, within / efficiency
 
 
-def seeds_known(families: Families) -> bool:
+def seeds_known(families: ArchitectureLaws) -> bool:
     """Return whether some configuration has two seeds: without, nothing says how much of the noise another seed takes away."""
     return any(_between_seeds(fit)[1] for fit in families.fits)
 
@@ -445,10 +447,10 @@ def _configurations_of(fit: LawFit) -> tuple[Array, list[NDArray[np.int64]]]:
     return np.asarray([len(m) for m in members], dtype=float), members
 
 
-def _noise_of(families: Families, candidate: Candidate) -> float:
+def _noise_of(families: ArchitectureLaws, candidate: Candidate) -> float:
     """Return the variance of what a candidate will tell about ln(outcome) at its place; inf where it tells nothing."""
     between, within = noise_variances(families.named(candidate.architecture).fit, families.fits)
-    n = candidate.n_there
+    n = candidate.n_seeds_done
     after = max(between + within / (n + candidate.n_seeds), 1e-300)
     if not n:
         return after
@@ -456,8 +458,8 @@ def _noise_of(families: Families, candidate: Candidate) -> float:
     return before * after / (before - after) if before > after else math.inf
 
 
-def _untold(families: Families, candidates: Sequence[Candidate]) -> list[str]:
-    n = sum(c.n_there > 0 for c in candidates)
+def _untold(families: ArchitectureLaws, candidates: Sequence[Candidate]) -> list[str]:
+    n = sum(c.n_seeds_done > 0 for c in candidates)
     if not n or seeds_known(families):
         return []
     return [f"what further seeds bring cannot be told for {n} {'candidate' if n == 1 else 'candidates'}: no configuration has two seeds; train one with a second seed"]  # fmt: skip
@@ -500,7 +502,7 @@ def _of(curves: Mapping[str, Curve], name: str) -> Curve:
     return curves[name]
 
 
-def _outside(family: Family, candidate: Candidate) -> float:
+def _outside(family: ArchitectureLaw, candidate: Candidate) -> float:
     factor = 1.0
     domain = family.curve.domain
     for name, value in candidate.inputs.items():
@@ -510,7 +512,7 @@ def _outside(family: Family, candidate: Candidate) -> float:
     return factor
 
 
-def _notes(chosen: Sequence[Ranked]) -> list[str]:
+def _notes(chosen: Sequence[RankedCandidate]) -> list[str]:
     return [
         f"{r.candidate.name} lies {r.outside:.3g} times outside the runs ({r.tokens_per_param:.3g} tokens per parameter), where the law is least sure: a run between is safer"
         for r in chosen

@@ -13,8 +13,8 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.formatting import count
-from analysis.scaling.architecture_laws import Curve, Families
-from analysis.scaling.cost_measures import Measure, measure_named
+from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
+from analysis.scaling.cost_measures import CostMeasure, cost_measure
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class Allocation:
 
 
 def allocate(
-    curve: Curve, measure: Measure, amount: Array, tokens: float | None = None
+    curve: Curve, measure: CostMeasure, amount: Array, tokens: float | None = None
 ) -> Allocation:
     """Return the best size and memory for each amount (m,), and tokens where they are free.
 
@@ -79,7 +79,7 @@ _PARTS = ("params", "memory", "tokens", "loss", "at_edge")
 
 
 def _along(
-    curve: Curve, measure: Measure, amount: Array, tokens: float | None, ratio: float
+    curve: Curve, measure: CostMeasure, amount: Array, tokens: float | None, ratio: float
 ) -> Allocation:
     """Return the best size of models that have `ratio` memory per parameter, at one price for all sets."""
     low, high = curve.domain.params
@@ -135,7 +135,7 @@ def _along(
     )
 
 
-def beyond(curve: Curve, measure: Measure, allocation: Allocation) -> Array:
+def beyond(curve: Curve, measure: CostMeasure, allocation: Allocation) -> Array:
     """Return by what factor the first set's allocation (m,) lies outside the architecture's runs: 1 inside, 3 is three times as much or as little."""
     factor = np.ones(len(allocation.amount))
     spans = [(allocation.params[0], curve.domain.params)]
@@ -149,7 +149,7 @@ def beyond(curve: Curve, measure: Measure, allocation: Allocation) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Choice:
+class OptimalAllocation:
     """What one architecture makes of each budget (m,), with its band."""
 
     params: Array
@@ -170,11 +170,11 @@ class Choice:
 class Frontier:
     """The best architectures of budgets."""
 
-    measure: Measure
+    measure: CostMeasure
     outcome: str
     budgets: Array
     """(m,)"""
-    choices: Mapping[str, Choice]
+    allocations: Mapping[str, OptimalAllocation]
     level: float
     left_out: Mapping[str, str]
     """Architectures that are not compared, and why."""
@@ -182,8 +182,8 @@ class Frontier:
     @property
     def best(self) -> list[str]:
         """The architecture of lowest loss at each budget; empty text where none has one."""
-        names = list(self.choices)
-        losses = np.stack([c.loss for c in self.choices.values()])
+        names = list(self.allocations)
+        losses = np.stack([c.loss for c in self.allocations.values()])
         finite = np.where(np.isfinite(losses), losses, np.inf)
         return [names[column.argmin()] if np.isfinite(column).any() else "" for column in finite.T]
 
@@ -192,15 +192,15 @@ class Frontier:
         name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
         if not name:
             return f"{budget}: no architecture has a best size there; {self._edge_reason()}"
-        choice = self.choices[name]
-        memory = f", {count(choice.memory[i])} of memory" if choice.memory[i] > 0 else ""
-        tokens = "" if np.isnan(choice.tokens[i]) else f", {count(choice.tokens[i])} tokens{_range(choice.tokens_band, i)}"  # fmt: skip
-        text = f"{budget}: {name} with {count(choice.params[i])} parameters{_range(choice.params_band, i)}{memory}{tokens}: {self.outcome} {choice.loss[i]:.4g}{_range(choice.loss_band, i, plain=True)}"
-        if np.isfinite(choice.share[i]):
-            others = [f"{n} {c.share[i]:.0%}" for n, c in self.choices.items() if n != name]
-            text += f"; best in {choice.share[i]:.0%} of draws" + (f" ({', '.join(others)})" if others else "")  # fmt: skip
-        if choice.beyond[i] > 1 + 1e-9:
-            text += f"; extrapolated: {choice.beyond[i]:.3g} times outside its runs"
+        allocation = self.allocations[name]
+        memory = f", {count(allocation.memory[i])} of memory" if allocation.memory[i] > 0 else ""
+        tokens = "" if np.isnan(allocation.tokens[i]) else f", {count(allocation.tokens[i])} tokens{_range(allocation.tokens_band, i)}"  # fmt: skip
+        text = f"{budget}: {name} with {count(allocation.params[i])} parameters{_range(allocation.params_band, i)}{memory}{tokens}: {self.outcome} {allocation.loss[i]:.4g}{_range(allocation.loss_band, i, plain=True)}"
+        if np.isfinite(allocation.share[i]):
+            others = [f"{n} {c.share[i]:.0%}" for n, c in self.allocations.items() if n != name]
+            text += f"; best in {allocation.share[i]:.0%} of draws" + (f" ({', '.join(others)})" if others else "")  # fmt: skip
+        if allocation.beyond[i] > 1 + 1e-9:
+            text += f"; extrapolated: {allocation.beyond[i]:.3g} times outside its runs"
         return text
 
     def _edge_reason(self) -> str:
@@ -210,24 +210,24 @@ class Frontier:
         """Return one row per budget and architecture."""
         rows = []
         best = self.best
-        for name, choice in self.choices.items():
+        for name, allocation in self.allocations.items():
             for i, budget in enumerate(self.budgets):
                 rows.append(
                     {
                         self.measure.name: budget, "architecture": name, "best": best[i] == name,
-                        "share_of_draws": choice.share[i], "loss": choice.loss[i],
-                        "loss_low": choice.loss_band[0][i], "loss_high": choice.loss_band[1][i],
-                        "params": choice.params[i], "params_low": choice.params_band[0][i],
-                        "params_high": choice.params_band[1][i], "memory_params": choice.memory[i],
-                        "tokens": choice.tokens[i], "tokens_low": choice.tokens_band[0][i],
-                        "tokens_high": choice.tokens_band[1][i], "times_outside_runs": choice.beyond[i],
+                        "share_of_draws": allocation.share[i], "loss": allocation.loss[i],
+                        "loss_low": allocation.loss_band[0][i], "loss_high": allocation.loss_band[1][i],
+                        "params": allocation.params[i], "params_low": allocation.params_band[0][i],
+                        "params_high": allocation.params_band[1][i], "memory_params": allocation.memory[i],
+                        "tokens": allocation.tokens[i], "tokens_low": allocation.tokens_band[0][i],
+                        "tokens_high": allocation.tokens_band[1][i], "times_outside_runs": allocation.beyond[i],
                     }
                 )  # fmt: skip
         return pd.DataFrame(rows).sort_values([self.measure.name, "architecture"], kind="stable", ignore_index=True)  # fmt: skip
 
 
-def fit_frontier(
-    families: Families,
+def frontier(
+    families: ArchitectureLaws,
     *,
     measure: str = "flops",
     budgets: ArrayLike | None = None,
@@ -244,7 +244,7 @@ def fit_frontier(
     Raises:
         ValueError: If no architecture has the measure, or a budget is not positive.
     """
-    spent = measure_named(measure)
+    spent = cost_measure(measure)
     curves = families.curves()
     unpriced = {n: c.domain.unpriced[measure] for n, c in curves.items() if measure in c.domain.unpriced}  # fmt: skip
     names = [n for n in curves if n not in unpriced]
@@ -262,13 +262,13 @@ def fit_frontier(
     draws = {n: allocate(drawn[n], spent, at, tokens) if families.n_draws else points[n] for n in names}  # fmt: skip
     ranked = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
     wins = ranked.argmin(axis=0)
-    choices = {}
+    allocations = {}
     for i, (name, point) in enumerate(points.items()):
 
         def ends(of: Array) -> tuple[Array, Array]:
             return band(of if families.n_draws else of[:0], families.drawn_level)
 
-        choices[name] = Choice(
+        allocations[name] = OptimalAllocation(
             params=point.params[0],
             params_band=ends(draws[name].params),
             memory=point.memory[0],
@@ -284,7 +284,7 @@ def fit_frontier(
         measure=spent,
         outcome=families.outcome,
         budgets=at,
-        choices=choices,
+        allocations=allocations,
         level=families.level,
         left_out={**families.left_out, **unpriced},
     )

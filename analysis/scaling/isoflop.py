@@ -294,9 +294,9 @@ def _akimas(u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
     member = (member.reshape(-1)[None, :] == np.arange(len(sizes))[:, None]).astype(np.float64)
     counts, sums = weights @ member.T, (weights * y) @ member.T
     place, lowest = np.full(len(weights), np.inf), np.full(len(weights), np.nan)
-    n_there = (counts > 0).sum(axis=1)
-    for n in np.unique(n_there[n_there >= 3]):
-        rows = np.flatnonzero(n_there == n)
+    n_seeds_done = (counts > 0).sum(axis=1)
+    for n in np.unique(n_seeds_done[n_seeds_done >= 3]):
+        rows = np.flatnonzero(n_seeds_done == n)
         there = np.argsort(counts[rows] == 0, axis=1, kind="stable")[:, :n]
         x = sizes[there]
         v = np.take_along_axis(sums[rows], there, axis=1) / np.take_along_axis(counts[rows], there, axis=1)  # fmt: skip

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from analysis.fitting.curve import CurveFit
 from analysis.fitting.curve_fit import fit_curve
 from analysis.loading.load import Runs
-from analysis.scaling.sweep_summary import Question, SweepFits
+from analysis.scaling.sweep_summary import CurveSpec, SweepFits
 
 Array = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class MissingSize:
     """One size of a series that no run of the table has."""
 
     series: str
-    question: Question
+    spec: CurveSpec
     trial_id: str
     reason: str
     x: float
@@ -45,7 +45,7 @@ def missing_sizes(runs: Runs, fits: SweepFits) -> list[MissingSize]:
     """Return the missing sizes of every curve that has numbers, for excluded trials whose size is known."""
     found = []
     for curve in fits.curves:
-        x = curve.question.x
+        x = curve.spec.x
         if not curve.fit.usable or x not in runs.excluded:
             continue
         if len({c.series for c in fits.curves if c.architecture == curve.architecture}) > 1:
@@ -63,7 +63,7 @@ def missing_sizes(runs: Runs, fits: SweepFits) -> list[MissingSize]:
         for row, (expected, answer, could_be) in zip(rows, _moves(curve.fit, sizes, at), strict=True):  # fmt: skip
             found.append(
                 MissingSize(
-                    series=curve.series, question=curve.question, trial_id=str(row["trial_id"]),
+                    series=curve.series, spec=curve.spec, trial_id=str(row["trial_id"]),
                     reason=str(row["reason"]), x=float(row[x]), expected=expected, at=at,
                     answer=answer, could_be=could_be,
                 )

@@ -17,12 +17,12 @@ from analysis.fitting.law import Law
 from analysis.formatting import Table, count
 from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
-from analysis.scaling.architecture_laws import COLUMNS, SIZE_INPUTS, Families, fit_families
+from analysis.scaling.architecture_laws import COLUMNS, SIZE_INPUTS, ArchitectureLaws, fit_families
 from analysis.scaling.experimental_design import (
     Candidate,
+    ExperimentalDesign,
     LossAt,
-    NextRuns,
-    Ranked,
+    RankedCandidate,
     Target,
     next_runs,
     parse_target,
@@ -48,7 +48,7 @@ def propose(
     law: str | None = None,
     extra_seeds: int = 1,
     **options: Any,
-) -> NextRuns:
+) -> ExperimentalDesign:
     """Return which trials to run next, for the runs of a sweep.
 
     Args:
@@ -63,13 +63,13 @@ def propose(
     Raises:
         ValueError: If nothing can be said; the message says why and what to do.
     """
-    families = families_of(table, outcome=outcome, law=law, hold_out=False)
+    families = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
     return propose_from(families, table, trials, target=target, extra_seeds=extra_seeds, **options)
 
 
-def families_of(
+def fit_sweep_laws(
     table: pd.DataFrame, *, outcome: str = "loss", law: str | None = None, **options: Any
-) -> Families:
+) -> ArchitectureLaws:
     """Return the architectures of a sweep, each with a law that its runs can tell.
 
     Args:
@@ -95,14 +95,14 @@ def families_of(
 
 
 def propose_from(
-    families: Families,
+    families: ArchitectureLaws,
     table: pd.DataFrame,
     trials: Sequence[Any],
     *,
     target: str | None = None,
     extra_seeds: int = 1,
     **options: Any,
-) -> NextRuns:
+) -> ExperimentalDesign:
     """Return what `propose` does, for architectures that are fitted already.
 
     Raises:
@@ -140,7 +140,7 @@ def _is_ladder(table: pd.DataFrame, size: str, tokens: str) -> bool:
 
 
 def candidates_of(
-    trials: Sequence[Any], families: Families, table: pd.DataFrame, *, extra_seeds: int = 1
+    trials: Sequence[Any], families: ArchitectureLaws, table: pd.DataFrame, *, extra_seeds: int = 1
 ) -> tuple[list[Candidate], list[str]]:
     """Return one candidate per configuration that is not done, seeds together, one per further seed of those that are, and why others are none.
 
@@ -180,7 +180,7 @@ def candidates_of(
                     },
                     gpu_hours=sum(_hours(t) for t in group),
                     n_seeds=len(group),
-                    n_there=len(there) + i,
+                    n_seeds_done=len(there) + i,
                     trial=tuple(group),
                 )
             )
@@ -211,9 +211,9 @@ def _further(one: Any, members: Sequence[Any], n: int) -> list[Any]:
     ]
 
 
-def _unfit(spec: Any, families: Families, table: pd.DataFrame) -> str | None:
+def _unfit(spec: Any, families: ArchitectureLaws, table: pd.DataFrame) -> str | None:
     """Return why a trial's result could not be compared with the runs."""
-    if spec.architecture not in families.families:
+    if spec.architecture not in families.by_name:
         return f"no law of {spec.architecture}"
     inputs = families.named(spec.architecture).curve.law.inputs
     missing = [families.columns[n] for n in inputs if families.columns[n] not in spec.accounting]
@@ -249,10 +249,10 @@ def _name(spec: Any) -> str:
     return " ".join([*parts, f"{count(spec.accounting['training_tokens'])} tokens", spec.trial_id[-6:]])  # fmt: skip
 
 
-def default_target(families: Families) -> Target:
+def default_target(families: ArchitectureLaws) -> Target:
     """Return the loss at ten times its largest run of the architecture for which that is lowest."""
     targets = []
-    for name, family in families.families.items():
+    for name, family in families.by_name.items():
         domain = family.curve.domain
         inputs: dict[str, float] = {}
         for key in family.curve.law.inputs:
@@ -266,7 +266,7 @@ def default_target(families: Families) -> Target:
     return min(targets, key=lambda t: float(t.values(families.curves())[0]))
 
 
-def sweep_texts(found: NextRuns, *, name: str, file: str) -> dict[str, str]:
+def sweep_texts(found: ExperimentalDesign, *, name: str, file: str) -> dict[str, str]:
     """Return the texts of sweep files of the chosen runs, one per set of seeds, by their labels.
 
     Args:
@@ -284,13 +284,13 @@ def sweep_texts(found: NextRuns, *, name: str, file: str) -> dict[str, str]:
     hours = sum(r.candidate.gpu_hours for r in found.chosen)
     n = sum(len(r.candidate.trial) for r in found.chosen)
     header = [
-        f"# Question: {found.target.words}, more narrowly",
+        f"# Question: {found.target.description}, more narrowly",
         f"# Run:      memscale submit {file}",
         f"# Cost:     {n} trials, {hours:.2g} GPU-hours predicted",
         f"# Expect:   the interval at {found.chosen[-1].width:.0%} of its width now ({found.value:.4g} to a factor of {math.exp(1.96 * found.sd):.4f} at 95%)",
     ]
     # A sweep file has one list of seeds, so chosen runs with other seeds go into a file of their own.
-    by_seeds: dict[tuple[int, ...], list[Ranked]] = {}
+    by_seeds: dict[tuple[int, ...], list[RankedCandidate]] = {}
     for r in found.chosen:
         by_seeds.setdefault(tuple(sorted(t.spec.seed for t in r.candidate.trial)), []).append(r)
     texts = {
@@ -302,7 +302,7 @@ def sweep_texts(found: NextRuns, *, name: str, file: str) -> dict[str, str]:
     return texts
 
 
-def _part(name: str, seeds: Sequence[int], chosen: Sequence[Ranked]) -> str:
+def _part(name: str, seeds: Sequence[int], chosen: Sequence[RankedCandidate]) -> str:
     """Return the text of a sweep file whose trials have all the same seeds."""
     first = chosen[0].candidate.trial[0].spec
     base = {part: _settings(first, part) for part in PARTS}
@@ -348,7 +348,7 @@ def _flow(values: Mapping[str, Any]) -> str:
     return text.strip()
 
 
-def ranking(found: NextRuns, *, rows: int = 12) -> Table:
+def ranking(found: ExperimentalDesign, *, rows: int = 12) -> Table:
     """Return the candidates as a table to print, the chosen ones first."""
     at = {id(r.candidate): i + 1 for i, r in enumerate(found.chosen)}
     ordered = sorted(found.ranked, key=lambda r: at.get(id(r.candidate), len(at) + 1))

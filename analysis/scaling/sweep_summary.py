@@ -1,7 +1,7 @@
 """Everything that `memscale fit` prints and the report shows, from one call.
 
 A series is what gets one curve: all configurations of one architecture on the same data. Each series is fitted once
-per question in QUESTIONS; later forms are further entries there.
+per spec in QUESTIONS; later forms are further entries there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equ
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class CurveSpec:
     """One curve per series: an outcome against a size."""
 
     outcome: str
@@ -28,13 +28,13 @@ class Question:
     """power_law or saturating."""
 
 
-QUESTIONS = (
-    Question(outcome="factual_recall", x="total_params", law="saturating"),
-    Question(outcome="factual_recall", x="training_flops", law="saturating"),
-    Question(outcome="answer_nll", x="total_params", law="power_law"),
-    Question(outcome="answer_nll", x="training_flops", law="power_law"),
-    Question(outcome="loss", x="total_params", law="power_law"),
-    Question(outcome="loss", x="training_flops", law="power_law"),
+CURVE_SPECS = (
+    CurveSpec(outcome="factual_recall", x="total_params", law="saturating"),
+    CurveSpec(outcome="factual_recall", x="training_flops", law="saturating"),
+    CurveSpec(outcome="answer_nll", x="total_params", law="power_law"),
+    CurveSpec(outcome="answer_nll", x="training_flops", law="power_law"),
+    CurveSpec(outcome="loss", x="total_params", law="power_law"),
+    CurveSpec(outcome="loss", x="training_flops", law="power_law"),
 )
 
 
@@ -44,7 +44,7 @@ class SeriesFit:
 
     series: str
     architecture: str
-    question: Question
+    spec: CurveSpec
     fit: CurveFit
 
 
@@ -72,7 +72,7 @@ class SweepFits:
             (
                 c.fit
                 for c in self.curves
-                if c.series == series and c.question.outcome == outcome and c.question.x == x
+                if c.series == series and c.spec.outcome == outcome and c.spec.x == x
             ),
             None,
         )
@@ -85,7 +85,7 @@ def fit_sweep(
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
-    questions: Sequence[Question] = QUESTIONS,
+    specs: Sequence[CurveSpec] = CURVE_SPECS,
 ) -> SweepFits:
     """Summarise, fit and compare the runs of a sweep.
 
@@ -95,7 +95,7 @@ def fit_sweep(
         n_draws: Resamples behind every interval of a curve.
         seed: Of the resampling.
         level: Of all intervals.
-        questions: Curves to fit; those whose columns are missing are left out.
+        specs: Curves to fit; those whose columns are missing are left out.
 
     Raises:
         ValueError: If the table has no parameters, which configurations are told apart by.
@@ -108,23 +108,21 @@ def fit_sweep(
     curves = []
     for name in dict.fromkeys(s.series for s in summaries):
         rows = table[table["configuration"].map(series) == name]
-        for question in questions:
-            if not {question.outcome, question.x} <= set(rows.columns) or rows[
-                [question.outcome, question.x]
+        for spec in specs:
+            if not {spec.outcome, spec.x} <= set(rows.columns) or rows[
+                [spec.outcome, spec.x]
             ].isna().any(axis=None):
                 continue
-            fit = _fit(question, rows, n_draws=n_draws, seed=seed, level=level)
+            fit = _fit(spec, rows, n_draws=n_draws, seed=seed, level=level)
             curves.append(
                 SeriesFit(
                     series=name,
                     architecture=str(rows["architecture"].iloc[0]),
-                    question=question,
+                    spec=spec,
                     fit=fit,
                 )
             )
-    by_size = {
-        (c.series, c.question.outcome): c.fit for c in curves if c.question.x == "total_params"
-    }
+    by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(
         table, summaries, by_size, baseline=baseline, level=level, seed=seed
     )
@@ -189,14 +187,12 @@ def name_series(table: pd.DataFrame) -> dict[str, str]:
     return names
 
 
-def _fit(
-    question: Question, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float
-) -> CurveFit:
-    x = rows[question.x].to_numpy(dtype=np.float64)
-    y = rows[question.outcome].to_numpy(dtype=np.float64)
+def _fit(spec: CurveSpec, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float) -> CurveFit:
+    x = rows[spec.x].to_numpy(dtype=np.float64)
+    y = rows[spec.outcome].to_numpy(dtype=np.float64)
     clusters = list(rows["configuration"])
-    if question.law == "saturating":
+    if spec.law == "saturating":
         return fit_saturating(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
-    if question.law == "power_law":
+    if spec.law == "power_law":
         return fit_power_law(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
-    raise ValueError(f"law must be power_law or saturating, got {question.law!r}")
+    raise ValueError(f"law must be power_law or saturating, got {spec.law!r}")

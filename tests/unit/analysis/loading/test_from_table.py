@@ -9,7 +9,7 @@ from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.power import POWER
-from analysis.scaling.sweep_summary import QUESTIONS
+from analysis.scaling.sweep_summary import CURVE_SPECS
 
 MESSY = """\
 # my sweep, 2024
@@ -100,7 +100,7 @@ def test_what_is_loaded_goes_through_the_report(tmp_path):
     text = table().assign(arch=["a", "b"] * 6).to_csv(index=False)
     runs = loaded(text, tmp_path / "theirs.csv")
 
-    fits = analysis.fit_sweep(runs, n_draws=20, questions=QUESTIONS[-2:-1])
+    fits = analysis.fit_sweep(runs, n_draws=20, specs=CURVE_SPECS[-2:-1])
     page = analysis.write_report(runs, fits, tmp_path / "out").read_text(encoding="utf-8")
 
     assert "architecture is column &#39;arch&#39;" in page

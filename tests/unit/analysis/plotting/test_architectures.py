@@ -5,17 +5,17 @@ from analysis.plotting.architectures import frontier_figure, multipliers_figure
 from analysis.plotting.next_run import next_run_figure
 from analysis.plotting.style import COLOURS
 from analysis.plotting.sweep import image
-from analysis.scaling.compute_multiplier import fit_multipliers
+from analysis.scaling.compute_multiplier import multipliers
 from analysis.scaling.experimental_design import Candidate, LossAt, next_runs
-from analysis.scaling.frontier import fit_frontier
+from analysis.scaling.frontier import frontier
 
 
 @pytest.fixture(scope="module")
 def curves(noisy_families):
     amounts = np.geomspace(1e15, 1e20, 12)
     return [
-        fit_multipliers(noisy_families, "memory", amounts=amounts),
-        fit_multipliers(noisy_families, "memory", measure="stored_bytes", tokens=1e9),
+        multipliers(noisy_families, "memory", amounts=amounts),
+        multipliers(noisy_families, "memory", measure="stored_bytes", tokens=1e9),
     ]
 
 
@@ -48,14 +48,14 @@ def test_ground_is_shaded_where_a_curve_extrapolates_and_nowhere_else(curves):
 
 
 def test_a_reference_of_several_kinds_is_refused(curves, noisy_families):
-    other = fit_multipliers(noisy_families, "dense", reference="memory", amounts=[1e17])
+    other = multipliers(noisy_families, "dense", reference="memory", amounts=[1e17])
 
     with pytest.raises(ValueError, match="curves of one reference"):
         multipliers_figure([*curves, other])
 
 
 def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
-    figure = frontier_figure(fit_frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8)))
+    figure = frontier_figure(frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8)))
 
     assert [a.get_title(loc="left") for a in figure.axes] == [
         "Best loss", "Best size", "Best training length", "Which architecture is best",

@@ -9,7 +9,7 @@ from analysis.fitting.objective import SQUARES
 from analysis.laws.power import POWER
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
-from analysis.scaling.cost_measures import MEASURES, cost_at, fit_cost, measure_named
+from analysis.scaling.cost_measures import COST_MEASURES, cost_at, cost_measure, fit_cost
 
 FAST = {"objective": SQUARES, "n_draws": 20, "hold_out": False}
 
@@ -39,8 +39,8 @@ def test_each_architecture_has_its_own_law_and_prices(exact_families):
     assert memory.fit.parameters["A"] == pytest.approx(330, rel=1e-3)
     assert dense.fit.parameters["A"] == pytest.approx(482.01, rel=1e-3)
     N = np.asarray([3e7])
-    ratio = memory.curve.price(MEASURES["seconds"], N, 8 * N) / dense.curve.price(
-        MEASURES["seconds"], N, 0 * N
+    ratio = memory.curve.price(COST_MEASURES["seconds"], N, 8 * N) / dense.curve.price(
+        COST_MEASURES["seconds"], N, 0 * N
     )
     assert ratio == pytest.approx([1.4])
     assert memory.curve.memory_at(N, 0.0) == pytest.approx(8 * N)
@@ -113,7 +113,7 @@ def test_one_architecture_too_small_to_fit_is_left_out_with_its_reason(two_archi
 
     families = fit_families(few, **FAST)
 
-    assert list(families.families) == ["dense"]
+    assert list(families.by_name) == ["dense"]
     assert "4 distinct runs for 5 parameters" in families.left_out["memory"]
     with pytest.raises(ValueError, match="memory: its law is underdetermined"):
         families.named("memory")
@@ -151,10 +151,10 @@ def test_a_missing_measure_is_named_where_it_is_asked_for(two_architectures):
         ValueError,
         match="measured training seconds of dense: the table has no column train_seconds",
     ):
-        families.priced(measure_named("seconds"), ["dense"])
+        families.priced(cost_measure("seconds"), ["dense"])
     assert "6 N D" in families.notes[0]
     with pytest.raises(ValueError, match="no 'joules'; there are flops"):
-        measure_named("joules")
+        cost_measure("joules")
 
 
 def test_a_curve_has_one_price_unless_it_was_measured_with_noise(two_architectures):
@@ -163,8 +163,8 @@ def test_a_curve_has_one_price_unless_it_was_measured_with_noise(two_architectur
 
     drawn = fit_families(runs, **FAST).drawn()["memory"]
 
-    assert drawn.one_price(MEASURES["flops"])
-    assert not drawn.one_price(MEASURES["seconds"])
+    assert drawn.one_price(COST_MEASURES["flops"])
+    assert not drawn.one_price(COST_MEASURES["seconds"])
     assert dataclasses.replace(drawn.row(3)).k == 1
 
 

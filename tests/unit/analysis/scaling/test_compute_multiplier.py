@@ -4,8 +4,8 @@ from scipy.optimize import brentq
 
 from analysis.fitting.objective import SQUARES
 from analysis.scaling.architecture_laws import fit_families
-from analysis.scaling.compute_multiplier import fit_multipliers
-from analysis.scaling.cost_measures import MEASURES
+from analysis.scaling.compute_multiplier import multipliers
+from analysis.scaling.cost_measures import COST_MEASURES
 from analysis.scaling.frontier import allocate
 
 WORTH = (482.01 / 330.0) ** (1 / 0.3478)
@@ -18,8 +18,8 @@ def families_of(laws, two_architectures):
 
 @pytest.mark.parametrize("tokens", [1e8, 1e10])
 def test_at_equal_tokens_a_parameter_is_worth_what_the_laws_say(exact_families, tokens):
-    active = fit_multipliers(exact_families, "memory", measure="active_params", tokens=tokens)
-    stored = fit_multipliers(exact_families, "memory", measure="stored_bytes", tokens=tokens)
+    active = multipliers(exact_families, "memory", measure="active_params", tokens=tokens)
+    stored = multipliers(exact_families, "memory", measure="stored_bytes", tokens=tokens)
 
     assert active.multiplier == pytest.approx(WORTH, rel=2e-3)
     assert stored.multiplier == pytest.approx(WORTH / 9, rel=2e-3)
@@ -27,7 +27,7 @@ def test_at_equal_tokens_a_parameter_is_worth_what_the_laws_say(exact_families, 
 
 
 def test_as_a_curve_in_tokens(exact_families):
-    curve = fit_multipliers(exact_families, "memory", measure="active_params", amounts=1e7, tokens=np.geomspace(1e8, 1e10, 5))  # fmt: skip
+    curve = multipliers(exact_families, "memory", measure="active_params", amounts=1e7, tokens=np.geomspace(1e8, 1e10, 5))  # fmt: skip
 
     assert curve.multiplier == pytest.approx(WORTH, rel=2e-3)
     assert list(curve.tokens) == pytest.approx(list(np.geomspace(1e8, 1e10, 5)))
@@ -36,9 +36,9 @@ def test_as_a_curve_in_tokens(exact_families):
 @pytest.mark.parametrize("measure", ["flops", "seconds"])
 def test_along_a_budget_it_is_what_a_plain_root_search_finds(exact_families, measure):
     amounts = np.asarray([1e15, 1e17, 1e18]) * (1.0 if measure == "flops" else 1e-14)
-    curves, held = exact_families.curves(), MEASURES[measure]
+    curves, held = exact_families.curves(), COST_MEASURES[measure]
 
-    found = fit_multipliers(exact_families, "memory", measure=measure, amounts=amounts)
+    found = multipliers(exact_families, "memory", measure=measure, amounts=amounts)
 
     def best(name, amount):
         return allocate(curves[name], held, np.asarray([amount]))
@@ -52,9 +52,9 @@ def test_along_a_budget_it_is_what_a_plain_root_search_finds(exact_families, mea
 
 
 def test_it_is_the_inverse_the_other_way_round(exact_families):
-    there = fit_multipliers(exact_families, "memory", amounts=[1e17])
+    there = multipliers(exact_families, "memory", amounts=[1e17])
 
-    back = fit_multipliers(exact_families, "dense", reference="memory", amounts=1e17 * there.multiplier)  # fmt: skip
+    back = multipliers(exact_families, "dense", reference="memory", amounts=1e17 * there.multiplier)  # fmt: skip
 
     assert back.multiplier == pytest.approx(1 / there.multiplier, rel=5e-4)
 
@@ -64,8 +64,8 @@ def test_units_do_not_matter(exact_families, two_architectures):
     runs["training_flops"] /= 1e15
     scaled = fit_families(runs, objective=SQUARES, n_draws=0, hold_out=False)
 
-    a = fit_multipliers(exact_families, "memory", amounts=[1e16, 1e17]).multiplier
-    b = fit_multipliers(scaled, "memory", amounts=[10, 100]).multiplier
+    a = multipliers(exact_families, "memory", amounts=[1e16, 1e17]).multiplier
+    b = multipliers(scaled, "memory", amounts=[10, 100]).multiplier
 
     assert a == pytest.approx(b, rel=1e-4)
 
@@ -74,7 +74,7 @@ def test_a_loss_that_the_reference_never_has_is_refused_in_a_sentence(two_archit
     dense = {"A": 482.01, "B": 2085.43, "E": 2.4, "alpha": 0.3478, "beta": 0.3658}
     families = families_of({"dense": dense, "memory": dense | {"E": 1.8}}, two_architectures)
 
-    found = fit_multipliers(families, "memory", amounts=[1e15, 1e22])
+    found = multipliers(families, "memory", amounts=[1e15, 1e22])
 
     assert np.isfinite(found.multiplier[0])
     assert np.isnan(found.multiplier[1])
@@ -87,13 +87,13 @@ def test_no_reference_is_so_small_that_it_is_as_bad(two_architectures):
     dense = {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658}
     families = families_of({"dense": dense, "memory": dense | {"E": 90.0}}, two_architectures)
 
-    found = fit_multipliers(families, "memory", amounts=[1e17])
+    found = multipliers(families, "memory", amounts=[1e17])
 
     assert "worse than dense at any size searched" in found.refusals[0]
 
 
 def test_points_outside_the_runs_are_flagged(exact_families):
-    found = fit_multipliers(exact_families, "memory", amounts=[1e17, 1e20])
+    found = multipliers(exact_families, "memory", amounts=[1e17, 1e20])
 
     assert list(found.extrapolated) == [False, True]
     assert "within the runs of both" in found.sentence(0)
@@ -102,14 +102,14 @@ def test_points_outside_the_runs_are_flagged(exact_families):
 
 
 def test_where_only_the_reference_leaves_its_runs_that_is_flagged_too(exact_families):
-    edge = fit_multipliers(exact_families, "memory", measure="active_params", amounts=[9e7], tokens=1e9)  # fmt: skip
+    edge = multipliers(exact_families, "memory", measure="active_params", amounts=[9e7], tokens=1e9)  # fmt: skip
 
     assert edge.candidate_beyond[0] == 1
     assert edge.reference_beyond[0] == pytest.approx(9e7 * WORTH / 1e8, rel=1e-2)
 
 
 def test_bands_hold_the_curve_and_widen_outside_the_runs(noisy_families):
-    found = fit_multipliers(noisy_families, "memory", amounts=[1e17, 1e21])
+    found = multipliers(noisy_families, "memory", amounts=[1e17, 1e21])
 
     assert (found.low < found.multiplier).all()
     assert (found.multiplier < found.high).all()
@@ -125,7 +125,7 @@ def test_a_band_without_an_upper_end_says_so(two_architectures):
     runs = two_architectures(noise=0.01, laws={"dense": dense, "memory": dense | {"E": 1.75}})
     families = fit_families(runs, objective=SQUARES, n_draws=60, hold_out=False)
 
-    found = fit_multipliers(families, "memory", amounts=np.geomspace(1e17, 1e24, 15))
+    found = multipliers(families, "memory", amounts=np.geomspace(1e17, 1e24, 15))
 
     open_ended = np.isinf(found.high)
     assert open_ended.any()
@@ -144,4 +144,4 @@ def test_a_band_without_an_upper_end_says_so(two_architectures):
 )
 def test_bad_questions_are_refused(exact_families, options, message):
     with pytest.raises(ValueError, match=message):
-        fit_multipliers(exact_families, **({"candidate": "memory"} | options))
+        multipliers(exact_families, **({"candidate": "memory"} | options))

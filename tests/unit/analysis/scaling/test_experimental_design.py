@@ -213,7 +213,7 @@ def test_targets_are_read(noisy_families):
     assert loss == FAR_OUT
     assert ratio == MultiplierAt(candidate="memory", reference="dense", measure="stored_bytes", amount=1e9, tokens=1e9)  # fmt: skip
     assert (
-        ratio.words
+        ratio.description
         == "stored_bytes multiplier of memory over dense at stored_bytes=1e+09 and tokens=1e+09"
     )
     assert CHINCHILLA.inputs == ("params", "tokens")
@@ -260,7 +260,7 @@ def test_a_further_seed_narrows_as_refitting_with_one_more_does(two_architecture
     assert min(between, within) > 1e-6
     N, D = float(runs.params.max()), float(runs.tokens.max())
 
-    (found,) = next_runs(families, [candidate(N, D, n_there=2)], FAR_OUT, worth=0.0).ranked
+    (found,) = next_runs(families, [candidate(N, D, n_seeds_done=2)], FAR_OUT, worth=0.0).ranked
 
     theta = families.curves()["memory"].parameters[0]
 
@@ -288,7 +288,7 @@ def test_seeds_bring_nothing_where_all_noise_is_between_configurations(two_archi
     runs = two_architectures(noise=0.003, seed=5)
     twice = fit_families(pd.concat([runs, runs]), objective=SQUARES, n_draws=0, hold_out=False)
 
-    found = next_runs(twice, [candidate(1e8, 2e9, n_there=2)], FAR_OUT, worth=0.0)
+    found = next_runs(twice, [candidate(1e8, 2e9, n_seeds_done=2)], FAR_OUT, worth=0.0)
 
     assert found.ranked[0].width == pytest.approx(1.0, abs=1e-9)
 
@@ -296,7 +296,7 @@ def test_seeds_bring_nothing_where_all_noise_is_between_configurations(two_archi
 def test_without_two_seeds_anywhere_a_further_seed_cannot_be_told(two_architectures):
     families = fit_families(two_architectures(noise=0.003), objective=SQUARES, n_draws=0, hold_out=False)  # fmt: skip
 
-    found = next_runs(families, [candidate(1e8, 2e9, n_there=1)], FAR_OUT)
+    found = next_runs(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT)
 
     assert not found.chosen
     assert found.notes == ["what further seeds bring cannot be told for 1 candidate: no configuration has two seeds; train one with a second seed"]  # fmt: skip
@@ -310,5 +310,5 @@ def test_seed_noise_of_another_architecture_is_used_where_one_has_none(two_archi
 
     assert noise_variances(memory)[1] == 0
     assert noise_variances(memory, families.fits)[1] == pytest.approx(noise_variances(dense)[1])
-    found = next_runs(families, [candidate(1e8, 2e9, n_there=1)], FAR_OUT, worth=0.0)
+    found = next_runs(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT, worth=0.0)
     assert found.ranked[0].width < 1

@@ -9,15 +9,15 @@ from analysis.fitting.objective import SQUARES
 from analysis.laws.chinchilla import compute_optimum
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
-from analysis.scaling.cost_measures import MEASURES
-from analysis.scaling.frontier import allocate, band, fit_frontier
+from analysis.scaling.cost_measures import COST_MEASURES
+from analysis.scaling.frontier import allocate, band, frontier
 
 
 @pytest.mark.parametrize("budget", [1e15, 3e17, 1e20])
 def test_the_best_size_is_that_of_the_closed_form(exact_families, budget):
     family = exact_families.named("dense")
 
-    found = allocate(family.curve, MEASURES["flops"], np.asarray([budget]))
+    found = allocate(family.curve, COST_MEASURES["flops"], np.asarray([budget]))
 
     params, tokens = compute_optimum(dict(family.fit.parameters), budget)
     assert found.params[0, 0] == pytest.approx(params, rel=2e-4)
@@ -32,7 +32,7 @@ def test_with_an_output_head_the_best_size_is_that_of_a_plain_search(two_archite
     families = fit_families(runs, objective=SQUARES, n_draws=0, hold_out=False)
     curve = families.curves()["dense"]
 
-    found = allocate(curve, MEASURES["flops"], np.asarray([1e17]))
+    found = allocate(curve, COST_MEASURES["flops"], np.asarray([1e17]))
 
     def loss(log_N):
         N = np.exp([log_N])
@@ -46,8 +46,8 @@ def test_with_an_output_head_the_best_size_is_that_of_a_plain_search(two_archite
 def test_at_given_tokens_the_size_is_what_the_amount_pays_for(exact_families):
     curve = exact_families.curves()["memory"]
 
-    by_flops = allocate(curve, MEASURES["flops"], np.asarray([6e16]), tokens=1e9)
-    by_bytes = allocate(curve, MEASURES["bytes_moved"], np.asarray([3e6]), tokens=1e9)
+    by_flops = allocate(curve, COST_MEASURES["flops"], np.asarray([6e16]), tokens=1e9)
+    by_bytes = allocate(curve, COST_MEASURES["bytes_moved"], np.asarray([3e6]), tokens=1e9)
 
     assert by_flops.params[0, 0] == pytest.approx(1e7)
     assert by_bytes.params[0, 0] == pytest.approx(1e6)
@@ -56,24 +56,24 @@ def test_at_given_tokens_the_size_is_what_the_amount_pays_for(exact_families):
 
 def test_bytes_say_nothing_of_tokens(exact_families):
     with pytest.raises(ValueError, match="tokens: stored bytes do not depend on them"):
-        fit_frontier(exact_families, measure="stored_bytes")
+        frontier(exact_families, measure="stored_bytes")
 
 
 def test_the_winner_and_its_share_of_the_draws(noisy_families):
-    frontier = fit_frontier(noisy_families, budgets=[1e16, 1e17])
+    found = frontier(noisy_families, budgets=[1e16, 1e17])
 
-    shares = np.asarray([c.share for c in frontier.choices.values()])
+    shares = np.asarray([c.share for c in found.allocations.values()])
     assert shares.sum(axis=0) == pytest.approx([1, 1])
-    assert frontier.best == ["memory", "memory"]
-    assert frontier.choices["memory"].share == pytest.approx([1, 1])
-    sentence = frontier.sentence(0)
+    assert found.best == ["memory", "memory"]
+    assert found.allocations["memory"].share == pytest.approx([1, 1])
+    sentence = found.sentence(0)
     assert sentence.startswith("1e+16 training FLOPs: memory with")
     assert "of memory" in sentence
     assert "best in 100% of draws (dense 0%)" in sentence
-    low, high = frontier.choices["memory"].params_band
-    assert (low < frontier.choices["memory"].params).all()
-    assert (frontier.choices["memory"].params < high).all()
-    assert len(frontier.to_frame()) == 4
+    low, high = found.allocations["memory"].params_band
+    assert (low < found.allocations["memory"].params).all()
+    assert (found.allocations["memory"].params < high).all()
+    assert len(found.to_frame()) == 4
 
 
 def test_architectures_that_are_the_same_win_as_often(two_architectures):
@@ -84,18 +84,18 @@ def test_architectures_that_are_the_same_win_as_often(two_architectures):
     twins[1] = twins[1].assign(loss=again.loss.to_numpy())
     families = fit_families(pd.concat(twins), objective=SQUARES, n_draws=100, hold_out=False)
 
-    share = fit_frontier(families, budgets=[1e17]).choices["one"].share[0]
+    share = frontier(families, budgets=[1e17]).allocations["one"].share[0]
     assert 0.02 < share < 0.98
 
 
 def test_a_frontier_far_out_is_marked(exact_families):
-    frontier = fit_frontier(exact_families, budgets=[1e17, 1e24])
+    found = frontier(exact_families, budgets=[1e17, 1e24])
 
-    beyond = frontier.choices["memory"].beyond
+    beyond = found.allocations["memory"].beyond
     assert beyond[0] == 1
     assert beyond[1] > 100
-    assert "extrapolated" in frontier.sentence(1)
-    assert "best in" not in frontier.sentence(1)  # without draws no share
+    assert "extrapolated" in found.sentence(1)
+    assert "best in" not in found.sentence(1)  # without draws no share
 
 
 def test_a_law_without_an_optimum_gives_no_size(exact_families):
@@ -104,13 +104,11 @@ def test_a_law_without_an_optimum_gives_no_size(exact_families):
     parameters[0, family.curve.law.parameter_names.index("A")] = 0  # size does nothing
     flat = dataclasses.replace(family, curve=dataclasses.replace(family.curve, parameters=parameters))  # fmt: skip
 
-    frontier = fit_frontier(
-        dataclasses.replace(exact_families, families={"dense": flat}), budgets=[1e16]
-    )
+    found = frontier(dataclasses.replace(exact_families, by_name={"dense": flat}), budgets=[1e16])
 
-    assert frontier.best == [""]
-    assert np.isnan(frontier.choices["dense"].params[0])
-    assert "no architecture has a best size" in frontier.sentence(0)
+    assert found.best == [""]
+    assert np.isnan(found.allocations["dense"].params[0])
+    assert "no architecture has a best size" in found.sentence(0)
 
 
 def test_memory_is_chosen_among_what_was_built(two_architectures):
@@ -132,12 +130,12 @@ def test_memory_is_chosen_among_what_was_built(two_architectures):
     families = fit_families(runs, law=law, objective=SQUARES, n_draws=0, hold_out=False)
     curve = families.curves()["memory"]
 
-    found = allocate(curve, MEASURES["flops"], np.asarray([1e17]))
+    found = allocate(curve, COST_MEASURES["flops"], np.asarray([1e17]))
 
     ratio = found.memory[0, 0] / found.params[0, 0]
     assert ratio == pytest.approx(32, rel=1e-6)
     less = dataclasses.replace(curve, domain=dataclasses.replace(curve.domain, ratios=np.asarray([8.0])))  # fmt: skip
-    assert found.loss[0, 0] < allocate(less, MEASURES["flops"], np.asarray([1e17])).loss[0, 0]
+    assert found.loss[0, 0] < allocate(less, COST_MEASURES["flops"], np.asarray([1e17])).loss[0, 0]
 
 
 def test_a_band_keeps_an_infinite_end():
@@ -153,4 +151,4 @@ def test_a_band_keeps_an_infinite_end():
 @pytest.mark.parametrize("budgets", [[0.0], [-1.0], [np.nan]])
 def test_impossible_budgets_are_refused(exact_families, budgets):
     with pytest.raises(ValueError, match="budgets: must be positive"):
-        fit_frontier(exact_families, budgets=budgets)
+        frontier(exact_families, budgets=budgets)

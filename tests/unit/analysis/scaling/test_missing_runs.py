@@ -7,7 +7,7 @@ import analysis
 from analysis.fitting.curve_fit import fit_curve
 from analysis.report.tables import missing
 from analysis.scaling.missing_runs import missing_sizes
-from analysis.scaling.sweep_summary import QUESTIONS
+from analysis.scaling.sweep_summary import CURVE_SPECS
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def partial(synthetic, tmp_path_factory):
         else:
             synthetic.write_done(folder, trial)
     runs = analysis.load(folder)
-    return runs, analysis.fit_sweep(runs, n_draws=60, questions=QUESTIONS[2:3]), trials
+    return runs, analysis.fit_sweep(runs, n_draws=60, specs=CURVE_SPECS[2:3]), trials
 
 
 def test_excluded_trials_keep_their_sizes(partial):

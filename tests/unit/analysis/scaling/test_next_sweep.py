@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 import analysis
 from analysis.scaling.experimental_design import LossAt, next_runs
-from analysis.scaling.next_sweep import candidates_of, families_of, sweep_texts
+from analysis.scaling.next_sweep import candidates_of, fit_sweep_laws, sweep_texts
 from orchestrator import cli
 from orchestrator.planning.pricing import account, make_plan
 from orchestrator.records.trial_dir import SweepDir
@@ -126,10 +126,10 @@ def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
     """A seed of a finished configuration and both seeds of a new one, side by side."""
     table = analysis.load(trained / "runs", sweep="tables").table
     plan = make_plan(load_sweep(trained / "further.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
-    families = families_of(table, n_draws=0, hold_out=False)
+    families = fit_sweep_laws(table, n_draws=0, hold_out=False)
     candidates, _ = candidates_of(plan, families, table)
-    new = next(c for c in candidates if c.n_there == 0)
-    more = next(c for c in candidates if c.n_there == 2)
+    new = next(c for c in candidates if c.n_seeds_done == 0)
+    more = next(c for c in candidates if c.n_seeds_done == 2)
 
     found = next_runs(families, [new, more], LossAt(architecture="memory_plus", inputs={"params": 3e3, "tokens": 4e5}), n_runs=2, worth=-1.0)  # fmt: skip
     texts = sweep_texts(found, name="tables", file="both.yaml")
@@ -144,7 +144,7 @@ def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
 def test_what_a_second_seed_brings_cannot_be_told_without_one(trained):
     table = analysis.load(trained / "runs", sweep="tables").table.query("seed == 0")
     plan = make_plan(load_sweep(trained / "tables.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
-    families = families_of(table, n_draws=0, hold_out=False)
+    families = fit_sweep_laws(table, n_draws=0, hold_out=False)
 
     candidates, notes = candidates_of([t for t in plan if t.spec.seed == 0], families, table)
 
@@ -155,7 +155,7 @@ def test_what_a_second_seed_brings_cannot_be_told_without_one(trained):
 def test_a_ladder_is_fitted_in_flops(two_architectures):
     ladder = two_architectures(noise=0.002).query("tokens / params < 6 and tokens / params > 4")
 
-    families = families_of(ladder, n_draws=0, hold_out=False)
+    families = fit_sweep_laws(ladder, n_draws=0, hold_out=False)
 
     assert families.columns == {"x": "training_flops"}
     assert families.named("dense").fit.law.name == "power"
