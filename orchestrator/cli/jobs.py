@@ -29,13 +29,15 @@ def status(
     """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
     from orchestrator.cli.render import progress
     from orchestrator.control.status import status_from_disk
+    from orchestrator.launchers.slurm.job_records import queue_reasons
 
     sweep = find_sweep(runs, name)
     console = console_here()
     if watch:
         progress.watch(sweep, console)
     else:
-        console.print(progress.status_table(status_from_disk(sweep)))
+        status = status_from_disk(sweep, ask_queue=queue_reasons)
+        console.print(progress.status_table(status))
 
 
 @app.command(

@@ -3,13 +3,12 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
-from orchestrator.launchers.slurm import job_records
 from orchestrator.records import status_cache
 from orchestrator.records.locks import is_alive
 from orchestrator.records.trial_dir import SweepDir, TrialDir
@@ -88,8 +87,38 @@ class SweepStatus:
         return all(trial.state is TrialState.DONE for trial in self.trials)
 
 
-def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatus:
+@dataclass(frozen=True, kw_only=True)
+class QueueReasons:
+    """A sweep's jobs in a batch system, as reasons why trials wait that no controller runs."""
+
+    by_trial: Mapping[str, str] = field(default_factory=dict)
+    rest: str | None = None
+    """The reason of all trials that are not in `by_trial`; None when no job will run them."""
+    n_jobs: int = 0
+    """Jobs of the sweep that wait or run."""
+
+    def reason(self, trial: TrialDir) -> str | None:
+        """Return why one trial waits, None if it waits for no job."""
+        if trial.trial_id in self.by_trial:
+            return self.by_trial[trial.trial_id]
+        if self.rest is None or trial.state() not in (TrialState.WAITING, TrialState.RUNNING):
+            return None
+        return self.rest
+
+
+def status_from_disk(
+    sweep: SweepDir,
+    *,
+    now: float | None = None,
+    ask_queue: Callable[[SweepDir], QueueReasons | None] = lambda sweep: None,
+) -> SweepStatus:
     """Return where a sweep stands, whoever runs it and wherever.
+
+    Args:
+        sweep: Its folder.
+        now: Seconds since 1970; default: the clock's.
+        ask_queue: Returns the sweep's jobs in a batch system, None if it never had any. Called
+            only while no controller is alive, for asking takes a while.
 
     Raises:
         StoreError: If a file of it is damaged.
@@ -108,18 +137,17 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
     if not alive and submissions:
         listed = submissions[-1]["trial_ids"]
     waits: Mapping[str, str] = record.get("waits", {}) if record is not None and alive else {}
-    on_slurm = job_records.used(sweep) and not alive
-    queue = job_records.waits(sweep) if on_slurm else job_records.Waits()
+    queue = None if alive else ask_queue(sweep)
     controlled = {
         trial_id
         for trial_id in listed
-        if alive or (on_slurm and is_alive(sweep.trial(trial_id).controller(), now=now))
+        if alive or (queue is not None and is_alive(sweep.trial(trial_id).controller(), now=now))
     }
-    if on_slurm:
+    if queue is not None:
         waits = {
-            trial_id: why
+            trial_id: reason
             for trial_id in listed
-            if (why := queue.why(sweep.trial(trial_id))) is not None
+            if (reason := queue.reason(sweep.trial(trial_id))) is not None
         }
     cancelled = sweep.cancel_requested()
     known = status_cache.read(sweep)
@@ -139,7 +167,7 @@ def status_from_disk(sweep: SweepDir, *, now: float | None = None) -> SweepStatu
         sweep=sweep.name,
         submission=None if record is None else record.get("submission"),
         trials=trials,
-        controller_alive=alive or bool(queue.jobs or controlled),
+        controller_alive=alive or bool(controlled) or (queue is not None and queue.n_jobs > 0),
         controller="" if record is None else f"pid {record['pid']} on {record['host']}",
         stopping=alive and record is not None and bool(record.get("stopping")),
         time_left_s=record.get("time_left_s") if record is not None and alive else None,

@@ -202,7 +202,7 @@ def follow(
     """Tell how a sweep on Slurm goes and ship what is measured, until no job is left."""
     with shipping(sweep, tracking_uri) as shipper:
         while True:
-            status = status_from_disk(sweep)
+            status = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
             shipper.keep_alive()
             on_update(status)
             if not status.controller_alive:

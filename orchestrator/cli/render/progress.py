@@ -13,6 +13,7 @@ from rich.text import Text
 
 from orchestrator.cli.render.command_name import command
 from orchestrator.control.status import SweepStatus, TrialStatus, status_from_disk
+from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records import units
 from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.trial_dir import SweepDir
@@ -214,7 +215,7 @@ def watch(sweep: SweepDir, console: Console) -> None:
     with LiveSweep(console) as live, suppress(KeyboardInterrupt):
         while True:
             with breaker.guarded():
-                now = status_from_disk(sweep)
+                now = status_from_disk(sweep, ask_queue=queue_reasons)
                 breaker.close()
                 live.update(now)
                 if not now.controller_alive:

@@ -10,15 +10,15 @@ Slurm itself says what became of a job; the book only knows whose it is.
 """
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.control.status import QueueReasons
 from orchestrator.launchers.slurm import commands
 from orchestrator.launchers.slurm.commands import Queued, SlurmError
 from orchestrator.records.errors import BusyError
-from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
-from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.trial_dir import SweepDir, read_json, write_json
 
 HEAD = "head"
 """A pilot whose first node runs Ray's head and the controller."""
@@ -97,42 +97,25 @@ def live(sweep: SweepDir) -> list[Job]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Waits:
-    """Why trials wait that no controller runs."""
-
-    by_trial: Mapping[str, str] = field(default_factory=dict)
-    rest: str | None = None
-    """Of all trials that are not in `by_trial`; None when nothing of Slurm's keeps them."""
-    jobs: int = 0
-    """How many jobs of the sweep wait or run."""
-
-    def why(self, trial: TrialDir) -> str | None:
-        """Return the sentence for one trial, None if it waits for no job."""
-        if trial.trial_id in self.by_trial:
-            return self.by_trial[trial.trial_id]
-        if self.rest is None or trial.state() not in (TrialState.WAITING, TrialState.RUNNING):
-            return None
-        return self.rest
-
-
-def waits(sweep: SweepDir) -> Waits:
-    """Return what the jobs of a sweep say about trials that wait."""
+def queue_reasons(sweep: SweepDir) -> QueueReasons | None:
+    """Return why trials wait as the sweep's jobs say it; None if no job was ever submitted."""
+    if not used(sweep):
+        return None
     try:
         jobs = live(sweep)
     except SlurmError as error:
         # Where Slurm is but does not answer, jobs may well be there.
-        return Waits(
+        return QueueReasons(
             rest=f"its Slurm job cannot be looked up here ({error})",
-            jobs=int(shutil.which("squeue") is not None),
+            n_jobs=int(shutil.which("squeue") is not None),
         )
     # One that is ending has said what became of its trials.
     going = [job for job in jobs if job.queued.state != "COMPLETING"]
     heads = [str(job) for job in going if job.kind == HEAD]
-    return Waits(
+    return QueueReasons(
         by_trial={job.trial_id: str(job) for job in going if job.trial_id is not None},
         rest=heads[0] if heads else None,
-        jobs=len(jobs),
+        n_jobs=len(jobs),
     )
 
 

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from orchestrator.control.status import TrialStatus, status_from_disk
+from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.launchers.slurm.options import Request
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
-from orchestrator.submit.slurm_submission import QueuedJobs, SlurmSubmission
+from orchestrator.submit.slurm_submission import QueueReasons, SlurmSubmission
 
 COUNTING = Path(__file__).parents[2] / "unit" / "orchestrator" / "counting_job.py"
 NODES = 3
@@ -182,7 +183,7 @@ class SlurmSweep:
             logging=Logging(),
         )
 
-    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueuedJobs:
+    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueueReasons:
         """Do what `memscale submit --backend` does once the sweep file is read and priced."""
         trials = [
             SimpleNamespace(
@@ -207,7 +208,7 @@ class SlurmSweep:
 
     def status(self, spec: TrialSpec) -> TrialStatus:
         """Return where a trial stands, as `memscale status` says."""
-        trials = status_from_disk(self.disk).trials
+        trials = status_from_disk(self.disk, ask_queue=queue_reasons).trials
         return next(trial for trial in trials if trial.trial_id == spec.trial_id)
 
     def at_gate(self, *specs: TrialSpec) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.control.status import status_from_disk
 from orchestrator.launchers.slurm.commands import SlurmError
+from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.rank_registry import registered
@@ -32,7 +33,7 @@ def test_every_trial_is_one_task_of_an_array(slurm, sweep, eventually):
     # MaxArraySize is 4 here, and the one with GPUs asks for something else than the rest.
     assert arrays(sent.job_ids) == [1, 4, 2]
     eventually(lambda: sweep.at_gate(gated), "the gated trial")
-    assert status_from_disk(sweep.disk).controller_alive
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).controller_alive
     assert sweep.status(gated).state is TrialState.RUNNING
     with pytest.raises(BusyError, match="runs it already"):
         ControllerLock(sweep.disk, submission=2).acquire()
@@ -40,7 +41,7 @@ def test_every_trial_is_one_task_of_an_array(slurm, sweep, eventually):
     assert (list(again.job_ids), again.queued_before) == ([], 1)
     sweep.open_gate(gated)
     eventually(lambda: not slurm.jobs(), "the end of the jobs")
-    end = status_from_disk(sweep.disk)
+    end = status_from_disk(sweep.disk, ask_queue=queue_reasons)
     assert end.complete, sweep.printed()
     assert not end.controller_alive
     for spec in [gated, *plain]:
@@ -113,7 +114,7 @@ def test_cancelled(slurm, sweep, eventually):
     assert len(asked) == 3
     eventually(lambda: not slurm.jobs(), "the end of the jobs")
     assert sweep.outcomes(running) == ["cancelled"]
-    states = {trial.state for trial in status_from_disk(sweep.disk).trials}
+    states = {trial.state for trial in status_from_disk(sweep.disk, ask_queue=queue_reasons).trials}
     assert states == {TrialState.CANCELLED}
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from orchestrator.control.status import status_from_disk
+from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records.errors import BusyError
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_spec import TrialState
@@ -19,12 +20,12 @@ def test_a_sweep_in_one_allocation(slurm, sweep, eventually):
 
     eventually(lambda: sweep.at_gate(whole) or job_id not in slurm.jobs(), "the gated trial")
     assert sweep.at_gate(whole), sweep.printed()
-    assert status_from_disk(sweep.disk).controller_alive
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).controller_alive
     with pytest.raises(BusyError, match=f"Slurm job {job_id} is RUNNING"):
         sweep.submit([whole], PILOT)
     sweep.open_gate(whole)
     eventually(lambda: not slurm.jobs(), "the end of the job")
-    end = status_from_disk(sweep.disk)
+    end = status_from_disk(sweep.disk, ask_queue=queue_reasons)
     assert end.complete, sweep.printed()
     assert not end.controller_alive
     assert all(sweep.outcomes(spec) == ["done"] for spec in (whole, *halves))
@@ -50,7 +51,7 @@ def test_pilots_come_and_go_with_the_work(slurm, sweep, eventually):
     assert head in slurm.jobs()
     sweep.open_gate(gated[2])
     eventually(lambda: not slurm.jobs(), "the end of the jobs")
-    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
     assert all(sweep.outcomes(spec) == ["done"] for spec in (*gated, *rest))
     assert list(slurm.temporary.iterdir()) == []
 
@@ -68,7 +69,7 @@ def test_a_gang_gets_as_many_nodes_as_hold_it(slurm, sweep, eventually):
     assert len(attempt.launch()["node"].split(", ")) == 2
     sweep.open_gate(gang)
     eventually(lambda: head not in slurm.jobs(), "the end of the job")
-    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
     assert sweep.outcomes(gang) == ["done"]
 
 
@@ -86,7 +87,7 @@ def test_a_preempted_pilot_goes_back_to_the_queue(slurm, sweep, eventually):
     assert sweep.trial(specs[0]).state() is TrialState.WAITING
     eventually(lambda: job_id in sweep.status(specs[0]).wait, "a sentence on the queue")
     eventually(lambda: not slurm.jobs(), "the end of the jobs", 400.0)
-    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
     for spec in specs:
         assert sweep.outcomes(spec) == ["preempted", "done"]
         assert sweep.steps(spec) == list(range(1, sweep.STEPS + 1))
@@ -123,7 +124,7 @@ def test_a_pilot_that_gets_no_notice_but_sigterm(slurm, sweep, eventually, words
 
     eventually(lambda: all(sweep.outcomes(s) for s in specs), "the end of the attempts", 400.0)
     eventually(lambda: not slurm.jobs(), "the end of the job", 400.0)
-    assert status_from_disk(sweep.disk).complete, sweep.printed()
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
     for spec in specs:
         first, *_, last = sweep.outcomes(spec)
         assert first in ("preempted", "killed", "node_lost")

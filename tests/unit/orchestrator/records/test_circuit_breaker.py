@@ -74,7 +74,7 @@ def test_a_watched_table_outlives_it(tmp_path, monkeypatch):
     )
     answers = [ended, failure(), failure(), dataclasses.replace(ended, controller_alive=False)]
 
-    def status(sweep):
+    def status(sweep, ask_queue):
         answer = answers.pop(0)
         if isinstance(answer, OSError):
             raise answer

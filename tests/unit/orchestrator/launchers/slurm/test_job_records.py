@@ -35,7 +35,10 @@ def sweep(tmp_path):
 
 
 def states(sweep):
-    return [(t.state, t.wait) for t in status_from_disk(sweep).trials]
+    return [
+        (t.state, t.wait)
+        for t in status_from_disk(sweep, ask_queue=job_records.queue_reasons).trials
+    ]
 
 
 def test_tasks_that_wait(queue, sweep, tmp_path):
@@ -43,7 +46,7 @@ def test_tasks_that_wait(queue, sweep, tmp_path):
     job_records.note(sweep, ["7_0", "7_1"], kind=job_records.TRIAL, submission=1, trial_ids=ids[:2])
     queue.write_text("7_0|PENDING|Priority\n7_1|COMPLETING|None\n8|RUNNING|None\n")
 
-    now = status_from_disk(sweep)
+    now = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
 
     assert now.controller_alive
     assert now.trials[0].wait == "Slurm job 7_0 is PENDING (Priority)"
@@ -65,7 +68,7 @@ def test_a_pilot_that_waits(queue, sweep):
     with pytest.raises(BusyError, match="sweep s: Slurm job 9 is PENDING"):
         refuse_if_busy(sweep)
     queue.write_text("")
-    assert not status_from_disk(sweep).controller_alive
+    assert not status_from_disk(sweep, ask_queue=job_records.queue_reasons).controller_alive
     refuse_if_busy(sweep)
 
 
@@ -73,7 +76,7 @@ def test_where_slurm_is_not(sweep, monkeypatch, tmp_path):
     job_records.note(sweep, ["9"], kind=job_records.HEAD, submission=1)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    now = status_from_disk(sweep)
+    now = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
 
     assert not now.controller_alive
     assert "cannot be looked up here (squeue: not found on PATH" in now.trials[0].wait
