@@ -25,7 +25,7 @@ from orchestrator.launchers.slurm.options import Request
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
-from orchestrator.submit.slurm_submission import QueueReasons, SlurmSubmission
+from orchestrator.submit.slurm_submission import QueuedJobs, SlurmSubmission
 
 COUNTING = Path(__file__).parents[2] / "unit" / "orchestrator" / "counting_job.py"
 NODES = 3
@@ -183,7 +183,7 @@ class SlurmSweep:
             logging=Logging(),
         )
 
-    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueueReasons:
+    def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueuedJobs:
         """Do what `memscale submit --backend` does once the sweep file is read and priced."""
         trials = [
             SimpleNamespace(
