@@ -110,8 +110,8 @@ def trials(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 def _memscale(root: Path, n: int, *, track: bool = False) -> dict[str, float]:
     from orchestrator.launchers.ray import RayLauncher
-    from orchestrator.tracking.exporter_process import shipping
-    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.exporter_process import exporting
+    from orchestrator.tracking.mlflow_client import TrackingClient
     from orchestrator.tracking.run_schema import default_tracking_uri
 
     sweep = SweepDir(root / "trivial")
@@ -130,7 +130,7 @@ def _memscale(root: Path, n: int, *, track: bool = False) -> dict[str, float]:
     )
     if track:
         # The first submission's affair: ten seconds, once.
-        Store(default_tracking_uri(root)).open()
+        TrackingClient(default_tracking_uri(root)).open()
     ended: list[float] = []
 
     def tell(status: SweepStatus) -> None:
@@ -140,10 +140,10 @@ def _memscale(root: Path, n: int, *, track: bool = False) -> dict[str, float]:
     begin = time.monotonic()
     if track:
         sweep.add_submission({"submitted_at": time.time(), "trial_ids": ids, "new": {}})
-        with shipping(sweep) as shipper:
+        with exporting(sweep) as exporter:
             assert controller.run(tell).complete
-        assert shipper.drained is not None
-        assert shipper.drained.complete, shipper.drained
+        assert exporter.drained is not None
+        assert exporter.drained.complete, exporter.drained
         ended = [time.monotonic()]
     else:
         assert controller.run(tell).complete

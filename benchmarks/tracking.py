@@ -3,7 +3,7 @@
     python benchmarks/tracking.py --rounds 8
     python benchmarks/tracking.py --rounds 3 --steps 300 --markdown
 
-Each arm is a submission of its own: controller, one rank of one core, and (but for the first arm) shipper and server as
+Each arm is a submission of its own: controller, one rank of one core, and (but for the first arm) exporter and server as
 processes beside it; the rank reports after every step, which is more than anybody does. Arms take turns, in an order
 that changes from round to round, and the ratio is taken within a round, because the machine is shared. Compared are the
 seconds from the trial's first measurement to its last, and the core seconds of its rank, which other work on the
@@ -36,8 +36,8 @@ from orchestrator.planning.pricing import make_plan
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.sweep.load import load_sweep
-from orchestrator.tracking.exporter_process import shipping
-from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.exporter_process import exporting
+from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.run_schema import default_tracking_uri
 
 ARMS = ("none", "server", "down")
@@ -117,20 +117,20 @@ def _train(folder: Path, arm: str, steps: int) -> dict[str, float]:
     if arm == "none":
         assert controller.run().complete
     else:
-        Store(default_tracking_uri(folder)).open()
-        with _server(folder) as server, shipping(sweep, server.url) as shipper:
+        TrackingClient(default_tracking_uri(folder)).open()
+        with _server(folder) as server, exporting(sweep, server.url) as exporter:
             outage = threading.Thread(target=_interrupt, args=(server, trial, steps), daemon=True)
             if arm == "down":
                 outage.start()
 
             def tell(status: SweepStatus) -> None:
-                shipper.keep_alive()
+                exporter.keep_alive()
 
             assert controller.run(tell).complete
             if arm == "down":
                 outage.join()
-        assert shipper.drained is not None
-        assert shipper.drained.complete, shipper.drained
+        assert exporter.drained is not None
+        assert exporter.drained.complete, exporter.drained
     points = trial.metrics()
     times = [at / 1e3 for of_one in points.values() for at, _ in of_one.values()]
     return {

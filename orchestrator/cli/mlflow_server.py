@@ -165,7 +165,7 @@ def server(
         "1",
     ]
     command += ["--artifacts-destination", (runs / "mlartifacts").absolute().as_uri()]
-    # The lock: a shipper that makes the tables at the same time would make both fail.
+    # The lock: a exporter that makes the tables at the same time would make both fail.
     with schema_lock(uri), log.open("wb") as output:
         process = subprocess.Popen(
             command,

@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.app import console_here, make_plan, runs_option
 
 if TYPE_CHECKING:
-    from orchestrator.launchers.slurm.options import Request
+    from orchestrator.launchers.slurm.options import SlurmOptions
 
 
 def parse_request(
@@ -23,9 +23,9 @@ def parse_request(
     cpus: int | None,
     gpus: int | None,
     launcher: str,
-) -> "Request | None":
+) -> "SlurmOptions | None":
     """Return what the options ask of Slurm, None when they do not."""
-    from orchestrator.launchers.slurm import options as request
+    from orchestrator.launchers.slurm import options as slurm_options
 
     if backend is None:
         given = {"--nodes": nodes, "--partition": partition, "--time": time, "--slurm": slurm}
@@ -35,9 +35,10 @@ def parse_request(
                     "is for Slurm: add --backend slurm, or slurm-direct", param_hint=name
                 )
         return None
-    if backend not in request.BACKENDS:
+    if backend not in slurm_options.BACKENDS:
         raise typer.BadParameter(
-            f"must be one of {', '.join(request.BACKENDS)}, got {backend}", param_hint="--backend"
+            f"must be one of {', '.join(slurm_options.BACKENDS)}, got {backend}",
+            param_hint="--backend",
         )
     if launcher != "ray":
         raise typer.BadParameter(
@@ -50,12 +51,12 @@ def parse_request(
             param_hint="--gpus" if cpus is None else "--cpus",
         )
     with _names_option("--nodes"):
-        least, most = request.parse_nodes(nodes or ("1" if backend == "slurm" else "1:64"))
+        least, most = slurm_options.parse_nodes(nodes or ("1" if backend == "slurm" else "1:64"))
     with _names_option("--time"):
-        minutes = request.parse_minutes(time or "1:00:00")
+        minutes = slurm_options.parse_minutes(time or "1:00:00")
     with _names_option("--slurm"):
-        options = request.parse_options(slurm or ())
-    return request.Request(
+        options = slurm_options.parse_options(slurm or ())
+    return slurm_options.SlurmOptions(
         backend=backend,
         min_nodes=least,
         max_nodes=most,
@@ -80,7 +81,7 @@ def submit_to_slurm(
     sweep_files: list[Path],
     runs: Path,
     tracking_uri: str | None,
-    request: "Request",
+    request: "SlurmOptions",
     *,
     detach: bool,
     quiet: bool,

@@ -33,13 +33,13 @@ def ui(
 @reports_errors
 def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
     """Send what the tracker does not have yet, from the trial directories alone."""
-    from orchestrator.tracking.exporter_process import shipping
+    from orchestrator.tracking.exporter_process import exporting
 
-    with shipping(find_sweep(runs, sweep), tracking_uri) as shipper:
+    with exporting(find_sweep(runs, sweep), tracking_uri) as exporter:
         pass
-    if shipper.unshipped_points or shipper.problem:
+    if exporter.unsynced_points or exporter.problem:
         typer.echo(
-            f"{shipper.unshipped_points:,} points are not in the tracker yet: {shipper.problem}. Run this again when it answers.",
+            f"{exporter.unsynced_points:,} points are not in the tracker yet: {exporter.problem}. Run this again when it answers.",
             err=True,
         )
         raise typer.Exit(1)

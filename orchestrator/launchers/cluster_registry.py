@@ -16,7 +16,7 @@ SILENT_S = 30.0
 """After which a line that does not change is nobody's. A controller may be busy starting a trial for some seconds."""
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """Named values that all machines of a cluster see."""
 
     def put(self, name: str, value: bytes) -> None:
@@ -35,11 +35,11 @@ class _Seen:
     since: float
 
 
-class SharedRecord:
+class ClusterRegistry:
     """One sweep's line, and what it reads of the others'."""
 
     def __init__(
-        self, store: Store, sweep: str, *, clock: Callable[[], float] = time.monotonic
+        self, store: KeyValueStore, sweep: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Write nothing yet.
 

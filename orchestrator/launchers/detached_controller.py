@@ -1,6 +1,6 @@
 """Keeps the controller of a sweep alive on a cluster, so that the sweep outlives the terminal, and the machine, it came from.
 
-A detached actor of Ray holds one `ControllerHost`, which runs the controller as a plain process beside it. The
+A detached actor of Ray holds one `DetachedController`, which runs the controller as a plain process beside it. The
 actor is Ray's to restart on another node when its own dies; the controller is the host's to restart when it is
 killed. Either way a new controller goes on from the sweep's folder, as after any death of a controller. Ranks,
 supervisors and reservations belong to the controller's own connection to Ray, which takes them back with it.
@@ -55,7 +55,7 @@ def controller_command(
     ]
 
 
-class ControllerHost:
+class DetachedController:
     """Runs the controller of one submission until it ends by itself."""
 
     def __init__(

@@ -12,7 +12,7 @@ LEAST_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class NodeUse:
     """What is reserved on one node."""
 
     node_id: str
@@ -21,12 +21,12 @@ class Use:
     gpu_ids: tuple[str, ...] = ()
 
 
-def taken_by_others(
+def foreign_load(
     nodes: Sequence[Node],
     *,
     available: Mapping[str, Mapping[str, float]],
-    own: Sequence[Use],
-    given_back: Sequence[Use] = (),
+    own: Sequence[NodeUse],
+    given_back: Sequence[NodeUse] = (),
     closed: Collection[str] = (),
     since: dict[str, float],
     now: float,
@@ -66,7 +66,7 @@ def taken_by_others(
     return found
 
 
-def _deal(node: Node, mine: Sequence[Use], units: int) -> list[tuple[str, int]]:
+def _deal(node: Node, mine: Sequence[NodeUse], units: int) -> list[tuple[str, int]]:
     """Return which GPUs the strangers' units are taken to be on: Ray does not say. On those we use least, whole ones first."""
     left = dict.fromkeys(node.gpus, UNIT)
     for use in mine:

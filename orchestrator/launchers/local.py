@@ -1,4 +1,4 @@
-"""Launchers for one machine without Ray: `process` (real ranks, through a template) and `debug` (in this process)."""
+"""Launchers for one machine without Ray: `process` (real ranks, through a fork server) and `debug` (in this process)."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from orchestrator.scheduling.demand import Node
 
 
 class ProcessLauncher:
-    """Ranks are processes of this machine, forked from a template that is our child."""
+    """Ranks are processes of this machine, forked from a fork server that is our child."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class ProcessLauncher:
         """Prepare; nothing is started yet.
 
         Args:
-            sweep: Whose trials run; its folder takes the template's log.
+            sweep: Whose trials run; its folder takes the fork server's log.
             cpus: Cores to give to trials; None is all this process may use.
             gpus: How many of the visible GPUs to give to trials; None is all.
             code: Folder that ranks import from; None: where this very program lies.
-            job: The job function that will be launched; decides what the template imports.
+            job: The job function that will be launched; decides what the fork server imports.
         """
         self._sweep = sweep
         self._node = local_node(cpus, gpus)
@@ -47,7 +47,7 @@ class ProcessLauncher:
         self._supervisor: NodeSupervisor | None = None
 
     def start(self) -> None:
-        """Start the template and wait until it has imported everything."""
+        """Start the fork server and wait until it has imported everything."""
         self._supervisor = NodeSupervisor(
             log=str(self._sweep.path / "nodes" / f"{self._node.host}.log"),
             environment=rank_environment(self._sweep, self._code),
@@ -82,7 +82,7 @@ class ProcessLauncher:
         return self._running().end_orphans(processes)
 
     def close(self) -> None:
-        """End the template and its ranks."""
+        """End the fork server and its ranks."""
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None

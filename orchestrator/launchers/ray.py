@@ -2,12 +2,12 @@
 
 Ray's part is small on purpose: it knows the nodes, reserves each trial's resources in a placement group (so that
 other users of a cluster are kept out), and carries calls to one supervisor actor per node, which holds no
-resources. Ranks are children of that actor's template, not Ray workers. What runs when is the scheduler's
+resources. Ranks are children of that actor's fork server, not Ray workers. What runs when is the scheduler's
 decision; a group is asked for only when it fits, because Ray's pending groups are no queue.
 
 Without an address a cluster of this machine is started for this controller alone and ends with it. A cluster that was
 there before is shared: what is really free on its nodes is looked up, and the sweeps on it tell each other how they
-stand (`shared_record.py`). A gang that fills several nodes has one group with a bundle per node; each node's supervisor
+stand (`cluster_registry.py`). A gang that fills several nodes has one group with a bundle per node; each node's supervisor
 starts its share of the ranks, and the attempt ends as one.
 """
 
@@ -32,18 +32,18 @@ from ray.util.scheduling_strategies import (
 
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch, NotPlaced, SharedUsage
-from orchestrator.launchers.cluster_registry import SharedRecord
-from orchestrator.launchers.foreign_load import Use, taken_by_others
+from orchestrator.launchers.cluster_registry import ClusterRegistry
+from orchestrator.launchers.foreign_load import NodeUse, foreign_load
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.ray_connect import (
     NAMESPACE,
-    ClusterStore,
+    RayKeyValueStore,
     first_line,
     join,
-    knock,
+    ping,
     reason_of,
 )
-from orchestrator.launchers.ray_embedded import LOOPBACK, SET_BY_RAY, Surroundings, own_ray
+from orchestrator.launchers.ray_embedded import LOOPBACK, SET_BY_RAY, RayEnvironment, own_ray
 from orchestrator.node.hardware import usable_cores
 from orchestrator.node.supervisor import START_TIMEOUT_S, NodeSupervisor
 from orchestrator.records.code_snapshot import disagreement, pinned
@@ -105,7 +105,7 @@ class _Reservation:
     """Resources that Ray keeps for us: of one node, or several whole ones."""
 
     group: PlacementGroup
-    uses: tuple[Use, ...]
+    uses: tuple[NodeUse, ...]
     """Per node, in the order of the parts."""
     demand: Demand
     idle_since: float = 0.0
@@ -164,11 +164,11 @@ class RayLauncher:
         """Prepare; nothing is started yet.
 
         Args:
-            sweep: Whose trials run; its folder takes the templates' logs.
+            sweep: Whose trials run; its folder takes the fork servers' logs.
             address: Of an existing cluster: `HOST:PORT`, or `auto`; this machine is one of its nodes. None starts one on this machine.
             cpus: Cores of the embedded cluster; None is all this process may use.
             gpus: GPUs of the embedded cluster; None is what Ray finds. More than there are can be said for tests.
-            job: The job function that will be launched; decides what the templates import.
+            job: The job function that will be launched; decides what the fork servers import.
             code: Folder that supervisors and ranks import from; None: where this very program lies.
             priority: Among the sweeps of an existing cluster.
             weight: Share among those of one priority.
@@ -188,10 +188,10 @@ class RayLauncher:
         self._joining: dict[str, _Joining] = {}
         self._held: dict[str, _Held] = {}
         self._idle: list[_Reservation] = []
-        self._given_back: list[tuple[float, Use]] = []
+        self._given_back: list[tuple[float, NodeUse]] = []
         self._ended: list[AttemptExit] = []
         self._deaths: list[_Death] = []
-        self._surroundings = Surroundings()
+        self._ray_environment = RayEnvironment()
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
         self._asked_at = 0.0
         self._failures: Counter[str] = Counter()
@@ -201,20 +201,20 @@ class RayLauncher:
         """Nodes that could not run a supervisor."""
         self._addresses: dict[str, str] = {}
         """Of each node, as the others reach it."""
-        self._record: SharedRecord | None = None
+        self._record: ClusterRegistry | None = None
         self._strangers_since: dict[str, float] = {}
 
     def start(self) -> None:
         """Start or join the cluster and have a supervisor ready on every node that can have one."""
         try:
-            self._surroundings.remember()
+            self._ray_environment.save()
             if self._address is None:
                 self._start_cluster()
             else:
-                knock(self._address)
+                ping(self._address)
                 join(self._address, self._code)
-                self._record = SharedRecord(ClusterStore(), str(self._sweep.path.absolute()))
-            self._surroundings.undo_what_ray_did()
+                self._record = ClusterRegistry(RayKeyValueStore(), str(self._sweep.path.absolute()))
+            self._ray_environment.restore_environment()
             self._look_for_nodes()
             problems = self._wait_for_nodes(START_TIMEOUT_S)
             # On an existing cluster a node that is only slow joins later.
@@ -258,7 +258,7 @@ class RayLauncher:
             for use in held.uses
         ]
         return SharedUsage(
-            foreign_load=taken_by_others(
+            foreign_load=foreign_load(
                 nodes,
                 available=available_resources_per_node(),  # type: ignore[no-untyped-call]
                 own=uses,
@@ -275,7 +275,7 @@ class RayLauncher:
         """Return what Ray said last about a node: its resources by name, those of its own choosing too."""
         return self._resources.get(node_id, {})
 
-    def let_go(self, node_id: str) -> None:
+    def drain_node(self, node_id: str) -> None:
         """Use a node on which nothing runs no more: it is about to leave the cluster."""
         self._release(lambda idle: node_id in idle.node_ids)
         self._unusable.add(node_id)
@@ -391,7 +391,7 @@ class RayLauncher:
         self._supervised.clear()
         self._joining.clear()
         self._held.clear()
-        self._surroundings.close()
+        self._ray_environment.close()
         if self._address is None:
             _read_settings()
 
@@ -400,7 +400,7 @@ class RayLauncher:
     def _start_cluster(self) -> None:
         """Start Ray on this machine, apart from any other Ray there and out of reach of other machines."""
         for tries_left in reversed(range(STARTS)):
-            folder = self._surroundings.make(
+            folder = self._ray_environment.create(
                 {**rank_environment(self._sweep, self._code), **LOOPBACK}
             )
             _read_settings()
@@ -420,8 +420,8 @@ class RayLauncher:
             except (RayError, RuntimeError, OSError, ValueError) as error:
                 if tries_left and isinstance(error, RayError | RuntimeError):
                     LOG.warning("Ray did not start (%s); once more", first_line(error))
-                    self._surroundings.close()
-                    self._surroundings.remember()
+                    self._ray_environment.close()
+                    self._ray_environment.save()
                     continue
                 raise ExperimentError(
                     f"Ray did not start on this machine: {first_line(error)}; "
@@ -488,7 +488,7 @@ class RayLauncher:
                     raise ExperimentError(
                         f"node {node.host}: Ray reserved GPU {gpu_ids}, expected some of {node.gpus}"
                     )
-                uses.append(Use(node_id=node.node_id, cpus=cpus, gpus=gpus, gpu_ids=gpu_ids))
+                uses.append(NodeUse(node_id=node.node_id, cpus=cpus, gpus=gpus, gpu_ids=gpu_ids))
         except RayError as error:
             remove_placement_group(group)
             raise NotPlaced(

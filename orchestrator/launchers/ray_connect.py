@@ -12,20 +12,20 @@ import ray
 from ray.exceptions import RayActorError, RayError
 from ray.experimental import internal_kv
 
-from orchestrator.launchers.detached_controller import ControllerHost
+from orchestrator.launchers.detached_controller import DetachedController
 from orchestrator.records.errors import ExperimentError, StoreError
 from orchestrator.records.trial_dir import SweepDir
 
 LOG = logging.getLogger(__name__)
-KNOCK_S = 15.0
+PING_TIMEOUT_S = 15.0
 """How long a cluster may take to accept a connection."""
 TRIES = 3
 """How often to join a cluster."""
 NAMESPACE = "memscale"
 
 
-class _Host(ControllerHost):
-    """A `ControllerHost` as a detached actor."""
+class _DetachedControllerActor(DetachedController):
+    """A `DetachedController` as a detached actor."""
 
     def __init__(self, sweep: str, number: int, environment: Mapping[str, str]) -> None:
         context = ray.get_runtime_context()
@@ -39,8 +39,8 @@ class _Host(ControllerHost):
         )
 
 
-class ClusterStore:
-    """Ray's own key-value store as a `shared_record.Store`."""
+class RayKeyValueStore:
+    """Ray's own key-value store as a `cluster_registry.KeyValueStore`."""
 
     _PREFIX = b"memscale/sweeps/"
 
@@ -67,7 +67,7 @@ class ClusterStore:
         return self._PREFIX + name.encode()
 
 
-def host(
+def start_detached_controller(
     sweep: SweepDir,
     number: int,
     *,
@@ -99,7 +99,9 @@ def host(
         if name in ray.util.list_named_actors():
             # Left from an earlier submission, which has no controller any more.
             ray.kill(ray.get_actor(name))
-        actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=-1)(_Host)
+        actor_class: Any = ray.remote(num_cpus=0, num_gpus=0, max_restarts=-1)(
+            _DetachedControllerActor
+        )
         actor = actor_class.options(name=name, lifetime="detached").remote(
             str(sweep.path.absolute()), number, dict(environment)
         )
@@ -161,7 +163,7 @@ def join(address: str, code: Path | None) -> None:
             raise _not_joined(address, error) from error
 
 
-def knock(address: str) -> None:
+def ping(address: str) -> None:
     """See whether anybody listens at an address that names a host and a port: Ray itself would try for minutes.
 
     Raises:
@@ -170,7 +172,7 @@ def knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rstrip("/").rpartition(":")
     if port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PING_TIMEOUT_S).close()
         except (OSError, ValueError) as error:
             raise _not_joined(address, error) from error
 

@@ -38,7 +38,7 @@ SET_BY_RAY = ("PYTHONBREAKPOINT",)
 """Variables that `ray.init` sets and never puts back: ranks and callers want their own debugger."""
 
 
-class Surroundings:
+class RayEnvironment:
     """Variables, signal handler, folder and watchdog around one connection to Ray."""
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Surroundings:
         self._on_sigterm: Any = signal.SIG_DFL
         self._watchdog: subprocess.Popen[bytes] | None = None
 
-    def remember(self) -> None:
+    def save(self) -> None:
         """Note what `ray.init` is going to change."""
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._before = {name: os.environ.get(name) for name in SET_BY_RAY}
 
-    def undo_what_ray_did(self) -> None:
+    def restore_environment(self) -> None:
         """Put back what `ray.init` changed and nobody asked for."""
         for name in SET_BY_RAY:
             self._restore(name)
@@ -61,7 +61,7 @@ class Surroundings:
             # Ray takes SIGTERM for itself and would exit; what it means is our caller's business.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def make(self, environment: Mapping[str, str], *, root: Path | None = None) -> Path:
+    def create(self, environment: Mapping[str, str], *, root: Path | None = None) -> Path:
         """Set the variables for a cluster of our own and start its watchdog; return the folder for the cluster.
 
         Args:

@@ -9,10 +9,10 @@ Commands come as JSON lines on stdin, events go as JSON lines to stdout:
     {"signal": KEY, "number": 15}
                                                                             {"ready": seconds} once, at first
 
-Who dies with whom: the end of stdin ends the template and its ranks; the kernel SIGKILLs the template when its
-parent dies and the ranks when the template dies. So nothing outlives whoever started the template.
+Who dies with whom: the end of stdin ends the fork server and its ranks; the kernel SIGKILLs the fork server when its
+parent dies and the ranks when the fork server dies. So nothing outlives whoever started the fork server.
 
-Forking is only sound while the template has a single thread, so it imports and does nothing else; it refuses to
+Forking is only sound while the fork server has a single thread, so it imports and does nothing else; it refuses to
 start ranks when a library has started threads.
 """
 
@@ -32,7 +32,7 @@ from typing import Any
 from orchestrator.records.processes import ProcessId, die_with_parent
 
 
-class Template:
+class ForkServer:
     """The forking loop. Single-threaded; lives in the main thread of its process."""
 
     def __init__(self, commands: int, events: int) -> None:
@@ -69,7 +69,7 @@ class Template:
         gc.freeze()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        # A machine that is about to go away sends SIGTERM to all that runs there. The template stays for its ranks,
+        # A machine that is about to go away sends SIGTERM to all that runs there. The fork server stays for its ranks,
         # which checkpoint first, and passes on what perhaps only it has heard.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         self._say({"ready": time.perf_counter() - start})
@@ -125,7 +125,7 @@ class Template:
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError):
                         stream.flush()
-                # Neither the template's clean-up nor its exit handlers are the rank's business.
+                # Neither the fork server's clean-up nor its exit handlers are the rank's business.
                 os._exit(code)
         self._keys[pid] = command["start"]
         process = ProcessId.of(pid)
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)
     modules = list(arguments[1:])
     cut = modules.index("--if-possible") if "--if-possible" in modules else len(modules)
-    Template(commands, events).serve(modules[:cut], modules[cut + 1 :])
+    ForkServer(commands, events).serve(modules[:cut], modules[cut + 1 :])
 
 
 if __name__ == "__main__":

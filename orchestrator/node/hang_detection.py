@@ -7,7 +7,7 @@ others, who wait for it, from being taken for stuck.
 
 from collections.abc import Mapping
 
-from orchestrator.node.progress_board import Standing
+from orchestrator.node.progress_board import RankProgress
 
 STEPS = 20
 """Median steps without a new one that count as a hang, if they last longer than the floor."""
@@ -15,11 +15,11 @@ FLOOR_S = 300.0
 """The least that counts as a hang between two steps. Below torch's own watchdogs, which know no reason."""
 OTHERWISE_S = 1800.0
 """The same before the first step, in evaluations and in checkpoints: downloads, compilers and slow disks take their time."""
-LONGEST_LOOK_S = 5.0
+LONGEST_INTERVAL_S = 5.0
 """At most this much counts between two looks: time in which nobody looked (a suspended machine) is no silence."""
 
 
-class HangWatch:
+class HangDetector:
     """Follows one attempt."""
 
     def __init__(self, floor_s: float | None = None, *, sees_all: bool = True) -> None:
@@ -31,31 +31,31 @@ class HangWatch:
                 wait for, so without it steps have no floor of their own.
         """
         self._floor_s, self._sees_all = floor_s, sees_all
-        self._signs: Mapping[int, int] = {}
-        self._looked_at: float | None = None
+        self._n_reports: Mapping[int, int] = {}
+        self._checked_at: float | None = None
         self._quiet_s = 0.0
 
-    def look(self, now: float, ranks: Mapping[int, Standing | None]) -> str | None:
+    def check(self, now: float, ranks: Mapping[int, RankProgress | None]) -> str | None:
         """Return what to say of a hang, None while there is none.
 
         Args:
             now: Monotonic seconds.
             ranks: What each rank that runs said last; None: nothing yet.
         """
-        signs = {rank: 0 if said is None else said.signs for rank, said in ranks.items()}
-        if signs == self._signs and self._looked_at is not None:
-            self._quiet_s += min(now - self._looked_at, LONGEST_LOOK_S)
+        n_reports = {rank: 0 if said is None else said.n_reports for rank, said in ranks.items()}
+        if n_reports == self._n_reports and self._checked_at is not None:
+            self._quiet_s += min(now - self._checked_at, LONGEST_INTERVAL_S)
         else:
-            self._signs, self._quiet_s = signs, 0.0
-        self._looked_at = now
-        said = [standing for standing in ranks.values() if standing is not None]
+            self._n_reports, self._quiet_s = n_reports, 0.0
+        self._checked_at = now
+        said = [progress for progress in ranks.values() if progress is not None]
         limit_s, why = self._limit(said, all_spoke=len(said) == len(ranks))
         if not ranks or self._quiet_s <= limit_s:
             return None
         return f"no progress for {self._quiet_s:.0f} s (limit {limit_s:.0f} s: {why})"
 
-    def _limit(self, said: list[Standing], *, all_spoke: bool) -> tuple[float, str]:
-        measured = [standing.step_s for standing in said if standing.step_s is not None]
+    def _limit(self, said: list[RankProgress], *, all_spoke: bool) -> tuple[float, str]:
+        measured = [progress.step_s for progress in said if progress.step_s is not None]
         steps_s = STEPS * max(measured, default=0.0)
         training = self._sees_all and all_spoke and all(s.phase == "train" for s in said)
         if self._floor_s is not None:

@@ -7,7 +7,7 @@ JUST_NOW_S = 5.0
 """A rank found dead this soon after the counter rose was what the kernel chose."""
 
 
-class KernelOom:
+class OomKillCounter:
     """Follows the kernel's count of processes killed for want of memory, in a cgroup or in the whole machine."""
 
     def __init__(
@@ -19,7 +19,7 @@ class KernelOom:
         self._count = self._read()
         self._rose_at: float | None = None
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Notice whether the count rose. Called often, so that the time of a rise is known."""
         count = self._read()
         if count != self._count:
@@ -27,7 +27,7 @@ class KernelOom:
 
     def just_killed(self) -> bool:
         """Whether the kernel killed something for want of memory a moment ago."""
-        self.look()
+        self.update()
         return self._rose_at is not None and self._clock() - self._rose_at < JUST_NOW_S
 
     def _read(self) -> str | None:

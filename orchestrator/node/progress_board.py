@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DUMP = signal.SIGUSR1
+STACKS_SIGNAL = signal.SIGUSR1
 """Has a rank write its stacks."""
-_NAME = "memscale-standing"
+_NAME = "memscale-progress"
 _FRONT = struct.Struct("<qqqd24s")
 _STACKS_AT = 64
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.M)
@@ -28,10 +28,10 @@ _STATES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankProgress:
     """How far a rank got."""
 
-    signs: int
+    n_reports: int
     """How often it said that it got on: after every step, and within evaluations."""
     step: int
     steps: int
@@ -44,7 +44,7 @@ class Standing:
         return f"after step {self.step} of {self.steps} ({self.phase})"
 
 
-class Board:
+class ProgressWriter:
     """The rank's side."""
 
     def __init__(self) -> None:
@@ -53,28 +53,28 @@ class Board:
         os.ftruncate(self._file, _STACKS_AT)
         os.lseek(self._file, _STACKS_AT, os.SEEK_SET)
 
-    def catch(self) -> None:
+    def dump_on_signal(self) -> None:
         """Write the stacks of all threads whenever DUMP comes."""
-        faulthandler.register(DUMP, file=self._file, all_threads=True)
+        faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
 
-    def write(self, standing: Standing) -> None:
+    def write(self, progress: RankProgress) -> None:
         """Replace what is said about the progress."""
         front = _FRONT.pack(
-            standing.signs,
-            standing.step,
-            standing.steps,
-            standing.step_s or 0.0,
-            standing.phase.encode()[:24],
+            progress.n_reports,
+            progress.step,
+            progress.steps,
+            progress.step_s or 0.0,
+            progress.phase.encode()[:24],
         )
         os.pwrite(self._file, front, 0)
 
     def close(self) -> None:
         """Catch DUMP no more."""
-        faulthandler.unregister(DUMP)
+        faulthandler.unregister(STACKS_SIGNAL)
         os.close(self._file)
 
 
-class Look:
+class ProgressReader:
     """The supervisor's side: one rank, looked at from the same machine. What was opened outlives the rank."""
 
     def __init__(self, pid: int) -> None:
@@ -82,17 +82,17 @@ class Look:
         self._pid = pid
         self._file: int | None = None
 
-    def standing(self) -> Standing | None:
+    def progress(self) -> RankProgress | None:
         """Return how far the rank got; None if it has said nothing yet."""
         file = self._opened()
         front = b"" if file is None else os.pread(file, _FRONT.size, 0)
         if len(front) < _FRONT.size:
             return None
-        signs, step, steps, step_s, phase = _FRONT.unpack(front)
-        if not signs:
+        n_reports, step, steps, step_s, phase = _FRONT.unpack(front)
+        if not n_reports:
             return None
-        return Standing(
-            signs=signs,
+        return RankProgress(
+            n_reports=n_reports,
             step=step,
             steps=steps,
             phase=phase.rstrip(b"\0").decode(errors="replace"),
@@ -107,7 +107,7 @@ class Look:
         size = max(0, os.fstat(file).st_size - _STACKS_AT)
         return os.pread(file, size, _STACKS_AT).decode(errors="replace")
 
-    def mute(self) -> str | None:
+    def unresponsive_reason(self) -> str | None:
         """Return why the rank cannot write its stacks, if the kernel says so."""
         try:
             stat = Path(f"/proc/{self._pid}/stat").read_text()
@@ -133,10 +133,10 @@ class Look:
         return self._file
 
 
-def place(stacks: str) -> str | None:
+def innermost_call(stacks: str) -> str | None:
     """Return where the main thread was, in a phrase: the innermost call, and the line of ours that led there.
 
-    `all_reduce (distributed_c10d.py:3000), called in workloads/distributed/process_group.py:72 (sum_)`.
+    `all_reduce (distributed_c10d.py:3000), called in distributed/process_group.py:72 (sum_)`.
     """
     threads = [block for block in stacks.split("\n\n") if _FRAME.search(block)]
     if not threads:

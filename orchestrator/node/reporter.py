@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.node.progress_board import Board, Standing
+from orchestrator.node.progress_board import ProgressWriter, RankProgress
 from orchestrator.node.system_metrics import SystemSampler
 from orchestrator.records import storage_errors
 from orchestrator.records.journal import Journal
@@ -34,7 +34,7 @@ LAPS = 31
 """Laps whose median is the time of a step."""
 
 
-class Stop:
+class StopFlag:
     """Whether somebody asked this process to checkpoint and leave."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Stop:
 
 
 @contextmanager
-def stops_on_signal(stop: Stop) -> Iterator[None]:
+def stops_on_signal(stop: StopFlag) -> Iterator[None]:
     """Turn SIGTERM and SIGINT into a request to checkpoint and leave."""
     before = {
         number: signal.signal(number, stop.request) for number in (signal.SIGTERM, signal.SIGINT)
@@ -59,7 +59,7 @@ def stops_on_signal(stop: Stop) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class StepTime:
+class StepTimer:
     """Seconds per training step: the median over the last laps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -73,7 +73,7 @@ class StepTime:
         """The median; None before the first lap."""
         return statistics.median(self._laps) if self._laps else None
 
-    def saw(self, step: int, phase: str) -> None:
+    def record(self, step: int, phase: str) -> None:
         """Take in that `step` is done. Whatever is not training ends a lap unfinished."""
         now = self._clock()
         if phase != "train":
@@ -91,9 +91,9 @@ class RankReporter:
     def __init__(
         self,
         request: RankRequest,
-        stop: Stop | None = None,
+        stop: StopFlag | None = None,
         *,
-        board: Board | None = None,
+        progress_writer: ProgressWriter | None = None,
         shares_gpus: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -102,15 +102,15 @@ class RankReporter:
         Args:
             request: Whose rank.
             stop: Where a signal handler leaves a request to stop.
-            board: Where the supervisor looks for how far this rank is.
+            progress_writer: Where the supervisor looks for how far this rank is.
             shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
             clock: Seconds since 1970.
         """
         self._request = request
-        self._stop = stop or Stop()
-        self._board = board
-        self._signs = 0
-        self._pace = StepTime(clock)
+        self._stop = stop or StopFlag()
+        self._progress_writer = progress_writer
+        self._n_reports = 0
+        self._step_timer = StepTimer(clock)
         self._clock = clock
         self._journal = (
             Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
@@ -144,16 +144,16 @@ class RankReporter:
         """Say how far the rank is; replace heartbeat.json about once a second and at every change of phase."""
         self.step, self.steps = step, steps
         self._values.update(values)
-        self._signs += 1
-        self._pace.saw(step, phase)
-        if self._board is not None:
-            self._board.write(
-                Standing(
-                    signs=self._signs,
+        self._n_reports += 1
+        self._step_timer.record(step, phase)
+        if self._progress_writer is not None:
+            self._progress_writer.write(
+                RankProgress(
+                    n_reports=self._n_reports,
                     step=step,
                     steps=steps,
                     phase=phase,
-                    step_s=self._pace.step_s,
+                    step_s=self._step_timer.step_s,
                 )
             )
         if phase == "checkpoint" and self._journal is not None:

@@ -1,4 +1,4 @@
-"""Starts and watches the ranks of one node, through a warm template. Runs inside Ray's actor or the controller itself.
+"""Starts and watches the ranks of one node, through a warm fork server. Runs inside Ray's actor or the controller itself.
 
 Nothing here waits for a rank: `poll` looks, tells what ended, and puts an end to what should have ended by itself or
 makes no progress. Ranks that it ends first write their stacks, which go into the log of the attempt.
@@ -21,10 +21,10 @@ from typing import Any
 import orchestrator
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
-from orchestrator.node.hang_detection import HangWatch
+from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import gpu_memory_bytes, network_environment, visible_gpus
-from orchestrator.node.oom_detection import KernelOom
-from orchestrator.node.progress_board import DUMP, Look, place
+from orchestrator.node.oom_detection import OomKillCounter
+from orchestrator.node.progress_board import STACKS_SIGNAL, ProgressReader, innermost_call
 from orchestrator.records import code_snapshot
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, kill_and_wait
@@ -40,7 +40,7 @@ TRAINING_MODULES = (
     "workloads.training.train",
     "orchestrator.node.worker",
 )
-"""What a template imports for ranks that train; architectures and data sources come on top. A job of one's own
+"""What a fork server imports for ranks that train; architectures and data sources come on top. A job of one's own
 imports what it needs by itself."""
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
@@ -66,8 +66,8 @@ class _Attempt:
     killed_by_us: set[int] = field(default_factory=set)
     deadline: float | None = None
     """When those that are left are ended."""
-    watch: HangWatch = field(default_factory=HangWatch)
-    looks: dict[int, Look] = field(default_factory=dict)
+    watch: HangDetector = field(default_factory=HangDetector)
+    looks: dict[int, ProgressReader] = field(default_factory=dict)
     looked_at: float = -LOOK_S
     hang: str | None = None
     out_of_memory: set[int] = field(default_factory=set)
@@ -90,7 +90,7 @@ class _Attempt:
         if now - self.looked_at < LOOK_S:
             return None
         self.looked_at = now
-        return self.watch.look(now, {rank: self.looks[rank].standing() for rank in self.left})
+        return self.watch.check(now, {rank: self.looks[rank].progress() for rank in self.left})
 
     def close(self) -> None:
         for look in self.looks.values():
@@ -98,7 +98,7 @@ class _Attempt:
 
 
 class NodeSupervisor:
-    """Owns the template of a node and, through it, every rank there."""
+    """Owns the fork server of a node and, through it, every rank there."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class NodeSupervisor:
         own_group: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the template; it is ready when `wait_until_ready` has returned.
+        """Start the fork server; it is ready when `wait_until_ready` has returned.
 
         Args:
-            log: File for what the template prints; ranks write to the logs of their attempts.
-            environment: Variables for the template and its ranks, beyond those of this process.
-            job: The job function that ranks run; decides what the template imports.
-            own_group: Put the template into a process group of its own, so that Ctrl-C reaches the controller only.
+            log: File for what the fork server prints; ranks write to the logs of their attempts.
+            environment: Variables for the fork server and its ranks, beyond those of this process.
+            job: The job function that ranks run; decides what the fork server imports.
+            own_group: Put the fork server into a process group of its own, so that Ctrl-C reaches the controller only.
             clock: Monotonic seconds.
         """
         self._log = Path(log)
@@ -126,16 +126,16 @@ class NodeSupervisor:
         self._clock = clock
         self._attempts: dict[str, _Attempt] = {}
         self._ended: list[AttemptExit] = []
-        self._oom = KernelOom(clock)
+        self._oom = OomKillCounter(clock)
         self._unread = b""
         self._ready = False
-        self._template = self._start_template()
+        self._fork_server = self._start_fork_server()
 
     def wait_until_ready(self) -> float:
         """Return the seconds that importing took.
 
         Raises:
-            ExperimentError: If the template died; shows what it printed last.
+            ExperimentError: If the fork server died; shows what it printed last.
         """
         while True:
             events = self._events(timeout_s=START_TIMEOUT_S)
@@ -143,7 +143,7 @@ class NodeSupervisor:
                 if "ready" in event:
                     self._ready = True
                     return float(event["ready"])
-            if self._template.poll() is not None:
+            if self._fork_server.poll() is not None:
                 tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
                 raise ExperimentError(
                     f"{self._log}: the process that starts ranks ended while importing:\n{tail}"
@@ -167,17 +167,17 @@ class NodeSupervisor:
         return gpu_memory_bytes(visible_gpus())
 
     def launch(self, launch: Launch, gpu_ids: Sequence[str]) -> None:
-        """Fork the ranks of an attempt. A template that has died meanwhile is replaced first."""
-        if self._template.poll() is not None:
+        """Fork the ranks of an attempt. A fork server that has died meanwhile is replaced first."""
+        if self._fork_server.poll() is not None:
             self._take_events(0.0)
             self._close_pipes()
-            self._template = self._start_template()
+            self._fork_server = self._start_fork_server()
             self._ready = False
         if not self._ready:
             self.wait_until_ready()
         attempt = self._attempts[launch.key] = _Attempt(
             launch=launch,
-            watch=HangWatch(launch.hang_after_s, sees_all=len(launch.local_ranks) == launch.ranks),
+            watch=HangDetector(launch.hang_after_s, sees_all=len(launch.local_ranks) == launch.ranks),
         )
         for request in launch.rank_requests(gpu_ids):
             self._command(
@@ -199,7 +199,7 @@ class NodeSupervisor:
 
     def poll(self) -> list[AttemptExit]:
         """Return the attempts that ended since the last call."""
-        self._oom.look()
+        self._oom.update()
         self._take_events(0.0)
         now = self._clock()
         for attempt in self._attempts.values():
@@ -237,26 +237,26 @@ class NodeSupervisor:
         return kill_and_wait(here) + [process for process in processes if not process.here]
 
     def close(self) -> None:
-        """End the template and with it every rank; wait until all are gone."""
+        """End the fork server and with it every rank; wait until all are gone."""
         ranks = [p for attempt in self._attempts.values() for p in attempt.processes.values()]
-        assert self._template.stdin is not None, "stdin is a pipe"
-        self._template.stdin.close()
+        assert self._fork_server.stdin is not None, "stdin is a pipe"
+        self._fork_server.stdin.close()
         try:
-            self._template.wait(timeout=10.0)
+            self._fork_server.wait(timeout=10.0)
         except subprocess.TimeoutExpired:
-            self._template.kill()
-            self._template.wait()
+            self._fork_server.kill()
+            self._fork_server.wait()
         self._close_pipes()
         kill_and_wait(ranks)
         for attempt in self._attempts.values():
             attempt.close()
         self._attempts.clear()
 
-    def _start_template(self) -> subprocess.Popen[bytes]:
+    def _start_fork_server(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
             **with_this_package(os.environ),
-            # Libraries size their thread pools when they are imported; a template must have none.
+            # Libraries size their thread pools when they are imported; a fork server must have none.
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONUNBUFFERED": "1",
@@ -286,27 +286,27 @@ class NodeSupervisor:
             )
 
     def _close_pipes(self) -> None:
-        assert self._template.stdin is not None, "stdin is a pipe"
-        assert self._template.stdout is not None, "stdout is a pipe"
-        self._template.stdin.close()
-        self._template.stdout.close()
+        assert self._fork_server.stdin is not None, "stdin is a pipe"
+        assert self._fork_server.stdout is not None, "stdout is a pipe"
+        self._fork_server.stdin.close()
+        self._fork_server.stdout.close()
 
     def _command(self, command: Mapping[str, Any]) -> None:
-        assert self._template.stdin is not None, "stdin is a pipe"
-        # A template that died breaks the pipe; reading its events notices that and accounts for every rank.
+        assert self._fork_server.stdin is not None, "stdin is a pipe"
+        # A fork server that died breaks the pipe; reading its events notices that and accounts for every rank.
         with contextlib.suppress(BrokenPipeError):
-            # Unbuffered, and a pipe takes a line whole: nothing is left over when the template dies.
-            self._template.stdin.write(json.dumps(command).encode() + b"\n")
+            # Unbuffered, and a pipe takes a line whole: nothing is left over when the fork server dies.
+            self._fork_server.stdin.write(json.dumps(command).encode() + b"\n")
 
     def _events(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return what the template has said; wait at most `timeout_s` for the first word."""
-        assert self._template.stdout is not None, "stdout is a pipe"
-        out = self._template.stdout.fileno()
+        """Return what the fork server has said; wait at most `timeout_s` for the first word."""
+        assert self._fork_server.stdout is not None, "stdout is a pipe"
+        out = self._fork_server.stdout.fileno()
         while select.select([out], [], [], timeout_s)[0]:
             timeout_s = 0.0
             chunk = os.read(out, 1 << 16)
             if not chunk:
-                self._template.wait()
+                self._fork_server.wait()
                 break
             self._unread += chunk
         *lines, self._unread = self._unread.split(b"\n")
@@ -314,10 +314,10 @@ class NodeSupervisor:
 
     def _take_events(self, timeout_s: float) -> None:
         self._account(self._events(timeout_s))
-        if self._template.poll() is not None:
+        if self._fork_server.poll() is not None:
             # It may have spoken between our look and its end; a pipe keeps what a dead process said.
             self._account(self._events(0.0))
-            self._template_died()
+            self._fork_server_died()
 
     def _account(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
@@ -330,7 +330,7 @@ class NodeSupervisor:
                 continue
             if "started" in event:
                 attempt.processes[rank] = ProcessId.from_json(event["process"])
-                attempt.looks[rank] = Look(attempt.processes[rank].pid)
+                attempt.looks[rank] = ProgressReader(attempt.processes[rank].pid)
             else:
                 self._rank_ended(attempt, rank, int(event["code"]))
 
@@ -361,7 +361,7 @@ class NodeSupervisor:
         if attempt.ended_at is None:
             attempt.ended_at = now
             attempt.killed_by_us.update(attempt.left)
-            self._signal(attempt, DUMP)
+            self._signal(attempt, STACKS_SIGNAL)
 
     def _kill_when_told(self, attempt: _Attempt, now: float) -> None:
         stacks = {rank: attempt.looks[rank].stacks() for rank in attempt.left}
@@ -378,7 +378,7 @@ class NodeSupervisor:
         for rank in attempt.left:
             self._command({"signal": f"{attempt.launch.key}/{rank}", "number": int(number)})
 
-    def _template_died(self) -> None:
+    def _fork_server_died(self) -> None:
         """Account for the ranks that went with it. The kernel has killed them; make sure."""
         for attempt in list(self._attempts.values()):
             kill_and_wait(
@@ -391,9 +391,9 @@ class NodeSupervisor:
 def _stood(attempt: _Attempt, rank: int) -> str:
     """Return how far a rank was and where in its code."""
     look, stacks = attempt.looks[rank], attempt.stacks[rank]
-    standing = look.standing()
-    told = "before its first step" if standing is None else str(standing)
-    where = place(stacks) or look.mute() or "it did not say where"
+    progress = look.progress()
+    told = "before its first step" if progress is None else str(progress)
+    where = innermost_call(stacks) or look.unresponsive_reason() or "it did not say where"
     return f"{told}: {where}"
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator.control.failure_classifier import EXIT_CODES
-from orchestrator.node.progress_board import Board
-from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
+from orchestrator.node.progress_board import ProgressWriter
+from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.records import provenance, storage_errors
 from orchestrator.records.locks import LockHeld, TrialLock
 from orchestrator.records.rank_registry import RankRequest, register
@@ -127,15 +127,17 @@ def main(request: RankRequest) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    stop = Stop()
+    stop = StopFlag()
     reporter: RankReporter | None = None
-    board = Board()
-    board.catch()
-    with contextlib.closing(board), stops_on_signal(stop):
+    progress_writer = ProgressWriter()
+    progress_writer.dump_on_signal()
+    with contextlib.closing(progress_writer), stops_on_signal(stop):
         try:
             gpus = request.trial.spec().resources.gpus
             shares_gpus = not isinstance(gpus, str) and gpus / request.ranks < 1
-            reporter = RankReporter(request, stop, board=board, shares_gpus=shares_gpus)
+            reporter = RankReporter(
+                request, stop, progress_writer=progress_writer, shares_gpus=shares_gpus
+            )
             run(request, reporter)
         except (
             BaseException

@@ -7,8 +7,8 @@
       controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
       statuses.jsonl               controller: statuses that do not change any more, to save `status` reading; may be deleted
       cancel.json                  present: somebody asked to cancel the sweep
-      tracking.json                shipper: this folder's id in trackers, parent runs, why a tracker takes nothing
-      tracking.log                 what the shipper said; `tracking.lock` is flocked by it
+      tracking.json                exporter: this folder's id in trackers, parent runs, why a tracker takes nothing
+      tracking.log                 what the exporter said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
       nodes/<node>.excluded.json   controller: a node that is left out, and why (orchestrator/control/node_exclusion.py)
       slurm/                       jobs of the sweep on a Slurm cluster (launchers/slurm/job_records.py)
@@ -30,7 +30,7 @@
           end.json                 controller: outcome, reason, exit codes
         checkpoints/step-00000120/ complete when it has this name; half-written ones are called .tmp-*
         result.json                rank 0, once, when the last step and the last evaluation are done
-        tracking.json              shipper: run id and offsets per tracking URI
+        tracking.json              exporter: run id and offsets per tracking URI
 
 Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's state
 is derived from these files: nothing is stored twice.
@@ -82,7 +82,7 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
 
 
 WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
-"""Files beside the controller's that the shipper, `memscale cancel` and `memscale retry` write."""
+"""Files beside the controller's that the exporter, `memscale cancel` and `memscale retry` write."""
 
 
 def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:

@@ -10,7 +10,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.launchers.slurm import autoscaler, job_environment, job_records, submitit_adapter
 from orchestrator.launchers.slurm.commands import Partition, SlurmError
-from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.rank_registry import TRAIN
@@ -97,7 +97,7 @@ def submit(
     specs: Sequence[TrialSpec],
     *,
     submission: int,
-    request: Request,
+    request: SlurmOptions,
     partition: Partition,
     array_size: int,
     cache: Path,
@@ -138,7 +138,7 @@ def submit(
                 gpus=needs.gpus,
                 code=code,
             )
-            job_records.note(
+            job_records.record(
                 sweep,
                 ids,
                 kind=job_records.TRIAL,

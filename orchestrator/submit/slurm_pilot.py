@@ -19,9 +19,9 @@ from typing import Any
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.launchers.slurm import commands, job_environment, job_records, submitit_adapter
-from orchestrator.launchers.slurm.head_address import Handoff
+from orchestrator.launchers.slurm.head_address import HeadAddressFile
 from orchestrator.launchers.slurm.launcher import FREE, PilotLauncher
-from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.launchers.slurm.ray_bootstrap import RayNode
 from orchestrator.node.supervisor import STOP_TIMEOUT_S
 from orchestrator.records.errors import BusyError
@@ -59,29 +59,29 @@ class HeadPilot:
         """Run the sweep to its end, or to checkpoints and back into the queue; return what became of it."""
         logging.basicConfig(level=logging.INFO)
         own = job_environment.job_id()
-        handoff = Handoff(
+        head_address = HeadAddressFile(
             folder=job_records.folder(SweepDir(Path(self.sweep))) / own,
             generation=f"{own}/{os.environ.get('SLURM_RESTART_COUNT', '0')}",
         )
         if job_environment.node_rank() > 0:
-            return _follow(SweepDir(Path(self.sweep)), handoff, alone=False)
-        return self._lead(own, handoff)
+            return _follow(SweepDir(Path(self.sweep)), head_address, alone=False)
+        return self._lead(own, head_address)
 
-    def _lead(self, own: str, handoff: Handoff) -> str:
+    def _lead(self, own: str, head_address: HeadAddressFile) -> str:
         sweep = SweepDir(Path(self.sweep))
-        request = Request.from_json(self.request)
+        request = SlurmOptions.from_json(self.request)
         token = secrets.token_hex(32)
         launcher = PilotLauncher(
             sweep,
             head=_ray_node(sweep, label=f"{own}-0", token=token),
             token=token,
-            handoff=handoff,
+            head_address=head_address,
             own=own,
             capacity=Demand(
                 cpus=request.cpus or job_environment.cores(), gpus=float(self.gpus_per_node)
             ),
             max_nodes=request.max_nodes,
-            ask=lambda n: self._ask(n, sweep, handoff, request),
+            ask=lambda n: self._ask(n, sweep, head_address, request),
             job=self.job,
         )
         controller = Controller(
@@ -110,7 +110,7 @@ class HeadPilot:
                 return "busy"
             finally:
                 without_ray.cancel()
-                handoff.end()
+                head_address.withdraw()
             left = any(
                 sweep.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
                 for trial_id in self.trial_ids
@@ -119,10 +119,10 @@ class HeadPilot:
                 return "requeued"
         return "trials left" if left else "no trial left"
 
-    def _ask(self, n: int, sweep: SweepDir, handoff: Handoff, request: Request) -> list[str]:
+    def _ask(self, n: int, sweep: SweepDir, head_address: HeadAddressFile, request: SlurmOptions) -> list[str]:
         """Submit further pilots; return their jobs."""
         call = WorkerPilot(
-            sweep=self.sweep, folder=str(handoff.folder), generation=handoff.generation
+            sweep=self.sweep, folder=str(head_address.folder), generation=head_address.generation
         )
         ids = submitit_adapter.submit(
             [call] * n,
@@ -134,7 +134,7 @@ class HeadPilot:
             # Whoever is taken away is asked for again, if still needed.
             requeue=False,
         )
-        job_records.note(sweep, ids, kind=job_records.WORKER, submission=self.submission)
+        job_records.record(sweep, ids, kind=job_records.WORKER, submission=self.submission)
         return ids
 
 
@@ -149,32 +149,32 @@ class WorkerPilot:
     def __call__(self) -> str:
         """Join, stay while wanted; return why it left."""
         logging.basicConfig(level=logging.INFO)
-        handoff = Handoff(folder=Path(self.folder), generation=self.generation)
-        return _follow(SweepDir(Path(self.sweep)), handoff, alone=True)
+        head_address = HeadAddressFile(folder=Path(self.folder), generation=self.generation)
+        return _follow(SweepDir(Path(self.sweep)), head_address, alone=True)
 
 
-def _follow(sweep: SweepDir, handoff: Handoff, *, alone: bool) -> str:
+def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> str:
     """Run a node of Ray while the head does.
 
     Args:
         sweep: Whose head it is.
-        handoff: Of the head.
+        head_address: Of the head.
         alone: Whether this allocation ends by itself; one that the head shares is the head's business.
     """
     label = f"{job_environment.job_id()}-{job_environment.node_rank()}"
-    mark = handoff.leaving / label
+    mark = head_address.draining / label
     with job_environment.notices(lambda number: None) as came:
-        offer = handoff.wait(give_up=lambda: alone and bool(came))
+        offer = head_address.wait(give_up=lambda: alone and bool(came))
         if offer is None:
             return "not needed any more"
         node = _ray_node(sweep, label=label, token=offer.token)
         try:
             node.join(offer.address)
-            while handoff.stands() and not mark.exists() and not (alone and came):
+            while head_address.is_current() and not mark.exists() and not (alone and came):
                 if not node.alive():
                     return "Ray ended"
                 time.sleep(LOOK_S)
-            if not handoff.stands():
+            if not head_address.is_current():
                 return "the head has ended"
             _leave(sweep, mark)
             return "taken away" if came else "given back"
@@ -223,7 +223,7 @@ def _ray_node(sweep: SweepDir, *, label: str, token: str) -> RayNode:
 
 def submit(pilot: HeadPilot, *, code: Path | None = None) -> list[str]:
     """Submit a head pilot, which imports from `code`; return its job."""
-    sweep, request = SweepDir(Path(pilot.sweep)), Request.from_json(pilot.request)
+    sweep, request = SweepDir(Path(pilot.sweep)), SlurmOptions.from_json(pilot.request)
     ids = submitit_adapter.submit(
         [pilot],
         name=f"memscale-{sweep.name}",
@@ -234,5 +234,5 @@ def submit(pilot: HeadPilot, *, code: Path | None = None) -> list[str]:
         gpus=pilot.gpus_per_node,
         code=code,
     )
-    job_records.note(sweep, ids, kind=job_records.HEAD, submission=pilot.submission)
+    job_records.record(sweep, ids, kind=job_records.HEAD, submission=pilot.submission)
     return ids

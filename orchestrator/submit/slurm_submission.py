@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.control.status import SweepStatus, status_from_disk
 from orchestrator.launchers.slurm import autoscaler, commands, job_records, submitit_adapter
 from orchestrator.launchers.slurm.commands import Partition, SlurmError
-from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.node.supervisor import with_this_package
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir, sweep_dir
@@ -19,7 +19,7 @@ from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.submit import slurm_direct, slurm_pilot
 from orchestrator.submit.submission import Submission, SubmissionResult
-from orchestrator.tracking.exporter_process import shipping
+from orchestrator.tracking.exporter_process import exporting
 
 LOOK_S = 2.0
 """How often the trial directories, and the queue, are looked at."""
@@ -40,7 +40,7 @@ class QueuedJobs:
 class SlurmSubmission(Submission):
     """Everything `memscale submit --backend slurm` was asked to do."""
 
-    request: Request
+    request: SlurmOptions
     job: str = TRAIN
     """What ranks run; see `orchestrator.node.worker`."""
 
@@ -85,11 +85,11 @@ class SlurmSubmission(Submission):
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=0)
 
     def follow(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
-        """Tell how it goes and ship what is measured until no job is left; may be left at any time."""
+        """Tell how it goes and export what is measured until no job is left; may be left at any time."""
         return follow(self.sweep, self.tracking_uri, on_update)
 
     def follow_in_background(self) -> Path:
-        """Ship from a process of its own; return the file that it prints into."""
+        """Export from a process of its own; return the file that it prints into."""
         log = self.sweep.path / "controller.log"
         uri = {} if self.tracking_uri is None else {"MLFLOW_TRACKING_URI": self.tracking_uri}
         with log.open("ab") as output:
@@ -121,7 +121,7 @@ class SlurmSubmission(Submission):
         self, sweep: SweepDir, partition: Partition, todo: Sequence[TrialSpec]
     ) -> QueuedJobs:
         job_records.refuse_if_queued(sweep)
-        before = {job.trial_id for job in job_records.live(sweep)}
+        before = {job.trial_id for job in job_records.live_jobs(sweep)}
         left = [spec for spec in todo if spec.trial_id not in before]
         if not left:
             return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
@@ -171,9 +171,9 @@ class SlurmSubmission(Submission):
             gpus=float(self._gpus_per_node(partition, todo)),
         )
         demand = autoscaler.demand_of(spec.resources, capacity)
-        if autoscaler.nodes_holding(demand, capacity, most=self.request.max_nodes) is not None:
+        if autoscaler.nodes_needed_for(demand, capacity, most=self.request.max_nodes) is not None:
             return
-        needed = autoscaler.nodes_holding(demand, capacity, most=partition.nodes)
+        needed = autoscaler.nodes_needed_for(demand, capacity, most=partition.nodes)
         raise SlurmError(
             f"trial {spec.trial_id}: needs {demand} in {demand.gang_size} ranks; nodes have {capacity}; "
             + (
@@ -199,17 +199,17 @@ def _code(sweep: SweepDir, number: int) -> Path | None:
 def follow(
     sweep: SweepDir, tracking_uri: str | None, on_update: Callable[[SweepStatus], None]
 ) -> SubmissionResult:
-    """Tell how a sweep on Slurm goes and ship what is measured, until no job is left."""
-    with shipping(sweep, tracking_uri) as shipper:
+    """Tell how a sweep on Slurm goes and export what is measured, until no job is left."""
+    with exporting(sweep, tracking_uri) as exporter:
         while True:
             status = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
-            shipper.keep_alive()
+            exporter.keep_alive()
             on_update(status)
             if not status.controller_alive:
                 break
             time.sleep(LOOK_S)
-    assert shipper.drained is not None, "the end of `shipping` drains"
-    return SubmissionResult(status=status, interrupted=False, drained=shipper.drained)
+    assert exporter.drained is not None, "the end of `exporting` drains"
+    return SubmissionResult(status=status, interrupted=False, drained=exporter.drained)
 
 
 if __name__ == "__main__":

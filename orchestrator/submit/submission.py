@@ -1,4 +1,4 @@
-"""One submission from priced plan to finished sweep: records, launcher, controller, shipper, signals."""
+"""One submission from priced plan to finished sweep: records, launcher, controller, exporter, signals."""
 
 import importlib
 import os
@@ -24,7 +24,7 @@ from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.sweep.matching import step_time
-from orchestrator.tracking.exporter_process import Drained, shipping
+from orchestrator.tracking.exporter_process import DrainResult, exporting
 
 DETACH_S = 60.0
 """How long a detached submission may take until it runs its sweep: imports and spec files."""
@@ -43,7 +43,7 @@ class SubmissionResult:
 
     status: SweepStatus
     interrupted: bool
-    drained: Drained
+    drained: DrainResult
     """Whether the tracker has every measurement."""
 
     @property
@@ -89,7 +89,7 @@ class Submission:
             )
 
     def run(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
-        """Write the records, train what is missing, ship what was measured.
+        """Write the records, train what is missing, export what was measured.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
@@ -204,15 +204,15 @@ def run_recorded(
         cache=(sweep.path.parent / "cache").absolute(),
         predicted_s=how["predicted_s"],
     )
-    with shipping(sweep, tracking_uri, code=code) as shipper, _stops(controller) as stopped:
+    with exporting(sweep, tracking_uri, code=code) as exporter, _stops(controller) as stopped:
 
         def tell(status: SweepStatus) -> None:
-            shipper.keep_alive()
+            exporter.keep_alive()
             on_update(status)
 
         status = controller.run(tell)
-    assert shipper.drained is not None, "the end of `shipping` drains"
-    return SubmissionResult(status=status, interrupted=bool(stopped), drained=shipper.drained)
+    assert exporter.drained is not None, "the end of `exporting` drains"
+    return SubmissionResult(status=status, interrupted=bool(stopped), drained=exporter.drained)
 
 
 def _launcher(sweep: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:

@@ -11,6 +11,6 @@ original timestamps, so sending twice changes nothing and an outage only delays.
     progress.py        how far each run was sent: tracking.json
     store.py           the only file that meets mlflow
     sending.py         one round over a sweep; trial_sending.py and submission_sending.py: one run of it
-    shipper.py         the process: rounds, outages, the way it ends
+    exporter.py         the process: rounds, outages, the way it ends
     supervise.py       its other end: start it beside a sweep, drain it
 """

@@ -1,10 +1,10 @@
-"""The shipper: a process that sends a sweep to the tracker until it is told that the sweep has ended.
+"""The exporter: a process that sends a sweep to the tracker until it is told that the sweep has ended.
 
     python -m orchestrator.tracking.exporter RUNS/SWEEP          (tracking URI in MLFLOW_TRACKING_URI)
 
 Its parent holds its standard input. `drain SECONDS` there means: send what is left, then exit 0; or exit 4 when
 that took longer, or the tracker refused something. The end of that input without a word, or another parent, means
-that the parent was killed: the shipper ends at once, and the next one goes on.
+that the parent was killed: the exporter ends at once, and the next one goes on.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from orchestrator.records import storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import SweepDir, remove_temporary
 from orchestrator.tracking import sync_state
-from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.run_schema import default_tracking_uri
-from orchestrator.tracking.sync_sweep import Sender
+from orchestrator.tracking.sync_sweep import SweepSync
 
-LOG = logging.getLogger("shipper")
+LOG = logging.getLogger("exporter")
 ROUND_S = 1.0
 """Between two rounds."""
 REQUESTS_ROUND_S = 5.0
@@ -44,7 +44,7 @@ NICENESS = 5
 """Training comes first."""
 
 
-class Instructions:
+class ExporterCommands:
     """What the parent wants, as a thread hears it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,9 +81,9 @@ class Instructions:
         return self.drain_by is not None and self._clock() >= self.drain_by
 
 
-def ship(
-    sender: Sender,
-    instructions: Instructions,
+def export_rounds(
+    sender: SweepSync,
+    instructions: ExporterCommands,
     *,
     clock: Callable[[], float] = time.monotonic,
     tell: Callable[[str | None], None] = lambda problem: None,
@@ -141,7 +141,7 @@ def ship(
     return False
 
 
-def _take_requests(sender: Sender) -> bool:
+def _take_requests(sender: SweepSync) -> bool:
     """Act on the tags that people set on the page; return whether there were any."""
     cancelled, retried = sender.take_cancel_requests(), sender.take_retry_requests()
     for name in cancelled:
@@ -151,7 +151,7 @@ def _take_requests(sender: Sender) -> bool:
     return bool(cancelled or retried)
 
 
-def listen(instructions: Instructions, source: IO[str], *, parent: int) -> None:
+def listen(instructions: ExporterCommands, source: IO[str], *, parent: int) -> None:
     """Hear the parent's words, and its end, in threads of their own."""
 
     def hear() -> None:
@@ -176,7 +176,7 @@ def listen(instructions: Instructions, source: IO[str], *, parent: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the shipper; return its exit code."""
+    """Run the exporter; return its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m orchestrator.tracking.exporter", description=__doc__
     )
@@ -191,14 +191,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    instructions = Instructions()
+    instructions = ExporterCommands()
     listen(instructions, sys.stdin, parent=os.getppid())
 
     lock = take_lock(sweep, instructions)
     if lock is None:
         return INCOMPLETE
     remove_leftovers(sweep)
-    store = Store(uri or default_tracking_uri(sweep.path.parent))
+    store = TrackingClient(uri or default_tracking_uri(sweep.path.parent))
     untold = False
 
     def tell(problem: str | None) -> None:
@@ -213,19 +213,19 @@ def main(argv: list[str] | None = None) -> int:
                 raise
             untold = True
 
-    complete = ship(Sender(sweep, store), instructions, tell=tell)
+    complete = export_rounds(SweepSync(sweep, store), instructions, tell=tell)
     os.close(lock)
     return 0 if complete else INCOMPLETE
 
 
 def remove_leftovers(sweep: SweepDir) -> None:
-    """Delete what shippers that were killed, or storage that failed, left: the lock says that nobody else writes it."""
+    """Delete what exporters that were killed, or storage that failed, left: the lock says that nobody else writes it."""
     for folder in (sweep.path, *(trial.path for trial in sweep.trials())):
         remove_temporary(folder, of=sync_state.FILE)
 
 
-def take_lock(sweep: SweepDir, instructions: Instructions) -> int | None:
-    """Return the lock that makes this the sweep's only shipper, None if told to end before it was free.
+def take_lock(sweep: SweepDir, instructions: ExporterCommands) -> int | None:
+    """Return the lock that makes this the sweep's only exporter, None if told to end before it was free.
 
     The one before, whose parent was killed, needs a moment to notice.
     """
@@ -235,7 +235,7 @@ def take_lock(sweep: SweepDir, instructions: Instructions) -> int | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if instructions.orphaned or instructions.time_is_up:
-                LOG.warning("another shipper of this sweep is at work; this one sends nothing")
+                LOG.warning("another exporter of this sweep is at work; this one sends nothing")
                 os.close(lock)
                 return None
             instructions.wait(0.1)

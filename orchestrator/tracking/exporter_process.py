@@ -1,4 +1,4 @@
-"""The other end of the shipper: start it beside a sweep, let it finish, ask what is missing. Needs no mlflow."""
+"""The other end of the exporter: start it beside a sweep, let it finish, ask what is missing. Needs no mlflow."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ from orchestrator.tracking import sync_state
 from orchestrator.tracking.run_schema import default_tracking_uri
 
 DRAIN_S = 120.0
-"""How long the end of a sweep may wait for a tracker that is slow. For one that is down: `shipper.OUTAGE_S`."""
+"""How long the end of a sweep may wait for a tracker that is slow. For one that is down: `exporter.OUTAGE_S`."""
 RESTART_S = 30.0
 """Between two starts while a sweep runs: one that dies at once would only take time from training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drained:
+class DrainResult:
     """What became of the last points."""
 
     points_waiting: int
@@ -35,8 +35,8 @@ class Drained:
         return self.points_waiting == 0 and self.problem is None
 
 
-class ShipperProcess:
-    """A running shipper. Ends when this process does, however that happens."""
+class ExporterProcess:
+    """A running exporter. Ends when this process does, however that happens."""
 
     def __init__(
         self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
@@ -82,14 +82,14 @@ class ShipperProcess:
         """Return why the tracker does not take things at the moment; None if it does."""
         return sync_state.problem(self.sweep, self.tracking_uri)
 
-    def drain(self, timeout_s: float = DRAIN_S) -> Drained:
+    def drain(self, timeout_s: float = DRAIN_S) -> DrainResult:
         """Have it send what is left and end; returns after `timeout_s` seconds at the latest, and a moment."""
         code = self._end(f"drain {timeout_s}\n", timeout_s)
         waiting = self.points_waiting()
         if code == 0:
-            return Drained(points_waiting=waiting, problem=None)
-        reason = self.problem() or f"the shipper did not finish in {timeout_s:.0f} s"
-        return Drained(points_waiting=waiting, problem=reason)
+            return DrainResult(points_waiting=waiting, problem=None)
+        reason = self.problem() or f"the exporter did not finish in {timeout_s:.0f} s"
+        return DrainResult(points_waiting=waiting, problem=reason)
 
     def stop(self) -> None:
         """End it now. Whatever is left is sent by the next one."""
@@ -110,27 +110,27 @@ class ShipperProcess:
 
 
 @dataclass
-class Shipping:
-    """What the body and the end of `shipping` learn."""
+class ExportSession:
+    """What the body and the end of `exporting` learn."""
 
-    process: ShipperProcess
-    drained: Drained | None = None
+    process: ExporterProcess
+    drained: DrainResult | None = None
     """None until the end."""
 
     def keep_alive(self) -> None:
-        """Start another shipper if this one has died, but not again and again. Cheap enough to call every second."""
+        """Start another exporter if this one has died, but not again and again. Cheap enough to call every second."""
         if not self.process.alive() and time.monotonic() - self.process.started_at >= RESTART_S:
             self.replace()
 
     def replace(self) -> None:
-        """Start another shipper in the place of this one."""
+        """Start another exporter in the place of this one."""
         self.process.stop()
-        self.process = ShipperProcess(
+        self.process = ExporterProcess(
             self.process.sweep, self.process.tracking_uri, code=self.process.code
         )
 
     @property
-    def unshipped_points(self) -> int:
+    def unsynced_points(self) -> int:
         """Points the tracker does not have."""
         return (
             self.process.points_waiting() if self.drained is None else self.drained.points_waiting
@@ -143,14 +143,14 @@ class Shipping:
 
 
 @contextmanager
-def shipping(
+def exporting(
     sweep: SweepDir,
     tracking_uri: str | None = None,
     *,
     drain_s: float = DRAIN_S,
     code: Path | None = None,
-) -> Iterator[Shipping]:
-    """Ship a sweep while the body runs, and what is left at its end. With an empty body: send what a tracker lacks.
+) -> Iterator[ExportSession]:
+    """Export a sweep while the body runs, and what is left at its end. With an empty body: send what a tracker lacks.
 
     Args:
         sweep: Its folder exists.
@@ -158,13 +158,13 @@ def shipping(
         drain_s: What the end may take. A body that raised is not kept waiting.
         code: Folder that it imports from; None: where this very program lies.
     """
-    shipping = Shipping(process=ShipperProcess(sweep, tracking_uri, code=code))
+    session = ExportSession(process=ExporterProcess(sweep, tracking_uri, code=code))
     try:
-        yield shipping
+        yield session
     except BaseException:
-        shipping.process.stop()
+        session.process.stop()
         raise
     # Killed, or out of memory, while the sweep ran: nothing is lost, the journals have it.
-    if not shipping.process.alive():
-        shipping.replace()
-    shipping.drained = shipping.process.drain(drain_s)
+    if not session.process.alive():
+        session.replace()
+    session.drained = session.process.drain(drain_s)

@@ -24,7 +24,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""An outage is waited out by the shipper, which can be told to stop; MLflow's own retries block for minutes."""
+"""An outage is waited out by the exporter, which can be told to stop; MLflow's own retries block for minutes."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,7 +66,7 @@ def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-class Store:
+class TrackingClient:
     """One tracker. Every method raises TrackerError, and nothing else, when the tracker does not do it."""
 
     def __init__(self, uri: str) -> None:

@@ -1,7 +1,7 @@
 """What the MLflow page shows when it opens on a sweep: columns, charts, colours, and the question as description.
 
 MLflow keeps a view that somebody shares as a tag of the experiment, and opens it for whoever follows the link.
-The shipper writes two such views, so a link shows the columns and charts that matter instead of the first ten
+The exporter writes two such views, so a link shows the columns and charts that matter instead of the first ten
 metrics by name. The form of the tag is that of MLflow 3.13 to 3.17; another version that does not know it shows its
 own defaults and says so.
 """

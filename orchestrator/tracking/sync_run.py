@@ -10,18 +10,23 @@ from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.tracking import run_schema, sync_state
 from orchestrator.tracking.journal_reader import MAX_POINTS, batches, final_points
-from orchestrator.tracking.mlflow_client import RefusedError, RunGoneError, Store, artifact_text
+from orchestrator.tracking.mlflow_client import (
+    RefusedError,
+    RunGoneError,
+    TrackingClient,
+    artifact_text,
+)
 from orchestrator.tracking.sync_state import SubmissionProgress, TrialProgress
-from orchestrator.tracking.trial_view import ENDED, Look, TrialView, endings
+from orchestrator.tracking.trial_view import ENDED, TrialSnapshot, TrialView, endings
 
 
-def send_submission(
-    store: Store,
+def sync_submission(
+    store: TrackingClient,
     sweep: SweepDir,
     submission: Mapping[str, Any],
     *,
     run_id: str,
-    looks: Mapping[str, Look],
+    looks: Mapping[str, TrialSnapshot],
     working_on: frozenset[str],
 ) -> None:
     """Send what is missing of a submission's counts, tags, status and sweep file.
@@ -81,10 +86,10 @@ def send_submission(
 LOG = logging.getLogger(__name__)
 
 
-class TrialSending:
+class TrialSync:
     """Sends one trial to one run. Each method sends what is missing and raises TrackerError if it is not taken."""
 
-    def __init__(self, *, store: Store, trial: TrialDir, run_id: str) -> None:
+    def __init__(self, *, store: TrackingClient, trial: TrialDir, run_id: str) -> None:
         """Read how far the trial was sent; progress that belongs to another run does not count."""
         self._store = store
         self._trial = trial

@@ -133,7 +133,7 @@ def retries_taken(sweep: SweepDir, uri: str) -> dict[str, dict[str, int]]:
 
 
 def save_retries_taken(sweep: SweepDir, uri: str, taken: Mapping[str, Mapping[str, int]]) -> None:
-    """Keep which retry tags are being acted on, so that a killed shipper's successor acts on none of them twice."""
+    """Keep which retry tags are being acted on, so that a killed exporter's successor acts on none of them twice."""
     kept = _tracker(sweep, uri)
     if kept.get("retries_taken", {}) != taken:
         _save_tracker(sweep, uri, {**kept, "retries_taken": taken})

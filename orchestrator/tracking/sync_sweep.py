@@ -20,13 +20,13 @@ from orchestrator.tracking import mlflow_page, run_schema, sync_state
 from orchestrator.tracking.mlflow_client import (
     RefusedError,
     RunGoneError,
-    Store,
     TrackedRun,
     TrackerError,
+    TrackingClient,
 )
 from orchestrator.tracking.run_schema import artifact_location
-from orchestrator.tracking.sync_run import TrialSending, send_submission
-from orchestrator.tracking.trial_view import Look, look_at
+from orchestrator.tracking.sync_run import TrialSync, sync_submission
+from orchestrator.tracking.trial_view import TrialSnapshot, snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ class _Outcome:
     taken: bool = True
 
 
-class Sender:
+class SweepSync:
     """Sends one sweep to one tracker. Holds caches only: a new one over the same folders goes on where it was."""
 
     def __init__(
-        self, sweep: SweepDir, store: Store, *, clock: Callable[[], float] = time.time
+        self, sweep: SweepDir, store: TrackingClient, *, clock: Callable[[], float] = time.time
     ) -> None:
         """Prepare; the tracker is not met yet."""
         self._sweep = sweep
@@ -59,7 +59,7 @@ class Sender:
         self._clock = clock
         self._known: _Known | None = None
         self._specs: dict[str, TrialSpec] = {}
-        self._settled: dict[str, Look] = {}
+        self._settled: dict[str, TrialSnapshot] = {}
         """Trials with nothing left to send, and how they looked then."""
         self._warned: set[str] = set()
         self._colours: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Sender:
         submissions = {int(s["number"]): s for s in self._sweep.submissions()}
         first = run_schema.first_asked(list(submissions.values()))
         working_on = retry_requests.controlled_trial_ids(self._sweep, submissions.values())
-        looks: dict[str, Look] = {}
+        looks: dict[str, TrialSnapshot] = {}
         taken = True
         self._colours = self._colours_of(first)
         for trial in self._sweep.trials():
@@ -95,7 +95,7 @@ class Sender:
             with self._one_run(f"submission {number}") as outcome:
                 run = self._parent(known, submission)
                 if not run.deleted:
-                    send_submission(
+                    sync_submission(
                         self._store,
                         self._sweep,
                         submission,
@@ -118,11 +118,11 @@ class Sender:
             self._specs[trial.trial_id] = trial.spec()
         return self._specs[trial.trial_id]
 
-    def _look(self, trial: TrialDir, *, controlled: bool, why_new: str) -> Look:
+    def _look(self, trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapshot:
         settled = self._settled.get(trial.trial_id)
         if settled is not None and settled.view.state is TrialState.DONE:
             return settled
-        return look_at(trial, controlled=controlled, why_new=why_new)
+        return snapshot(trial, controlled=controlled, why_new=why_new)
 
     def take_cancel_requests(self) -> list[str]:
         """Act on the cancel tags that people set on the page; return the ids of the trials, and the sweep's name.
@@ -142,7 +142,7 @@ class Sender:
         """Act on the retry tags that people set on the page; return what became of them, a sentence each.
 
         Which trials a tag is about, and after which attempts, is written down before anything follows from it, and kept
-        until the tag is gone: a shipper that is killed in between neither loses the request nor has its successor act on
+        until the tag is gone: a exporter that is killed in between neither loses the request nor has its successor act on
         it a second time, after the attempt that it asked for.
         """
         known, sentences = self._look_up(), []
@@ -162,7 +162,7 @@ class Sender:
     def _retry(
         self, run: TrackedRun, taken: dict[str, dict[str, int]], working_on: frozenset[str]
     ) -> str:
-        """Write the requests of one tag; `taken` are the tags that this or a killed shipper is acting on."""
+        """Write the requests of one tag; `taken` are the tags that this or a killed exporter is acting on."""
         if _says_no(run.tags[run_schema.RETRY]):
             return "nothing to retry: the tag says no"
         whole_sweep = run.tags.get(run_schema.KIND) == run_schema.SUBMISSION_KIND
@@ -302,7 +302,11 @@ class Sender:
         )
 
     def _send_trial(
-        self, known: _Known, trial: TrialDir, look: Look, asked_by: Mapping[str, Any] | None
+        self,
+        known: _Known,
+        trial: TrialDir,
+        look: TrialSnapshot,
+        asked_by: Mapping[str, Any] | None,
     ) -> None:
         spec, attempts = self._spec(trial), look.attempts
         run = self._run(
@@ -313,7 +317,7 @@ class Sender:
             name=run_schema.trial_name(spec),
             parent=None if asked_by is None else self._parent(known, asked_by).run_id,
         )
-        sending = TrialSending(store=self._store, trial=trial, run_id=run.run_id)
+        sending = TrialSync(store=self._store, trial=trial, run_id=run.run_id)
         sending.ignore(run.deleted)
         if run.deleted:
             return

@@ -82,7 +82,7 @@ def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class TrialSnapshot:
     """How a trial looked at the start of a round."""
 
     view: TrialView
@@ -96,10 +96,10 @@ class Look:
         return ended and self.view.state not in {TrialState.RUNNING, TrialState.WAITING}
 
 
-def look_at(trial: TrialDir, *, controlled: bool, why_new: str) -> Look:
+def snapshot(trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapshot:
     """Look at a trial; the arguments are those of `view_of`."""
     attempts = tuple(trial.attempts())
-    return Look(
+    return TrialSnapshot(
         view=view_of(trial, attempts, controlled=controlled, why_new=why_new),
         attempts=attempts,
         n_ended=sum(attempt.end() is not None for attempt in attempts),

@@ -6,7 +6,7 @@
     python tests/chaos/chaos.py --seeds 0 --hosts            # four network namespaces as four hosts, one of them cut off
 
 Killed are ranks, supervisors, raylets (with their nodes; others join), the head with the whole cluster, the submission
-(controller), its shipper and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted),
+(controller), its exporter and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted),
 and for a while the sweep's storage fails in every process (faults/sitecustomize.py); the clock of one node is an hour
 ahead. With --hosts every node has a network and a host name of its own (hosts.py), and
 one is cut off from the others for a while, with all that runs there. When is drawn from the seed: a share of all steps, and a pause after it; the last
@@ -46,7 +46,7 @@ from orchestrator.records.processes import ProcessId, pids_with_environment, pid
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import AttemptDir, SweepDir
 from orchestrator.records.trial_spec import Resources, Retries, TrialSpec
-from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.run_schema import default_tracking_uri
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ KINDS = (
     "raylet",
     "head",
     "controller",
-    "shipper",
+    "exporter",
     "server",
     "disk",
     "storage",
@@ -331,7 +331,7 @@ class Chaos:
         hold = self.sweep.path / "hold"
         hold.touch()
         self.ray = self._cluster()
-        Store(self.store).open()
+        TrackingClient(self.store).open()
         if self.plan.server:
             self.server = Server(self.store, self.folder / "server.log")
         deadline = time.monotonic() + PATIENCE_S
@@ -514,7 +514,7 @@ class Chaos:
         self._expect("controller", self._open())
         return True
 
-    def _strike_shipper(self) -> bool:
+    def _strike_exporter(self) -> bool:
         if self.controller is None or self.controller.poll() is not None:
             return False
         for process in psutil.Process(self.controller.pid).children():
@@ -764,7 +764,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--no-server", action="store_true", help="ship straight to SQLite")
+    parser.add_argument("--no-server", action="store_true", help="export straight to SQLite")
     parser.add_argument("--hosts", action="store_true", help="every node a host of its own")
     parser.add_argument("--keep", help="folder to keep everything in")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""One submission as a process: controller and shipper, as `memscale submit` runs them: submit.py SWEEP NUMBER LAUNCHER [TRACKING_URI].
+"""One submission as a process: controller and exporter, as `memscale submit` runs them: submit.py SWEEP NUMBER LAUNCHER [TRACKING_URI].
 
 LAUNCHER is `process`, or the address of a Ray cluster. Exits with 0 when every trial is done and sent.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.control.loop import Controller
 from orchestrator.records.trial_dir import SweepDir
-from orchestrator.tracking.exporter_process import shipping
+from orchestrator.tracking.exporter_process import exporting
 
 JOB = f"{Path(__file__).with_name('job.py')}:run"
 
@@ -34,10 +34,10 @@ def main() -> int:
         job=JOB,
     )
     signal.signal(signal.SIGTERM, lambda *_: controller.stop())
-    tracked = shipping(sweep, sys.argv[4]) if len(sys.argv) > 4 else contextlib.nullcontext()
-    with tracked as shipper:
-        status = controller.run(lambda status: None if shipper is None else shipper.keep_alive())
-    sent = shipper is None or (shipper.drained is not None and shipper.drained.complete)
+    tracked = exporting(sweep, sys.argv[4]) if len(sys.argv) > 4 else contextlib.nullcontext()
+    with tracked as exporter:
+        status = controller.run(lambda status: None if exporter is None else exporter.keep_alive())
+    sent = exporter is None or (exporter.drained is not None and exporter.drained.complete)
     return 0 if status.complete and sent else 1
 
 

@@ -19,7 +19,7 @@ from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import AttemptDir, SweepDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
-from orchestrator.tracking.mlflow_client import Store
+from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.run_schema import default_tracking_uri
 
 STEPS = 70
@@ -197,7 +197,7 @@ def make_spec() -> Callable[..., TrialSpec]:
 def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
     """Give a runs folder the empty SQLite store that the first submission makes: its tables take seconds, once."""
     first = tmp_path_factory.mktemp("tables")
-    Store(default_tracking_uri(first)).open()
+    TrackingClient(default_tracking_uri(first)).open()
 
     def make(runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)

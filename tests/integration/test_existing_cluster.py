@@ -209,8 +209,8 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
     launcher = RayLauncher(sweep, address=cluster.address, job=JOB)
     launcher.start()
     try:
-        from orchestrator.launchers.cluster_registry import SharedRecord
-        from orchestrator.launchers.ray_connect import ClusterStore
+        from orchestrator.launchers.cluster_registry import ClusterRegistry
+        from orchestrator.launchers.ray_connect import RayKeyValueStore
 
         nodes = launcher.nodes()
         wants = SweepUsage(wants_cpus=4)
@@ -218,7 +218,7 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
         assert (alone.foreign_load, alone.grant.closed) == ([], frozenset())
         assert alone.grant.allows(wants, gpus=0)
 
-        other = SharedRecord(ClusterStore(), "/shared/runs/other")
+        other = ClusterRegistry(RayKeyValueStore(), "/shared/runs/other")
         other.exchange(SweepUsage(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))
         beside = launcher.exchange_usage(wants)
 

@@ -1,6 +1,6 @@
 """Every way to fail, caused for real in ranks that train: the reason that is stored, what follows, what it costs.
 
-One sweep holds them all, so that one template serves them. The signs are in `failing_job.py`.
+One sweep holds them all, so that one fork server serves them. The signs are in `failing_job.py`.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """kill -9 in the middle of a sweep on Ray: everything is finished once, with the same numbers, and nothing stays.
 
-`parent_of` walks up from a rank: rank, template, supervisor (Ray's actor).
+`parent_of` walks up from a rank: rank, fork server, supervisor (Ray's actor).
 """
 
 import os
@@ -50,9 +50,9 @@ def test_killed_rank_template_and_supervisor_cost_an_attempt_each(tiny, undistur
     os.kill(rank.pid, signal.SIGKILL)
 
     second, rank = another(tiny, than=[first])
-    template = parent_of(rank.pid)
-    assert "orchestrator.node.fork_server" in name_of(template)
-    os.kill(template, signal.SIGKILL)
+    fork_server = parent_of(rank.pid)
+    assert "orchestrator.node.fork_server" in name_of(fork_server)
+    os.kill(fork_server, signal.SIGKILL)
 
     third, rank = another(tiny, than=[first, second])
     supervisor = parent_of(parent_of(rank.pid))

@@ -1,4 +1,4 @@
-"""The shipper against real MLflow: SQLite, a server that dies, kills, the page in a browser."""
+"""The exporter against real MLflow: SQLite, a server that dies, kills, the page in a browser."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_spec import TrialState
-from orchestrator.tracking.exporter_process import ShipperProcess, shipping
+from orchestrator.tracking.exporter_process import ExporterProcess, exporting
 from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN, default_tracking_uri
 
 pytestmark = pytest.mark.integration
@@ -112,8 +112,8 @@ def until(condition, *, timeout_s=240.0):
         time.sleep(max(0.05, 3 * (time.monotonic() - looked_at)))
 
 
-def waiting(shipper, fewer_than):
-    return lambda: shipper.points_waiting() < fewer_than
+def waiting(exporter, fewer_than):
+    return lambda: exporter.points_waiting() < fewer_than
 
 
 def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client, sweep):
@@ -134,9 +134,9 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client
     with second.journal.open("a") as file:
         file.write('{"t": 1700000000001, "step": 2000, "metrics": {"odd": NaN, "big": Infinity}}\n')
     for _ in range(2):
-        with shipping(sweep.disk) as shipper:
+        with exporting(sweep.disk) as exporter:
             sweep.uncontrol()
-        assert (shipper.unshipped_points, shipper.problem) == (0, None)
+        assert (exporter.unsynced_points, exporter.problem) == (0, None)
         for trial in sweep.disk.trials():
             (trial.path / "tracking.json").unlink()
 
@@ -167,19 +167,19 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client
     )
 
 
-def test_killed_shippers_lose_and_double_nothing_and_the_last_is_replaced(runs, client, sweep):
+def test_killed_exporters_lose_and_double_nothing_and_the_last_is_replaced(runs, client, sweep):
     specs = submitted(sweep)
     attempts = [sweep.start(spec) for spec in specs]
     chance = random.Random(0)
     for kill in range(2):
-        shipper = ShipperProcess(sweep.disk)
+        exporter = ExporterProcess(sweep.disk)
         for attempt in attempts:
             sweep.measure(attempt, range(150 * kill, 150 * (kill + 1)))
         total = 2 * 150 * len(attempts)
-        until(waiting(shipper, chance.uniform(0.2, 1.0) * total))
-        os.kill(shipper.pid, signal.SIGKILL)
-        shipper.stop()
-    with shipping(sweep.disk) as last:
+        until(waiting(exporter, chance.uniform(0.2, 1.0) * total))
+        os.kill(exporter.pid, signal.SIGKILL)
+        exporter.stop()
+    with exporting(sweep.disk) as last:
         os.kill(last.process.pid, signal.SIGKILL)
         until(lambda: not last.process.alive())
         for attempt in attempts:
@@ -187,30 +187,30 @@ def test_killed_shippers_lose_and_double_nothing_and_the_last_is_replaced(runs, 
             sweep.finish(attempt, step=309)
         sweep.uncontrol()
 
-    assert (last.unshipped_points, last.problem) == (0, None)
+    assert (last.unsynced_points, last.problem) == (0, None)
     assert_equal_to_journals(client, sweep)
 
 
-def test_no_shipper_survives_its_parent(runs, sweep):
+def test_no_exporter_survives_its_parent(runs, sweep):
     submitted(sweep, 1)
     parent = (
         "import sys, time; from pathlib import Path\n"
-        "from orchestrator.records.trial_dir import SweepDir; from orchestrator.tracking.exporter_process import ShipperProcess\n"
-        f"print(ShipperProcess(SweepDir(Path({str(sweep.disk.path)!r}))).pid, flush=True); time.sleep(600)"
+        "from orchestrator.records.trial_dir import SweepDir; from orchestrator.tracking.exporter_process import ExporterProcess\n"
+        f"print(ExporterProcess(SweepDir(Path({str(sweep.disk.path)!r}))).pid, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    shipper = ProcessId.of(int(process.stdout.readline()))
+    exporter = ProcessId.of(int(process.stdout.readline()))
     until((sweep.disk.path / "tracking.json").exists)  # it has met the tracker
     process.kill()
     process.wait()
     process.stdout.close()
 
-    until(lambda: not shipper.alive(), timeout_s=60)
+    until(lambda: not exporter.alive(), timeout_s=60)
 
 
 def test_a_cancel_tag_on_the_page_reaches_the_trial(runs, client, sweep):
     (spec, *_) = submitted(sweep, 1)
-    with shipping(sweep.disk) as shipper:
+    with exporting(sweep.disk) as exporter:
         until(lambda: client.get_experiment_by_name(sweep.disk.name) is not None)
         until(lambda: spec.trial_id in run_ids(client, sweep))
         run_id = run_ids(client, sweep)[spec.trial_id]
@@ -219,7 +219,7 @@ def test_a_cancel_tag_on_the_page_reaches_the_trial(runs, client, sweep):
         until(sweep.disk.trial(spec.trial_id).cancel_requested)
         until(lambda: CANCEL not in client.get_run(run_id).data.tags)
 
-    assert shipper.problem is None
+    assert exporter.problem is None
     assert client.get_run(run_id).info.status == "KILLED"
 
 
@@ -251,13 +251,13 @@ def test_a_retry_tag_on_the_page_has_a_failed_trial_run_again(runs, client, swee
                 asked.append(run_ids(client, sweep)[fails.trial_id])
                 client.set_tag(asked[0], RETRY, "please")
 
-    with shipping(sweep.disk) as shipper:
+    with exporting(sweep.disk) as exporter:
         status = controller.run(set_the_tag_once_it_failed)
 
     assert status.complete
     assert [a.end()["outcome"] for a in trial.attempts()] == ["user_error", "done"]
     assert trial.attempt(2).launch()["why"].startswith("retry (tag memscale.retry in MLflow) after")
-    assert (shipper.unshipped_points, shipper.problem) == (0, None)
+    assert (exporter.unsynced_points, exporter.problem) == (0, None)
     assert_equal_to_journals(client, sweep)
     run = client.get_run(asked[0])
     assert RETRY not in run.data.tags
@@ -299,7 +299,7 @@ def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, ma
     make_store(tmp_path / "runs")
     sync()
 
-    # Of one trial the shipper's own file still says that the tracker has everything, of the other it is gone, too.
+    # Of one trial the exporter's own file still says that the tracker has everything, of the other it is gone, too.
     store.unlink()
     (sweep.disk.trials()[0].path / "tracking.json").unlink()
     sync()
@@ -308,7 +308,7 @@ def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, ma
 @pytest.mark.slow
 def test_processes_that_make_the_tables_at_once(tmp_path):
     uri = default_tracking_uri(tmp_path / "fresh")
-    script = f"from orchestrator.tracking.mlflow_client import Store; Store({uri!r}).open()"
+    script = f"from orchestrator.tracking.mlflow_client import TrackingClient; TrackingClient({uri!r}).open()"
     processes = [
         subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(3)
     ]
@@ -380,7 +380,7 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
     try:
         until(server.answers)
         attempts = [sweep.start(spec) for spec in specs]
-        shipper = ShipperProcess(sweep.disk, server.url)
+        exporter = ExporterProcess(sweep.disk, server.url)
         killed = threading.Event()
 
         def train():
@@ -397,16 +397,16 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
         server.kill()
         killed.set()
         writer.join()
-        until(lambda: shipper.problem() is not None)
-        assert shipper.points_waiting() >= 2 * 90 * len(attempts)
-        assert shipper.alive()
+        until(lambda: exporter.problem() is not None)
+        assert exporter.points_waiting() >= 2 * 90 * len(attempts)
+        assert exporter.alive()
 
         server.start()
         until(server.answers)
         for attempt in attempts:
             sweep.finish(attempt, step=299)
         sweep.uncontrol()
-        drained = shipper.drain(120)
+        drained = exporter.drain(120)
         assert (drained.points_waiting, drained.problem) == (0, None)
     finally:
         server.kill()
@@ -421,12 +421,12 @@ def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
     sweep.measure(sweep.start(spec), range(10))
     port = mlflow_server.free_port("127.0.0.1", 23_000)
 
-    with shipping(sweep.disk, f"http://127.0.0.1:{port}", drain_s=600) as shipper:
+    with exporting(sweep.disk, f"http://127.0.0.1:{port}", drain_s=600) as exporter:
         pass
 
-    assert shipper.unshipped_points == 20
-    assert shipper.problem is not None
-    assert str(port) in shipper.problem
+    assert exporter.unsynced_points == 20
+    assert exporter.problem is not None
+    assert str(port) in exporter.problem
 
 
 @pytest.mark.long
@@ -441,7 +441,7 @@ def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path
             names=("train/loss", "valid/loss", "recall/train_wording/exact_match"),
         )
         sweep.finish(attempt, step=90)
-    with shipping(sweep.disk):
+    with exporting(sweep.disk):
         sweep.uncontrol()
     picture = tmp_path / "charts.png"
     name = sweep.disk.name

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.trial_dir import SweepDir
-from orchestrator.tracking.exporter_process import ShipperProcess, shipping
+from orchestrator.tracking.exporter_process import ExporterProcess, exporting
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent
@@ -67,7 +67,7 @@ def test_postgres_takes_64_trials_at_once_from_two_sweeps_that_both_find_it_empt
 
     try:
         with postgres.server() as uri:
-            sweeps, writers, shippers = [], [], []
+            sweeps, writers, exporters = [], [], []
             for name in ("first", "second"):
                 sweep = disk_sweep.DiskSweep(tmp_path / "runs", name)
                 specs = [disk_sweep.make_spec(seed, sweep=name) for seed in range(32)]
@@ -75,14 +75,14 @@ def test_postgres_takes_64_trials_at_once_from_two_sweeps_that_both_find_it_empt
                 sweep.control()
                 attempts = [sweep.start(spec) for spec in specs]
                 writers.append(measure_in_the_background(sweep, attempts))
-                shippers.append(ShipperProcess(sweep.disk, uri))
+                exporters.append(ExporterProcess(sweep.disk, uri))
                 sweeps.append((sweep, attempts))
             for (sweep, attempts), writer in zip(sweeps, writers, strict=True):
                 writer.join()
                 for attempt in attempts:
                     sweep.finish(attempt, step=99)
                 sweep.uncontrol()
-            drained = [shipper.drain(240) for shipper in shippers]
+            drained = [exporter.drain(240) for exporter in exporters]
 
             assert [(d.points_waiting, d.problem) for d in drained] == [(0, None)] * 2
             client = MlflowClient(tracking_uri=uri)
@@ -115,14 +115,14 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
 ):
     from mlflow import MlflowClient
 
-    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.mlflow_client import TrackingClient
     from orchestrator.tracking.run_schema import default_tracking_uri
 
     with chaos.small_disk(tmp_path / "disk", size="24m") as mounted:
         if not mounted:
             pytest.skip("no small disk may be mounted here; that takes root's rights")
         uri = default_tracking_uri(tmp_path / "disk")
-        Store(uri).open()
+        TrackingClient(uri).open()
         sweep = disk_sweep.DiskSweep(tmp_path / "runs", "outage")
         specs = [disk_sweep.make_spec(seed, sweep="outage") for seed in range(4)]
         sweep.submit(specs, at_s=time.time())
@@ -134,21 +134,21 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
                 sweep.measure(attempt, range(first, last))
 
         server = chaos.Server(uri, tmp_path / "server.log")
-        shipper = ShipperProcess(sweep.disk, server.url)
+        exporter = ExporterProcess(sweep.disk, server.url)
         try:
             train(0, 100)
-            until(lambda: shipper.points_waiting() == 0, "the first third is sent")
+            until(lambda: exporter.points_waiting() == 0, "the first third is sent")
             server.kill()
             train(100, 200)
-            until(lambda: shipper.problem() is not None, "the outage is noticed")
+            until(lambda: exporter.problem() is not None, "the outage is noticed")
             server.start()
-            until(lambda: shipper.points_waiting() == 0, "the second third is sent")
+            until(lambda: exporter.points_waiting() == 0, "the second third is sent")
 
             ballast = tmp_path / "disk" / "ballast"
             assert fill(ballast) > 0
             train(200, 300)
-            until(lambda: shipper.problem() is not None, "the full disk is noticed")
-            assert shipper.points_waiting() > 0
+            until(lambda: exporter.problem() is not None, "the full disk is noticed")
+            assert exporter.points_waiting() > 0
             server.kill()
             ballast.unlink()
             server.start()
@@ -156,9 +156,9 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
                 sweep.finish(attempt, step=299)
             sweep.uncontrol()
             until(server.answers, "the server is back")
-            drained = shipper.drain(240)
+            drained = exporter.drain(240)
         finally:
-            shipper.stop()
+            exporter.stop()
             server.kill()
 
         assert (drained.points_waiting, drained.problem) == (0, None)
@@ -258,12 +258,12 @@ def test_a_refused_password_is_told_without_telling_it(tmp_path, guard):
     sweep = submitted(tmp_path)
     secret_in_uri = guard.url.replace("https://", f"https://ada:{PASSWORD}@")
 
-    with shipping(sweep.disk, secret_in_uri, drain_s=60) as shipper:
+    with exporting(sweep.disk, secret_in_uri, drain_s=60) as exporter:
         pass
 
-    assert shipper.unshipped_points == 2 * 50 * 2
-    assert shipper.problem is not None
-    assert PASSWORD not in shipper.problem
+    assert exporter.unsynced_points == 2 * 50 * 2
+    assert exporter.problem is not None
+    assert PASSWORD not in exporter.problem
     assert_no_secret(sweep.disk)
 
 
@@ -273,16 +273,16 @@ def test_password_and_certificate_come_from_the_environment_and_stay_there(tmp_p
     from mlflow import MlflowClient
 
     from orchestrator.cli import mlflow_server
-    from orchestrator.tracking.mlflow_client import Store
+    from orchestrator.tracking.mlflow_client import TrackingClient
     from orchestrator.tracking.run_schema import default_tracking_uri
 
     uri = default_tracking_uri(tmp_path)
-    Store(uri).open()
+    TrackingClient(uri).open()
     sweep = submitted(tmp_path)
     with mlflow_server.server(uri, tmp_path, host="127.0.0.1", port=23_100) as url:
         guard.handler.behind = int(url.rpartition(":")[2])
-        with shipping(sweep.disk, guard.url, drain_s=120) as shipper:
+        with exporting(sweep.disk, guard.url, drain_s=120) as exporter:
             pass
-    assert (shipper.unshipped_points, shipper.problem) == (0, None)
+    assert (exporter.unsynced_points, exporter.problem) == (0, None)
     assert_equal_to_journals(MlflowClient(tracking_uri=uri), sweep)
     assert_no_secret(sweep.disk)

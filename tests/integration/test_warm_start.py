@@ -1,4 +1,4 @@
-"""A rank that is forked from the template imports next to nothing: that is what makes its first step come at once."""
+"""A rank that is forked from the fork server imports next to nothing: that is what makes its first step come at once."""
 
 import json
 import subprocess

@@ -11,7 +11,7 @@ IDLE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class PilotPool:
     """The pilots of a sweep and what waits for them."""
 
     nodes: int
@@ -28,7 +28,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ScalingDecision:
     """What to do now."""
 
     ask: int = 0
@@ -39,23 +39,23 @@ class Step:
     """Jobs to take out of the queue again."""
 
 
-def decide(seen: Seen, *, max_nodes: int, now: float) -> Step:
+def decide(seen: PilotPool, *, max_nodes: int, now: float) -> ScalingDecision:
     """Return what to do now; the same view gives the same step.
 
     Nothing is given back while anything waits that a node could take: it may be about to start there.
     """
-    needed = nodes_for(seen.waiting, seen.capacity, most=max_nodes)
+    needed = first_fit_nodes(seen.waiting, seen.capacity, most=max_nodes)
     if needed:
         gangs = [
             demand
             for demand in seen.waiting
-            if (nodes_holding(demand, seen.capacity, most=max_nodes) or 1) > 1
+            if (nodes_needed_for(demand, seen.capacity, most=max_nodes) or 1) > 1
         ]
-        there = min(seen.empty, nodes_for(gangs, seen.capacity, most=max_nodes))
+        there = min(seen.empty, first_fit_nodes(gangs, seen.capacity, most=max_nodes))
         room = max_nodes - seen.nodes - len(seen.coming)
-        return Step(ask=max(0, min(room, needed - there - len(seen.coming))))
+        return ScalingDecision(ask=max(0, min(room, needed - there - len(seen.coming))))
     idle = [label for label, since in seen.idle_since.items() if now - since >= IDLE_S]
-    return Step(release=tuple(sorted(idle)), withdraw=tuple(seen.coming))
+    return ScalingDecision(release=tuple(sorted(idle)), withdraw=tuple(seen.coming))
 
 
 def demand_of(asked: Resources, capacity: Demand) -> Demand:
@@ -68,13 +68,13 @@ def demand_of(asked: Resources, capacity: Demand) -> Demand:
     )
 
 
-def nodes_holding(demand: Demand, capacity: Demand, *, most: int) -> int | None:
+def nodes_needed_for(demand: Demand, capacity: Demand, *, most: int) -> int | None:
     """Return how many empty nodes of that capacity hold a demand; None if `most` do not."""
     gpus = ("",) * (capacity.units // UNIT)
     return nodes_needed(demand, Node(node_id="", host="", cpus=capacity.cpus, gpus=gpus), most)
 
 
-def nodes_for(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
+def first_fit_nodes(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
     """Return how many empty nodes hold these demands at once, `most` at most: first fit, largest first.
 
     A gang that no single node holds takes whole nodes. What `most` nodes do not hold is left out. Fractions of a GPU are
@@ -82,7 +82,7 @@ def nodes_for(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
     """
     free: list[tuple[int, int]] = []
     for demand in sorted(waiting, key=lambda one: one.order, reverse=True):
-        needed = nodes_holding(demand, capacity, most=most)
+        needed = nodes_needed_for(demand, capacity, most=most)
         if needed is None:
             continue
         if needed > 1:

@@ -17,7 +17,7 @@ WAIT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offer:
+class HeadAddress:
     """Where the head listens."""
 
     address: str
@@ -27,7 +27,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handoff:
+class HeadAddressFile:
     """One start of one head."""
 
     folder: Path
@@ -35,15 +35,15 @@ class Handoff:
     """Job id of the head and how many times Slurm has started it again."""
 
     @property
-    def leaving(self) -> Path:
+    def draining(self) -> Path:
         """Folder of marks: on the node that a file here names, nothing new may start."""
         return self.folder / "leaving"
 
-    def offer(self, offer: Offer) -> None:
+    def publish(self, offer: HeadAddress) -> None:
         """Tell everybody; only this user can read it."""
         self._write({"address": offer.address, "token": offer.token})
 
-    def end(self) -> None:
+    def withdraw(self) -> None:
         """Tell everybody to leave."""
         self._write({"ended": True})
 
@@ -54,7 +54,7 @@ class Handoff:
         give_up: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-    ) -> Offer | None:
+    ) -> HeadAddress | None:
         """Return the offer of this generation, None if it has ended before or `give_up` says so.
 
         Raises:
@@ -66,7 +66,7 @@ class Handoff:
             if record.get("generation") == self.generation:
                 if record.get("ended"):
                     return None
-                return Offer(address=record["address"], token=record["token"])
+                return HeadAddress(address=record["address"], token=record["token"])
             if clock() > deadline:
                 raise StoreError(
                     f"{self.folder / 'head.json'}: the head {self.generation} did not come up in {timeout_s:.0f} s; "
@@ -75,7 +75,7 @@ class Handoff:
             sleep(0.5)
         return None
 
-    def stands(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the head still runs, as far as it has said."""
         record = self._read()
         return record.get("generation") == self.generation and not record.get("ended")

@@ -2,7 +2,7 @@
 
     SWEEP/slurm/
       jobs/12.json               {"kind", "submission", "jobs": {"12_0": trial id or null, …}}
-      12/head.json               how the nodes of head pilot 12 find its Ray; see handoff.py
+      12/head.json               how the nodes of head pilot 12 find its Ray; see head_address.py
       12/leaving/13-0            the node of a pilot on which nothing new may start
       submitit/                  scripts and pickles of jobs, and what they printed
 
@@ -29,7 +29,7 @@ TRIAL = "trial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobRecord:
     """A job that Slurm has not forgotten."""
 
     kind: str
@@ -52,7 +52,7 @@ def folder(sweep: SweepDir) -> Path:
     return sweep.path / "slurm"
 
 
-def note(
+def record(
     sweep: SweepDir,
     job_ids: Sequence[str],
     *,
@@ -77,7 +77,7 @@ def used(sweep: SweepDir) -> bool:
     return (folder(sweep) / "jobs").is_dir()
 
 
-def live(sweep: SweepDir) -> list[Job]:
+def live_jobs(sweep: SweepDir) -> list[JobRecord]:
     """Return the jobs that wait, run or are ending.
 
     Raises:
@@ -92,7 +92,7 @@ def live(sweep: SweepDir) -> list[Job]:
         record = records[job_id.partition("_")[0]]
         if record is not None:
             found.append(
-                Job(kind=record["kind"], trial_id=record["jobs"].get(job_id), queued=queued)
+                JobRecord(kind=record["kind"], trial_id=record["jobs"].get(job_id), queued=queued)
             )
     return found
 
@@ -102,7 +102,7 @@ def queue_reasons(sweep: SweepDir) -> QueueReasons | None:
     if not used(sweep):
         return None
     try:
-        jobs = live(sweep)
+        jobs = live_jobs(sweep)
     except SlurmError as error:
         # Where Slurm is but does not answer, jobs may well be there.
         return QueueReasons(
@@ -125,7 +125,7 @@ def refuse_if_queued(sweep: SweepDir, *, kinds: Collection[str] = (HEAD, WORKER)
     Where it cannot, the locks of orchestrator/records/locks.py keep two controllers apart.
     """
     try:
-        jobs = [job for job in live(sweep) if job.kind in kinds]
+        jobs = [job for job in live_jobs(sweep) if job.kind in kinds]
     except SlurmError:
         return
     if jobs:
@@ -146,7 +146,7 @@ def cancel(sweep: SweepDir, trial_ids: Collection[str], *, whole_sweep: bool) ->
     try:
         jobs = [
             job.queued.job_id
-            for job in live(sweep)
+            for job in live_jobs(sweep)
             if job.pending and (job.trial_id in trial_ids or (whole_sweep and job.trial_id is None))
         ]
         commands.cancel(jobs)

@@ -11,7 +11,7 @@ from orchestrator.control.launcher_port import Launch, SharedUsage
 from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.slurm import autoscaler, commands
 from orchestrator.launchers.slurm.commands import SlurmError
-from orchestrator.launchers.slurm.head_address import Handoff, Offer
+from orchestrator.launchers.slurm.head_address import HeadAddress, HeadAddressFile
 from orchestrator.launchers.slurm.ray_bootstrap import RayNode, mark
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN
@@ -40,7 +40,7 @@ class PilotLauncher:
         *,
         head: RayNode,
         token: str,
-        handoff: Handoff,
+        head_address: HeadAddressFile,
         own: str,
         capacity: Demand,
         max_nodes: int,
@@ -54,7 +54,7 @@ class PilotLauncher:
             sweep: Whose trials run.
             head: Of the private cluster, on this node.
             token: Of the cluster.
-            handoff: Through which other nodes find it.
+            head_address: Through which other nodes find it.
             own: Id of the job that this runs in; its nodes are not given back one by one.
             capacity: Cores and GPUs of the node of a further pilot.
             max_nodes: Nodes to have at the same time at most.
@@ -65,7 +65,7 @@ class PilotLauncher:
         self._sweep = sweep
         self._head = head
         self._token = token
-        self._handoff = handoff
+        self._head_address = head_address
         self._own = own
         self._capacity = capacity
         self._max_nodes = max_nodes
@@ -87,7 +87,7 @@ class PilotLauncher:
     def start(self) -> None:
         """Start Ray on this node, tell the others where it is, and connect to it."""
         address = self._head.start_head()
-        self._handoff.offer(Offer(address=address, token=self._token))
+        self._head_address.publish(HeadAddress(address=address, token=self._token))
         # Ray reads its settings, the token too, when it is imported.
         from orchestrator.launchers.ray import RayLauncher
 
@@ -105,7 +105,7 @@ class PilotLauncher:
             if label not in leaving:
                 stay[label] = node
             elif node.node_id not in busy:
-                ray.let_go(node.node_id)
+                ray.drain_node(node.node_id)
                 leaving[label].write_text(FREE, encoding="utf-8")
         self._note_idle(stay, busy)
         if self._clock() - self._looked_at >= EVERY_S:
@@ -123,7 +123,7 @@ class PilotLauncher:
         return SharedUsage(
             may_grow=self._n_nodes < self._max_nodes
             and any(
-                autoscaler.nodes_holding(self._demand(one), self._capacity, most=self._max_nodes)
+                autoscaler.nodes_needed_for(self._demand(one), self._capacity, most=self._max_nodes)
                 for one in self._waiting
             )
         )
@@ -160,7 +160,7 @@ class PilotLauncher:
             if self._ray is not None:
                 self._ray.close()
         finally:
-            self._handoff.end()
+            self._head_address.withdraw()
             self._head.close()
             try:
                 pending = [
@@ -178,7 +178,7 @@ class PilotLauncher:
         if self._max_nodes <= self._own_nodes(stay) and not coming:
             return ()
         step = autoscaler.decide(
-            autoscaler.Seen(
+            autoscaler.PilotPool(
                 nodes=len(stay),
                 empty=sum(node.node_id not in busy for node in stay.values()),
                 idle_since=self._idle_since,
@@ -197,8 +197,8 @@ class PilotLauncher:
         commands.cancel([job_id for job_id in step.withdraw if coming[job_id] == "PENDING"])
         for label in step.release:
             LOG.info("node %s stands idle: it is given back", label)
-            self._handoff.leaving.mkdir(parents=True, exist_ok=True)
-            (self._handoff.leaving / label).touch()
+            self._head_address.draining.mkdir(parents=True, exist_ok=True)
+            (self._head_address.draining / label).touch()
         return step.release
 
     def _demand(self, trial_id: str) -> Demand:
@@ -234,7 +234,7 @@ class PilotLauncher:
         return next((n.removeprefix(MARK) for n in names if n.startswith(MARK)), node.node_id)
 
     def _leaving(self) -> dict[str, Path]:
-        folder = self._handoff.leaving
+        folder = self._head_address.draining
         return {path.name: path for path in folder.iterdir()} if folder.is_dir() else {}
 
     def _connected(self) -> "RayLauncher":

@@ -15,7 +15,7 @@ OURS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SlurmOptions:
     """One kind of job, and how many."""
 
     backend: str
@@ -44,7 +44,7 @@ class Request:
         return {**asdict(self), "options": dict(self.options)}
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Request":
+    def from_json(cls, record: Mapping[str, Any]) -> "SlurmOptions":
         """Read what `to_json` wrote."""
         return cls(**record)
 

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.launchers.ray_embedded import Surroundings
+from orchestrator.launchers.ray_embedded import RayEnvironment
 from orchestrator.node.supervisor import with_this_package
 from orchestrator.records.errors import ExperimentError
 
@@ -62,7 +62,7 @@ class RayNode:
         self._gpus = gpus
         self._log = log
         self._token = token
-        self._surroundings = Surroundings()
+        self._ray_environment = RayEnvironment()
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -101,10 +101,10 @@ class RayNode:
                     break
             process.wait()
         # Ray's workers have process groups of their own; they carry a mark by which the watchdog finds them.
-        self._surroundings.close()
+        self._ray_environment.close()
 
     def _start(self, *options: str) -> None:
-        self._folder = self._surroundings.make(
+        self._folder = self._ray_environment.create(
             {**SETTINGS, "RAY_AUTH_TOKEN": self._token}, root=_root()
         )
         self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.launchers.slurm.commands import SlurmError
-from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.node.supervisor import with_this_package
 
 INHERITED = (
@@ -38,7 +38,7 @@ def submit(
     *,
     name: str,
     folder: Path,
-    request: Request,
+    request: SlurmOptions,
     nodes: int = 1,
     cpus: int | None = None,
     gpus: int = 0,

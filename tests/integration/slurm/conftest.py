@@ -21,7 +21,7 @@ import pytest
 
 from orchestrator.control.status import TrialStatus, status_from_disk
 from orchestrator.launchers.slurm.job_records import queue_reasons
-from orchestrator.launchers.slurm.options import Request
+from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
@@ -199,7 +199,7 @@ class SlurmSweep:
         return SlurmSubmission(
             plan=plan,
             runs=self.runs,
-            request=Request(backend=backend, **request),
+            request=SlurmOptions(backend=backend, **request),
             job=f"{COUNTING}:run",
         ).send()
 

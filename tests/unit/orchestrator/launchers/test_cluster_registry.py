@@ -1,6 +1,6 @@
 """How sweeps of one cluster know of each other, with a dictionary in the place of the cluster's store."""
 
-from orchestrator.launchers.cluster_registry import SILENT_S, SharedRecord
+from orchestrator.launchers.cluster_registry import SILENT_S, ClusterRegistry
 from orchestrator.scheduling.fair_share import SweepUsage
 
 
@@ -20,7 +20,7 @@ class Store:
 
 def test_sweeps_read_each_other_until_they_leave():
     store = Store()
-    one, two = SharedRecord(store, "/runs/one"), SharedRecord(store, "/runs/two")
+    one, two = ClusterRegistry(store, "/runs/one"), ClusterRegistry(store, "/runs/two")
 
     own, others = one.exchange(SweepUsage(wants_cpus=3, keeps=("n1",)))
     assert (own.sweep, others) == ("/runs/one", [])
@@ -33,20 +33,20 @@ def test_sweeps_read_each_other_until_they_leave():
 
 def test_a_line_that_does_not_change_is_of_a_dead_controller_whatever_its_clock_said():
     store, now = Store(), [0.0]
-    SharedRecord(store, "/runs/dead").exchange(SweepUsage())
-    living = SharedRecord(store, "/runs/living", clock=lambda: now[0])
+    ClusterRegistry(store, "/runs/dead").exchange(SweepUsage())
+    living = ClusterRegistry(store, "/runs/living", clock=lambda: now[0])
     assert len(living.exchange(SweepUsage())[1]) == 1
     now[0] = SILENT_S
     assert len(living.exchange(SweepUsage())[1]) == 1
     now[0] = SILENT_S + 1
     assert living.exchange(SweepUsage())[1] == []
-    SharedRecord(store, "/runs/dead").exchange(SweepUsage(started=1))  # it was started again
+    ClusterRegistry(store, "/runs/dead").exchange(SweepUsage(started=1))  # it was started again
     assert len(living.exchange(SweepUsage())[1]) == 1
 
 
 def test_who_starts_something_goes_behind_all_others():
     store = Store()
-    one, two = SharedRecord(store, "one"), SharedRecord(store, "two")
+    one, two = ClusterRegistry(store, "one"), ClusterRegistry(store, "two")
     for started in (1, 2, 3):
         assert one.exchange(SweepUsage(started=started))[0].turn == started
     assert two.exchange(SweepUsage(started=1))[0].turn == 4
@@ -59,5 +59,5 @@ def test_a_line_of_another_version_is_left_alone():
     store.put("newer", b'{"beat": 1, "unheard_of": 2}')
     store.put("noise", b"\xff")
 
-    assert SharedRecord(store, "own").exchange(SweepUsage())[1] == []
+    assert ClusterRegistry(store, "own").exchange(SweepUsage())[1] == []
     assert "newer" in store.lines

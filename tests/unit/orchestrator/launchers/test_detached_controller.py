@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.launchers import detached_controller
-from orchestrator.launchers.detached_controller import ControllerHost, controller_command
+from orchestrator.launchers.detached_controller import DetachedController, controller_command
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.trial_dir import SweepDir
@@ -28,7 +28,7 @@ def hosted(tmp_path, monkeypatch):
             lambda *_, **__: ["sh", "-c", f"cd {tmp_path}; {script}"],
         )
         ended = threading.Event()
-        one = ControllerHost(
+        one = DetachedController(
             str(tmp_path), 1, address="a:1", environment={"MARK": "mark"}, on_end=ended.set
         )
         assert ended.wait(60)
@@ -78,7 +78,7 @@ def test_a_controller_that_dies_again_and_again_is_given_up(hosted, tmp_path, mo
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
     with pytest.raises(StoreError, match="every node of the cluster sees"):
-        ControllerHost(str(tmp_path / "absent"), 1, address="a:1", environment={}, on_end=print)
+        DetachedController(str(tmp_path / "absent"), 1, address="a:1", environment={}, on_end=print)
 
 
 def test_the_command_names_everything_the_controller_needs(tmp_path):

@@ -1,6 +1,6 @@
 """What others hold on a shared cluster, as trials with made-up names that the scheduler steers round."""
 
-from orchestrator.launchers.foreign_load import LEAST_S, Use, taken_by_others
+from orchestrator.launchers.foreign_load import LEAST_S, NodeUse, foreign_load
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.interface import Running, Snapshot, schedule
 from orchestrator.scheduling.wait_queue import Waiting
@@ -9,7 +9,7 @@ NODE = Node(node_id="n", host="h", cpus=8, gpus=("4", "5", "6", "7"))
 
 
 def taken(available, *, own=(), since=None, now=1000.0, **more):
-    return taken_by_others(
+    return foreign_load(
         [NODE],
         available={"n": available},
         own=own,
@@ -24,12 +24,14 @@ def summed(found):
 
 
 def test_what_is_free_or_ours_is_nobodys():
-    own = [Use(node_id="n", cpus=2, gpus=1.0, gpu_ids=("5",))]
+    own = [NodeUse(node_id="n", cpus=2, gpus=1.0, gpu_ids=("5",))]
 
     assert taken({"CPU": 8.0, "GPU": 4.0}) == []
     assert taken({"CPU": 6.0, "GPU": 3.0}, own=own) == []
     assert (
-        taken({"CPU": 5.0, "GPU": 2.0}, own=own, given_back=[Use(node_id="n", cpus=1, gpus=1.0)])
+        taken(
+            {"CPU": 5.0, "GPU": 2.0}, own=own, given_back=[NodeUse(node_id="n", cpus=1, gpus=1.0)]
+        )
         == []
     )
     # Ray has not noticed yet that we hold something.
@@ -37,7 +39,7 @@ def test_what_is_free_or_ours_is_nobodys():
 
 
 def test_strangers_are_put_on_gpus_that_are_not_ours():
-    own = [Use(node_id="n", cpus=2, gpus=2.0, gpu_ids=("4", "5"))]
+    own = [NodeUse(node_id="n", cpus=2, gpus=2.0, gpu_ids=("4", "5"))]
     found = taken({"CPU": 3.0, "GPU": 0.5}, own=own)
 
     assert summed(found) == (3, 1.5)
@@ -45,13 +47,13 @@ def test_strangers_are_put_on_gpus_that_are_not_ours():
 
 
 def test_a_share_beside_ours_and_parts_of_cores():
-    own = [Use(node_id="n", cpus=1, gpus=0.25, gpu_ids=("4",))]
+    own = [NodeUse(node_id="n", cpus=1, gpus=0.25, gpu_ids=("4",))]
 
     assert summed(taken({"CPU": 6.5, "GPU": 0.0}, own=own)) == (1, 3.75)
 
 
 def test_a_closed_node_is_full_but_for_what_is_ours():
-    own = [Use(node_id="n", cpus=2, gpus=1.0, gpu_ids=("4",))]
+    own = [NodeUse(node_id="n", cpus=2, gpus=1.0, gpu_ids=("4",))]
 
     assert summed(taken({"CPU": 6.0, "GPU": 3.0}, own=own, closed={"n"})) == (6, 3.0)
 
@@ -65,7 +67,7 @@ def test_strangers_are_expected_to_stay_as_long_again_as_they_have_been_there():
 
 
 def test_the_scheduler_places_beside_them():
-    own = [Use(node_id="n", cpus=1, gpus=1.0, gpu_ids=("6",))]
+    own = [NodeUse(node_id="n", cpus=1, gpus=1.0, gpu_ids=("6",))]
     mine = Running(
         trial_id="mine",
         node_id="n",

@@ -6,19 +6,25 @@ import subprocess
 import sys
 import time
 
-from orchestrator.node.progress_board import DUMP, Board, Look, Standing, place
+from orchestrator.node.progress_board import (
+    STACKS_SIGNAL,
+    ProgressReader,
+    ProgressWriter,
+    RankProgress,
+    innermost_call,
+)
 
 WRITER = """
 import threading, time
-from orchestrator.node.progress_board import Board, Standing
+from orchestrator.node.progress_board import ProgressWriter, RankProgress
 
 def stuck():
     threading.Event().wait()
 
-board = Board()
-board.catch()
+board = ProgressWriter()
+board.dump_on_signal()
 for step in range(1, 4):
-    board.write(Standing(signs=step, step=step, steps=70, phase="train", step_s=0.25))
+    board.write(RankProgress(n_reports=step, step=step, steps=70, phase="train", step_s=0.25))
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 print("ready", flush=True)
 stuck()
@@ -35,18 +41,18 @@ def wait_for(look, timeout_s=60.0):
 
 def dumped(pid, look):
     before = len(look.stacks())
-    os.kill(pid, DUMP)
+    os.kill(pid, STACKS_SIGNAL)
     wait_for(lambda: look.stacks()[before:].rstrip().endswith("in <module>"))
-    return place(look.stacks())
+    return innermost_call(look.stacks())
 
 
 def test_progress_and_stacks_of_a_stuck_process_are_read_from_outside_and_outlive_it():
     with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout.readline() == b"ready\n"
-            look = Look(process.pid)
-            assert look.standing() == Standing(
-                signs=3, step=3, steps=70, phase="train", step_s=0.25
+            look = ProgressReader(process.pid)
+            assert look.progress() == RankProgress(
+                n_reports=3, step=3, steps=70, phase="train", step_s=0.25
             )
             assert look.stacks() == ""
             # It said that it is ready a moment before it waits.
@@ -55,23 +61,23 @@ def test_progress_and_stacks_of_a_stuck_process_are_read_from_outside_and_outliv
             process.kill()
     stacks = look.stacks()
     assert stacks.count("(most recent call first)") >= 2
-    assert place(stacks).startswith("wait (threading.py:")
-    assert str(look.standing()) == "after step 3 of 70 (train)"
+    assert innermost_call(stacks).startswith("wait (threading.py:")
+    assert str(look.progress()) == "after step 3 of 70 (train)"
     look.close()
 
 
 def test_a_process_without_a_file_has_said_nothing():
-    look = Look(1)
+    look = ProgressReader(1)
 
-    assert (look.standing(), look.stacks()) == (None, "")
+    assert (look.progress(), look.stacks()) == (None, "")
 
 
 def test_a_board_that_nobody_wrote_on_says_nothing():
-    board, look = Board(), Look(os.getpid())
+    board, look = ProgressWriter(), ProgressReader(os.getpid())
 
-    assert look.standing() is None
-    board.write(Standing(signs=1, step=0, steps=7, phase="data", step_s=None))
-    assert look.standing() == Standing(signs=1, step=0, steps=7, phase="data", step_s=None)
+    assert look.progress() is None
+    board.write(RankProgress(n_reports=1, step=0, steps=7, phase="data", step_s=None))
+    assert look.progress() == RankProgress(n_reports=1, step=0, steps=7, phase="data", step_s=None)
     look.close()
     board.close()
 
@@ -80,9 +86,14 @@ def test_a_stopped_process_is_told_from_one_that_is_only_stuck():
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
             # While it is being started it may wait for the disk.
-            assert wait_for(lambda: Look(process.pid).mute() is None)
+            assert wait_for(lambda: ProgressReader(process.pid).unresponsive_reason() is None)
             process.send_signal(signal.SIGSTOP)
-            assert wait_for(lambda: Look(process.pid).mute() == "it was stopped by a signal")
+            assert wait_for(
+                lambda: (
+                    ProgressReader(process.pid).unresponsive_reason()
+                    == "it was stopped by a signal"
+                )
+            )
         finally:
             process.kill()
 
@@ -93,12 +104,12 @@ def test_place_names_the_innermost_call_and_the_line_of_ours_that_led_there():
 
 Current thread 0x2 (most recent call first):
   File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
-  File "/home/a/workloads/ranks.py", line 63 in sum_
+  File "/home/a/workloads/distributed/process_group.py", line 63 in sum_
   File "/home/a/workloads/train.py", line 175 in run
 """
     assert (
-        place(stacks)
-        == "all_reduce (distributed_c10d.py:3252), called in workloads/distributed/process_group.py:63 (sum_)"
+        innermost_call(stacks)
+        == "all_reduce (distributed_c10d.py:3252), called in distributed/process_group.py:63 (sum_)"
     )
-    assert place('T:\n  File "/home/a/job.py", line 3 in f\n') == "f (job.py:3)"
-    assert place("") is None
+    assert innermost_call('T:\n  File "/home/a/job.py", line 3 in f\n') == "f (job.py:3)"
+    assert innermost_call("") is None

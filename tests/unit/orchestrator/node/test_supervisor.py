@@ -1,4 +1,4 @@
-"""The supervisor and its template, with real processes that count instead of training."""
+"""The supervisor and its fork server, with real processes that count instead of training."""
 
 import json
 import os
@@ -205,8 +205,8 @@ def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
 def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)
-    template = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(template, signal.SIGKILL)
+    fork_server = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(fork_server, signal.SIGKILL)
 
     (ended,) = node.wait_for_end()
 
@@ -254,8 +254,8 @@ def test_ranks_that_get_on_are_left_alone(node):
 def test_sigterm_to_the_template_is_passed_on_and_does_not_end_it(node):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)
-    template = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(template, signal.SIGTERM)
+    fork_server = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(fork_server, signal.SIGTERM)
 
     (ended,) = node.wait_for_end()
 

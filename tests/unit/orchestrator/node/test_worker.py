@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.node import reporter, worker
-from orchestrator.node.reporter import RankReporter, Stop, stops_on_signal
+from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.node.worker import classify, load_job, main
 from orchestrator.records import rank_registry
 from orchestrator.records.locks import LockHeld, TrialLock
@@ -158,7 +158,7 @@ def test_cause_replaces_a_communication_error_and_not_the_other_way_round(make):
 
 def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
     request = make(gate_at=4)
-    stop = Stop()
+    stop = StopFlag()
 
     class StopsAtGate(RankReporter):
         def should_stop(self):
@@ -177,7 +177,7 @@ def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_asks_for_a_stop_even_before_the_reporter_exists(make, number):
     before = signal.getsignal(number)
-    stop = Stop()
+    stop = StopFlag()
     with stops_on_signal(stop):
         signal.raise_signal(number)
 
@@ -480,13 +480,13 @@ def test_storage_that_fails_is_named_in_the_record(make, monkeypatch):
 
 def test_step_time_is_the_median_over_laps_of_training_alone():
     now = [0.0]
-    pace = reporter.StepTime(lambda: now[0])
+    pace = reporter.StepTimer(lambda: now[0])
     for step, (at, phase) in enumerate(
         [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
          (99.0, "train"), (101.0, "train"), (104.0, "train")]
     ):  # fmt: skip
         now[0] = at
-        pace.saw(step, phase)
+        pace.record(step, phase)
 
     # Laps: 2 steps in 1 s, 1 in 2 s, 1 in 3 s.
     assert pace.step_s == 2.0

@@ -16,7 +16,7 @@ class FakeRun:
 
 
 class FakeStore:
-    """The same calls as `orchestrator.tracking.mlflow_client.Store`."""
+    """The same calls as `orchestrator.tracking.mlflow_client.TrackingClient`."""
 
     def __init__(self, uri="sqlite:///memory"):
         self.uri = uri

@@ -12,8 +12,8 @@ from orchestrator.tracking.exporter import (
     LONGEST_BACKOFF_S,
     OUTAGE_S,
     REQUESTS_ROUND_S,
-    Instructions,
-    ship,
+    ExporterCommands,
+    export_rounds,
 )
 from orchestrator.tracking.mlflow_client import TrackerError
 
@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-class Waits(Instructions):
+class Waits(ExporterCommands):
     """Instructions on a clock of their own: waiting makes the time pass, and scripted words come."""
 
     def __init__(self, clock, script=()):
@@ -79,7 +79,7 @@ def test_it_goes_on_until_told_to_drain_and_sends_once_more():
     clock = Clock()
     rounds = Rounds(True)
 
-    assert ship(rounds, Waits(clock, [(10.0, drain(5))]), clock=clock) is True
+    assert export_rounds(rounds, Waits(clock, [(10.0, drain(5))]), clock=clock) is True
 
     assert rounds.n == 11
     assert rounds.looks == (10 // REQUESTS_ROUND_S - 1) + 1, "and once more at the end"
@@ -90,7 +90,7 @@ def test_what_a_tag_changes_at_the_very_end_is_sent_too():
     rounds = Rounds(True)
     rounds.tags = {1: ["1 trial noted"]}
 
-    assert ship(rounds, Waits(clock, [(3.0, drain(5))]), clock=clock) is True
+    assert export_rounds(rounds, Waits(clock, [(3.0, drain(5))]), clock=clock) is True
 
     assert (rounds.n, rounds.looks) == (4 + 1, 1)
 
@@ -100,7 +100,7 @@ def test_an_outage_is_waited_out_with_growing_pauses_and_told():
     waits = Waits(clock, [(200.0, drain(5))])
     told = []
 
-    assert ship(Rounds(*[DOWN] * 9, True), waits, clock=clock, tell=told.append) is True
+    assert export_rounds(Rounds(*[DOWN] * 9, True), waits, clock=clock, tell=told.append) is True
 
     assert waits.waited[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     assert max(waits.waited) == LONGEST_BACKOFF_S
@@ -112,7 +112,7 @@ def test_an_hour_of_outage_does_not_end_it_and_is_told_once(caplog):
     clock = Clock()
     rounds = Rounds(*[DOWN] * 120, True)
 
-    assert ship(rounds, Waits(clock, [(3700.0, drain(5))]), clock=clock) is True
+    assert export_rounds(rounds, Waits(clock, [(3700.0, drain(5))]), clock=clock) is True
 
     assert [record.message for record in caplog.records] == ["no answer; trying again"]
 
@@ -123,21 +123,24 @@ def test_storage_that_fails_is_waited_for_as_an_outage(code):
     failing = OSError(code, os.strerror(code), "/runs/s/tracking.json")
     rounds, told = Rounds(True, *[failing] * 3, True), []
 
-    assert ship(rounds, Waits(clock, [(60.0, drain(5))]), clock=clock, tell=told.append) is True
+    assert (
+        export_rounds(rounds, Waits(clock, [(60.0, drain(5))]), clock=clock, tell=told.append)
+        is True
+    )
 
     assert told[1:5] == [str(failing)] * 3 + [None]
 
 
 def test_an_error_of_ours_is_not_waited_for():
     with pytest.raises(PermissionError):
-        ship(Rounds(PermissionError(errno.EACCES, "…")), Waits(Clock()), clock=Clock())
+        export_rounds(Rounds(PermissionError(errno.EACCES, "…")), Waits(Clock()), clock=Clock())
 
 
 def test_the_end_waits_only_a_little_for_a_tracker_that_is_down():
     clock = Clock()
     waits = Waits(clock, [(3.0, drain(120))])
 
-    assert ship(Rounds(DOWN), waits, clock=clock) is False
+    assert export_rounds(Rounds(DOWN), waits, clock=clock) is False
 
     assert OUTAGE_S <= clock.now - 3.0 <= OUTAGE_S + 5
 
@@ -146,13 +149,13 @@ def test_the_end_waits_longer_for_one_that_is_slow():
     clock = Clock()
     rounds = Rounds(False, True, duration_s=50.0, clock=clock)
 
-    assert ship(rounds, Waits(clock, [(0.5, drain(120))]), clock=clock) is True
+    assert export_rounds(rounds, Waits(clock, [(0.5, drain(120))]), clock=clock) is True
 
 
 def test_the_end_does_not_wait_for_what_is_refused_for_good():
     clock = Clock()
 
-    assert ship(Rounds(False), Waits(clock, [(1.0, drain(120))]), clock=clock) is False
+    assert export_rounds(Rounds(False), Waits(clock, [(1.0, drain(120))]), clock=clock) is False
 
     assert clock.now < 5
 
@@ -161,20 +164,20 @@ def test_it_stops_at_the_deadline():
     clock = Clock()
     rounds = Rounds(True, DOWN, clock=clock, duration_s=3.0)
 
-    assert ship(rounds, Waits(clock, [(0.1, drain(2.0))]), clock=clock) is False
+    assert export_rounds(rounds, Waits(clock, [(0.1, drain(2.0))]), clock=clock) is False
 
 
 @pytest.mark.parametrize("answer", [True, False, DOWN])
 def test_it_stops_at_once_when_the_parent_is_gone(answer):
     clock = Clock()
 
-    assert ship(Rounds(answer), Waits(clock, [(1.0, orphan)]), clock=clock) is False
+    assert export_rounds(Rounds(answer), Waits(clock, [(1.0, orphan)]), clock=clock) is False
 
     assert clock.now < 2.5
 
 
 def test_waiting_ends_with_the_first_word():
-    instructions = Instructions()
+    instructions = ExporterCommands()
     instructions.drain(0.0)
 
     instructions.wait(1000.0)
@@ -182,11 +185,11 @@ def test_waiting_ends_with_the_first_word():
     assert instructions.time_is_up
 
 
-SHIPPER = [sys.executable, "-m", "orchestrator.tracking.exporter"]
+EXPORTER = [sys.executable, "-m", "orchestrator.tracking.exporter"]
 
 
 def started(folder, *, words):
-    """Run a shipper whose mlflow cannot be imported: the process's own manners are what is looked at."""
+    """Run a exporter whose mlflow cannot be imported: the process's own manners are what is looked at."""
     (folder / "fake" / "mlflow").mkdir(parents=True)
     (folder / "fake" / "mlflow" / "__init__.py").write_text(
         "raise ImportError('broken on purpose')"
@@ -194,7 +197,7 @@ def started(folder, *, words):
     (folder / "runs" / "s").mkdir(parents=True)
     path = os.pathsep.join([str(folder / "fake"), str(Path.cwd())])
     return subprocess.run(
-        [*SHIPPER, str(folder / "runs" / "s")],
+        [*EXPORTER, str(folder / "runs" / "s")],
         input=words,
         capture_output=True,
         text=True,

@@ -57,7 +57,7 @@ def test_every_measured_step_is_sent_once_from_its_first_attempt(
                     expected[name, step] = (1000 * number + step, step + number / 10)
 
     sent, offsets, marks = [], {}, {}
-    # A shipper that is killed after some batches, then one that reads the rest from what was kept.
+    # A exporter that is killed after some batches, then one that reads the rest from what was kept.
     for allowed in (stop_after, math.inf):
         taken = 0
         for attempt, _ in written:

@@ -10,7 +10,7 @@ from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.mlflow_client import TrackerError
 from orchestrator.tracking.run_schema import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
-from orchestrator.tracking.sync_sweep import Sender
+from orchestrator.tracking.sync_sweep import SweepSync
 
 
 def interrupted_and_resumed(sweep, disk, seed=0):
@@ -39,7 +39,7 @@ def assert_holds(run, sweep, disk, spec):
 def test_a_round_sends_a_trial_whole(sweep, disk, store):
     spec = interrupted_and_resumed(sweep, disk)
 
-    assert Sender(sweep.disk, store).round() is True
+    assert SweepSync(sweep.disk, store).round() is True
 
     run = store.trial(spec.trial_id)
     assert_holds(run, sweep, disk, spec)
@@ -64,20 +64,20 @@ def test_a_round_sends_a_trial_whole(sweep, disk, store):
 
 def test_a_second_round_sends_nothing(sweep, disk, store):
     interrupted_and_resumed(sweep, disk)
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     store.log.clear()
 
-    assert Sender(sweep.disk, store).round() is True
+    assert SweepSync(sweep.disk, store).round() is True
 
     assert store.log == ["open", "experiment", "runs"]
 
 
 @pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
-def test_whatever_call_fails_the_next_shipper_completes_without_doubles(
+def test_whatever_call_fails_the_next_exporter_completes_without_doubles(
     sweep, disk, store, new_store, after_effect
 ):
     spec = interrupted_and_resumed(sweep, disk)
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     n_calls = store.calls
     assert n_calls > 10
 
@@ -86,10 +86,10 @@ def test_whatever_call_fails_the_next_shipper_completes_without_doubles(
         failing = new_store(uri)
         failing.fail_at, failing.after_effect = fail_at, after_effect
         with pytest.raises(TrackerError, match="down"):
-            Sender(sweep.disk, failing).round()
+            SweepSync(sweep.disk, failing).round()
         failing.fail_at = None
 
-        assert Sender(sweep.disk, failing).round() is True
+        assert SweepSync(sweep.disk, failing).round() is True
         assert len(failing.of_kind("trial")) == len(failing.of_kind("submission")) == 1
         assert_holds(failing.trial(spec.trial_id), sweep, disk, spec)
         assert failing.trial(spec.trial_id).status == "FINISHED"
@@ -98,10 +98,10 @@ def test_whatever_call_fails_the_next_shipper_completes_without_doubles(
 
 def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
     spec = interrupted_and_resumed(sweep, disk)
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     (sweep.disk.trial(spec.trial_id).path / "tracking.json").write_text("torn")
 
-    assert Sender(sweep.disk, store).round() is True
+    assert SweepSync(sweep.disk, store).round() is True
 
     assert len(store.of_kind("trial")) == 1
     assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
@@ -109,10 +109,10 @@ def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
 
 def test_another_database_under_the_same_address_gets_everything(sweep, disk, store, new_store):
     spec = interrupted_and_resumed(sweep, disk)
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     emptied = new_store(store.uri)
-    assert Sender(sweep.disk, emptied).round() is True
+    assert SweepSync(sweep.disk, emptied).round() is True
 
     assert_holds(emptied.trial(spec.trial_id), sweep, disk, spec)
 
@@ -121,7 +121,7 @@ def test_two_folders_of_one_sweep_share_an_experiment_and_no_run(tmp_path, disk,
     sweeps = [disk.DiskSweep(tmp_path / user / "runs") for user in ("ada", "bob")]
     for sweep in sweeps:
         interrupted_and_resumed(sweep, disk)
-        assert Sender(sweep.disk, store).round() is True
+        assert SweepSync(sweep.disk, store).round() is True
 
     assert list(store.experiments) == ["demo"]
     assert len(store.of_kind("trial")) == 2
@@ -131,7 +131,7 @@ def test_points_come_while_the_trial_runs_and_the_rest_later(sweep, disk, store)
     spec = disk.make_spec()
     sweep.submit([spec])
     sweep.control()
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     assert sender.round() is True
     run = store.trial(spec.trial_id)
     assert (run.status, run.tags["memscale.state"]) == ("SCHEDULED", "waiting")
@@ -166,7 +166,7 @@ def test_a_trial_that_finished_gets_its_log_once_its_attempt_is_closed(sweep, di
         "metrics": {},
     }
     write_json(sweep.disk.trial(spec.trial_id).path / "result.json", result)
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     sender.round()
     assert "log/attempt-1.txt" not in store.trial(spec.trial_id).artifacts
 
@@ -183,7 +183,7 @@ def test_a_dead_controllers_running_trial_is_not_shown_as_running(sweep, disk, s
     sweep.measure(sweep.start(spec), range(3))
     sweep.uncontrol()
 
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     run = store.trial(spec.trial_id)
     assert (run.status, run.tags["memscale.state"]) == ("KILLED", "waiting")
@@ -195,7 +195,7 @@ def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, dis
     spec = disk.make_spec()
     sweep.submit([spec])
     sweep.end(sweep.start(spec), "diverged")
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     run = store.trial(spec.trial_id)
     assert (run.status, run.tags["memscale.outcome"]) == ("FAILED", "diverged")
     assert run.tags["mlflow.note.content"] == "diverged: it was diverged"
@@ -205,7 +205,7 @@ def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, dis
     attempt = sweep.start(spec, submission=2, at_s=disk.T0 / 1000 + 201)
     sweep.measure(attempt, range(4))
     sweep.finish(attempt, step=3, at_s=disk.T0 / 1000 + 300)
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     assert (run.status, run.tags["mlflow.note.content"]) == ("FINISHED", "")
     assert run.tags["memscale.submission"] == "1"
@@ -223,7 +223,7 @@ def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store
     sweep.submit(specs[1:], at_s=disk.T0 / 1000 + 5)
     sweep.control(submission=2)
 
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     assert store.trial(specs[0].trial_id).status == "KILLED"
     assert store.trial(specs[1].trial_id).status == "SCHEDULED"
@@ -239,7 +239,7 @@ def test_values_of_the_result_that_the_journal_lacks_are_added(sweep, disk, stor
         attempt, step=9, metrics={"train/loss": disk.value("train/loss", 9), "valid/loss": 0.5}
     )
 
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     points = store.trial(spec.trial_id).points
     assert [p.value for p in points if p.key == "valid/loss"] == [0.5]
@@ -249,7 +249,7 @@ def test_values_of_the_result_that_the_journal_lacks_are_added(sweep, disk, stor
 def test_a_run_deleted_on_the_page_is_left_alone(sweep, disk, store):
     specs = [disk.make_spec(seed) for seed in (0, 1)]
     sweep.submit(specs)
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     sender.round()
     store.delete(store.trial(specs[0].trial_id))
     for spec in specs:
@@ -265,12 +265,12 @@ def test_a_run_deleted_on_the_page_is_left_alone(sweep, disk, store):
 
 def test_a_run_that_vanished_is_made_again(sweep, disk, store):
     spec = interrupted_and_resumed(sweep, disk)
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     sender.round()
     store.delete(store.trial(spec.trial_id), for_good=True)
     sweep.end(sweep.disk.trial(spec.trial_id).attempt(1), "done again")
 
-    assert Sender(sweep.disk, store).round() is True
+    assert SweepSync(sweep.disk, store).round() is True
 
     assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
 
@@ -280,7 +280,7 @@ def test_one_broken_trial_does_not_stop_the_others(sweep, disk, store, caplog):
     sweep.submit(specs)
     (sweep.disk.trial(specs[0].trial_id).path / "spec.json").write_text("{")
 
-    assert Sender(sweep.disk, store).round() is False
+    assert SweepSync(sweep.disk, store).round() is False
 
     assert [run.tags["memscale.trial_id"] for run in store.of_kind("trial")] == [specs[1].trial_id]
     assert "not sent" in caplog.text
@@ -289,12 +289,12 @@ def test_one_broken_trial_does_not_stop_the_others(sweep, disk, store, caplog):
 def test_a_param_that_changed_is_told_and_stops_nothing(sweep, disk, store, caplog):
     spec = disk.make_spec()
     sweep.submit([spec])
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     renamed = disk.make_spec(preset="tiny")
     assert renamed.trial_id == spec.trial_id
     sweep.submit([renamed], at_s=disk.T0 / 1000 + 5)
 
-    assert Sender(sweep.disk, store).round() is True
+    assert SweepSync(sweep.disk, store).round() is True
 
     assert store.trial(spec.trial_id).params["preset"] == "1m"
     assert "stay as they were" in caplog.text
@@ -303,7 +303,7 @@ def test_a_param_that_changed_is_told_and_stops_nothing(sweep, disk, store, capl
 def test_cancelling_a_trial_on_the_page(sweep, disk, store):
     specs = [disk.make_spec(seed) for seed in (0, 1)]
     sweep.submit(specs)
-    sender = Sender(sweep.disk, store, clock=lambda: 0.0)
+    sender = SweepSync(sweep.disk, store, clock=lambda: 0.0)
     sender.round()
     run = store.trial(specs[0].trial_id)
     run.tags[CANCEL] = "yes"
@@ -319,7 +319,7 @@ def test_cancelling_a_trial_on_the_page(sweep, disk, store):
 
 def test_cancelling_the_parent_cancels_the_sweep(sweep, disk, store):
     sweep.submit([disk.make_spec()])
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     sender.round()
     store.submission(1).tags[CANCEL] = "1"
 
@@ -332,7 +332,7 @@ def test_cancelling_the_parent_cancels_the_sweep(sweep, disk, store):
 def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
     spec = disk.make_spec()
     sweep.submit([spec])
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     sender.round()
     store.trial(spec.trial_id).tags[CANCEL] = word
 
@@ -352,7 +352,7 @@ def ended(sweep, disk, store):
     sweep.disk.trial(specs[1].trial_id).request_cancel("somebody")
     sweep.finish(sweep.start(specs[2]), step=29)
     sweep.start(specs[3])
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     return [sweep.disk.trial(spec.trial_id) for spec in specs]
 
 
@@ -369,7 +369,7 @@ def states(trials):
 
 @pytest.mark.parametrize("which", [0, 1], ids=["failed", "cancelled"])
 def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
-    sender, run = Sender(sweep.disk, store), store.trial(ended[which].trial_id)
+    sender, run = SweepSync(sweep.disk, store), store.trial(ended[which].trial_id)
     run.tags[RETRY] = "yes"
 
     assert sender.take_retry_requests() == ["1 trial back in the queue"]
@@ -386,7 +386,7 @@ def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
 def test_retrying_the_parent_retries_what_failed_or_was_cancelled(sweep, store, ended):
     store.submission(1).tags[RETRY] = "1"
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     assert states(ended) == ["waiting", "waiting", "done", "running", "waiting"]
     assert [trial.retry_requested() for trial in ended] == [True, True, False, False, False]
@@ -399,7 +399,7 @@ def test_other_trials_ignore_it_and_the_tag_says_why(sweep, store, ended, which,
     store.trial(ended[which].trial_id).tags[RETRY] = "yes"
     before = states(ended)
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     assert told(store.trial(ended[which].trial_id)) == f"nothing to retry: 1 {how}"
     assert states(ended) == before
@@ -410,7 +410,7 @@ def test_other_trials_ignore_it_and_the_tag_says_why(sweep, store, ended, which,
 def test_a_retry_tag_that_says_no_retries_nothing(sweep, store, ended, word):
     store.submission(1).tags[RETRY] = word
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     assert told(store.submission(1)) == "nothing to retry: the tag says no"
     assert not any((trial.path / "retry.json").exists() for trial in ended)
@@ -419,7 +419,7 @@ def test_a_retry_tag_that_says_no_retries_nothing(sweep, store, ended, word):
 def test_a_second_tag_before_the_attempt_changes_nothing_and_after_it_asks_again(
     sweep, disk, store, ended
 ):
-    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    sender, run = SweepSync(sweep.disk, store), store.trial(ended[0].trial_id)
     run.tags[RETRY] = "yes"
     sender.take_retry_requests()
     run.tags[RETRY] = "yes"
@@ -437,7 +437,7 @@ def test_without_a_controller_the_request_stands_and_the_tag_says_what_to_do(swe
     sweep.uncontrol()
     store.trial(ended[0].trial_id).tags[RETRY] = "yes"
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     said = "1 trial noted; no controller is at work on that, so submit the sweep again"
     assert told(store.trial(ended[0].trial_id)) == said
@@ -445,7 +445,7 @@ def test_without_a_controller_the_request_stands_and_the_tag_says_what_to_do(swe
 
 
 def test_a_controller_that_ended_just_then_is_told_of(sweep, store, ended):
-    sender, run = Sender(sweep.disk, store), store.trial(ended[0].trial_id)
+    sender, run = SweepSync(sweep.disk, store), store.trial(ended[0].trial_id)
     run.tags[RETRY] = "yes"
     sender.take_retry_requests()
     sweep.uncontrol()
@@ -460,7 +460,7 @@ def test_a_broken_trial_keeps_no_tag_of_another_waiting(sweep, store, ended):
         store.trial(trial.trial_id).tags[RETRY] = "yes"
     (ended[0].attempt(1).path / "end.json").write_text("torn")
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     assert "end.json: not valid JSON" in told(store.trial(ended[0].trial_id))
     assert told(store.trial(ended[1].trial_id)) == "1 trial back in the queue"
@@ -468,7 +468,7 @@ def test_a_broken_trial_keeps_no_tag_of_another_waiting(sweep, store, ended):
 
 def test_a_trial_of_a_cancelled_sweep_is_retried_with_all_of_it(sweep, store, ended):
     write_json(sweep.disk.path / "cancel.json", {"by": "test"})
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     store.trial(ended[4].trial_id).tags[RETRY] = "yes"
     sender.take_retry_requests()
     said = "nothing to retry: 1 cancelled with the whole sweep: ask for all of it"
@@ -488,7 +488,7 @@ def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
     sweep, disk, store, ended, after_effect, call, attempted
 ):
     store.submission(1).tags[RETRY] = "yes"
-    sender = Sender(sweep.disk, store)
+    sender = SweepSync(sweep.disk, store)
     counts = {"tagged": 1, "set_tags": 2, "delete_tag": 3}
     sender._look_up()
     store.calls, store.fail_at, store.after_effect = 0, counts[call], after_effect
@@ -501,7 +501,7 @@ def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
     if attempted and written:
         sweep.end(sweep.start(disk.make_spec(0)), "user_error")
 
-    Sender(sweep.disk, store).take_retry_requests()
+    SweepSync(sweep.disk, store).take_retry_requests()
 
     assert RETRY not in store.submission(1).tags
     assert ended[0].last_request_to_retry()["after"] == 1
@@ -512,12 +512,12 @@ def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
 def test_growing_a_sweep_keeps_the_colours(sweep, disk, store):
     first = disk.make_spec(0, "memory_plus")
     sweep.submit([first])
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
     colour = store.trial(first.trial_id).tags["mlflow.runColor"]
     second = disk.make_spec(0, "dense")
     sweep.submit([first, second], at_s=disk.T0 / 1000 + 5)
 
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     assert store.trial(first.trial_id).tags["mlflow.runColor"] == colour
     assert store.trial(second.trial_id).tags["mlflow.runColor"] != colour
@@ -529,7 +529,7 @@ def test_the_waiting_points_are_counted_without_a_tracker(sweep, disk, store):
     expected = len(disk.expected_points(sweep.disk.trial(spec.trial_id)))
     assert sync_state.points_waiting(sweep.disk, store.uri) == expected
 
-    Sender(sweep.disk, store).round()
+    SweepSync(sweep.disk, store).round()
 
     assert sync_state.points_waiting(sweep.disk, store.uri) == 0
     assert sync_state.points_waiting(sweep.disk, "http://elsewhere") == expected
@@ -539,7 +539,7 @@ def test_storage_that_fails_between_any_two_writes_loses_and_doubles_nothing(
     sweep, disk, store, monkeypatch
 ):
     spec = interrupted_and_resumed(sweep, disk)
-    write, sender, left = sync_state.write_json, Sender(sweep.disk, store), [0]
+    write, sender, left = sync_state.write_json, SweepSync(sweep.disk, store), [0]
 
     def failing(path, record, **more):
         if left[0] == 0:

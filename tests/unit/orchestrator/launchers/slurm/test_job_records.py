@@ -43,7 +43,9 @@ def states(sweep):
 
 def test_tasks_that_wait(queue, sweep, tmp_path):
     ids = sweep.submissions()[0]["trial_ids"]
-    job_records.note(sweep, ["7_0", "7_1"], kind=job_records.TRIAL, submission=1, trial_ids=ids[:2])
+    job_records.record(
+        sweep, ["7_0", "7_1"], kind=job_records.TRIAL, submission=1, trial_ids=ids[:2]
+    )
     queue.write_text("7_0|PENDING|Priority\n7_1|COMPLETING|None\n8|RUNNING|None\n")
 
     now = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
@@ -60,7 +62,7 @@ def test_a_pilot_that_waits(queue, sweep):
     ids = sweep.submissions()[0]["trial_ids"]
     failed = sweep.trial(ids[2]).new_attempt({"submission": 1})
     write_json(failed.path / "end.json", {"outcome": "user_error", "reason": "x", "final": True})
-    job_records.note(sweep, ["9"], kind=job_records.HEAD, submission=1)
+    job_records.record(sweep, ["9"], kind=job_records.HEAD, submission=1)
     queue.write_text("9|PENDING|Resources\n")
 
     waits = "Slurm job 9 is PENDING (Resources)"
@@ -73,7 +75,7 @@ def test_a_pilot_that_waits(queue, sweep):
 
 
 def test_where_slurm_is_not(sweep, monkeypatch, tmp_path):
-    job_records.note(sweep, ["9"], kind=job_records.HEAD, submission=1)
+    job_records.record(sweep, ["9"], kind=job_records.HEAD, submission=1)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     now = status_from_disk(sweep, ask_queue=job_records.queue_reasons)

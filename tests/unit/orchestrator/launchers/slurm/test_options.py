@@ -2,7 +2,12 @@
 
 import pytest
 
-from orchestrator.launchers.slurm.options import Request, parse_minutes, parse_nodes, parse_options
+from orchestrator.launchers.slurm.options import (
+    SlurmOptions,
+    parse_minutes,
+    parse_nodes,
+    parse_options,
+)
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1:8", (1, 8)), ("4", (4, 4)), (" 2:2 ", (2, 2))])
@@ -67,10 +72,10 @@ def test_options_that_have_their_own_place(text):
 
 
 def test_a_request_survives_json():
-    request = Request(backend="slurm", min_nodes=1, max_nodes=8, options={"account": "me"})
-    assert Request.from_json(request.to_json()) == request
+    request = SlurmOptions(backend="slurm", min_nodes=1, max_nodes=8, options={"account": "me"})
+    assert SlurmOptions.from_json(request.to_json()) == request
 
 
 def test_short_allocations_get_shorter_notice():
-    assert Request(backend="slurm", minutes=1).notice_s == 15
-    assert Request(backend="slurm", minutes=600).notice_s == 150
+    assert SlurmOptions(backend="slurm", minutes=1).notice_s == 15
+    assert SlurmOptions(backend="slurm", minutes=600).notice_s == 150
