@@ -177,7 +177,9 @@ class NodeSupervisor:
             self.wait_until_ready()
         attempt = self._attempts[launch.key] = _Attempt(
             launch=launch,
-            watch=HangDetector(launch.hang_after_s, sees_all=len(launch.local_ranks) == launch.ranks),
+            watch=HangDetector(
+                launch.hang_after_s, sees_all=len(launch.local_ranks) == launch.ranks
+            ),
         )
         for request in launch.rank_requests(gpu_ids):
             self._command(

@@ -119,7 +119,9 @@ class HeadPilot:
                 return "requeued"
         return "trials left" if left else "no trial left"
 
-    def _ask(self, n: int, sweep: SweepDir, head_address: HeadAddressFile, request: SlurmOptions) -> list[str]:
+    def _ask(
+        self, n: int, sweep: SweepDir, head_address: HeadAddressFile, request: SlurmOptions
+    ) -> list[str]:
         """Submit further pilots; return their jobs."""
         call = WorkerPilot(
             sweep=self.sweep, folder=str(head_address.folder), generation=head_address.generation

@@ -116,7 +116,7 @@ class Submission:
             return _detach_here(sweep, number, environment)
         cluster = _ray("ray_connect")
         code = Path(sweep.submission(number)["run"]["code"])
-        log: Path = cluster.host(
+        log: Path = cluster.start_detached_controller(
             sweep,
             number,
             code=code,
@@ -139,7 +139,7 @@ class Submission:
         """
         refuse_if_busy(sweep)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
-            _ray("ray_connect").knock(self.address)
+            _ray("ray_connect").ping(self.address)
         code = code_snapshot.take(sweep)
         (sweep.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.trials:

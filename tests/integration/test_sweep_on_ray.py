@@ -229,7 +229,7 @@ def test_a_client_whose_server_died_at_once_joins_again(tmp_path, monkeypatch, f
         raise ValueError("came so far")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray_cluster, "knock", lambda address: None)
+    monkeypatch.setattr(ray_cluster, "ping", lambda address: None)
     launcher = RayLauncher(SweepDir(tmp_path / "s"), address="ray://head:10001", job=JOB)
 
     told = "came so far" if failures == 1 else "Initialization failure from server"

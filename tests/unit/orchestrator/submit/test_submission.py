@@ -105,7 +105,7 @@ def test_nothing_is_written_where_there_is_no_cluster(
 ) -> None:
     class Ray:
         @staticmethod
-        def knock(address: str) -> None:
+        def ping(address: str) -> None:
             raise ExperimentError(f"--address {address}: nobody there")
 
     monkeypatch.setattr(submission, "_ray", lambda name: Ray)

@@ -20,7 +20,7 @@ def test_offered_taken_ended(tmp_path):
     head.publish(OFFER)
     assert node.wait() == OFFER
     assert node.is_current()
-    head.end()
+    head.withdraw()
     assert not node.is_current()
     assert node.wait() is None
 
