@@ -1,4 +1,4 @@
-"""Synthetic sweeps in the real layouts: trial directories and MLflow runs, written as the trainer and the shipper do."""
+"""Synthetic sweeps in the real layouts: trial directories and MLflow runs, written as the trainer and the exporter do."""
 
 import json
 import os
