@@ -100,7 +100,7 @@ def _train(folder: Path, arm: str, steps: int) -> dict[str, float]:
     file = folder / "tracked.yaml"
     file.write_text(SWEEP.format(tokens=1024 * steps))
     sweep = SweepDir(folder / "tracked")
-    (planned,) = make_plan(load_sweep([file]), sweep, {}, gpus_there=False).trials
+    (planned,) = make_plan(load_sweep([file]), sweep.snapshot(), {}, gpus_there=False).trials
     sweep.trial(planned.spec.trial_id).create(planned.spec)
     ids = [planned.spec.trial_id]
     sweep.add_submission({"submitted_at": time.time(), "trial_ids": ids, "new": {}})

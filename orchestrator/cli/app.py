@@ -130,12 +130,9 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
 
     with log_to_stderr("orchestrator.sweep.matching.step_time"):
         sweep = load_sweep(sweep_files)
-    priced = planning.make_plan(
-        sweep,
-        sweep_dir(runs, sweep.name),
-        runtime_prior.measurements(runs),
-        gpus_there=gpus_there,
-    )
+    snapshot = sweep_dir(runs, sweep.name).snapshot()
+    measured = runtime_prior.measurements(runs, snapshot=snapshot)
+    priced = planning.make_plan(sweep, snapshot, measured, gpus_there=gpus_there)
     notes = planning.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
 

@@ -204,10 +204,14 @@ def controller(
         # Ray blocks signals in whatever it starts.
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         processes.die_with_parent(dies_with)
-    console = console_here()
+    console, folder = console_here(), SweepDir(sweep)
     with progress.LiveSweep(console, quiet=True) as live:
         outcome = submission.run_recorded(
-            SweepDir(sweep), number, live.update, tracking_uri=tracking_uri, address=address
+            folder,
+            folder.submission(number),
+            live.update,
+            tracking_uri=tracking_uri,
+            address=address,
         )
     console.print(progress.outcome_text(outcome, runs_option=runs_option(sweep.parent)))
     raise typer.Exit(outcome.exit_code)

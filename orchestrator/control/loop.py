@@ -167,7 +167,7 @@ class Controller:
         """
         self._lock.acquire()
         try:
-            node_exclusion.readmit_all(self._sweep)
+            node_exclusion.readmit_all(self._sweep.excluded_nodes())
             remove_temporary(self._sweep.path, but=WRITTEN_BY_OTHERS)
             self._read()
             self._status_cache.reset(spec_fields(trial.spec) for trial in self._trials.values())
@@ -265,7 +265,7 @@ class Controller:
 
     def _read_back(self, trial_id: str) -> ManagedTrial:
         folder = self._sweep.trial(trial_id)
-        asked = folder.last_request_to_retry() or {"after": 0, "by": None}
+        asked = folder.retry_request() or {"after": 0, "by": None}
         trial = ManagedTrial(folder=folder, spec=folder.spec(), renewed_after=asked["after"])
         if folder.result() is not None:
             trial.finished = True
@@ -407,14 +407,14 @@ class Controller:
             trial_id=trial.folder.trial_id,
             outcome=ending.outcome,
         )
-        left_out = node_exclusion.excluded(self._sweep)
+        left_out = node_exclusion.excluded(self._sweep.excluded_nodes())
         others = node_exclusion.node_names(self._nodes).values() - left_out.keys() - {node}
         if why is None or node in left_out or not others:
             return
         node_exclusion.exclude(
             self._sweep, node, why=why, submission=self._submission, now=self._clock()
         )
-        LOG.warning("%s", node_exclusion.excluded(self._sweep)[node])
+        LOG.warning("%s", node_exclusion.excluded(self._sweep.excluded_nodes())[node])
 
     def _give_up_running(self) -> None:
         """Close what still counted as running when the launcher was closed: the controller itself failed."""
@@ -501,7 +501,7 @@ class Controller:
             self._impossible = frozenset()
             return False
         usable = node_exclusion.usable_nodes(
-            self._nodes, list(node_exclusion.excluded(self._sweep))
+            self._nodes, list(node_exclusion.excluded(self._sweep.excluded_nodes()))
         )
         snapshot = self._snapshot(usable, now)
         standing = self._standing(snapshot)
@@ -753,7 +753,7 @@ class Controller:
             stopping=self._stops > 0,
             time_left_s=self._time_left_s(now),
             updated_at=now,
-            excluded=tuple(node_exclusion.excluded(self._sweep).values()),
+            excluded=tuple(node_exclusion.excluded(self._sweep.excluded_nodes()).values()),
         )
 
     def _trial_status(self, trial: ManagedTrial) -> TrialStatus:

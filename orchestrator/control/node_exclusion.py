@@ -8,12 +8,12 @@ node is never left out: a node that fails much is better than none.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.trial_dir import SweepDir, read_json, write_json
+from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 
@@ -92,33 +92,31 @@ def exclude(sweep: SweepDir, node: str, *, why: str, submission: int, now: float
     write_json(_file(sweep, node), record)
 
 
-def readmit_all(sweep: SweepDir) -> None:
-    """Have every node back."""
-    for file in _files(sweep):
+def readmit_all(files: Iterable[Path]) -> None:
+    """Have every node back; `files` as `SweepDir.excluded_nodes` returns them."""
+    for file in files:
         file.unlink(missing_ok=True)
 
 
-def excluded(sweep: SweepDir) -> dict[str, str]:
-    """Return the names of the nodes that are left out, each with a sentence that says why and how to have it back."""
-    found: dict[str, str] = {}
-    for file in _files(sweep):
-        record: dict[str, Any] | None = read_json(file)
-        if record is not None:
-            found[record["node"]] = (
-                f"node {record['node']} is left out: {record['why']}; "
-                f"delete {file} to have it back, or submit again"
-            )
-    return found
+def excluded(records: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
+    """Return why each excluded node is left out and how to have it back, a sentence by its name.
+
+    Args:
+        records: As `SweepDir.excluded_nodes` returns them.
+    """
+    return {
+        record["node"]: (
+            f"node {record['node']} is left out: {record['why']}; "
+            f"delete {file} to have it back, or submit again"
+        )
+        for file, record in records.items()
+    }
 
 
 def usable_nodes(nodes: Sequence[Node], left_out: Sequence[str]) -> list[Node]:
     """Return the nodes that trials may start on; all of them if none would remain."""
     by_id = node_names(nodes)
     return [node for node in nodes if by_id[node.node_id] not in left_out] or list(nodes)
-
-
-def _files(sweep: SweepDir) -> list[Path]:
-    return sorted((sweep.path / "nodes").glob("*.excluded.json"))
 
 
 def _file(sweep: SweepDir, node: str) -> Path:

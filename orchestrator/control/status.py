@@ -172,7 +172,7 @@ def status_from_disk(
         stopping=alive and record is not None and bool(record.get("stopping")),
         time_left_s=record.get("time_left_s") if record is not None and alive else None,
         updated_at=now,
-        excluded=tuple(excluded(sweep).values()),
+        excluded=tuple(excluded(sweep.excluded_nodes()).values()),
     )
 
 

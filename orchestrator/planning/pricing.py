@@ -20,7 +20,8 @@ from orchestrator.planning.runtime_prior import (
 )
 from orchestrator.records import locks
 from orchestrator.records.errors import ConfigError, ConfigProblem, StoreError
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
+from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import (
     Resources,
     TrialSpec,
@@ -64,6 +65,8 @@ class Plan:
     trials: tuple[PlannedTrial, ...]
     left_over: tuple[str, ...]
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
+    snapshot: SweepSnapshot
+    """The sweep's folder as it was priced."""
     notes: tuple[str, ...] = ()
     """What a reader should know: architectures that are not causal, what data sources say of their files, nodes that are left out."""
 
@@ -78,7 +81,7 @@ class Plan:
 
 def make_plan(
     sweep: Sweep,
-    disk: SweepDir,
+    snapshot: SweepSnapshot,
     measured: Sequence[Measurement],
     *,
     gpus_there: bool | None = None,
@@ -87,21 +90,21 @@ def make_plan(
 
     Args:
         sweep: As loaded; the trials' accounting is filled in here.
-        disk: Folder of the sweep; need not exist.
-        measured: What trials on this machine took (`throughput.measurements`).
+        snapshot: What is there of it already.
+        measured: What trials on this machine took (`runtime_prior.measurements`).
         gpus_there: Whether there are GPUs where the trials would run; None: as on this machine.
     """
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
     on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
-    controller = disk.controller()
-    alive = controller is not None and locks.is_alive(controller)
-    existing = {trial.trial_id: trial for trial in disk.trials()}
-    known = [trial.spec() for trial in existing.values()]
+    alive = locks.is_alive(snapshot.controller)
+    known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[str, dict[str, float]] = {}
     planned = []
     for spec in sweep.trials:
         spec = dataclasses.replace(spec, accounting=_account_once(spec, prices))
-        status, why, remaining = _compare(spec, existing.get(spec.trial_id), known, alive=alive)
+        status, why, remaining = _compare(
+            spec, snapshot.trials.get(spec.trial_id), known, alive=alive
+        )
         planned.append(
             PlannedTrial(
                 spec=spec,
@@ -120,27 +123,28 @@ def make_plan(
     return Plan(
         sweep=sweep,
         trials=tuple(planned),
-        left_over=tuple(sorted(set(existing) - wanted)),
-        notes=(*_not_causal(sweep.trials), *excluded(disk).values()),
+        left_over=tuple(sorted(snapshot.trials.keys() - wanted)),
+        notes=(*_not_causal(sweep.trials), *excluded(snapshot.excluded_nodes).values()),
+        snapshot=snapshot,
     )
 
 
-def recorded(disk: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
+def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
     """Return the trials of a sweep as they were submitted, with what is left of each: what needs no architecture's code.
 
     A trial that cannot be read is not among them; whoever reads results says so (`analysis.load`).
 
     Args:
-        disk: Folder of the sweep.
-        measured: What trials on this machine took (`throughput.measurements`).
+        sweep: Folder of the sweep.
+        measured: What trials on this machine took (`runtime_prior.measurements`).
     """
-    controller = disk.controller()
-    alive = controller is not None and locks.is_alive(controller)
+    alive = locks.is_alive(sweep.controller())
     on_gpu = bool(measured) and all(m.device != "cpu" for m in measured)
     found = []
-    for trial in disk.trials():
+    for folder in sweep.trials():
         try:
-            spec = trial.spec()
+            trial = folder.record()
+            spec = trial.spec
             status, why, remaining = _compare(spec, trial, (), alive=alive)
             price = predict_runtime(spec, measured, flops_per_second=None, on_gpu=on_gpu)
         except (StoreError, KeyError, TypeError, ValueError):
@@ -270,28 +274,27 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
 
 
 def _compare(
-    spec: TrialSpec, trial: TrialDir | None, known: Sequence[TrialSpec], *, alive: bool
+    spec: TrialSpec, trial: TrialRecord | None, known: Sequence[TrialSpec], *, alive: bool
 ) -> tuple[str, str, float]:
     """Return status, reason and the share of the training that is left."""
     if trial is None:
         return "new", why_new(spec, known), 1.0
-    state = trial.state()
+    state = trial.state
     if state is TrialState.DONE:
         return "done", "has its result", 0.0
     steps = int(spec.accounting["steps"])
-    heartbeat = trial.heartbeat() or {}
+    heartbeat = trial.heartbeat or {}
     running = state is TrialState.RUNNING and alive
-    step = int(heartbeat.get("step") or 0) if running else trial.checkpoint_step()
+    step = int(heartbeat.get("step") or 0) if running else trial.checkpoint_step
     left = 1.0 - min(1.0, step / steps) if steps else 1.0
     if running:
         return "running", f"at step {step:,} of {steps:,}", left
-    end = trial.attempts()[-1].end() if trial.attempts() else None
-    reason = str(end["reason"]) if end else "its controller ended"
+    reason = str(trial.last_end["reason"]) if trial.last_end else "its controller ended"
     if state is TrialState.FAILED:
         return "retry", f"failed before: {reason}", left
     if state is TrialState.CANCELLED:
         return "cancelled", "was cancelled; submitting it again resumes it", left
-    if trial.attempts():
+    if trial.attempts:
         return "resume", f"goes on after step {step:,} of {steps:,}: {reason}", left
     return "resume", "was submitted and has not started", 1.0
 

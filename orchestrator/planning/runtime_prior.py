@@ -2,10 +2,12 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
@@ -37,20 +39,24 @@ class RuntimePrediction:
     """measured (same architecture here), scaled (another architecture here) or guess."""
 
 
-def measurements(runs: Path, *, limit: int = 2000) -> list[Measurement]:
-    """Read what finished trials of every sweep under `runs` took, at most `limit`, the newest sweeps first."""
+def measurements(
+    runs: Path, *, snapshot: SweepSnapshot | None = None, limit: int = 2000
+) -> list[Measurement]:
+    """Read what finished trials of every sweep under `runs` took, those of the newest sweeps first.
+
+    Args:
+        runs: Folder of the sweeps; need not exist.
+        snapshot: A sweep that was read already.
+        limit: At most so many.
+    """
     found: list[Measurement] = []
     if not runs.is_dir():
         return found
     sweeps = [SweepDir(p) for p in runs.iterdir() if (p / "trials").is_dir()]
     for sweep in sorted(sweeps, key=lambda s: s.path.stat().st_mtime, reverse=True):
-        for trial in sweep.trials():
+        for spec, result in _results(sweep, snapshot):
             if len(found) >= limit:
                 return found
-            result = trial.result()
-            if result is None:
-                continue
-            spec = trial.spec()
             seconds = result.get("metrics", {}).get("time/train_s")
             flops, tokens = spec.accounting.get("training_flops"), result.get("tokens")
             if seconds and flops and tokens:
@@ -63,6 +69,20 @@ def measurements(runs: Path, *, limit: int = 2000) -> list[Measurement]:
                     )
                 )
     return found
+
+
+def _results(
+    sweep: SweepDir, snapshot: SweepSnapshot | None
+) -> Iterator[tuple[TrialSpec, Mapping[str, Any]]]:
+    """Yield spec and result of the finished trials of a sweep."""
+    if snapshot is not None and snapshot.path == sweep.path:
+        for record in snapshot.trials.values():
+            if record.result is not None:
+                yield record.spec, record.result
+        return
+    for trial in sweep.trials():
+        if (result := trial.result()) is not None:
+            yield trial.spec(), result
 
 
 def predict_runtime(

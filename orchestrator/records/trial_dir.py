@@ -40,14 +40,22 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+from orchestrator.records.snapshot import (
+    AttemptRecord,
+    SweepSnapshot,
+    TrialRecord,
+    derive_state,
+    is_open,
+    parse_spec,
+)
+from orchestrator.records.trial_spec import TrialSpec, TrialState
 
 SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Sweep names become folder names: no separators, no leading dot."""
@@ -239,13 +247,7 @@ class TrialDir:
         Raises:
             StoreError: If spec.json is missing or was altered.
         """
-        record = read_json(self.path / "spec.json")
-        if record is None:
-            raise StoreError(f"{self.path}: no spec.json; delete the folder and submit again")
-        try:
-            return TrialSpec.from_json(record)
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"{self.path / 'spec.json'}: {error}") from error
+        return parse_spec(self.path, read_json(self.path / "spec.json"))
 
     def attempts(self) -> list[AttemptDir]:
         """Return the attempts, oldest first."""
@@ -305,14 +307,13 @@ class TrialDir:
         """Ask whoever runs this trial to stop it for good."""
         write_json(self.path / "cancel.json", {"by": by})
 
-    def last_request_to_retry(self) -> dict[str, Any] | None:
+    def retry_request(self) -> dict[str, Any] | None:
         """Return retry.json, also of a request that was met since."""
         return read_json(self.path / "retry.json")
 
     def retry_requested(self) -> bool:
         """Whether somebody asked for another attempt and none was made since: that alone ends a request."""
-        request = self.last_request_to_retry()
-        return request is not None and request["after"] == self.last_attempt()
+        return is_open(self.retry_request(), self.last_attempt())
 
     def request_retry(self, by: str, *, after: int, at: float) -> None:
         """Ask whoever runs this trial, now or later, for another attempt; take back a request to cancel it.
@@ -322,29 +323,55 @@ class TrialDir:
             after: Number of the last attempt that this is about; once there is a later one, the request counts as met.
             at: Seconds since 1970.
         """
-        if (self.last_request_to_retry() or {"after": -1})["after"] < after:
+        if (self.retry_request() or {"after": -1})["after"] < after:
             write_json(self.path / "retry.json", {"by": by, "asked_at": at, "after": after})
         (self.path / "cancel.json").unlink(missing_ok=True)
 
     def state(self) -> TrialState:
-        """Derive where the trial stands.
+        """Derive the state from the trial's files, reading no more of them than it takes.
 
-        RUNNING means that its last attempt has no end.json; whether that attempt's controller is still alive
-        is for the caller to ask (`SweepDir.controller`).
+        RUNNING means that its last attempt has no end.json; whether that attempt's controller is
+        still alive is for the caller to ask (`SweepDir.controller`).
         """
         if (self.path / "result.json").exists():
             return TrialState.DONE
         attempts = self.attempts()
-        end = attempts[-1].end() if attempts else None
-        if attempts and end is None:
-            return TrialState.RUNNING
-        if self.cancel_requested():
-            return TrialState.CANCELLED
-        if end is not None and end.get("final") and not self.retry_requested():
-            return (
-                TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
-            )
-        return TrialState.WAITING
+        return derive_state(
+            done=False,
+            last_attempt=attempts[-1].number if attempts else 0,
+            end=attempts[-1].end() if attempts else None,
+            cancel_requested=self.cancel_requested(),
+            retry_request=self.retry_request(),
+        )
+
+    def record(self) -> TrialRecord:
+        """Return all of the trial's small files, each read once.
+
+        Raises:
+            StoreError: If one of them is damaged.
+        """
+        try:
+            names = set(os.listdir(self.path))  # noqa: PTH208 -- names, no paths
+        except (FileNotFoundError, NotADirectoryError):
+            names = set()
+
+        def read(name: str) -> dict[str, Any] | None:
+            return read_json(self.path / name) if name in names else None
+
+        return TrialRecord(
+            path=self.path,
+            spec_record=read("spec.json"),
+            attempts=tuple(
+                AttemptRecord(path=attempt.path, launch=attempt.launch(), end=attempt.end())
+                for attempt in (self.attempts() if "attempts" in names else ())
+            ),
+            result=read("result.json"),
+            heartbeat=read("heartbeat.json"),
+            controller=read("controller.json"),
+            retry_request=read("retry.json"),
+            cancel_requested="cancel.json" in names,
+            checkpoint_step=self.checkpoint_step() if "checkpoints" in names else 0,
+        )
 
     def metrics(self) -> dict[str, dict[int, tuple[int, float]]]:
         """Merge the journals of all attempts: key -> step -> (t, value).
@@ -393,15 +420,19 @@ class SweepDir:
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submissions, oldest first: number, submitted_at, user, argv, files, trial_ids, new (id -> reason)."""
-        folder = self.path / "submissions"
-        # Not by glob, which passes over a folder that cannot be read: the next number would be that of another one.
-        names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
-        records = [read_json(folder / name) for name in names if re.fullmatch(r"\d+\.json", name)]
+        records = [read_json(self.path / "submissions" / name) for name in self._submission_names()]
         return [record for record in records if record is not None]
+
+    def _submission_names(self) -> list[str]:
+        folder = self.path / "submissions"
+        # Not by glob, which passes over a folder that cannot be read: the next number would be
+        # that of another one.
+        names = sorted(os.listdir(folder)) if folder.is_dir() else []  # noqa: PTH208
+        return [name for name in names if re.fullmatch(r"\d+\.json", name)]
 
     def add_submission(self, record: Mapping[str, Any]) -> int:
         """Store a submission and return its number, 1 for the first."""
-        number = len(self.submissions()) + 1
+        number = len(self._submission_names()) + 1
         write_json(self.path / "submissions" / f"{number:04d}.json", {"number": number, **record})
         return number
 
@@ -424,6 +455,34 @@ class SweepDir:
     def cancel_requested(self) -> bool:
         """Whether somebody asked to cancel the whole sweep."""
         return (self.path / "cancel.json").exists()
+
+    def excluded_nodes(self) -> dict[Path, dict[str, Any]]:
+        """Return the file of each excluded node, with its content."""
+        files = sorted((self.path / "nodes").glob("*.excluded.json"))
+        records = ((file, read_json(file)) for file in files)
+        return {file: record for file, record in records if record is not None}
+
+    def snapshot(self, trial_ids: Iterable[str] | None = None) -> SweepSnapshot:
+        """Return the sweep's small files, each read once.
+
+        Args:
+            trial_ids: The trials to read; None: all.
+
+        Raises:
+            StoreError: If one of them is damaged.
+        """
+        folder = self.path / "trials"
+        if trial_ids is None:
+            trial_ids = sorted(os.listdir(folder)) if folder.is_dir() else ()  # noqa: PTH208
+        trials = (TrialDir(folder / trial_id).record() for trial_id in trial_ids)
+        return SweepSnapshot(
+            path=self.path,
+            controller=self.controller(),
+            cancel_requested=self.cancel_requested(),
+            submissions=tuple(self.submissions()),
+            excluded_nodes=self.excluded_nodes(),
+            trials={trial.trial_id: trial for trial in trials if trial.spec_record is not None},
+        )
 
 
 def sweep_dir(runs: Path, name: str) -> SweepDir:

@@ -4,9 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.control.status import SweepStatus, status_from_disk
 from orchestrator.launchers.slurm import autoscaler, commands, job_records, submitit_adapter
@@ -68,11 +69,11 @@ class SlurmSubmission(Submission):
         job_records.refuse_if_queued(
             sweep, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
         )
-        number = self._record(sweep)
+        record = self.write_records(sweep)
         ids = slurm_pilot.submit(
             slurm_pilot.HeadPilot(
                 sweep=str(sweep.path.absolute()),
-                submission=number,
+                submission=record["number"],
                 trial_ids=[t.spec.trial_id for t in self.plan.trials],
                 cache=str(self._cache),
                 request=self.request.to_json(),
@@ -80,7 +81,7 @@ class SlurmSubmission(Submission):
                 predicted_s=self._predicted_s,
                 job=self.job,
             ),
-            code=_code(sweep, number),
+            code=_code(record),
         )
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=0)
 
@@ -125,12 +126,12 @@ class SlurmSubmission(Submission):
         left = [spec for spec in todo if spec.trial_id not in before]
         if not left:
             return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
-        number = self._record(sweep)
+        record = self.write_records(sweep)
         ids = slurm_direct.submit(
             sweep,
             left,
-            submission=number,
-            code=_code(sweep, number),
+            submission=record["number"],
+            code=_code(record),
             request=self.request,
             partition=partition,
             array_size=commands.max_array_size(),
@@ -189,9 +190,8 @@ class SlurmSubmission(Submission):
         return partition.gpus if self.request.gpus is None else self.request.gpus
 
 
-def _code(sweep: SweepDir, number: int) -> Path | None:
-    """Return the snapshot of the code that a submission runs, None if it has none of its own."""
-    record = next(one for one in sweep.submissions() if one["number"] == number)
+def _code(record: Mapping[str, Any]) -> Path | None:
+    """Return the code snapshot that a submission runs, None if it has none of its own."""
     code = record.get("run", {}).get("code")
     return None if code is None else Path(code)
 

@@ -21,6 +21,7 @@ from orchestrator.planning.pricing import Plan
 from orchestrator.records import code_snapshot, locks
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.provenance import redacted_argv
+from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.sweep.matching import step_time
@@ -96,8 +97,8 @@ class Submission:
             ExperimentError: If the launcher cannot start; if there is no cluster, before anything is written.
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
-        number = self._record(sweep)
-        return run_recorded(sweep, number, on_update, tracking_uri=self.tracking_uri)
+        record = self.write_records(sweep)
+        return run_recorded(sweep, record, on_update, tracking_uri=self.tracking_uri)
 
     def detach(self) -> Path:
         """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
@@ -110,12 +111,12 @@ class Submission:
             StoreError: If it ended before it ran the sweep.
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
-        number = self._record(sweep)
+        record = self.write_records(sweep)
+        number, code = int(record["number"]), Path(record["run"]["code"])
         environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
         if self.address is None:
-            return _detach_here(sweep, number, environment)
+            return _detach_here(sweep, number, code, environment)
         cluster = _ray("ray_connect")
-        code = Path(sweep.submission(number)["run"]["code"])
         log: Path = cluster.start_detached_controller(
             sweep,
             number,
@@ -130,14 +131,17 @@ class Submission:
         )
         return log
 
-    def _record(self, sweep: SweepDir) -> int:
+    def write_records(self, sweep: SweepDir) -> Mapping[str, Any]:
         """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel.
+
+        Returns:
+            The submission's record, as stored.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
             ExperimentError: If nobody listens at the address of the cluster that is to train it. Then nothing is written.
         """
-        refuse_if_busy(sweep)
+        refuse_if_busy(self.plan.snapshot)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
             _ray("ray_connect").ping(self.address)
         code = code_snapshot.take(sweep)
@@ -149,32 +153,31 @@ class Submission:
         (sweep.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
         if self.plan.sweep.step_times:
             step_time.write(sweep.path / "sweep.step_times.json", self.plan.sweep.step_times)
-        return sweep.add_submission(
-            {
-                "submitted_at": time.time(),
-                "user": os.environ.get("USER", ""),
-                "argv": redacted_argv(self.argv),
-                "question": self.plan.sweep.question,
-                "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
-                "trial_ids": [t.spec.trial_id for t in self.plan.trials],
-                "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
-                "run": {
-                    "code": str(code),
-                    "launcher": self.launcher,
-                    "address": self.address,
-                    "cpus": self.cpus,
-                    "gpus": self.gpus,
-                    "priority": self.priority,
-                    "weight": self.weight,
-                    "predicted_s": {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials},
-                },
-            }
-        )
+        record: dict[str, Any] = {
+            "submitted_at": time.time(),
+            "user": os.environ.get("USER", ""),
+            "argv": redacted_argv(self.argv),
+            "question": self.plan.sweep.question,
+            "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
+            "trial_ids": [t.spec.trial_id for t in self.plan.trials],
+            "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
+            "run": {
+                "code": str(code),
+                "launcher": self.launcher,
+                "address": self.address,
+                "cpus": self.cpus,
+                "gpus": self.gpus,
+                "priority": self.priority,
+                "weight": self.weight,
+                "predicted_s": {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials},
+            },
+        }
+        return {"number": sweep.add_submission(record), **record}
 
 
 def run_recorded(
     sweep: SweepDir,
-    number: int,
+    record: Mapping[str, Any],
     on_update: Callable[[SweepStatus], None],
     *,
     tracking_uri: str | None = None,
@@ -184,7 +187,7 @@ def run_recorded(
 
     Args:
         sweep: The sweep.
-        number: Of the submission.
+        record: The submission, as `SweepDir.submission` returns it.
         on_update: Called about once a second and at every change.
         tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
         address: Of the Ray cluster as seen from here, if not as it was given.
@@ -193,12 +196,11 @@ def run_recorded(
         BusyError: If a live controller runs this sweep already.
         ExperimentError: If the launcher cannot start.
     """
-    record = sweep.submission(number)
     how = record["run"]
     code = Path(how["code"])
     controller = Controller(
         sweep,
-        submission=number,
+        submission=int(record["number"]),
         trial_ids=record["trial_ids"],
         launcher=_launcher(sweep, {**how, "address": address or how["address"]}, code),
         cache=(sweep.path.parent / "cache").absolute(),
@@ -244,7 +246,7 @@ def _ray(name: str) -> Any:
         ) from error
 
 
-def _detach_here(sweep: SweepDir, number: int, environment: Mapping[str, str]) -> Path:
+def _detach_here(sweep: SweepDir, number: int, code: Path, environment: Mapping[str, str]) -> Path:
     """Start the controller of a recorded submission in a session of its own, from the recorded code."""
     log = sweep.path / "controller.log"
     with log.open("ab") as output:
@@ -254,9 +256,7 @@ def _detach_here(sweep: SweepDir, number: int, environment: Mapping[str, str]) -
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=code_snapshot.with_code(
-                Path(sweep.submission(number)["run"]["code"]), {**os.environ, **environment}
-            ),
+            env=code_snapshot.with_code(code, {**os.environ, **environment}),
         )
     deadline = time.monotonic() + DETACH_S
     while time.monotonic() < deadline:
@@ -276,16 +276,15 @@ def _runs(sweep: SweepDir, number: int) -> bool:
     return (sweep.controller() or {}).get("submission") == number
 
 
-def refuse_if_busy(sweep: SweepDir) -> None:
-    """Raise BusyError if a live controller runs this sweep."""
-    controller = sweep.controller()
-    if locks.is_alive(controller):
-        assert controller is not None, "what does not exist is not alive"
+def refuse_if_busy(snapshot: SweepSnapshot) -> None:
+    """Raise BusyError if a live controller runs this sweep, or jobs of it wait in Slurm's queue."""
+    name, controller = snapshot.name, snapshot.controller
+    if controller is not None and locks.is_alive(controller):
         raise BusyError(
-            f"sweep {sweep.name}: pid {controller['pid']} on {controller['host']} runs it already; "
-            f"watch it with `memscale status {sweep.name} --watch`, end it with `memscale cancel {sweep.name}`"
+            f"sweep {name}: pid {controller['pid']} on {controller['host']} runs it already; watch "
+            f"it with `memscale status {name} --watch`, end it with `memscale cancel {name}`"
         )
-    job_records.refuse_if_queued(sweep)
+    job_records.refuse_if_queued(SweepDir(snapshot.path))
 
 
 def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:

@@ -157,7 +157,7 @@ def test_a_node_on_which_three_kinds_of_trials_die_is_left_out_and_named(cluster
 
     assert status.complete
     assert {trial.state() for trial in trials} == {TrialState.DONE}
-    ((name, why),) = node_exclusion.excluded(sweep).items()
+    ((name, why),) = node_exclusion.excluded(sweep.excluded_nodes()).items()
     assert name == f"{socket.gethostname()}-{bad.node_id[:8]}"
     assert "3 trials of different kinds failed there and none was done since: " in why
     killed = [trial for trial in trials if trial.attempt(1).end()["outcome"] == "killed"]

@@ -195,7 +195,7 @@ class SlurmSweep:
             for spec in specs
         ]
         sweep = SimpleNamespace(name="s", text="", step_times=None, question="", files=[])
-        plan: Any = SimpleNamespace(sweep=sweep, trials=trials)
+        plan: Any = SimpleNamespace(sweep=sweep, trials=trials, snapshot=self.disk.snapshot())
         return SlurmSubmission(
             plan=plan,
             runs=self.runs,

@@ -90,7 +90,7 @@ def test_killed_lost_and_submitted_again(slurm, sweep, eventually):
     assert sweep.outcomes(requeued) == ["preempted", "done"]
     assert sweep.outcomes(lost) == []
     assert "submit it again" in sweep.status(lost).wait
-    refuse_if_busy(sweep.disk)
+    refuse_if_busy(sweep.disk.snapshot())
 
     again = sweep.submit([killed, requeued, lost], DIRECT)
 

@@ -77,7 +77,7 @@ def record(source: str, cluster_text: str) -> dict:
         os.chdir(here)
         cluster = cluster_spec.parse(cluster_text)
         sweep = load_sweep([file])
-        plan = make_plan(sweep, SweepDir(here / "runs"), [], gpus_there=cluster.gpus > 0)
+        plan = make_plan(sweep, SweepDir(here / "runs").snapshot(), [], gpus_there=cluster.gpus > 0)
         rows = Counter(
             (
                 trial.demand.cpus,

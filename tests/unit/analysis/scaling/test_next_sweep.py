@@ -125,7 +125,7 @@ def test_further_seeds_of_what_has_run_are_written_and_taken(trained, monkeypatc
 def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
     """A seed of a finished configuration and both seeds of a new one, side by side."""
     table = analysis.load(trained / "runs", sweep="tables").table
-    plan = make_plan(load_sweep(trained / "further.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    plan = make_plan(load_sweep(trained / "further.yaml"), SweepDir(trained / "runs" / "tables").snapshot(), []).trials  # fmt: skip
     families = fit_sweep_laws(table, n_draws=0, hold_out=False)
     candidates, _ = candidates_of(plan, families, table)
     new = next(c for c in candidates if c.n_seeds_done == 0)
@@ -143,7 +143,7 @@ def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
 
 def test_what_a_second_seed_brings_cannot_be_told_without_one(trained):
     table = analysis.load(trained / "runs", sweep="tables").table.query("seed == 0")
-    plan = make_plan(load_sweep(trained / "tables.yaml"), SweepDir(trained / "runs" / "tables"), []).trials  # fmt: skip
+    plan = make_plan(load_sweep(trained / "tables.yaml"), SweepDir(trained / "runs" / "tables").snapshot(), []).trials  # fmt: skip
     families = fit_sweep_laws(table, n_draws=0, hold_out=False)
 
     candidates, notes = candidates_of([t for t in plan if t.spec.seed == 0], families, table)

@@ -30,7 +30,7 @@ MEASURED = [Measurement(architecture="dense", device="cpu", flops_per_token=1e5,
 def plan(tmp_path):
     file = tmp_path / "wide.yaml"
     file.write_text(SWEEP, encoding="utf-8")
-    return make_plan(load_sweep(file), SweepDir(tmp_path / "runs" / "wide"), MEASURED)
+    return make_plan(load_sweep(file), SweepDir(tmp_path / "runs" / "wide").snapshot(), MEASURED)
 
 
 def printed(renderable, *, width=160):

@@ -65,13 +65,13 @@ def test_what_a_node_cannot_be_blamed_for(outcome):
 def test_deleting_the_file_that_the_sentence_names_has_the_node_back(tmp_path):
     sweep = SweepDir(tmp_path / "s")
     node_exclusion.exclude(sweep, "n1", why="3 trials failed", submission=1, now=5.0)
-    told = node_exclusion.excluded(sweep)
+    told = node_exclusion.excluded(sweep.excluded_nodes())
     (file,) = (tmp_path / "s" / "nodes").iterdir()
 
     assert told["n1"].startswith("node n1 is left out: 3 trials failed; delete ")
     assert str(file) in told["n1"]
     file.unlink()
-    assert node_exclusion.excluded(sweep) == {}
+    assert node_exclusion.excluded(sweep.excluded_nodes()) == {}
 
 
 def test_nodes_of_one_host_are_told_apart_and_no_host_names_its_way_out():

@@ -26,19 +26,19 @@ MEASURED = [Measurement(architecture="dense", device="cpu", flops_per_token=1e5,
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def loaded(tmp_path):
     file = tmp_path / "small.yaml"
     file.write_text(SWEEP, encoding="utf-8")
     return load_sweep(file)
 
 
 @pytest.fixture
-def disk(tmp_path):
+def sweep(tmp_path):
     return SweepDir(tmp_path / "runs" / "small")
 
 
-def test_every_trial_is_priced_and_groups_add_up(sweep, disk):
-    plan = make_plan(sweep, disk, MEASURED)
+def test_every_trial_is_priced_and_groups_add_up(loaded, sweep):
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
 
     for trial in plan.trials:
         numbers = trial.spec.accounting
@@ -69,7 +69,7 @@ def test_tables_on_the_host_take_no_memory_of_a_gpu(tmp_path, gpus, spared):
         file = tmp_path / f"{place}.yaml"
         text = SWEEP.replace("lr:", "table_optimizer: lazy_adamw, lr:")
         file.write_text(f"{text}resources: {{gpus: {gpus}, memory_tables: {place}}}\n", "utf-8")
-        plan = make_plan(load_sweep(file), SweepDir(tmp_path / place), MEASURED)
+        plan = make_plan(load_sweep(file), SweepDir(tmp_path / place).snapshot(), MEASURED)
         peaks.append([t.spec.accounting["peak_memory_bytes"] for t in plan.trials])
 
     (dense, memory), (dense_on_host, memory_on_host) = (sorted(set(p)) for p in peaks)
@@ -77,8 +77,8 @@ def test_tables_on_the_host_take_no_memory_of_a_gpu(tmp_path, gpus, spared):
     assert (memory_on_host < memory) is spared
 
 
-def test_the_peak_knows_how_tables_are_updated_and_shared_out(sweep):
-    spec = next(t for t in sweep.trials if t.architecture == "memory_plus")
+def test_the_peak_knows_how_tables_are_updated_and_shared_out(loaded):
+    spec = next(t for t in loaded.trials if t.architecture == "memory_plus")
     spec = dataclasses.replace(spec, model={**spec.model, "n_keys": 64})
     two = dataclasses.replace(spec, resources=Resources(ranks=2))
     halves = dataclasses.replace(spec, resources=Resources(ranks=2, memory_ranks=2))
@@ -95,8 +95,8 @@ def test_the_peak_knows_how_tables_are_updated_and_shared_out(sweep):
     assert held(two) - 14 * values < held(sgd) < held(two) - 12 * values
 
 
-def test_the_peak_knows_that_dense_parameters_are_sharded(sweep):
-    spec = next(t for t in sweep.trials if t.architecture == "memory_plus")
+def test_the_peak_knows_that_dense_parameters_are_sharded(loaded):
+    spec = next(t for t in loaded.trials if t.architecture == "memory_plus")
     whole, shared, alone = (
         account(dataclasses.replace(spec, resources=Resources(ranks=ranks, dense_parameters=dense)))
         for ranks, dense in ((4, "replicated"), (4, "sharded"), (1, "sharded"))
@@ -112,50 +112,50 @@ def test_the_peak_knows_that_dense_parameters_are_sharded(sweep):
     assert alone["peak_memory_bytes"] == account(of_one)["peak_memory_bytes"]
 
 
-def test_every_number_is_explained(sweep, disk):
+def test_every_number_is_explained(loaded, sweep):
     page = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text(encoding="utf-8")
     _, _, accounting = page.partition("## Accounting")
 
-    for name in make_plan(sweep, disk, MEASURED).trials[0].spec.accounting:
+    for name in make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec.accounting:
         assert f"`{name}`" in accounting.partition("\n## ")[0]
 
 
-def test_pricing_does_not_change_what_a_trial_is_called(sweep, disk):
-    plan = make_plan(sweep, disk, MEASURED)
+def test_pricing_does_not_change_what_a_trial_is_called(loaded, sweep):
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
 
-    assert [t.spec.trial_id for t in plan.trials] == [t.trial_id for t in sweep.trials]
+    assert [t.spec.trial_id for t in plan.trials] == [t.trial_id for t in loaded.trials]
 
 
-def test_matched_trials_cost_the_same(sweep, disk):
+def test_matched_trials_cost_the_same(loaded, sweep):
     flops = {
         t.spec.architecture: t.spec.accounting["training_flops"]
-        for t in make_plan(sweep, disk, MEASURED).trials
+        for t in make_plan(loaded, sweep.snapshot(), MEASURED).trials
     }
 
     assert flops["memory_plus"] == pytest.approx(flops["dense"], rel=0.01)
 
 
-def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
+def test_done_resumable_failed_and_cancelled_trials_are_told_apart(loaded, sweep):
     first, second, third, fourth = (
-        make_plan(sweep, disk, MEASURED).trials[i].spec for i in range(4)
+        make_plan(loaded, sweep.snapshot(), MEASURED).trials[i].spec for i in range(4)
     )
     for spec in (first, second, third):
-        disk.trial(spec.trial_id).create(spec)
-    write_json(disk.trial(first.trial_id).path / "result.json", {"metrics": {}})
-    stopped = disk.trial(second.trial_id)
+        sweep.trial(spec.trial_id).create(spec)
+    write_json(sweep.trial(first.trial_id).path / "result.json", {"metrics": {}})
+    stopped = sweep.trial(second.trial_id)
     write_json(stopped.path / "heartbeat.json", {"step": 6, "steps": 8})
     (stopped.checkpoints / "step-00000004").mkdir(parents=True)
     write_json(
         stopped.new_attempt({"why": "first attempt"}).path / "end.json",
         {"outcome": "interrupted", "reason": "stopped on request", "final": False},
     )
-    failed = disk.trial(third.trial_id)
+    failed = sweep.trial(third.trial_id)
     write_json(
         failed.new_attempt({"why": "first attempt"}).path / "end.json",
         {"outcome": "user_error", "reason": "ValueError: no", "final": True},
     )
 
-    plan = make_plan(sweep, disk, MEASURED)
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
 
     assert [t.status for t in plan.trials] == ["done", "resume", "retry", "new"]
     assert plan.trials[1].remaining == pytest.approx(0.5), (
@@ -166,52 +166,54 @@ def test_done_resumable_failed_and_cancelled_trials_are_told_apart(sweep, disk):
     assert fourth.trial_id not in plan.left_over
 
 
-def test_a_new_trial_says_what_changed(sweep, disk):
-    old = make_plan(sweep, disk, MEASURED).trials[0].spec
+def test_a_new_trial_says_what_changed(loaded, sweep):
+    old = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
     changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, seed=7)
 
     assert why_new(changed, [old]) == "seed 0 → 7, train.lr 0.01 → 0.003"
     assert why_new(old, []) == "nothing was submitted under this name yet"
 
 
-def test_trials_that_left_the_file_are_kept_and_named(sweep, disk):
-    gone = dataclasses.replace(make_plan(sweep, disk, MEASURED).trials[0].spec, seed=99)
-    disk.trial(gone.trial_id).create(gone)
+def test_trials_that_left_the_file_are_kept_and_named(loaded, sweep):
+    gone = dataclasses.replace(
+        make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec, seed=99
+    )
+    sweep.trial(gone.trial_id).create(gone)
 
-    assert make_plan(sweep, disk, MEASURED).left_over == (gone.trial_id,)
+    assert make_plan(loaded, sweep.snapshot(), MEASURED).left_over == (gone.trial_id,)
 
 
-def test_predicted_wall_time_fills_the_slots_longest_first(sweep, disk):
-    plan = make_plan(sweep, disk, MEASURED)
+def test_predicted_wall_time_fills_the_slots_longest_first(loaded, sweep):
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
     alone = sum(t.runtime.seconds for t in plan.trials)
 
     assert plan.predicted_s(slots=1) == pytest.approx(alone)
     assert alone / 2 <= plan.predicted_s(slots=2) <= alone
 
 
-def test_a_recipe_is_the_first_thing_that_changed(sweep, disk):
-    old = make_plan(sweep, disk, MEASURED).trials[0].spec
+def test_a_recipe_is_the_first_thing_that_changed(loaded, sweep):
+    old = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
     changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, recipe="pythia_70m")
 
     assert why_new(changed, [old]) == ("train.recipe unset → pythia_70m, train.lr 0.01 → 0.003")
     assert why_new(dataclasses.replace(changed, seed=1), [changed]) == "seed 0 → 1"
 
 
-def test_an_architecture_that_looks_ahead_is_noted_once(sweep, disk):
+def test_an_architecture_that_looks_ahead_is_noted_once(loaded, sweep):
     ahead = "in training: experts choose among all tokens of the batch"
     trials = tuple(
         dataclasses.replace(trial, not_causal=ahead if trial.architecture == "dense" else None)
-        for trial in sweep.trials
+        for trial in loaded.trials
     )
 
-    assert make_plan(sweep, disk, MEASURED).notes == ()
-    node_exclusion.exclude(disk, "n1", why="3 trials failed there", submission=1, now=5.0)
-    (note,) = make_plan(sweep, disk, MEASURED).notes
+    assert make_plan(loaded, sweep.snapshot(), MEASURED).notes == ()
+    node_exclusion.exclude(sweep, "n1", why="3 trials failed there", submission=1, now=5.0)
+    (note,) = make_plan(loaded, sweep.snapshot(), MEASURED).notes
     assert note.startswith("node n1 is left out: 3 trials failed there; delete ")
-    node_exclusion.readmit_all(disk)
-    assert make_plan(dataclasses.replace(sweep, trials=trials), disk, MEASURED).notes == (
-        "dense: not causal in training: experts choose among all tokens of the batch",
-    )
+    node_exclusion.readmit_all(sweep.excluded_nodes())
+    assert make_plan(
+        dataclasses.replace(loaded, trials=trials), sweep.snapshot(), MEASURED
+    ).notes == ("dense: not causal in training: experts choose among all tokens of the batch",)
 
 
 def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
@@ -228,6 +230,6 @@ def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
     two = load_sweep([tmp_path / "good.yaml", tmp_path / "bad.yaml"])
 
     with pytest.raises(ConfigError) as caught:
-        check_data(make_plan(two, SweepDir(tmp_path / "runs"), MEASURED))
+        check_data(make_plan(two, SweepDir(tmp_path / "runs").snapshot(), MEASURED))
 
     assert {problem.file.name for problem in caught.value.problems} == {"bad.yaml"}

@@ -76,7 +76,7 @@ def test_a_request_to_retry_stands_until_the_next_attempt(trial):
     trial.request_retry("somebody", after=1, at=2.0)
     assert trial.state() is TrialState.WAITING
     trial.request_retry("an older request, written late", after=0, at=3.0)
-    assert trial.last_request_to_retry() == {"by": "somebody", "asked_at": 2.0, "after": 1}
+    assert trial.retry_request() == {"by": "somebody", "asked_at": 2.0, "after": 1}
     trial.request_cancel("somebody")
     assert trial.state() is TrialState.CANCELLED
 

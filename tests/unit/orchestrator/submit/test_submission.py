@@ -35,7 +35,9 @@ def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
         (folder / name).write_text(SWEEP.format(**fields), encoding="utf-8")
     loaded, sweep = load_sweep(folder), SweepDir(tmp_path / "runs" / "several")
 
-    Submission(plan=make_plan(loaded, sweep, MEASURED), runs=tmp_path / "runs")._record(sweep)
+    Submission(
+        plan=make_plan(loaded, sweep.snapshot(), MEASURED), runs=tmp_path / "runs"
+    ).write_records(sweep)
 
     (record,) = sweep.submissions()
     assert record["question"] == "does a width help? does a memory help?"
@@ -47,7 +49,7 @@ def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
     text = (sweep.path / "sweep.yaml").read_text(encoding="utf-8")
     for name in ("a.yaml", "b.yaml"):
         assert (folder / name).read_text(encoding="utf-8") in text
-    again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep, MEASURED)
+    again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep.snapshot(), MEASURED)
     assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in loaded.trials]
     assert {t.status for t in again.trials} == {"resume"}
     assert again.sweep.question == record["question"]
@@ -62,7 +64,7 @@ def priced(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         SWEEP.format(what="width", architecture="dense", keys="").replace("several", "one"),
         encoding="utf-8",
     )
-    return make_plan(load_sweep(file), SweepDir(folder / "runs" / "one"), MEASURED)
+    return make_plan(load_sweep(file), SweepDir(folder / "runs" / "one").snapshot(), MEASURED)
 
 
 def test_what_is_recorded_is_enough_for_another_process_to_run_it(
@@ -78,7 +80,8 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
         tracking_uri="http://user:secret@host",
         argv=("memscale", "submit", "--tracking-uri", "http://user:secret@host"),
     )
-    number = asked._record(sweep)
+    record = asked.write_records(sweep)
+    number = record["number"]
 
     how = sweep.submission(number)["run"]
 
@@ -95,7 +98,7 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
 
     monkeypatch.setattr(submission, "_launcher", launcher)
     with pytest.raises(KeyboardInterrupt):
-        submission.run_recorded(sweep, number, print, address="10.0.0.1:6379")
+        submission.run_recorded(sweep, record, print, address="10.0.0.1:6379")
     assert seen["address"] == "10.0.0.1:6379"
     assert seen["code"] == code
 

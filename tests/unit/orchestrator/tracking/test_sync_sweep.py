@@ -377,7 +377,7 @@ def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
     assert told(run) == "1 trial back in the queue"
     assert ended[which].state() is TrialState.WAITING
     assert ended[which].retry_requested()
-    assert ended[which].last_request_to_retry()["by"] == "tag memscale.retry in MLflow"
+    assert ended[which].retry_request()["by"] == "tag memscale.retry in MLflow"
     assert sender.take_retry_requests() == []
     assert sender.round() is True
     assert (run.tags["memscale.state"], run.status) == ("waiting", "SCHEDULED")
@@ -430,7 +430,7 @@ def test_a_second_tag_before_the_attempt_changes_nothing_and_after_it_asks_again
     assert ended[0].state() is TrialState.FAILED
     run.tags[RETRY] = "yes"
     assert sender.take_retry_requests() == ["1 trial back in the queue"]
-    assert ended[0].last_request_to_retry()["after"] == 2
+    assert ended[0].retry_request()["after"] == 2
 
 
 def test_without_a_controller_the_request_stands_and_the_tag_says_what_to_do(sweep, store, ended):
@@ -504,7 +504,7 @@ def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
     SweepSync(sweep.disk, store).take_retry_requests()
 
     assert RETRY not in store.submission(1).tags
-    assert ended[0].last_request_to_retry()["after"] == 1
+    assert ended[0].retry_request()["after"] == 1
     assert ended[0].retry_requested() == (not (attempted and written))
     assert ended[1].retry_requested()
 

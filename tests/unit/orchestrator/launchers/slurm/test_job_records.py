@@ -53,7 +53,7 @@ def test_tasks_that_wait(queue, sweep, tmp_path):
     assert now.controller_alive
     assert now.trials[0].wait == "Slurm job 7_0 is PENDING (Priority)"
     assert "submit it again" in now.trials[1].wait
-    refuse_if_busy(sweep)
+    refuse_if_busy(sweep.snapshot())
     assert cancel(sweep, sweep.trials(), whole_sweep=True)
     assert (tmp_path / "cancelled").read_text() == "--quiet 7_0\n"
 
@@ -68,10 +68,10 @@ def test_a_pilot_that_waits(queue, sweep):
     waits = "Slurm job 9 is PENDING (Resources)"
     assert states(sweep) == [(TrialState.WAITING, waits)] * 2 + [(TrialState.FAILED, "")]
     with pytest.raises(BusyError, match="sweep s: Slurm job 9 is PENDING"):
-        refuse_if_busy(sweep)
+        refuse_if_busy(sweep.snapshot())
     queue.write_text("")
     assert not status_from_disk(sweep, ask_queue=job_records.queue_reasons).controller_alive
-    refuse_if_busy(sweep)
+    refuse_if_busy(sweep.snapshot())
 
 
 def test_where_slurm_is_not(sweep, monkeypatch, tmp_path):
@@ -82,4 +82,4 @@ def test_where_slurm_is_not(sweep, monkeypatch, tmp_path):
 
     assert not now.controller_alive
     assert "cannot be looked up here (squeue: not found on PATH" in now.trials[0].wait
-    refuse_if_busy(sweep)
+    refuse_if_busy(sweep.snapshot())

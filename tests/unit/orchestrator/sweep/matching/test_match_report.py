@@ -34,7 +34,7 @@ MEASURED = [Measurement(architecture="dense", device="cpu", flops_per_token=1e5,
 def plan(tmp_path):
     file = tmp_path / "equal.yaml"
     file.write_text(SWEEP, encoding="utf-8")
-    return make_plan(load_sweep(file), SweepDir(tmp_path / "runs" / "equal"), MEASURED)
+    return make_plan(load_sweep(file), SweepDir(tmp_path / "runs" / "equal").snapshot(), MEASURED)
 
 
 def told(plan):
@@ -74,9 +74,9 @@ def test_a_submission_keeps_the_step_times_that_its_trials_rest_on(plan, tmp_pat
     pinned = {"0123456789ab": {"value": 61, "device": "abacus"}}
     timed = dataclasses.replace(plan, sweep=dataclasses.replace(plan.sweep, step_times=pinned))
 
-    Submission(plan=plan, runs=tmp_path / "runs")._record(sweep)
+    Submission(plan=plan, runs=tmp_path / "runs").write_records(sweep)
     assert not (sweep.path / "sweep.step_times.json").exists()
-    Submission(plan=timed, runs=tmp_path / "runs")._record(sweep)
+    Submission(plan=timed, runs=tmp_path / "runs").write_records(sweep)
 
     kept = json.loads((sweep.path / "sweep.step_times.json").read_text(encoding="utf-8"))
     assert kept["solutions"] == pinned
