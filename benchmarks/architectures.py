@@ -24,7 +24,7 @@ from orchestrator.sweep import registry
 from workloads.training import device as devices
 from workloads.training.config import TrainConfig
 from workloads.training.peak_memory import training_memory
-from workloads.training.step_time import Training, block_s
+from workloads.training.step_time import block_s, fresh_step
 from workloads.training.table_optimizer import RULE_OF
 
 
@@ -85,23 +85,28 @@ def _measured(
         table_optimizer=arguments.table_optimizer,
         table_precision=arguments.table_precision,
     )
-    training = Training(config, train, vocab_size=vocab, here=here)
+    n = tokens // seq
+    rows = max(1, arguments.micro // seq) if arguments.micro else n
+    training = fresh_step(
+        config,
+        train,
+        vocab_size=vocab,
+        here=here,
+        rows=rows,
+        autocast=partial(devices.autocast, bf16=bf16, device=here),
+    )
     model = training.model
     sparse = bool(model.statistics() or _observes(model))
-    windows = torch.randint(
-        vocab, (tokens // seq, seq + 1), generator=torch.Generator().manual_seed(0)
-    ).to(here)
-    rows = max(1, arguments.micro // seq) if arguments.micro else len(windows)
-
-    autocast = partial(devices.autocast, bf16=bf16, device=here)
-    step = partial(training.step, windows, rows=rows, lr=train.lr, autocast=autocast)
+    draw = torch.Generator().manual_seed(0)
+    windows = torch.randint(vocab, (n, seq + 1), generator=draw).to(here)
+    step = partial(training, windows, lr=train.lr)
 
     def step_s(observing: bool) -> float:
         model.recording_usage = observing
         return block_s(step, 1, here=here, clock=time.perf_counter)
 
     with devices.numerics(here, n_threads=arguments.threads, bf16=bf16):
-        first = step().item()
+        first = step()["loss"].item()
         for i in range(arguments.warmup):
             step_s(i % 2 == 0)
         if here.type == "cuda":
@@ -111,7 +116,7 @@ def _measured(
             plain.append(step_s(False))
             if sparse:
                 observed.append(step_s(True))
-        last = step().item()
+        last = step()["loss"].item()
     peak = torch.cuda.max_memory_allocated() if here.type == "cuda" else None
     if not (math.isfinite(last) and last < first):
         raise RuntimeError(f"loss went from {first:.4f} to {last:.4f} on one batch")

@@ -31,7 +31,7 @@ from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh
 from workloads.sharding.gradient_allreduce import BUCKET_BYTES, GradientAllReduce
 from workloads.training import device as devices
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import accumulate_gradients
 
 WAYS = ("alone", "after", "during", "ddp")
 

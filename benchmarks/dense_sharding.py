@@ -23,12 +23,10 @@ from orchestrator.sweep import registry
 from workloads.distributed import process_group
 from workloads.distributed.local_part import local_shard
 from workloads.distributed.mesh import Mesh
-from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.sharding.materialise import Dense, materialise_model
 from workloads.training import device as devices
-from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import TrainStep
 
 COLUMNS = ("architecture", "params", "dense parameters", "step ms", "peak GB", "held GB", "loss")
 
@@ -84,12 +82,12 @@ def _measured(
     train = TrainConfig(
         tokens=100 * batch_tokens, batch_tokens=batch_tokens, seq_len=arguments.seq_len, lr=1e-3
     )
-    optimizer = Optimizer(model, train, mesh)
-    sums = GradientAllReduce(model, mesh)
     draw = torch.Generator().manual_seed(world.rank)
     n = arguments.tokens // arguments.seq_len
     windows = torch.randint(arguments.vocab_size, (n, arguments.seq_len + 1), generator=draw)
     windows = windows.to(here)
+    autocast = partial(devices.autocast, bf16=here.type == "cuda", device=here)
+    step = TrainStep(model, train, mesh, rows=n, passes=arguments.passes, autocast=autocast)
     seconds, loss = [], torch.zeros(())
     gc.collect()
     if here.type == "cuda":
@@ -98,18 +96,7 @@ def _measured(
         _wait(here)
         world.barrier()
         start = time.perf_counter()
-        losses = accumulate_gradients(
-            model,
-            windows,
-            batch_tokens=train.batch_tokens,
-            rows=n,
-            passes=arguments.passes,
-            autocast=partial(devices.autocast, bf16=here.type == "cuda", device=here),
-            before_last=sums.start,
-        )
-        sums.finish(also=list(losses.values()))
-        optimizer.clip()
-        optimizer.step(train.lr)
+        losses = step(windows, lr=train.lr)
         _wait(here)
         loss = losses["loss"]
         if repeat >= arguments.warmup:

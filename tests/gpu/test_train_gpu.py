@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
-from workloads.training.train import RankJob, run
+from workloads.training.train import run
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,7 +114,8 @@ def test_steps_whose_numbers_nobody_reads_never_wait_for_the_gpu(tmp_path):
 RANK = """
 import json, sys
 from pathlib import Path
-from workloads.training.train import RankJob, run
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
 
 class Reporter:
     def metrics(self, step, values): pass

@@ -93,7 +93,7 @@ def _by_owner(state: State, names: Sequence[str]) -> dict[tuple[str, str], dict[
         "optimizer": {
             names[number]: kept
             for number, kept in state.get("optimizer", {}).get("state", {}).items()
-            if number < len(names)  # of other models' parameters, which `put_weights` refuses
+            if number < len(names)  # of other models' parameters, which `load_weights` refuses
         },
         "tables": (state.get("tables") or {}).get("states", {}),
     }

@@ -21,6 +21,21 @@ class Reporter(Protocol):
         """Whether somebody asked the run to checkpoint and leave. Polled once per step on every rank; one is enough."""
 
 
+class ProgressReporter:
+    """Reporter of every rank but the first: passes on progress and requests to stop, nothing else."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        """Speak to `reporter`."""
+        self.progress = reporter.progress
+        self.should_stop = reporter.should_stop
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Drop what rank 0 records."""
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Drop what rank 0 announces."""
+
+
 class Interrupted(Exception):
     """Raised by `train.run` after it checkpointed because `should_stop` said so."""
 

@@ -11,6 +11,7 @@ with the seconds per step of every block, in the order in which the blocks took 
 model, `device`, `n_threads`, `versions`; or `error`, a sentence.
 """
 
+import itertools
 import json
 import os
 import platform
@@ -18,29 +19,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 
 from workloads.layers.modules.init import initialise
 from workloads.training import device
-from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.lr_schedule import evaluation_steps
-from workloads.training.train import (
-    RankJob,
-    accumulate_gradients,
-    records_usage,
-    rows_per_pass,
-    section_config,
-    set_usage_recording,
-)
+from workloads.training.rank_job import RankJob, section_config
+from workloads.training.train_step import Autocast, TrainStep, rows_per_pass
+from workloads.training.usage_schedule import UsageSchedule, set_usage_recording
 
 WARM_UP_STEPS = 2
 """Per model, untimed: lazy initialisation, choice of kernels, the optimizer's state."""
@@ -170,42 +162,29 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Training:
-    """A freshly built model, and what one optimizer step of it takes."""
+def fresh_step(
+    architecture: Any,
+    config: TrainConfig,
+    *,
+    vocab_size: int,
+    here: torch.device,
+    rows: int,
+    autocast: Autocast,
+) -> TrainStep:
+    """Return the optimizer step of a freshly built model.
 
-    def __init__(
-        self, architecture: Any, config: TrainConfig, *, vocab_size: int, here: torch.device
-    ) -> None:
-        """Build and initialise the model.
-
-        Args:
-            architecture: Its Config.
-            config: What a step looks like.
-            vocab_size: Token ids.
-            here: Where it trains.
-        """
-        with here:
-            self.model = architecture.build(vocab_size)
-        initialise(self.model, 0)
-        self.model.train()
-        self._optimizer = Optimizer(self.model, config)
-        self._batch_tokens = config.batch_tokens
-
-    def step(
-        self,
-        windows: Int64[Tensor, "sequences seq_len+1"],
-        *,
-        rows: int,
-        lr: float,
-        autocast: Callable[[], AbstractContextManager[object]],
-    ) -> Tensor:
-        """Take one step (forward, backward, clip, update) and return the loss, `rows` sequences a pass."""
-        losses = accumulate_gradients(
-            self.model, windows, batch_tokens=self._batch_tokens, rows=rows, autocast=autocast
-        )
-        self._optimizer.clip()
-        self._optimizer.step(lr)
-        return losses["loss"]
+    Args:
+        architecture: Its Config.
+        config: Optimizer and batch.
+        vocab_size: Token ids.
+        here: Where it trains.
+        rows: Sequences per forward pass at most.
+        autocast: Precision of the forward passes.
+    """
+    with here:
+        model = architecture.build(vocab_size)
+    initialise(model, 0)
+    return TrainStep(model.train(), config, rows=rows, autocast=autocast)
 
 
 def _step(
@@ -218,33 +197,27 @@ def _step(
     bf16: bool,
 ) -> Callable[[], None]:
     """Return what trains a freshly built model for one step."""
-    architecture = section_config("workloads.architectures", "architecture", model_section)
-    training = Training(architecture, config, vocab_size=vocab_size, here=here)
-    job = RankJob(
-        data={},
-        model=model_section,
-        train={},
-        seed=0,
-        checkpoints=Path(),
-        cache=Path(),
-        micro_batch_tokens=setting.micro_batch_tokens,
+    micro = setting.micro_batch_tokens
+    training = fresh_step(
+        section_config("workloads.architectures", "architecture", model_section),
+        config,
+        vocab_size=vocab_size,
+        here=here,
+        rows=rows_per_pass(config, micro_batch_tokens=micro, vocab_size=vocab_size, here=here),
+        autocast=partial(device.autocast, bf16=bf16, device=here),
     )
-    rows = rows_per_pass(job, config, vocab_size=vocab_size, here=here)
     share = max(1, config.sequences_per_step // setting.ranks)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(
         vocab_size, (N_BATCHES, share, config.seq_len + 1), generator=generator
     ).to(here)
-    autocast = partial(device.autocast, bf16=bf16, device=here)
-    count, evaluate_at = 0, evaluation_steps(config.steps, job.evaluations)
+    usage = UsageSchedule(evaluate_at=evaluation_steps(config.steps, RankJob.evaluations))
+    numbers = itertools.count()
 
     def step() -> None:
-        nonlocal count
-        number = 1 + count % config.steps
-        set_usage_recording(training.model, now=records_usage(job, number, evaluate_at=evaluate_at))
-        windows = tokens[count % N_BATCHES]
-        count += 1
-        training.step(windows, rows=rows, lr=0.0, autocast=autocast)
+        number = next(numbers)
+        set_usage_recording(training.model, now=usage.records(1 + number % config.steps))
+        training(tokens[number % N_BATCHES], lr=0.0)
 
     return step
 

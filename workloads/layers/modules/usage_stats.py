@@ -1,6 +1,6 @@
 """How evenly table rows and experts are read in training, accumulated between two reports.
 
-The trainer has only some steps recorded (`train.RAREST_OBSERVED`) and "all" below speaks of those; "ever" of every step.
+The trainer has only some steps recorded (`training/usage_schedule.py`) and "all" below speaks of those; "ever" of every step.
 All of it lies in buffers, so a resumed run reports what an undisturbed one would. Weights are counted in integers,
 so that their sum does not depend on the order of addition.
 """

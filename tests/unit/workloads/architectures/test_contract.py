@@ -21,8 +21,8 @@ from workloads.layers.context import Cache
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
 from workloads.layers.modules.usage_stats import MemoryUsage
-from workloads.training import train
 from workloads.training.adamw import Optimizer
+from workloads.training.checkpointing import load_weights, weights
 from workloads.training.config import TrainConfig
 from workloads.training.generate import greedy
 
@@ -289,11 +289,11 @@ def test_a_run_that_is_saved_and_resumed_is_the_undisturbed_one_bit_for_bit(conf
     first = _model(config)
     optimizer = Optimizer(first, train_config)
     steps(first, optimizer, range(3))
-    state = {"weights": train.weights(first), "optimizer": optimizer.adamw.state_dict()}
+    state = {"weights": weights(first), "optimizer": optimizer.adamw.state_dict()}
     state = checkpoint.load(checkpoint.save(tmp_path, 3, state))
     second = _model(config, seed=1)
     optimizer = Optimizer(second, train_config)
-    train.put_weights(second, state["weights"])
+    load_weights(second, state["weights"])
     optimizer.adamw.load_state_dict(state["optimizer"])
 
     assert steps(second, optimizer, range(3, 6)) == expected[3:]

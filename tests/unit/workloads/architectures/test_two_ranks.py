@@ -15,10 +15,11 @@ import dataclasses, hashlib, json, multiprocessing, sys
 from contextlib import nullcontext
 from pathlib import Path
 import torch
-from orchestrator import catalog
-from workloads import ranks
+from orchestrator.sweep import registry
+from workloads.distributed import process_group
 from workloads.layers.modules.init import initialise
-from workloads.training.train import accumulate_gradients, weights
+from workloads.training.checkpointing import weights
+from workloads.training.train_step import accumulate_gradients
 
 # Measured per sequence, and loud, what layers add to the loss is the same however sequences are shared out.
 ADDING = {"moe": {"group": "sequence", "balance_loss": 1.0, "z_loss": 1.0}}
@@ -27,10 +28,10 @@ windows = torch.randint(37, (6, 17), generator=torch.Generator().manual_seed(0))
 
 def find(rank, size, folder):
     found = {}
-    with ranks.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=folder / f"meet-{size}") as world:
+    with process_group.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=folder / f"meet-{size}") as world:
         share = world.local_range(len(windows))
-        for name in catalog.architectures():
-            module = catalog.architecture(name)
+        for name in registry.architectures():
+            module = registry.architecture(name)
             config = module.Config(**module.PRESETS["d16"])
             if name in ADDING:
                 config = dataclasses.replace(config, **ADDING[name])

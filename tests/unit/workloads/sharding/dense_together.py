@@ -28,7 +28,7 @@ from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.training.adamw import Optimizer
 from workloads.training.device import autocast
 from workloads.training.generate import greedy
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import accumulate_gradients
 
 # How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
 WAYS = {

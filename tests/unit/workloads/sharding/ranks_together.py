@@ -36,10 +36,11 @@ from workloads.sharding.materialise import materialise_model
 from workloads.sharding.row_parallel import RowParallelShard
 from workloads.sharding.table_shard import TableShard, count_params, table_shards
 from workloads.training.adamw import Optimizer
+from workloads.training.checkpointing import weights
 from workloads.training.config import TrainConfig
 from workloads.training.device import pick
 from workloads.training.table_optimizer import RULE_OF
-from workloads.training.train import _passes, accumulate_gradients, weights
+from workloads.training.train_step import accumulate_gradients, even_passes
 
 Found = dict[str, float]
 LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
@@ -375,7 +376,7 @@ def steps_of(
             windows[share.start : share.stop].to(next(model.parameters()).device),
             batch_tokens=train.batch_tokens,
             rows=rows,
-            passes=_passes(SEQUENCES, world=mesh.world, rows=rows),
+            passes=even_passes(SEQUENCES, world=mesh.world, rows=rows),
             autocast=nullcontext,
             before_last=sums.start,
         )

@@ -35,7 +35,7 @@ from workloads.checkpoint.state_split import local_shards, merge_state, split_st
 from workloads.distributed import process_group
 from workloads.distributed.local_part import LocalParameters
 from workloads.distributed.process_group import RankGroup
-from workloads.training.train import put_weights, weights
+from workloads.training.checkpointing import load_weights, weights
 
 N_ROWS, WIDTH = 100, 500
 """Of the table in saves that fail: larger than what a file keeps back before it writes."""
@@ -381,7 +381,7 @@ def gone_on(folder: Path, trained: Trained) -> dict[str, float]:
     state = merge_state(
         checkpoint.load(path), checkpoint.pieces(path), local_shards(trained.model), trained.names
     )
-    put_weights(trained.model, state["weights"])
+    load_weights(trained.model, state["weights"])
     trained.optimizer.load_state_dict(state["optimizer"])
     whole = torch.load(folder / "whole.pt")
 

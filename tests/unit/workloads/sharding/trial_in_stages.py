@@ -17,8 +17,9 @@ from typing import Any
 
 from ranks_together import forked
 
+from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
-from workloads.training.train import RankJob, run
+from workloads.training.train import run
 
 STEPS = 8
 DATA = {

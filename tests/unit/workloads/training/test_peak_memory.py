@@ -22,7 +22,7 @@ from workloads.sharding.table_route import TableRoute
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.peak_memory import SORTED_READ_BYTES, TrainingMemory, training_memory
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import accumulate_gradients
 
 VOCAB_SIZE, SEQ_LEN, SEQUENCES = 37, 8, 4
 ROUTES: dict[Any, type[TableRoute]] = {

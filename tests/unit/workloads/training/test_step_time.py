@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from workloads.training import step_time
+from workloads.training import step_time, train_step
 from workloads.training.step_time import Setting, time_steps
 
 DENSE = {"architecture": "dense", "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 16}
@@ -105,13 +105,13 @@ def test_one_thread_on_a_cpu_is_timed_by_what_it_has_of_a_core(
 
 def test_a_rank_is_timed_on_its_share_in_its_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    accumulate = step_time.accumulate_gradients
+    accumulate = train_step.accumulate_gradients
 
     def noted(model, windows, **options):
         seen.append((tuple(windows.shape), options["rows"]))
         return accumulate(model, windows, **options)
 
-    monkeypatch.setattr(step_time, "accumulate_gradients", noted)
+    monkeypatch.setattr(train_step, "accumulate_gradients", noted)
     setting = Setting(device="cpu", ranks=2, micro_batch_tokens=8)
     time_steps([DENSE], TRAIN, vocab_size=11, setting=setting, budget_s=0)
 
@@ -120,13 +120,13 @@ def test_a_rank_is_timed_on_its_share_in_its_micro_batches(monkeypatch: pytest.M
 
 def test_steps_leave_the_weights_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     models = []
-    accumulate = step_time.accumulate_gradients
+    accumulate = train_step.accumulate_gradients
 
     def noted(model, *rest, **options):
         models.append({name: p.detach().clone() for name, p in model.named_parameters()})
         return accumulate(model, *rest, **options)
 
-    monkeypatch.setattr(step_time, "accumulate_gradients", noted)
+    monkeypatch.setattr(train_step, "accumulate_gradients", noted)
     time_steps([MEMORY], TRAIN, vocab_size=11, setting=CPU, budget_s=0)
 
     for name, first in models[0].items():

@@ -25,10 +25,13 @@ from workloads.layers.modules.init import initialise
 from workloads.layers.modules.linear import Linear
 from workloads.sharding.materialise import shard_tables
 from workloads.training.adamw import Optimizer
+from workloads.training.checkpointing import load_weights, weights
 from workloads.training.config import TrainConfig
+from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
 from workloads.training.table_optimizer import RULE_OF
-from workloads.training.train import RankJob, accumulate_gradients, put_weights, run, weights
+from workloads.training.train import run
+from workloads.training.train_step import accumulate_gradients
 
 MODEL = {
     "architecture": "memory_plus",
@@ -167,7 +170,7 @@ def seen_by(whole: dict, layout: str, rank: int, size: int, saved: dict) -> tupl
         shard_tables(model, mesh, layout=layout)
     optimizer = Optimizer(model, MASTER, mesh)
     state = merge_state(whole, saved, local_shards(model), optimizer.names)
-    put_weights(model, state["weights"])
+    load_weights(model, state["weights"])
     optimizer.tables.load_state_dict(state["tables"])
     own = {"weights": weights(model), "tables": optimizer.tables.state_dict()}
     return split_state(own, local_shards(model), optimizer.names)

@@ -21,17 +21,13 @@ from workloads.checkpoint import checkpoint
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
 from workloads.training.adamw import Optimizer
+from workloads.training.data_loader import DataLoader
 from workloads.training.lr_schedule import evaluation_steps
+from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Diverged, Interrupted
-from workloads.training.train import (
-    RankJob,
-    _passes,
-    _windows,
-    accumulate_gradients,
-    records_usage,
-    reports_usage,
-    run,
-)
+from workloads.training.train import run
+from workloads.training.train_step import accumulate_gradients, even_passes
+from workloads.training.usage_schedule import UsageSchedule
 
 STEPS = 8
 DATA = {
@@ -409,12 +405,11 @@ def test_what_layers_add_to_the_loss_adds_up_over_uneven_micro_batches(architect
 def test_use_is_recorded_in_one_of_sixteen_steps_and_at_least_once_a_report(
     tmp_path, steps, reported, expected
 ):
-    job = job_in(tmp_path, usage_every_steps=reported)
+    usage = UsageSchedule(evaluate_at=evaluation_steps(steps, 2), every_steps=reported)
 
-    evaluate_at = evaluation_steps(steps, job.evaluations)
     observed, reported_at = (
-        {step for step in range(1, steps + 1) if decide(job, step, evaluate_at=evaluate_at)}
-        for decide in (records_usage, reports_usage)
+        {step for step in range(1, steps + 1) if decide(step)}
+        for decide in (usage.records, usage.reports)
     )
 
     assert observed == expected
@@ -468,7 +463,7 @@ def test_every_rank_makes_as_many_passes(data):
     size, rows = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     sequences = data.draw(st.integers(size, 100))
 
-    passes = _passes(sequences, world=RankGroup(size=size), rows=rows)
+    passes = even_passes(sequences, world=RankGroup(size=size), rows=rows)
 
     for rank in range(size):
         share = RankGroup(rank=rank, size=size).local_range(sequences)
@@ -500,8 +495,11 @@ def test_bf16_trains(tmp_path, undisturbed):
 RANK = """
 import json, sys
 from pathlib import Path
+from workloads.training.usage_schedule import UsageSchedule
+from workloads.training.data_loader import DataLoader
 from workloads.training.reporter import Interrupted
-from workloads.training.train import RankJob, run
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
 
 class Reporter:
     rows = []
@@ -594,14 +592,7 @@ def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):
 
     config = TrainConfig(tokens=32, batch_tokens=32, seq_len=16, lr=0.1)
     with pytest.raises(ValueError, match="holds 2 sequences for 3 ranks"):
-        _windows(
-            None,
-            config,
-            job_in(tmp_path),
-            step=1,
-            world=RankGroup(rank=0, size=3),
-            here=torch.device("cpu"),
-        )
+        DataLoader(None, config, seed=5, world=RankGroup(rank=0, size=3), here=torch.device("cpu"))
 
 
 def test_values_learn_at_the_ratio_of_each_step(tmp_path, monkeypatch):

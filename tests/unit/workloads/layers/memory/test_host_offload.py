@@ -20,7 +20,7 @@ from workloads.sharding.materialise import Place, materialise_model
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.table_optimizer import READ_AS, RULE_OF
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import accumulate_gradients
 
 CPU = torch.device("cpu")
 # Bags, products, rows named by signs, n-gram rows, and two tables in one layer.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workloads.architectures import memory
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.norms import QueryBatchNorm
-from workloads.training.train import accumulate_gradients
+from workloads.training.train_step import accumulate_gradients
 
 
 def _pair(width: int, dtype: torch.dtype) -> tuple[QueryBatchNorm, nn.BatchNorm1d]:
@@ -145,22 +145,22 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 import torch
-from workloads import ranks
+from workloads.distributed import process_group
 from workloads.architectures import memory
 from workloads.layers.modules.init import initialise
-from workloads.training.train import accumulate_gradients, _passes
+from workloads.training.train_step import accumulate_gradients, even_passes
 
 rank, folder, fields = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
 windows = torch.randint(11, (5, 9), generator=torch.Generator().manual_seed(0))
 found = {}
-with ranks.join(rank=rank, size=2, device=torch.device("cpu"), rendezvous=folder / "meet") as world:
+with process_group.join(rank=rank, size=2, device=torch.device("cpu"), rendezvous=folder / "meet") as world:
     share = world.local_range(5)
     for rows in (5, 1):
         model = memory.Config(**fields).build(11).double()
         initialise(model, 0)
         losses = accumulate_gradients(
             model, windows[share.start : share.stop], batch_tokens=40, rows=rows,
-            passes=_passes(5, world=world, rows=rows), autocast=nullcontext,
+            passes=even_passes(5, world=world, rows=rows), autocast=nullcontext,
         )
         gradients = {name: p.grad for name, p in model.named_parameters()}
         world.all_reduce_sum([losses["loss"], *gradients.values()])

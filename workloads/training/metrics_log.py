@@ -1,0 +1,72 @@
+"""Training metrics on their way to the reporter: step numbers on the device, throughput, seconds."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class PendingMetrics:
+    """Numbers of steps that still are tensors on the device, one row per step."""
+
+    def __init__(self) -> None:
+        self._rows: list[Mapping[str, Tensor]] = []
+
+    def add(self, row: Mapping[str, Tensor]) -> None:
+        """Keep the 0-d tensors of one step; every row has the same names."""
+        self._rows.append(row)
+
+    def read(self) -> list[dict[str, float]]:
+        """Return the numbers of the steps since the last call, oldest first, in one transfer."""
+        names = list(self._rows[0])
+        values = torch.stack([tensor for row in self._rows for tensor in row.values()]).tolist()
+        self._rows.clear()
+        return [
+            dict(zip(names, values[i : i + len(names)], strict=True))
+            for i in range(0, len(values), len(names))
+        ]
+
+
+@dataclass(kw_only=True)
+class Stopwatch:
+    """Seconds per activity, over all attempts whose steps were kept."""
+
+    clock: Callable[[], float]
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.0, "evaluate": 0.0, "data": 0.0}
+    )
+
+    @contextmanager
+    def on(self, activity: str) -> Iterator[None]:
+        """Add the seconds of the block to `activity`."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.seconds[activity] += self.clock() - start
+
+
+class Throughput:
+    """Tokens seen, and tokens per second of training; evaluation and checkpoints do not count."""
+
+    def __init__(self, stopwatch: Stopwatch, *, tokens: int) -> None:
+        """Start at `tokens`, which earlier attempts have seen."""
+        self.tokens = tokens
+        self._stopwatch = stopwatch
+        self._mark = (tokens, self._busy_s())
+
+    def rate(self) -> float:
+        """Return tokens per second since the last lap."""
+        tokens, busy_s = self.tokens - self._mark[0], self._busy_s() - self._mark[1]
+        return tokens / busy_s if busy_s > 0 else 0.0
+
+    def lap(self) -> float:
+        """Return the rate and start a new lap."""
+        rate = self.rate()
+        self._mark = (self.tokens, self._busy_s())
+        return rate
+
+    def _busy_s(self) -> float:
+        return self._stopwatch.seconds["train"] + self._stopwatch.seconds["data"]

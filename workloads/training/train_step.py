@@ -1,0 +1,183 @@
+"""One optimizer step of one rank: forward, backward, all-reduce, clip, update.
+
+The training loop, the step timer and the benchmarks all call `TrainStep`. Its inputs are one batch
+and the learning rates of the step, its outputs 0-d tensors on the device. It reads no number back,
+so the host runs ahead of a GPU, and a compiled or captured step can stand in its place.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from workloads.distributed.mesh import Mesh
+from workloads.distributed.process_group import RankGroup
+from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.training.adamw import Optimizer
+from workloads.training.config import TrainConfig
+from workloads.training.device import MAX_CPU_LOGITS
+from workloads.training.loss import summed_cross_entropy
+
+Autocast = Callable[[], AbstractContextManager[object]]
+"""Makes the context of a forward pass."""
+
+
+class TrainStep:
+    """Takes optimizer steps of one model: it owns the optimizer and the sums of gradients.
+
+    The batch's share of one rank is passed in micro-batches, whose gradients are accumulated. The
+    gradients of ranks are summed while the last backward pass still runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        mesh: Mesh | None = None,
+        *,
+        rows: int,
+        passes: int | None = None,
+        autocast: Autocast,
+        seed: int = 0,
+    ) -> None:
+        """Make the optimizer, and register the sums over the ranks of `mesh`.
+
+        Args:
+            model: In training mode; its parameters stay where they are.
+            config: Optimizer and batch.
+            mesh: None is one rank alone.
+            rows: Sequences per forward pass at most.
+            passes: Forward passes of a step; None is as few as `rows` allows (`even_passes`).
+            autocast: Precision of the forward passes.
+            seed: Of the stochastic rounding of tables in bf16.
+
+        Raises:
+            ValueError: If the optimizer does not fit the model (`Optimizer`).
+        """
+        mesh = mesh or Mesh()
+        self.model = model
+        self.optimizer = Optimizer(model, config, mesh, seed=seed)
+        self._gradients = GradientAllReduce(model, mesh, without=self.optimizer.deferred)
+        self._mesh, self._autocast = mesh, autocast
+        self._batch_tokens = config.batch_tokens
+        self._rows, self._passes = rows, passes
+        # With equal shares no rank must ask how many bags the others look up.
+        self._equal_shares = config.sequences_per_step % mesh.world.size == 0
+
+    def __call__(
+        self,
+        windows: Int64[Tensor, "sequences seq_len+1"],
+        *,
+        lr: float,
+        value_lr_ratio: float | None = None,
+        also: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Update the parameters once; return the step's numbers, summed over the ranks.
+
+        Args:
+            windows: This rank's share of the global batch.
+            lr: Learning rate of the step.
+            value_lr_ratio: Learning rate of memory values over `lr`; None is the config's.
+            also: 0-d tensors to be summed in the same message as the losses, in place.
+
+        Returns:
+            `loss` and, for models that have one, `auxiliary_loss`; `also`; the norms of the
+            gradients before clipping (`Optimizer.clip`).
+        """
+        with self._mesh.even(self._equal_shares):
+            losses = accumulate_gradients(
+                self.model,
+                windows,
+                batch_tokens=self._batch_tokens,
+                rows=self._rows,
+                passes=self._passes,
+                autocast=self._autocast,
+                before_last=self._gradients.start,
+            )
+        summed = {**losses, **(also or {})}
+        self._gradients.finish(also=[*summed.values()])
+        self.optimizer.gather()
+        norms = self.optimizer.clip()
+        self.optimizer.step(lr, value_lr_ratio=value_lr_ratio)
+        return {**summed, **norms}
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    windows: Int64[Tensor, "sequences seq_len+1"],
+    *,
+    batch_tokens: int,
+    rows: int,
+    autocast: Autocast,
+    passes: int | None = None,
+    before_last: Callable[[], None] = lambda: None,
+) -> dict[str, Float[Tensor, ""]]:
+    """Add the gradient of this rank's part of the loss to the parameters; return that part.
+
+    The loss is the mean over the global batch. The parts of all micro-batches and ranks therefore
+    add up to it, whatever their sizes. `auxiliary_loss` is what the layers of a model add: a mean
+    over the tokens of each micro-batch, hence over those of the global batch.
+
+    Args:
+        model: Called once per micro-batch.
+        windows: Inputs and, one position later, targets.
+        batch_tokens: Targets of the global batch.
+        rows: Sequences per forward pass at most.
+        autocast: Precision of the forward passes.
+        passes: Forward passes; None is as few as `rows` allows.
+        before_last: Called before the backward pass after which no gradient is added.
+    """
+    parts = windows.tensor_split(passes or -(-len(windows) // rows))
+    totals = {"loss": torch.zeros((), device=windows.device)}
+    for number, part in enumerate(parts, start=1):
+        inputs, targets = part[:, :-1], part[:, 1:]
+        with autocast():
+            logits = model(inputs)
+        nll = summed_cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        losses = {"loss": nll / batch_tokens}
+        if hasattr(model, "auxiliary_loss"):
+            auxiliary: Tensor | None = model.auxiliary_loss()  # type: ignore[operator]
+            if auxiliary is not None:
+                losses["auxiliary_loss"] = auxiliary * (targets.numel() / batch_tokens)
+        if number == len(parts):
+            before_last()
+        torch.autograd.backward(tuple(losses.values()))
+        for name, loss in losses.items():
+            totals[name] = totals.get(name, torch.zeros_like(loss)) + loss.detach()
+    return totals
+
+
+def rows_per_pass(
+    config: TrainConfig,
+    *,
+    micro_batch_tokens: int | None,
+    vocab_size: int,
+    here: torch.device,
+) -> int:
+    """Return sequences per forward pass.
+
+    Raises:
+        ValueError: If a micro-batch is smaller than one sequence.
+    """
+    if micro_batch_tokens is None:
+        if here.type == "cpu":
+            return max(1, MAX_CPU_LOGITS // (config.seq_len * vocab_size))
+        return config.sequences_per_step
+    if micro_batch_tokens < config.seq_len:
+        raise ValueError(
+            f"micro_batch_tokens must be at least one sequence ({config.seq_len}), "
+            f"got {micro_batch_tokens}"
+        )
+    return micro_batch_tokens // config.seq_len
+
+
+def even_passes(sequences: int, *, world: RankGroup, rows: int) -> int:
+    """Return the forward passes of a step, the same number on every rank, of `rows` at most.
+
+    The numbers must agree because a layer may sum over the ranks in each pass (`QueryBatchNorm`).
+    Where one sequence per pass does not divide evenly, the ranks with one more pass two at once.
+    """
+    fewest, most = sequences // world.size, -(-sequences // world.size)
+    return min(-(-most // rows), fewest)
