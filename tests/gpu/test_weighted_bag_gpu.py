@@ -79,22 +79,6 @@ def test_repeats_are_bit_equal():
         assert all(torch.equal(a, b) for a, b in zip(first, gradients(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_row_sparse_gradient_is_the_dense_one_to_the_bit(shape, dtype):
-    table, ids, weights, x = _case(shape, dtype)
-    t, w = table.requires_grad_(), weights.requires_grad_()
-
-    sparse, dense = (
-        torch.autograd.grad(weighted_bag.weighted_bag(t, ids, w, sparse=kind), (t, w), x)
-        for kind in (True, False)
-    )
-
-    assert torch.equal(sparse[0].indices()[0], ids.unique())
-    assert torch.equal(sparse[0].to_dense(), dense[0])
-    assert torch.equal(sparse[1], dense[1])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_need_not_be_contiguous(dtype):
     table, ids, weights, x = _case((1000, 96, 37, 17), dtype)

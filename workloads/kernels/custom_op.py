@@ -1,70 +1,111 @@
-"""How an operation that reads a table is made known to torch: as one node of a graph, with a gradient of its own."""
+"""Registration of custom operations of torch: one node of a compiled graph, with a gradient of its own.
 
-from collections.abc import Callable
+An operation is described once, by annotated functions: `forward` and `backward` give the schemas, `fake` and
+`fake_backward` make outputs without values for tracing, `save` and `gradients` connect the two for autograd.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def register_read(
+def register_op(
     name: str,
-    implementation: Callable[[Tensor], Any],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
     *,
-    third: str,
-    new_output: Callable[[Tensor, Tensor, Tensor], Tensor],
-    new_third_gradient: Callable[[Tensor, Tensor], Tensor] = lambda table, x: x.new_empty(x.shape),
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the custom operation `memscale::NAME` of a table, row numbers and a third tensor, which `third` names.
-
-    Gradients reach table and third tensor, through `memscale::NAME_backward`.
+    fake: Callable[..., Any],
+    fake_backward: Callable[..., Any],
+    save: Callable[..., None],
+    gradients: Callable[..., Any],
+    tags: Sequence[torch.Tag] = (),
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Register `memscale::NAME` and its gradient `memscale::NAME_backward`; return both.
 
     Args:
         name: Of the operation.
-        implementation: Of a table, the module with `forward(table, ids, third)` and `backward(table, ids, third, grad,
-            needs_table=…, needs_THIRD=…)`, which returns None for a gradient that is not needed.
-        third: What `implementation` calls the third tensor.
+        forward: Computes the outputs; its annotations are the operation's schema.
+        backward: Computes the gradients as tensors; an empty tensor stands for none (`or_empty`).
+        fake: Makes outputs without values, of the arguments of `forward`.
+        fake_backward: Makes gradients without values, of the arguments of `backward`.
+        save: Keeps in `ctx` what the backward pass needs, of `ctx`, inputs and output.
+        gradients: Returns the gradients of all inputs, of the backward operation, `ctx` and the outputs' gradients.
+        tags: Of both operations.
+    """
+    operation, gradient = (
+        torch.library.custom_op(f"memscale::{each}", function, mutates_args=(), tags=tags)
+        for each, function in ((name, forward), (f"{name}_backward", backward))
+    )
+    operation.register_fake(fake)
+    gradient.register_fake(fake_backward)
+    operation.register_autograd(partial(gradients, gradient), setup_context=save)
+    return operation, gradient
+
+
+def or_empty(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a gradient, or an empty tensor in the place of none: an operation returns tensors only."""
+    return like.new_empty(0) if gradient is None else gradient
+
+
+def register_lookup(
+    name: str,
+    implementation: Callable[[Tensor], ModuleType],
+    *,
+    second: str,
+    new_output: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the custom operation `memscale::NAME` of a table, row ids and a second tensor.
+
+    Gradients reach the table (dense) and the second tensor.
+
+    Args:
+        name: Of the operation.
+        implementation: Of a table, the module with `forward(table, ids, second)` and `backward(table, ids, second,
+            grad, needs_table=…, needs_SECOND=…)`, which returns None for a gradient that is not needed.
+        second: What `implementation` calls the second tensor.
         new_output: Makes an open output, as `forward` returns it, of the operation's arguments.
-        new_third_gradient: Makes the third tensor's open gradient, of table and third tensor.
     """
 
-    @torch.library.custom_op(f"memscale::{name}", mutates_args=())
     def forward(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
         result: Tensor = implementation(table).forward(table, ids, x)
         return result
 
-    @torch.library.custom_op(f"memscale::{name}_backward", mutates_args=())
     def backward(
         table: Tensor, ids: Tensor, x: Tensor, grad: Tensor, needs_table: bool, needs_x: bool
     ) -> tuple[Tensor, Tensor]:
-        needs = {"needs_table": needs_table, f"needs_{third}": needs_x}
+        needs = {"needs_table": needs_table, f"needs_{second}": needs_x}
         table_grad, x_grad = implementation(table).backward(table, ids, x, grad, **needs)
-        # An operation returns tensors: an empty one says none.
-        return (
-            table.new_empty(0) if table_grad is None else table_grad,
-            table.new_empty(0) if x_grad is None else x_grad,
-        )
+        return or_empty(table_grad, table), or_empty(x_grad, table)
 
-    @backward.register_fake
-    def _(
+    def fake_backward(
         table: Tensor, ids: Tensor, x: Tensor, grad: Tensor, needs_table: bool, needs_x: bool
     ) -> tuple[Tensor, Tensor]:
-        contiguous = torch.contiguous_format
         return (
-            torch.empty_like(table, memory_format=contiguous)
-            if needs_table
-            else table.new_empty(0),
-            new_third_gradient(table, x) if needs_x else table.new_empty(0),
+            table.new_empty(table.shape if needs_table else 0),
+            x.new_empty(x.shape) if needs_x else table.new_empty(0),
         )
 
-    def keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    def save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    def gradients(
+        backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, None, Tensor | None]:
         needs_table, _, needs_x = ctx.needs_input_grad
         table_grad, x_grad = backward(*ctx.saved_tensors, grad, needs_table, needs_x)
         return table_grad if needs_table else None, None, x_grad if needs_x else None
 
-    forward.register_fake(new_output)
-    forward.register_autograd(gradients, setup_context=keep)
-    return forward
+    operation, _ = register_op(
+        name,
+        forward,
+        backward,
+        fake=new_output,
+        fake_backward=fake_backward,
+        save=save,
+        gradients=gradients,
+    )
+    return operation

@@ -4,7 +4,7 @@
     products        each id to the rank that holds the row and with it the bag's x, multiply, products back
 
 Bags keep whole rows of any width together, at the price of sending each output once per rank that it reads from, and of
-work as uneven as the reading is (`skew`). A GPU must be waited for once per read, to learn how many reads go where; so
+work as uneven as the reading is (`usage_stats.shard_imbalance`). A GPU must be waited for once per read, to learn how many reads go where; so
 reads are not cut into pieces.
 
 Source of the scheme: "number-wise" in UltraMem (arXiv 2411.12364), with sums sent in the place of rows.
@@ -265,10 +265,3 @@ class RowParallelRoute(TableRoute):
 def _set(mask: Bool[Tensor, " n"], how_many: int) -> Int[Tensor, " set"]:
     """Return where a mask is set; the host knows how often, so it need not wait as `nonzero` does."""
     return (~mask).to(torch.uint8).sort(stable=True).indices[:how_many]
-
-
-def skew(reads: Int[Tensor, " rows"], n_ranks: int) -> float:
-    """Return the reads of the rank that reads most over the mean rank's, given the reads of every row."""
-    shares = (RankGroup(rank=rank, size=n_ranks).local_range(len(reads)) for rank in range(n_ranks))
-    of_each = torch.stack([reads[share.start : share.stop].sum() for share in shares]).double()
-    return float(of_each.max() / of_each.mean())

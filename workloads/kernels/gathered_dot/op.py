@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
-from workloads.kernels.custom_op import register_read
+from workloads.kernels.custom_op import register_lookup
 from workloads.kernels.gathered_dot import reference
 
 
@@ -34,9 +34,9 @@ def _implementation(table: Tensor) -> ModuleType:
     )
 
 
-_forward = register_read(
+_forward = register_lookup(
     "gathered_dot",
     _implementation,
-    third="x",
+    second="x",
     new_output=lambda table, ids, x: table.new_empty(ids.shape),
 )

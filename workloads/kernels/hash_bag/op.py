@@ -1,6 +1,6 @@
 """The one entry to look-ups by signs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
+from workloads.kernels.custom_op import or_empty, register_op
 from workloads.kernels.hash_bag import reference
 from workloads.kernels.sign_hash.op import sign_hash, sign_hash_backward
 from workloads.kernels.sign_hash.reference import row_type
@@ -38,7 +39,7 @@ def hash_bag(
         times_l1: Scores are also times the chunk's sum of absolute values.
     """
     if uses_triton(table) and uses_triton(z):
-        out, scores, rows = _forward(table, z, temperature, times_l1)
+        out, scores, rows = _hash_bag(table, z, temperature, times_l1)
         return out, rows, scores
     rows, scores = sign_hash(z, temperature=temperature, times_l1=times_l1)
     return weighted_bag(table, rows, scores.to(table.dtype)), rows, scores
@@ -49,7 +50,6 @@ def _implementation(table: Tensor) -> ModuleType:
 
 
 # Rows come last because opcheck adds up all outputs in the type of the first.
-@torch.library.custom_op("memscale::hash_bag", mutates_args=())
 def _forward(
     table: Tensor, z: Tensor, temperature: float, times_l1: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,32 +58,23 @@ def _forward(
     return out, scores, rows
 
 
-@_forward.register_fake
-def _(
-    table: Tensor, z: Tensor, temperature: float, times_l1: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(table: Tensor, z: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     tokens, chunks, bits = z.shape
     out = table.new_empty(tokens, table.shape[1])
     scores = _by_chunk(z, (tokens, chunks), torch.promote_types(z.dtype, torch.float32))
     return out, scores, _by_chunk(z, (tokens, chunks), row_type(chunks, bits))
 
 
-@torch.library.custom_op("memscale::hash_bag_backward", mutates_args=())
 def _backward(
     table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
 ) -> tuple[Tensor, Tensor]:
     table_grad, scores_grad = _implementation(table).backward(
         table, rows, scores, grad, needs_table=needs_table, needs_scores=needs_scores
     )
-    # An operation returns tensors: an empty one says none.
-    return (
-        table.new_empty(0) if table_grad is None else table_grad,
-        scores.new_empty(0) if scores_grad is None else scores_grad,
-    )
+    return or_empty(table_grad, table), or_empty(scores_grad, scores)
 
 
-@_backward.register_fake
-def _(
+def _fake_backward(
     table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
 ) -> tuple[Tensor, Tensor]:
     return (
@@ -100,10 +91,10 @@ def _by_chunk(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like.new_empty(tokens, chunks, dtype=dtype)
 
 
-def _keep(
+def _save(
     ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    table, z, *ctx.how = inputs
+    table, z, *ctx.options = inputs
     _, scores, rows = output
     ctx.save_for_backward(table, z, rows, scores)
     # Otherwise autograd makes zeros for a gradient of the rows.
@@ -111,19 +102,31 @@ def _keep(
 
 
 def _gradients(
-    ctx: Any, grad: Tensor | None, more_of_scores: Tensor | None, _rows: None
+    backward: Callable[..., tuple[Tensor, Tensor]],
+    ctx: Any,
+    grad: Tensor | None,
+    more_of_scores: Tensor | None,
+    _rows: None,
 ) -> tuple[Tensor | None, Tensor | None, None, None]:
     table, z, rows, scores = ctx.saved_tensors
     needs_table, needs_z, _, _ = ctx.needs_input_grad
     table_grad, scores_grad = None, more_of_scores
     if grad is not None:
-        found = _backward(table, rows, scores, grad, needs_table, needs_z)
+        found = backward(table, rows, scores, grad, needs_table, needs_z)
         table_grad = found[0] if needs_table else None
         if needs_z:
             scores_grad = found[1] if more_of_scores is None else found[1] + more_of_scores
     if not needs_z or scores_grad is None:
         return table_grad, None, None, None
-    return table_grad, sign_hash_backward(z, scores_grad, *ctx.how), None, None
+    return table_grad, sign_hash_backward(z, scores_grad, *ctx.options), None, None
 
 
-_forward.register_autograd(_gradients, setup_context=_keep)
+_hash_bag, _ = register_op(
+    "hash_bag",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+)

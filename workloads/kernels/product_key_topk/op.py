@@ -1,5 +1,6 @@
 """The one entry to product-key selection."""
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.custom_op import register_op
 from workloads.kernels.product_key_topk import reference
 
 
@@ -35,37 +37,45 @@ def _kernels(name: str = "triton") -> ModuleType:
     return import_module(f"workloads.kernels.product_key_topk.{name}")
 
 
-@torch.library.custom_op("memscale::product_key_topk", mutates_args=())
-def _select(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
+def _forward(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
     found: tuple[Tensor, Tensor] = _kernels().select(query, sub_keys, knn)
     return found
 
 
-@_select.register_fake
-def _(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
     shape = (query.shape[0], query.shape[1], knn)
     return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("memscale::product_key_topk_backward", mutates_args=())
-def _gradients(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _kernels("gradients").gradients(grad, ids, query, sub_keys)
+def _backward(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _kernels("backward").gradients(grad, ids, query, sub_keys)
     return found
 
 
-@_gradients.register_fake
-def _(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor
+) -> tuple[Tensor, Tensor]:
     return query.new_empty(query.shape), sub_keys.new_empty(sub_keys.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: tuple[Tensor, Tensor]) -> None:
     query, sub_keys, _ = inputs
     ctx.save_for_backward(query, sub_keys, output[1])
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+def _gradients(
+    backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor, _: Tensor
+) -> tuple[Tensor, Tensor, None]:
     query, sub_keys, ids = ctx.saved_tensors
-    return *_gradients(grad, ids, query, sub_keys), None
+    return *backward(grad, ids, query, sub_keys), None
 
 
-_select.register_autograd(_backward, setup_context=_keep)
+_select, _ = register_op(
+    "product_key_topk",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+)

@@ -72,19 +72,6 @@ def sort_reads(
             BY_CHUNK=by_chunk,
             BLOCK=_BLOCK,
         )
-    return _grouped(rows, bags, sorted_weights, order, n_rows)
-
-
-def only_read(reads: SortedReads) -> tuple[Int[Tensor, " distinct"], SortedReads]:
-    """Return the rows that are read, ascending, and the reads as of a table that has no others. Waits for the device."""
-    rows, places = reads.rows.unique_consecutive(return_inverse=True)
-    found = _grouped(places.to(reads.rows.dtype), reads.bags, reads.weights, reads.order, len(rows))
-    return rows, found
-
-
-def _grouped(
-    rows: Tensor, bags: Tensor, weights: Tensor, order: Tensor, n_rows: int
-) -> SortedReads:
     numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=rows.device)
     starts = torch.searchsorted(rows, numbers, out_int32=True)
     splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
@@ -92,7 +79,7 @@ def _grouped(
     return SortedReads(
         rows=rows,
         bags=bags,
-        weights=weights,
+        weights=sorted_weights,
         order=order,
         n_rows=n_rows,
         starts=starts,

@@ -1,5 +1,6 @@
 """The one entry to hashing by signs."""
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -9,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
+from workloads.kernels.custom_op import register_op
 from workloads.kernels.sign_hash import reference
 
 
@@ -34,7 +36,7 @@ def sign_hash(
     """
     if not uses_triton(z):
         return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)
-    scores, rows = _forward(z, temperature, times_l1)
+    scores, rows = _sign_hash(z, temperature, times_l1)
     return rows, scores
 
 
@@ -43,14 +45,12 @@ def _implementation(z: Tensor) -> ModuleType:
 
 
 # Scores come first because opcheck adds up all outputs in the type of the first.
-@torch.library.custom_op("memscale::sign_hash", mutates_args=())
 def _forward(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
     rows, scores = _implementation(z).forward(z, temperature=temperature, times_l1=times_l1)
     return scores, rows
 
 
-@_forward.register_fake
-def _(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
+def _fake(z: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     tokens, chunks, bits = z.shape
     kinds = (torch.promote_types(z.dtype, torch.float32), reference.row_type(chunks, bits))
     if uses_triton(z):
@@ -60,32 +60,35 @@ def _(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
     return scores, rows
 
 
-@torch.library.custom_op("memscale::sign_hash_backward", mutates_args=())
-def sign_hash_backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
-    """Return the gradient of `z` for that of the scores."""
+def _backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
     result: Tensor = _implementation(z).backward(
         z, grad, temperature=temperature, times_l1=times_l1
     )
     return result
 
 
-@sign_hash_backward.register_fake
-def _(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
-    return torch.empty_like(z, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, float, bool], output: tuple[Tensor, Tensor]) -> None:
-    z, ctx.temperature, ctx.times_l1 = inputs
+def _save(ctx: Any, inputs: tuple[Tensor, float, bool], output: tuple[Tensor, Tensor]) -> None:
+    z, *ctx.options = inputs
     ctx.save_for_backward(z)
     # Otherwise autograd makes zeros for a gradient of the rows.
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, grad: Tensor | None, _rows: None) -> tuple[Tensor | None, None, None]:
+def _gradients(
+    backward: Callable[..., Tensor], ctx: Any, grad: Tensor | None, _rows: None
+) -> tuple[Tensor | None, None, None]:
     if grad is None:
         return None, None, None
     (z,) = ctx.saved_tensors
-    return sign_hash_backward(z, grad, ctx.temperature, ctx.times_l1), None, None
+    return backward(z, grad, *ctx.options), None, None
 
 
-_forward.register_autograd(_gradient, setup_context=_keep)
+_sign_hash, sign_hash_backward = register_op(
+    "sign_hash",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=lambda z, *_: z.new_empty(z.shape),
+    save=_save,
+    gradients=_gradients,
+)

@@ -7,16 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
-from workloads.kernels.custom_op import register_read
-from workloads.kernels.weighted_bag import reference, row_sparse
+from workloads.kernels.custom_op import register_lookup
+from workloads.kernels.weighted_bag import reference
 
 
 def weighted_bag(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
-    *,
-    sparse: bool = False,
 ) -> Float[Tensor, "bags width"]:
     """Return for each bag the weighted sum of the rows it names: `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
 
@@ -27,11 +25,7 @@ def weighted_bag(
         table: The rows.
         ids: Which of them each bag sums, from 0 up to `rows`.
         weights: What each is multiplied with.
-        sparse: Whether the table's gradient holds the rows that were read and no others, as `torch.sparse_coo_tensor`
-            (`row_sparse.py`): for tables of which a step reads a small part, and torch's optimizers for such gradients.
     """
-    if sparse and table.requires_grad:
-        return row_sparse.weighted_bag(table, ids, weights, _forward)
     if not table.is_cuda:
         # A custom operation costs half a millisecond more, which small models feel, and says nothing new.
         return reference.weighted_bag(table, ids, weights)
@@ -44,9 +38,9 @@ def _implementation(table: Tensor) -> ModuleType:
     )
 
 
-_forward = register_read(
+_forward = register_lookup(
     "weighted_bag",
     _implementation,
-    third="weights",
+    second="weights",
     new_output=lambda table, ids, weights: table.new_empty(ids.shape[0], table.shape[1]),
 )

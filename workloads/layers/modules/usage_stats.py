@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from workloads.sharding.row_parallel import skew
+from workloads.distributed.process_group import RankGroup
 
 
 class Usage(nn.Module, ABC):
@@ -183,11 +183,18 @@ class MemoryUsage(Usage):
             **self.output_ratio(),
         }
         if self.row_shards > 1:
-            values["shard_max_over_mean"] = skew(self.reads, self.row_shards)
+            values["shard_max_over_mean"] = shard_imbalance(self.reads, self.row_shards)
         for name, buffer in self.named_buffers():
             if name != "ever":
                 buffer.zero_()
         return values
+
+
+def shard_imbalance(reads: Int[Tensor, " rows"], n_ranks: int) -> float:
+    """Return the reads of the busiest rank over the mean rank's, of a table sharded by rows."""
+    shards = (RankGroup(rank=rank, size=n_ranks).local_range(len(reads)) for rank in range(n_ranks))
+    per_rank = torch.stack([reads[shard.start : shard.stop].sum() for shard in shards]).double()
+    return float(per_rank.max() / per_rank.mean())
 
 
 _UNIT = 2**24

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workloads.kernels.gathered_dot import reference as gathered_dot_reference
-from workloads.kernels.weighted_bag import reference, row_sparse
+from workloads.kernels.weighted_bag import reference
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
@@ -81,21 +81,6 @@ def test_gradients_equal_the_reference(shape, seed, chunk):
 
     torch.testing.assert_close(sums, expected[0])
     torch.testing.assert_close(products.view(ids.shape), expected[1])
-
-
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(shape=SHAPES.filter(lambda shape: 0 not in shape), seed=st.integers(0, 9))
-def test_row_sparse_gradients_are_the_dense_ones_of_the_rows_read(shape, seed):
-    table, ids, weights, grad = _case(shape, seed)
-    expected = kernel.backward(table, ids, weights, grad, needs_table=True, needs_weights=True)
-
-    rows, sums, products = row_sparse._with_triton(table, ids, weights, grad, needs_weights=True)
-
-    assert torch.equal(rows, ids.unique())
-    assert torch.equal(sums, expected[0][rows])
-    assert torch.equal(products, expected[1])
 
 
 @settings(

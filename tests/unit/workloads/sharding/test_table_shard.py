@@ -9,6 +9,7 @@ from workloads.architectures import dense, memory_plus
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise, write_normal_part
+from workloads.layers.modules.usage_stats import shard_imbalance
 from workloads.sharding.column_parallel import (
     ALIGNED,
     ColumnParallelRoute,
@@ -16,7 +17,7 @@ from workloads.sharding.column_parallel import (
     columns_of_each,
 )
 from workloads.sharding.materialise import materialise_model
-from workloads.sharding.row_parallel import RowParallelShard, skew
+from workloads.sharding.row_parallel import RowParallelShard
 from workloads.sharding.table_shard import count_params, table_shards
 
 BACKBONE = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
@@ -86,8 +87,8 @@ def test_a_read_has_the_pieces_that_were_asked_for_but_no_more_than_bags(asked, 
 
 
 def test_skew_is_what_the_busiest_rank_reads_over_the_mean():
-    assert skew(torch.tensor([5, 1, 0, 0, 2, 4]), 3) == pytest.approx(6 / 4)
-    assert skew(torch.ones(8, dtype=torch.long), 4) == 1.0
+    assert shard_imbalance(torch.tensor([5, 1, 0, 0, 2, 4]), 3) == pytest.approx(6 / 4)
+    assert shard_imbalance(torch.ones(8, dtype=torch.long), 4) == 1.0
 
 
 @given(
