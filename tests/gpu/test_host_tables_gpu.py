@@ -44,7 +44,7 @@ class Reader(nn.Module):
 
     def forward(self, ids: Tensor, weights: Tensor) -> Tensor:
         bags = self.table(ids, weights)
-        return bags + self.table(ids, self.table.products(ids, bags.tanh()))
+        return bags + self.table(ids, self.table.gathered_dot(ids, bags.tanh()))
 
 
 def batch(n_rows: int, bags: int, bag_size: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:

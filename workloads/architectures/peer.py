@@ -211,7 +211,7 @@ class Peer(ProductKeyLookup):
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, weights)
-        hidden = _activated(self.inputs.module.products(ids, tokens), self.shape.activation)
+        hidden = _activated(self.inputs.module.gathered_dot(ids, tokens), self.shape.activation)
         output: Tensor = self.outputs.module(ids, weights * hidden)
         return output.to(x.dtype).view(x.shape)
 

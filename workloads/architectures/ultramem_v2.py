@@ -253,7 +253,7 @@ class UltraMemLayer(TuckerLookup):
         ids, weights = self.select(tokens, context)
         tables = self.tables.module
         if self.pre_value is not None and tables.pre_value is not None:
-            weights = weights * tables.pre_value.products(ids, self.pre_value(tokens))
+            weights = weights * tables.pre_value.gathered_dot(ids, self.pre_value(tokens))
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, weights)

@@ -34,7 +34,7 @@ ALIGNED = 8
 class ColumnParallelShard(TableShard):
     """Some columns of all rows."""
 
-    STATE = ()
+    STATE_DTYPES = ()
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
@@ -46,7 +46,7 @@ class ColumnParallelShard(TableShard):
         bags = self.mesh.bags_of_each(len(ids))
         return self._route(ids, bags, n_pieces=max(1, min(self.mesh.pieces, max(bags))))
 
-    def route_again(
+    def restore_route(
         self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
     ) -> "ColumnParallelRoute":
         """Return the route of a read, for its backward pass."""
@@ -56,7 +56,7 @@ class ColumnParallelShard(TableShard):
     def _route(self, ids: Tensor, bags: Sequence[int], *, n_pieces: int) -> "ColumnParallelRoute":
         return ColumnParallelRoute(
             self.mesh.memory,
-            ids.to(self.id_type),
+            ids.to(self.id_dtype),
             bags=bags,
             columns=self.of_each,
             n_pieces=n_pieces,

@@ -35,7 +35,7 @@ from workloads.sharding.table_shard import TableShard
 class RowParallelShard(TableShard):
     """All columns of some rows."""
 
-    STATE = (torch.int64, torch.int64, torch.int64, torch.bool, torch.int64)
+    STATE_DTYPES = (torch.int64, torch.int64, torch.int64, torch.bool, torch.int64)
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
@@ -43,9 +43,9 @@ class RowParallelShard(TableShard):
 
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> "RowParallelRoute":
         """Return the route of a read of these bags. Collective; waits for the GPU."""
-        return RowParallelRoute(self.mesh.memory, ids, n_rows=self.n_rows, id_type=self.id_type)
+        return RowParallelRoute(self.mesh.memory, ids, n_rows=self.n_rows, id_dtype=self.id_dtype)
 
-    def route_again(
+    def restore_route(
         self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
     ) -> "RowParallelRoute":
         """Return the route of a read, for its backward pass."""
@@ -65,7 +65,7 @@ class RowParallelRoute(TableRoute):
         ids: Int[Tensor, "bags bag_size"],
         *,
         n_rows: int,
-        id_type: torch.dtype,
+        id_dtype: torch.dtype,
     ) -> None:
         """Find who holds what, and tell each other how much of it there is."""
         self._memory, self._shape = memory, tuple(ids.shape)
@@ -79,7 +79,7 @@ class RowParallelRoute(TableRoute):
         # The reads by rank, each rank's in the order of the bags.
         self._order = holder.flatten().to(torch.int16).sort(stable=True).indices
         first = holder * n_rows // size
-        self._ids = (ids - first).flatten()[self._order].to(id_type)
+        self._ids = (ids - first).flatten()[self._order].to(id_dtype)
         self._counts = counts.T.to(torch.int32).contiguous()
 
         longest = torch.cat([counts, counts.new_zeros(1, size)]).amax(0)

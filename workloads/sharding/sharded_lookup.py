@@ -48,13 +48,13 @@ class Backward(Protocol):
         second: Tensor,
         grad: Tensor,
         route: TableRoute,
-        deferred: SparseGradient | None,
+        sparse_gradient: SparseGradient | None,
         /,
         *,
         needs_part: bool,
         needs_second: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the part, None where `deferred` has it, and of the read's second tensor."""
+        """Return the gradients of the part, None where `sparse_gradient` has it, and of the read's second tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +65,19 @@ class Operation:
     backward: Backward
 
 
-def weighted_sums(
+def read(
+    operation: str,
     part: Float[Tensor, "rows columns"],
-    weights: Float[Tensor, "bags bag_size"],
+    second: Tensor,
     route: TableRoute,
-    deferred: SparseGradient | None,
-) -> Float[Tensor, "bags width"]:
-    """Return `weighted_bag` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
-    result: Tensor = _Read.apply(part, weights, route, deferred, WEIGHTED_SUMS)  # type: ignore[no-untyped-call]
-    return result
+    sparse_gradient: SparseGradient | None,
+) -> Tensor:
+    """Return an operation of `OPERATIONS` on the whole table, of the ids that `route` is for.
 
-
-def products(
-    part: Float[Tensor, "rows columns"],
-    x: Float[Tensor, "bags width"],
-    route: TableRoute,
-    deferred: SparseGradient | None,
-) -> Float[Tensor, "bags bag_size"]:
-    """Return `gathered_dot` of the whole table and what `route` was made for; the gradient of `part` goes to `deferred`."""
-    result: Tensor = _Read.apply(part, x, route, deferred, PRODUCTS)  # type: ignore[no-untyped-call]
-    return result
+    The gradient of `part` is added to `sparse_gradient` if there is one.
+    """
+    found: Tensor = _Read.apply(part, second, route, sparse_gradient, OPERATIONS[operation])  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Read(torch.autograd.Function):
@@ -94,12 +87,12 @@ class _Read(torch.autograd.Function):
         part: Tensor,
         second: Tensor,
         route: TableRoute,
-        deferred: SparseGradient | None,
+        sparse_gradient: SparseGradient | None,
         operation: Operation,
     ) -> Tensor:
         found = operation.forward(part, second, route)
         ctx.save_for_backward(part, found.ids, found.second)
-        ctx.route, ctx.deferred, ctx.operation = route, deferred, operation
+        ctx.route, ctx.sparse_gradient, ctx.operation = route, sparse_gradient, operation
         return found.output
 
     @staticmethod
@@ -110,36 +103,36 @@ class _Read(torch.autograd.Function):
             *ctx.saved_tensors,
             grad,
             ctx.route,
-            ctx.deferred,
+            ctx.sparse_gradient,
             needs_part=needs_part,
             needs_second=needs_second,
         )
         return part_grad, second_grad, None, None, None
 
 
-def _sum_weighted(part: Tensor, weights: Tensor, route: TableRoute) -> Found:
+def _bag_forward(part: Tensor, weights: Tensor, route: TableRoute) -> Found:
     pieces = route.pieces()
     arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
     held, leaving = [], []
     for piece, reads in zip(pieces, arriving, strict=True):
         held.append(reads())
-        leaving.append(piece.vectors_back(_bag(part, *held[-1])))
+        leaving.append(piece.vectors_back(_local_bag(part, *held[-1])))
     ids, all_weights = (route.join(each) for each in zip(*held, strict=True))
-    return Found(output=_whole(leaving), ids=ids, second=all_weights)
+    return Found(output=_concatenated(leaving), ids=ids, second=all_weights)
 
 
-def _sum_weighted_backward(
+def _bag_backward(
     part: Tensor,
     ids: Tensor,
     weights: Tensor,
     grad: Tensor,
     route: TableRoute,
-    deferred: SparseGradient | None,
+    sparse_gradient: SparseGradient | None,
     *,
     needs_part: bool,
     needs_second: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    if needs_part and deferred is None:
+    if needs_part and sparse_gradient is None:
         arriving = route.vectors_there(grad)
         gradients = sorted_reads(part, ids, weights, products=needs_second)
         part_grad, products = gradients(arriving())
@@ -150,30 +143,30 @@ def _sum_weighted_backward(
     for piece, its_ids, vectors in zip(pieces, route.cut(ids), travelling, strict=True):
         arrived.append(vectors())
         if needs_second:
-            leaving.append(piece.numbers_back(_products(part, its_ids, arrived[-1])))
-    if needs_part and deferred is not None:
-        deferred.add(len(part), ids, weights, route.join(arrived))
-    return None, _whole(leaving) if needs_second else None
+            leaving.append(piece.numbers_back(_local_dot(part, its_ids, arrived[-1])))
+    if needs_part and sparse_gradient is not None:
+        sparse_gradient.add(len(part), ids, weights, route.join(arrived))
+    return None, _concatenated(leaving) if needs_second else None
 
 
-def _multiply(part: Tensor, x: Tensor, route: TableRoute) -> Found:
+def _dot_forward(part: Tensor, x: Tensor, route: TableRoute) -> Found:
     pieces = route.pieces()
     arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
     held, leaving = [], []
     for piece, reads in zip(pieces, arriving, strict=True):
         held.append(reads())
-        leaving.append(piece.numbers_back(_products(part, *held[-1])))
+        leaving.append(piece.numbers_back(_local_dot(part, *held[-1])))
     ids, all_x = (route.join(each) for each in zip(*held, strict=True))
-    return Found(output=_whole(leaving), ids=ids, second=all_x)
+    return Found(output=_concatenated(leaving), ids=ids, second=all_x)
 
 
-def _multiply_backward(
+def _dot_backward(
     part: Tensor,
     ids: Tensor,
     x: Tensor,
     grad: Tensor,
     route: TableRoute,
-    deferred: SparseGradient | None,
+    sparse_gradient: SparseGradient | None,
     *,
     needs_part: bool,
     needs_second: bool,
@@ -184,33 +177,36 @@ def _multiply_backward(
     for piece, its_ids, numbers in zip(pieces, route.cut(ids), travelling, strict=True):
         arrived.append(numbers())
         if needs_second:
-            leaving.append(piece.vectors_back(_bag(part, its_ids, arrived[-1])))
+            leaving.append(piece.vectors_back(_local_bag(part, its_ids, arrived[-1])))
     part_grad = None
-    if needs_part and deferred is not None:
-        deferred.add(len(part), ids, route.join(arrived), x)
+    if needs_part and sparse_gradient is not None:
+        sparse_gradient.add(len(part), ids, route.join(arrived), x)
     elif needs_part:
         gradients = sorted_reads(part, ids, route.join(arrived), products=False)
         part_grad, _ = gradients(x)
-    return part_grad, _whole(leaving) if needs_second else None
+    return part_grad, _concatenated(leaving) if needs_second else None
 
 
-WEIGHTED_SUMS = Operation(forward=_sum_weighted, backward=_sum_weighted_backward)
-PRODUCTS = Operation(forward=_multiply, backward=_multiply_backward)
+OPERATIONS = {
+    "weighted_bag": Operation(forward=_bag_forward, backward=_bag_backward),
+    "gathered_dot": Operation(forward=_dot_forward, backward=_dot_backward),
+}
+"""The two lookups of a sharded table, by the names of those of a whole one."""
 
 
-def _whole(pieces: Sequence[Arrival]) -> Tensor:
+def _concatenated(pieces: Sequence[Arrival]) -> Tensor:
     arrived = [piece() for piece in pieces]
     return arrived[0] if len(arrived) == 1 else torch.cat(arrived)
 
 
-def _bag(part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _local_bag(part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     # A rank may hold no column and no row, or be asked for nothing.
     if not part.numel() or not ids.numel():
         return part.new_zeros(len(ids), part.shape[1])
     return weighted_bag(part, ids, weights)
 
 
-def _products(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+def _local_dot(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
     if not part.numel() or not ids.numel():
         return part.new_zeros(ids.shape)
     return gathered_dot(part, ids, x)

@@ -1,136 +1,84 @@
-"""Reads of a table that ranks share out, as operations that `torch.compile` keeps in its graph.
+"""Lookups of a sharded table, as one node each of a graph of `torch.compile`.
 
-What a read's backward pass needs of its forward pass are further outputs of the forward operation, as a graph keeps
-tensors only: [how long everything is and what the route had of numbers, on the host; ids and second tensor of the reads
-made here (`read.Found`); the route's tensors], all flat. How long they are depends on the batches of other ranks, so no
-length is known before the operation has run.
+A graph keeps tensors only, so what the backward pass needs are further outputs of the forward
+operation: [sizes and the route's numbers, on the host; ids and second tensor of the reads made here
+(`sharded_lookup.Found`); the route's tensors], all flat. Their lengths depend on the batches of
+other ranks, so none is known before the operation has run.
 
-Every rank must run its reads in the same order. Where a read depends on the one before, as through the residual stream,
-no compiler can change it; others stay in the order of the program as long as all ranks' batches have one shape, for then
-what is compiled is the same on all.
+Every rank must run its lookups in the same order. Where a lookup depends on the one before, as
+through the residual stream, no compiler can change it. Others keep the program's order as long as
+all ranks' batches have one shape, for then all ranks compile the same graph.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.layers.memory.handle_registry import Named, named
+from workloads.kernels.custom_op import or_empty, register_op
+from workloads.layers.memory.handle_registry import resolve
 from workloads.layers.memory.sparse_gradient import SparseGradient
-from workloads.layers.memory.sparse_gradient_ops import NOT_REPLAYED, anchor_gradient, copied
-from workloads.layers.memory.sparse_gradient_ops import numbers as backward_passes
-from workloads.sharding import sharded_lookup
-from workloads.sharding.table_route import TableRoute
+from workloads.layers.memory.sparse_gradient_ops import (
+    NOT_REPLAYED,
+    PASS_NUMBERS,
+    anchor_gradient,
+    copied,
+)
+from workloads.sharding.sharded_lookup import OPERATIONS
 
-_OPERATIONS = {"weighted_sums": sharded_lookup.WEIGHTED_SUMS, "products": sharded_lookup.PRODUCTS}
-
-
-class RouteFactory(Named, ABC):
-    """What an operation must know of a table that ranks share out."""
-
-    STATE: ClassVar[tuple[torch.dtype, ...]]
-    """Types of the tensors of a route's state."""
-    n_rows: int
-    width: int
-
-    @property
-    def id_type(self) -> torch.dtype:
-        """The type in which ids travel: half the bytes of what is sent most."""
-        return torch.int32 if self.n_rows < 2**31 else torch.int64
-
-    @abstractmethod
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> TableRoute:
-        """Return how a read finds the rows that `ids` name. Collective."""
-
-    @abstractmethod
-    def route_again(
-        self,
-        ids: Int[Tensor, "bags bag_size"],
-        numbers: Sequence[int],
-        tensors: Sequence[Tensor],
-    ) -> TableRoute:
-        """Return for a backward pass the route of `ids` that had this state; its tensors come flattened."""
+if TYPE_CHECKING:
+    from workloads.sharding.table_shard import TableShard
 
 
-def weighted_sums(
-    part: Float[Tensor, "rows columns"],
-    ids: Int[Tensor, "bags bag_size"],
-    weights: Float[Tensor, "bags bag_size"],
-    shard: str,
-    deferred: SparseGradient | None,
-) -> Float[Tensor, "bags width"]:
-    """Return `read.weighted_sums` by the shard of this name."""
-    return _read(part, ids, weights, shard, deferred, "weighted_sums")
-
-
-def products(
-    part: Float[Tensor, "rows columns"],
-    ids: Int[Tensor, "bags bag_size"],
-    x: Float[Tensor, "bags width"],
-    shard: str,
-    deferred: SparseGradient | None,
-) -> Float[Tensor, "bags bag_size"]:
-    """Return `read.products` by the shard of this name."""
-    return _read(part, ids, x, shard, deferred, "products")
-
-
-def _read(
+def read(
+    operation: str,
     part: Tensor,
     ids: Tensor,
     second: Tensor,
-    shard: str,
-    deferred: SparseGradient | None,
-    operation: str,
+    shard: "TableShard",
+    sparse_gradient: SparseGradient | None,
 ) -> Tensor:
-    anchor, name = (None, None) if deferred is None else (deferred.anchor, deferred.name)
-    output: Tensor = shared_read(part, ids, second, anchor, operation, shard, name)[0]
+    """Return an operation of `sharded_lookup.OPERATIONS` on the whole table. Collective."""
+    anchor, handle = None, None
+    if sparse_gradient is not None:
+        anchor, handle = sparse_gradient.anchor, sparse_gradient.handle
+    output: Tensor = sharded_read(part, ids, second, anchor, operation, shard.handle, handle)[0]
     return output
 
 
-@torch.library.custom_op("memscale::shared_read", mutates_args=(), tags=NOT_REPLAYED)
-def shared_read(
+def _forward(
     part: Tensor,
     ids: Tensor,
     second: Tensor,
     anchor: Tensor | None,
     operation: str,
     shard: str,
-    deferred: str | None,
+    sparse_gradient: str | None,
 ) -> list[Tensor]:
-    """Return a read's output, and what its backward pass needs. Collective."""
-    route = _routes(shard).route(ids)
-    found = _OPERATIONS[operation].forward(part, second, route)
+    route = resolve(shard).route(ids)
+    found = OPERATIONS[operation].forward(part, second, route)
     numbers, tensors = route.state()
     numbers = [*found.ids.shape, *found.second.shape, *numbers]
     kept = [found.ids, found.second, *tensors]
     return [found.output, torch.tensor(numbers), *(each.reshape(-1) for each in kept)]
 
 
-@shared_read.register_fake
-def _(
-    part: Tensor,
-    ids: Tensor,
-    second: Tensor,
-    anchor: Tensor | None,
-    operation: str,
-    shard: str,
-    deferred: str | None,
+def _fake(
+    part: Tensor, ids: Tensor, second: Tensor, _: object, operation: str, shard: str, __: object
 ) -> list[Tensor]:
-    here, trace = _routes(shard), torch.library.get_ctx()
-    width = here.width if operation == "weighted_sums" else ids.shape[1]
-    types = (here.id_type, second.dtype, *here.STATE)
+    reader: TableShard = resolve(shard)
+    trace = torch.library.get_ctx()
+    width = reader.width if operation == "weighted_bag" else ids.shape[1]
+    dtypes = (reader.id_dtype, second.dtype, *reader.STATE_DTYPES)
     return [
         part.new_empty(ids.shape[0], width),
         torch.empty(trace.new_dynamic_size(), dtype=torch.int64, device="cpu"),
-        *(ids.new_empty(trace.new_dynamic_size(), dtype=each) for each in types),
+        *(ids.new_empty(trace.new_dynamic_size(), dtype=each) for each in dtypes),
     ]
 
 
-@torch.library.custom_op("memscale::shared_read_backward", mutates_args=(), tags=NOT_REPLAYED)
-def shared_read_backward(
+def _backward(
     grad: Tensor,
     part: Tensor,
     ids: Tensor,
@@ -138,42 +86,36 @@ def shared_read_backward(
     anchor: Tensor | None,
     operation: str,
     shard: str,
-    deferred: str | None,
+    sparse_gradient: str | None,
     needs_part: bool,
     needs_second: bool,
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of part, second tensor and anchor, empty where there is none. Collective.
-
-    `number` is that of the pass (`deferred_read.py`).
-    """
+    """Return the gradients of part, second tensor and anchor. `number` is one of `PASS_NUMBERS`."""
     host, held_ids, held_second, *tensors = kept
-    bags, size, of_second, width, *numbers = host.tolist()
-    held_ids, held_second = held_ids.view(bags, size), held_second.view(of_second, width)
-    route = _routes(shard).route_again(ids, numbers, tensors)
-    leave = None if deferred is None else named(SparseGradient, deferred)
-    if leave is not None and needs_part:
-        # What comes by message is nobody's buffer; these are the graph's.
+    bags, size, second_bags, width, *numbers = host.tolist()
+    held_ids, held_second = held_ids.view(bags, size), held_second.view(second_bags, width)
+    route = resolve(shard).restore_route(ids, numbers, tensors)
+    into: SparseGradient | None = None if sparse_gradient is None else resolve(sparse_gradient)
+    if into is not None and needs_part:
+        # Received messages are nobody's buffers; these two are the graph's.
         held_ids, held_second = copied(held_ids), copied(held_second)
-    part_grad, second_grad = _OPERATIONS[operation].backward(
+    part_grad, second_grad = OPERATIONS[operation].backward(
         part,
         held_ids,
         held_second,
         grad,
         route,
-        leave,
+        into,
         needs_part=needs_part,
         needs_second=needs_second,
     )
-    return (
-        grad.new_empty(0) if part_grad is None else part_grad.contiguous(),
-        grad.new_empty(0) if second_grad is None else second_grad.contiguous(),
-        anchor_gradient(grad, anchor),
-    )
+    found = (None if each is None else each.contiguous() for each in (part_grad, second_grad))
+    part_grad, second_grad = (or_empty(each, grad) for each in found)
+    return part_grad, second_grad, anchor_gradient(grad, anchor)
 
 
-@shared_read_backward.register_fake
-def _(
+def _fake_backward(
     grad: Tensor,
     part: Tensor,
     ids: Tensor,
@@ -181,53 +123,51 @@ def _(
     anchor: Tensor | None,
     operation: str,
     shard: str,
-    deferred: str | None,
+    sparse_gradient: str | None,
     needs_part: bool,
     needs_second: bool,
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    bags, width = ids.shape[0], _routes(shard).width
-    second = ids.shape if operation == "weighted_sums" else (bags, width)
+    dense = needs_part and sparse_gradient is None
+    second = ids.shape if operation == "weighted_bag" else (ids.shape[0], resolve(shard).width)
     return (
-        part.new_empty(part.shape) if needs_part and deferred is None else grad.new_empty(0),
-        part.new_empty(second) if needs_second else grad.new_empty(0),
+        part.new_empty(part.shape if dense else 0),
+        part.new_empty(second if needs_second else 0),
         anchor_gradient(grad, anchor),
     )
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    part, ids, _, anchor, *ctx.how = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    part, ids, _, anchor, *ctx.names = inputs
     ctx.save_for_backward(part, ids, anchor, *output[1:])
 
 
-def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
+def _gradients(
+    backward: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: list[Tensor]
+) -> tuple[Tensor | None, ...]:
     part, ids, anchor, *kept = ctx.saved_tensors
-    operation, shard, deferred = ctx.how
     needs_part, _, needs_second, *_ = ctx.needs_input_grad
-    part_grad, second_grad, anchor_grad = shared_read_backward(
-        grads[0],
-        part,
-        ids,
-        kept,
-        anchor if needs_part else None,
-        operation,
-        shard,
-        deferred,
-        needs_part,
-        needs_second,
-        next(backward_passes),
+    added = anchor if needs_part else None
+    needs = needs_part, needs_second, next(PASS_NUMBERS)
+    part_grad, second_grad, anchor_grad = backward(
+        grads[0], part, ids, kept, added, *ctx.names, *needs
     )
     return (
-        part_grad if needs_part and deferred is None else None,
+        part_grad if needs_part and anchor is None else None,
         None,
         second_grad if needs_second else None,
-        anchor_grad if needs_part and deferred is not None else None,
+        anchor_grad if added is not None else None,
         *(None, None, None),
     )
 
 
-shared_read.register_autograd(_gradients, setup_context=_keep)
-
-
-def _routes(name: str) -> RouteFactory:
-    return named(RouteFactory, name)  # type: ignore[type-abstract]
+sharded_read, sharded_read_backward = register_op(
+    "sharded_read",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+    tags=NOT_REPLAYED,
+)

@@ -1,22 +1,30 @@
-"""This rank's part of a table, and how the whole is read with it."""
+"""This rank's shard of a memory table, and how the whole table is read with it."""
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.distributed.mesh import Mesh
+from workloads.layers.memory.handle_registry import Registered
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.sharding import sharded_lookup, sharded_lookup_ops
+from workloads.sharding.table_route import TableRoute
 
 
-class TableShard(sharded_lookup_ops.RouteFactory):
+class TableShard(Registered, ABC):
     """A rectangle of a table: some columns of all rows, or some rows with all columns.
 
-    What a read returns, and every gradient, is what the whole table would give, up to the order of sums.
+    Lookups and all their gradients are those of the whole table, up to the order of sums. Ranks of
+    the memory group must make them together.
     """
 
+    STATE_DTYPES: ClassVar[tuple[torch.dtype, ...]]
+    """Types of the tensors of `TableRoute.state`."""
     rows: range
     columns: range
 
@@ -36,41 +44,65 @@ class TableShard(sharded_lookup_ops.RouteFactory):
         """Rows and columns of the table."""
         return self.n_rows, self.width
 
-    def bag(
+    @property
+    def id_dtype(self) -> torch.dtype:
+        """The type in which ids are sent: half the bytes of the largest messages."""
+        return torch.int32 if self.n_rows < 2**31 else torch.int64
+
+    @abstractmethod
+    def route(self, ids: Int[Tensor, "bags bag_size"]) -> TableRoute:
+        """Return the route of a lookup of these ids. Collective."""
+
+    @abstractmethod
+    def restore_route(
+        self,
+        ids: Int[Tensor, "bags bag_size"],
+        numbers: Sequence[int],
+        tensors: Sequence[Tensor],
+    ) -> TableRoute:
+        """Return the route of `ids` with this `TableRoute.state`, whose tensors are flat."""
+
+    def weighted_bag(
         self,
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         weights: Float[Tensor, "bags bag_size"],
-        deferred: SparseGradient | None = None,
+        sparse_gradient: SparseGradient | None = None,
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sums of rows of the whole table (`kernels/weighted_bag`). Collective.
 
-        The gradient of `part` is left in `deferred` if there is one.
+        The gradient of `part` is added to `sparse_gradient` if there is one.
         """
-        if torch.compiler.is_compiling():
-            return sharded_lookup_ops.weighted_sums(part, ids, weights, self.name, deferred)
-        route = self.route(ids)
-        return sharded_lookup.weighted_sums(part, weights, route, deferred)
+        return self._read("weighted_bag", part, ids, weights, sparse_gradient)
 
-    def products(
+    def gathered_dot(
         self,
         part: Float[Tensor, "rows columns"],
         ids: Int[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
-        deferred: SparseGradient | None = None,
+        sparse_gradient: SparseGradient | None = None,
     ) -> Float[Tensor, "bags bag_size"]:
-        """Return the products of rows of the whole table with `x` (`kernels/gathered_dot`). Collective.
+        """Return the dot products of rows of the whole table with `x` (`kernels/gathered_dot`).
 
-        The gradient of `part` is left in `deferred` if there is one.
+        Collective. The gradient of `part` is added to `sparse_gradient` if there is one.
         """
+        return self._read("gathered_dot", part, ids, x, sparse_gradient)
+
+    def _read(
+        self,
+        operation: str,
+        part: Tensor,
+        ids: Tensor,
+        second: Tensor,
+        sparse_gradient: SparseGradient | None,
+    ) -> Tensor:
         if torch.compiler.is_compiling():
-            return sharded_lookup_ops.products(part, ids, x, self.name, deferred)
-        route = self.route(ids)
-        return sharded_lookup.products(part, x, route, deferred)
+            return sharded_lookup_ops.read(operation, part, ids, second, self, sparse_gradient)
+        return sharded_lookup.read(operation, part, second, self.route(ids), sparse_gradient)
 
 
 def table_shards(model: nn.Module) -> dict[str, TableShard]:
-    """Return parameter name -> shard, of every parameter of which this rank holds a part only."""
+    """Return parameter name -> shard, of every table of which this rank holds a part only."""
     return {
         f"{path}.weight" if path else "weight": module.shard
         for path, module in model.named_modules()
@@ -79,10 +111,10 @@ def table_shards(model: nn.Module) -> dict[str, TableShard]:
 
 
 def count_params(model: nn.Module) -> int:
-    """Return the trainable numbers of a model, of a table that is shared out all of them."""
-    parts = table_shards(model)
+    """Return the trainable numbers of a model, counting sharded tables whole."""
+    shards = table_shards(model)
     return sum(
-        math.prod(parts[name].whole) if name in parts else parameter.numel()
+        math.prod(shards[name].whole) if name in shards else parameter.numel()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     )

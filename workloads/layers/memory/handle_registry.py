@@ -1,43 +1,45 @@
-"""Objects that custom operations of torch find by name: a compiled graph holds tensors, numbers and words, no objects."""
+"""Handle registry: objects that custom operations find by a string.
+
+A compiled graph holds tensors, numbers and strings, but no Python objects.
+"""
 
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
-_ALL: WeakValueDictionary[str, "Named"] = WeakValueDictionary()
+_ALL: WeakValueDictionary[str, "Registered"] = WeakValueDictionary()
 _NUMBERS = count()
 
-N = TypeVar("N", bound="Named")
 
+class Registered:
+    """An object with a handle that is unique in this process while the object lives."""
 
-class Named:
-    """What has a name of its own in this process, for as long as it lives; a copy has another."""
-
-    name: str
+    handle: str
 
     def __init__(self) -> None:
-        self._enter()
+        self._register()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Of copies and pickles, which would otherwise answer to the name of the original.
+        # Copies and unpickled objects would otherwise answer to the handle of the original.
         self.__dict__.update(state)
-        self._enter()
+        self._register()
 
-    def _enter(self) -> None:
-        # Numbered as made, so that the graphs of two runs of one program have the same names, and caches hit.
-        self.name = f"{type(self).__name__} {next(_NUMBERS)}"
-        _ALL[self.name] = self
+    def _register(self) -> None:
+        # Numbered in order, so that graphs of two runs of one program are equal and caches hit.
+        self.handle = f"{type(self).__name__} {next(_NUMBERS)}"
+        _ALL[self.handle] = self
 
 
-def named(kind: type[N], name: str) -> N:
-    """Return what has this name.
+def resolve(handle: str) -> Any:
+    """Return the object with this handle.
 
     Raises:
-        LookupError: If it is gone.
+        LookupError: If the object is gone.
     """
-    found = _ALL.get(name)
-    if not isinstance(found, kind):
+    found = _ALL.get(handle)
+    if found is None:
         raise LookupError(
-            f"a compiled graph reads {name}, which does not exist any more; keep the model that was compiled"
+            f"a compiled graph reads {handle}, which does not exist any more; "
+            "keep the model that was compiled"
         )
     return found

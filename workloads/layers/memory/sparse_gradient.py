@@ -1,4 +1,4 @@
-"""A table's gradient kept as the reads that make it, until the optimizer turns them into one update."""
+"""Sparse gradient of a memory table: the lookups that make it, kept until the optimizer's update."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,25 +10,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from workloads.kernels.gathered_dot.op import gathered_dot
-from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.memory import sparse_gradient_ops
+from workloads.layers.memory.handle_registry import Registered
+from workloads.layers.memory.sparse_gradient_ops import COMPILED, LOOKUPS, Lookup
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookupGrad:
-    """Reads whose part of the gradient is `d_table[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`."""
+    """A term of a table's gradient, as large as the batch.
+
+    `d_table[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`.
+    """
 
     ids: Int[Tensor, "bags bag_size"]
     weights: Float[Tensor, "bags bag_size"]
     x: Float[Tensor, "bags width"]
 
     def widened(self, bag_size: int) -> "LookupGrad":
-        """Return bags of `bag_size` reads, filled up with reads of a row that the bag names anyway, of weight 0."""
+        """Return bags of `bag_size`, padded with weight 0 of a row that the bag names anyway."""
         size = self.ids.shape[1]
         if size == bag_size:
             return self
-        if not size:  # It names no row that it could be filled up with, and adds nothing.
+        if not size:  # It names no row to pad with, and adds nothing.
             none = torch.empty(0, bag_size, device=self.x.device)
             return LookupGrad(
                 ids=none.to(self.ids.dtype), weights=none.to(self.weights.dtype), x=self.x[:0]
@@ -40,21 +42,24 @@ class LookupGrad:
         )
 
 
-class SparseGradient(sparse_gradient_ops.LookupGradSink):
-    """What the backward passes of a step found, of all layers and micro batches that read one table.
+class SparseGradient(Registered):
+    """The sparse gradient of one table, accumulated over the layers and micro-batches of a step.
 
-    Reads through here give the table no gradient: their backward pass leaves bags, weights and the output's gradient
-    (`gathered_dot`: the output's gradient and the input), which are as large as the batch, not as the table. `weights` and
-    `x` get their gradients at once, by one more gather of the rows: 2 bytes a number in bf16 of every row read, where
-    the pass that also sums would sort first and be run again for the update.
+    Lookups through here give the table no dense gradient. Their backward pass keeps ids, weights
+    and the output's gradient (`gathered_dot`: the output's gradient and x), which are as large as
+    the batch, not as the table. `weights` and `x` get their gradients at once, by one more gather
+    of the rows: 2 bytes a number in bf16 of every row read. The pass that also sums would sort
+    first, and be run again for the update.
 
-    Passes add up like any gradient: over layers, micro batches, activation checkpointing, and a graph that is run
-    backward again. Passes without gradients leave nothing. Not supported: gradients of gradients (torch says so);
-    `torch.autograd.grad`, which would leave its reads here too although it is asked for another gradient;
-    `model.zero_grad()`, which does not know of them (`clear` does).
+    Passes add up like any gradient: over layers, micro-batches, activation checkpointing, and a
+    graph that is run backward again. Passes without gradients add nothing.
 
-    `torch.compile` keeps one graph (`deferred_read.py`). Rows that are fetched are as many as ids differ: that needs
-    `fullgraph=True`, without which torch breaks the graph there.
+    Not supported: gradients of gradients (torch raises); `torch.autograd.grad`, which would add its
+    lookups here although it is asked for another gradient; `model.zero_grad()`, which does not know
+    of them (`clear` does).
+
+    `torch.compile` keeps one graph (`sparse_gradient_ops.py`). The number of fetched rows depends
+    on the ids: that needs `fullgraph=True`, without which torch breaks the graph there.
     """
 
     def __init__(
@@ -63,17 +68,19 @@ class SparseGradient(sparse_gradient_ops.LookupGradSink):
         *,
         device: torch.device | None = None,
     ) -> None:
-        """Begin with nothing; `fetch` says how rows are had that lie elsewhere (`host_memory.fetch_rows`).
+        """Start empty.
 
-        What was fetched is kept for the backward pass. `device` is the table's; another works too, and costs a compiled
-        graph operations there.
+        Args:
+            fetch: Returns rows, and the positions of ids among them, of a table whose values are
+                elsewhere (`host_offload.fetch_rows`). Rows are kept for the backward pass.
+            device: Of the table. Another device works, but costs a compiled graph operations there.
         """
         super().__init__()
         self._grads: list[LookupGrad] = []
         self.fetch = fetch or _in_place
         somewhere = None if device is None or device.type == "meta" else device
         self.anchor = torch.zeros(1, device=somewhere or "cpu", requires_grad=True)
-        """What compiled reads give a gradient of zero, for which their backward passes are never left out."""
+        """Gets a zero gradient from compiled lookups, so that no backward pass is dropped."""
 
     def weighted_bag(
         self,
@@ -81,13 +88,8 @@ class SparseGradient(sparse_gradient_ops.LookupGradSink):
         ids: Int[Tensor, "bags bag_size"],
         weights: Float[Tensor, "bags bag_size"],
     ) -> Float[Tensor, "bags width"]:
-        """Return `weighted_bag`, whose backward pass leaves its reads here."""
-        if torch.compiler.is_compiling():
-            return sparse_gradient_ops.bag(
-                *self.fetch(table, ids), ids, weights, self.anchor, self.name, len(table)
-            )
-        result: Tensor = _WeightedBag.apply(table, ids, weights, self)  # type: ignore[no-untyped-call]
-        return result
+        """Return `weighted_bag`, whose backward pass adds to this gradient."""
+        return self._read("weighted_bag", table, ids, weights)
 
     def gathered_dot(
         self,
@@ -95,37 +97,42 @@ class SparseGradient(sparse_gradient_ops.LookupGradSink):
         ids: Int[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
     ) -> Float[Tensor, "bags bag_size"]:
-        """Return `gathered_dot`, whose backward pass leaves its reads here."""
+        """Return `gathered_dot`, whose backward pass adds to this gradient."""
+        return self._read("gathered_dot", table, ids, x)
+
+    def _read(self, name: str, table: Tensor, ids: Tensor, second: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            return sparse_gradient_ops.products(
-                *self.fetch(table, ids), ids, x, self.anchor, self.name, len(table)
+            rows, positions = self.fetch(table, ids)
+            return COMPILED[name](
+                rows, positions, ids, second, self.anchor, self.handle, len(table)
             )
-        result: Tensor = _GatheredDot.apply(table, ids, x, self)  # type: ignore[no-untyped-call]
+        lookup = LOOKUPS[name]
+        result: Tensor = _SparseLookup.apply(table, ids, second, lookup, self)  # type: ignore[no-untyped-call]
         return result
 
     def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
-        """Keep the reads of one backward pass, of a table of `n_rows`."""
+        """Add the lookups of one backward pass, of a table of `n_rows`."""
         narrow = torch.int32 if n_rows < 2**31 else torch.int64
         self._grads.append(LookupGrad(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
 
     def clear(self) -> None:
-        """Forget all reads."""
+        """Discard everything."""
         self._grads.clear()
 
     def take(self) -> LookupGrad | None:
-        """Return all reads, in the order of the backward passes, and forget them; None where there were none.
+        """Return all terms as one, in the order of the backward passes, and clear; None if empty.
 
-        Bags of different sizes become as large as the largest of them.
+        Bags of different sizes are padded to the largest.
         """
         largest = max((each.ids.shape[1] for each in self._grads), default=0)
-        hits = [each.widened(largest) for each in self._grads]
+        grads = [each.widened(largest) for each in self._grads]
         self.clear()
-        if len(hits) < 2:
-            return hits[0] if hits else None
+        if len(grads) < 2:
+            return grads[0] if grads else None
         return LookupGrad(
-            ids=torch.cat([each.ids for each in hits]),
-            weights=torch.cat([each.weights for each in hits]),
-            x=torch.cat([each.x for each in hits]),
+            ids=torch.cat([each.ids for each in grads]),
+            weights=torch.cat([each.weights for each in grads]),
+            x=torch.cat([each.x for each in grads]),
         )
 
 
@@ -133,41 +140,24 @@ def _in_place(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     return table, ids
 
 
-class _WeightedBag(torch.autograd.Function):
+class _SparseLookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, ids: Tensor, weights: Tensor, gradient: SparseGradient
+        ctx: Any, table: Tensor, ids: Tensor, second: Tensor, lookup: Lookup, into: SparseGradient
     ) -> Tensor:
-        rows, places = gradient.fetch(table, ids)
-        ctx.save_for_backward(rows, places, ids, weights)
-        ctx.gradient, ctx.n_rows = gradient, len(table)
-        return weighted_bag(rows, places, weights)
+        rows, positions = into.fetch(table, ids)
+        ctx.save_for_backward(rows, positions, ids, second)
+        ctx.lookup, ctx.into, ctx.n_rows = lookup, into, len(table)
+        return lookup.read(rows, positions, second)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
-        rows, places, ids, weights = ctx.saved_tensors
-        needs_table, _, needs_weights, _ = ctx.needs_input_grad
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None, None]:
+        rows, positions, ids, second = ctx.saved_tensors
+        needs_table, _, needs_second, *_ = ctx.needs_input_grad
         if needs_table:
-            ctx.gradient.add(ctx.n_rows, ids, weights, grad)
-        return None, None, gathered_dot(rows, places, grad) if needs_weights else None, None
-
-
-class _GatheredDot(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, table: Tensor, ids: Tensor, x: Tensor, gradient: SparseGradient
-    ) -> Tensor:
-        rows, places = gradient.fetch(table, ids)
-        ctx.save_for_backward(rows, places, ids, x)
-        ctx.gradient, ctx.n_rows = gradient, len(table)
-        return gathered_dot(rows, places, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor | None, None]:
-        rows, places, ids, x = ctx.saved_tensors
-        needs_table, _, needs_x, _ = ctx.needs_input_grad
-        if needs_table:
-            ctx.gradient.add(ctx.n_rows, ids, grad, x)
-        return None, None, weighted_bag(rows, places, grad) if needs_x else None, None
+            ctx.into.add(ctx.n_rows, ids, *ctx.lookup.weights_and_x(second, grad))
+        second_grad = None
+        if needs_second:
+            second_grad = ctx.lookup.second_gradient(rows, positions, grad)
+        return None, None, second_grad, None, None

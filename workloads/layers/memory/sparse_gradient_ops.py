@@ -1,174 +1,161 @@
-"""Reads whose table gradient is deferred, as operations that `torch.compile` keeps in its graph.
+"""Table lookups with a sparse gradient, as one node each of a graph of `torch.compile`.
 
-Their backward passes do two things that a graph knows nothing of, and would spoil:
+Their backward passes do two things that a graph does not know of:
 
-* They leave reads in a `SparseGradient`. So that no compiler takes such a pass for dead where nobody wants the
-  gradient that it returns, it also returns that of `SparseGradient.anchor`, which is zero and always wanted. So that
-  no two are taken for one where a bag is read twice with the same weights, each has a number.
-* What they leave outlives the graph, whose buffers a compiler reuses as soon as the graph is done with them. So copies
-  are left.
+* They add to a `SparseGradient`. A compiler would drop a backward pass whose gradient nobody
+  wants. So it also returns the gradient of `SparseGradient.anchor`, which is zero and always
+  wanted. A compiler would also merge two equal lookups, so each backward pass has a number.
+* What they add outlives the graph, which reuses its buffers. So copies are added.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from workloads.kernels.custom_op import or_empty, register_op
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.memory.handle_registry import Named, named
+from workloads.layers.memory.handle_registry import resolve
 
 _cudagraph_unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)
 NOT_REPLAYED = () if _cudagraph_unsafe is None else (_cudagraph_unsafe,)
-"""Tags of operations that act outside the graph, which a CUDA graph that is replayed would leave out."""
-numbers = count()
-"""Of backward passes, as they are traced."""
+"""Tags of operations with effects outside the graph, which replaying a CUDA graph would skip."""
+PASS_NUMBERS = count()
+"""Numbers of backward passes, in the order of tracing."""
 
 
-class LookupGradSink(Named, ABC):
-    """Where reads are left."""
+@dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """One of the two lookups of a table; each is the other's gradient of the second tensor."""
 
-    @abstractmethod
-    def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
-        """Keep the reads of one backward pass, of a table of `n_rows`."""
+    read: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Of the rows, the positions among them that are read, and the second tensor."""
+    second_gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Of rows, positions and the output's gradient."""
+    weights_and_x: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    """Of the second tensor and the output's gradient: the weights and x of a `LookupGrad`."""
+
+    new_output: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """Makes an open output of the arguments of `read`."""
 
 
-def _register(
-    name: str,
-    read: Callable[[Tensor, Tensor, Tensor], Tensor],
-    read_back: Callable[[Tensor, Tensor, Tensor], Tensor],
-    *,
-    new_output: Callable[[Tensor, Tensor, Tensor], Tensor],
-    weights_and_x: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-) -> Callable[..., Tensor]:
-    """Return the custom operation `memscale::deferred_NAME`.
+LOOKUPS = {
+    "weighted_bag": Lookup(
+        read=weighted_bag,
+        second_gradient=gathered_dot,
+        weights_and_x=lambda weights, grad: (weights, grad),
+        new_output=lambda rows, ids, weights: rows.new_empty(ids.shape[0], rows.shape[1]),
+    ),
+    "gathered_dot": Lookup(
+        read=gathered_dot,
+        second_gradient=weighted_bag,
+        weights_and_x=lambda x, grad: (grad, x),
+        new_output=lambda rows, ids, x: rows.new_empty(ids.shape),
+    ),
+}
 
-    Its arguments are the rows and the places among them that are read (`SparseGradient.fetch`), the ids that these
-    are in the table, the third argument of `read`, the anchor, and name and rows of the table.
 
-    Args:
-        name: Of the operation.
-        read: Of rows, places and a third tensor.
-        read_back: The gradient of the third tensor, of rows, places and the output's gradient.
-        new_output: Makes an open output of `read`'s arguments.
-        weights_and_x: Of the third tensor and the output's gradient, which are the weights and x of `LookupGrad`.
+def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
+    """Return the custom operation `memscale::deferred_NAME` (signature: `forward` below).
+
+    `rows` and `positions` are what `SparseGradient.fetch` returned for `ids` of a table of `n_rows`
+    rows; `gradient` is the handle of the `SparseGradient`.
     """
 
-    @torch.library.custom_op(f"memscale::deferred_{name}", mutates_args=(), tags=NOT_REPLAYED)
     def forward(
         rows: Tensor,
-        places: Tensor,
+        positions: Tensor,
         ids: Tensor,
-        third: Tensor,
+        second: Tensor,
         anchor: Tensor | None,
         gradient: str,
         n_rows: int,
     ) -> Tensor:
-        return read(rows, places, third)
+        return lookup.read(rows, positions, second)
 
-    @forward.register_fake
-    def _(
-        rows: Tensor,
-        places: Tensor,
-        ids: Tensor,
-        third: Tensor,
-        anchor: Tensor | None,
-        gradient: str,
-        n_rows: int,
-    ) -> Tensor:
-        return new_output(rows, places, third)
+    def fake(rows: Tensor, positions: Tensor, ids: Tensor, second: Tensor, *_: object) -> Tensor:
+        return lookup.new_output(rows, positions, second)
 
-    @torch.library.custom_op(
-        f"memscale::deferred_{name}_backward", mutates_args=(), tags=NOT_REPLAYED
-    )
     def backward(
         grad: Tensor,
         rows: Tensor,
-        places: Tensor,
+        positions: Tensor,
         ids: Tensor,
-        third: Tensor,
+        second: Tensor,
         anchor: Tensor | None,
         gradient: str,
         n_rows: int,
-        needs_third: bool,
+        needs_second: bool,
         number: int,
     ) -> tuple[Tensor, Tensor]:
         if anchor is not None:
-            left = ids, *weights_and_x(third, grad)
-            where = named(LookupGradSink, gradient)  # type: ignore[type-abstract]
-            where.add(n_rows, *(copied(each) for each in left))
-        return (
-            read_back(rows, places, grad).contiguous() if needs_third else grad.new_empty(0),
-            anchor_gradient(grad, anchor),
-        )
+            added = ids, *lookup.weights_and_x(second, grad)
+            resolve(gradient).add(n_rows, *(copied(each) for each in added))
+        second_grad = None
+        if needs_second:
+            second_grad = lookup.second_gradient(rows, positions, grad).contiguous()
+        return or_empty(second_grad, grad), anchor_gradient(grad, anchor)
 
-    @backward.register_fake
-    def _(
+    def fake_backward(
         grad: Tensor,
         rows: Tensor,
-        places: Tensor,
+        positions: Tensor,
         ids: Tensor,
-        third: Tensor,
+        second: Tensor,
         anchor: Tensor | None,
         gradient: str,
         n_rows: int,
-        needs_third: bool,
+        needs_second: bool,
         number: int,
     ) -> tuple[Tensor, Tensor]:
-        third_grad = third.new_empty(third.shape) if needs_third else grad.new_empty(0)
-        return third_grad, anchor_gradient(grad, anchor)
+        second_grad = second.new_empty(second.shape) if needs_second else grad.new_empty(0)
+        return second_grad, anchor_gradient(grad, anchor)
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *tensors, ctx.gradient, ctx.n_rows = inputs
         ctx.save_for_backward(*tensors)
 
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def gradients(
+        backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, ...]:
         *tensors, anchor = ctx.saved_tensors
-        needs_table, _, _, needs_third, *_ = ctx.needs_input_grad
-        third_grad, anchor_grad = backward(
-            grad,
-            *tensors,
-            anchor if needs_table else None,
-            ctx.gradient,
-            ctx.n_rows,
-            needs_third,
-            next(numbers),
-        )
+        needs_table, _, _, needs_second, *_ = ctx.needs_input_grad
+        added = anchor if needs_table else None
+        numbers = ctx.gradient, ctx.n_rows, needs_second, next(PASS_NUMBERS)
+        second_grad, anchor_grad = backward(grad, *tensors, added, *numbers)
         return (
             *(None, None, None),
-            third_grad if needs_third else None,
-            anchor_grad if needs_table and anchor is not None else None,
+            second_grad if needs_second else None,
+            anchor_grad if added is not None else None,
             *(None, None),
         )
 
-    forward.register_autograd(gradients, setup_context=keep)
-    return forward
+    operation, _ = register_op(
+        f"deferred_{name}",
+        forward,
+        backward,
+        fake=fake,
+        fake_backward=fake_backward,
+        save=save,
+        gradients=gradients,
+        tags=NOT_REPLAYED,
+    )
+    return operation
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a tensor that no buffer of a graph is."""
+    """Return a contiguous copy, which is no buffer of a graph."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def anchor_gradient(like: Tensor, anchor: Tensor | None) -> Tensor:
-    """Return the gradient of an anchor; an operation returns tensors: an empty one says none."""
-    return like.new_empty(0) if anchor is None else torch.zeros_like(anchor)
+    """Return the gradient of an anchor: zero, or empty where there is no anchor."""
+    return or_empty(None if anchor is None else torch.zeros_like(anchor), like)
 
 
-bag = _register(
-    "weighted_bag",
-    weighted_bag,
-    gathered_dot,
-    new_output=lambda rows, places, weights: rows.new_empty(places.shape[0], rows.shape[1]),
-    weights_and_x=lambda weights, grad: (weights, grad),
-)
-products = _register(
-    "gathered_dot",
-    gathered_dot,
-    weighted_bag,
-    new_output=lambda rows, places, x: rows.new_empty(places.shape),
-    weights_and_x=lambda x, grad: (grad, x),
-)
+COMPILED = {name: _register(name, lookup) for name, lookup in LOOKUPS.items()}
+"""The custom operation of each lookup."""

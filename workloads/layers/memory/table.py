@@ -1,9 +1,7 @@
 """The value rows that memory layers read, and what reading them costs."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,11 +15,42 @@ from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.host_offload import empty_on_host, fetch_rows, zeros_on_host
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.modules.init import write_normal_part
-from workloads.sharding.table_shard import TableShard
+
+
+class TableReader(Protocol):
+    """Reads a table of which this rank holds a part (`sharding/table_shard.py` implements it)."""
+
+    n_rows: int
+    width: int
+    """Rows and columns of the whole table."""
+    rows: range
+    columns: range
+    """Those of this rank's part."""
+
+    def weighted_bag(
+        self,
+        part: Float[Tensor, "rows columns"],
+        ids: Int[Tensor, "bags bag_size"],
+        weights: Float[Tensor, "bags bag_size"],
+        sparse_gradient: SparseGradient | None = None,
+    ) -> Float[Tensor, "bags width"]:
+        """Return `weighted_bag` of the whole table. Collective."""
+
+    def gathered_dot(
+        self,
+        part: Float[Tensor, "rows columns"],
+        ids: Int[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags width"],
+        sparse_gradient: SparseGradient | None = None,
+    ) -> Float[Tensor, "bags bag_size"]:
+        """Return `gathered_dot` of the whole table. Collective."""
 
 
 class MemoryTable(nn.Module):
-    """Rows read as weighted sums, or by their products. A model owns its tables; layers that read one borrow it (`ModuleRef`)."""
+    """Value rows, read as weighted sums or by their dot products.
+
+    A model owns its tables; a layer that reads one holds a `ModuleRef`.
+    """
 
     PARAM_GROUP: ClassVar[str] = "memory_values"
 
@@ -30,7 +59,7 @@ class MemoryTable(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_rows, width))
         self.std = width**-0.5 if std is None else std
-        self.shard: TableShard | None = None
+        self.shard: TableReader | None = None
         """Which part of the table `weight` is, where ranks share it out (`sharding/materialise.py`); None is all of it."""
         self.sparse_gradient: SparseGradient | None = None
         """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
@@ -78,12 +107,13 @@ class MemoryTable(nn.Module):
         self, ids: Int[Tensor, "bags bag_size"], weights: Float[Tensor, "bags bag_size"]
     ) -> Float[Tensor, "bags width"]:
         """Return the weighted sum of the rows of each bag, in the table's type."""
-        bag: Callable[[Tensor, Tensor, Tensor], Tensor] = weighted_bag
+        rows, places = self._rows(ids)
+        weights = weights.to(self.weight.dtype)
         if self.shard is not None:
-            bag = partial(self.shard.bag, deferred=self.sparse_gradient)
-        elif self.sparse_gradient is not None:
-            bag = self.sparse_gradient.weighted_bag
-        return bag(*self._rows(ids), weights.to(self.weight.dtype))
+            return self.shard.weighted_bag(rows, places, weights, self.sparse_gradient)
+        if self.sparse_gradient is not None:
+            return self.sparse_gradient.weighted_bag(rows, places, weights)
+        return weighted_bag(rows, places, weights)
 
     def hashed(
         self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
@@ -96,16 +126,17 @@ class MemoryTable(nn.Module):
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
 
-    def products(
+    def gathered_dot(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
     ) -> Float[Tensor, "bags bag_size"]:
         """Return the product of every row of each bag with the bag's `x`, in the table's type."""
-        products: Callable[[Tensor, Tensor, Tensor], Tensor] = gathered_dot
+        rows, places = self._rows(ids)
+        x = x.to(self.weight.dtype)
         if self.shard is not None:
-            products = partial(self.shard.products, deferred=self.sparse_gradient)
-        elif self.sparse_gradient is not None:
-            products = self.sparse_gradient.gathered_dot
-        return products(*self._rows(ids), x.to(self.weight.dtype))
+            return self.shard.gathered_dot(rows, places, x, self.sparse_gradient)
+        if self.sparse_gradient is not None:
+            return self.sparse_gradient.gathered_dot(rows, places, x)
+        return gathered_dot(rows, places, x)
 
     def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a tensor that holds the rows read, and where in it they are. A deferred gradient fetches them itself."""

@@ -179,7 +179,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                     own_ids = ids[mine].to(here)
                     # Not contiguous, as gradients may be.
                     strided = to(output_grad)[mine].T.contiguous().T
-                    read = shard.bag if operation == "bag" else shard.products
+                    read = shard.weighted_bag if operation == "bag" else shard.gathered_dot
                     deferred = SparseGradient()
                     with mesh.even(len(set(bags)) == 1):
                         found = read(part, own_ids, own)
@@ -243,8 +243,10 @@ def one_graph(
     @partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
     def read(ids: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         # The same read twice: what is left must be two.
-        sums = shard.bag(part, ids, weights, deferred) + shard.bag(part, ids, weights, deferred)
-        return shard.products(part, ids, x * sums, deferred)
+        sums = shard.weighted_bag(part, ids, weights, deferred) + shard.weighted_bag(
+            part, ids, weights, deferred
+        )
+        return shard.gathered_dot(part, ids, x * sums, deferred)
 
     return read
 

@@ -1,6 +1,7 @@
 """In which order a read starts its messages, waits for them and computes: what overlaps follows from it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -89,22 +90,22 @@ RETURNED = ["wait back0", "wait back1"]
 def part_and_second(operation: str) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     part = torch.randn(4, 3, generator=draw, requires_grad=True)
-    shape = IDS.shape if operation == "weighted_sums" else (len(IDS), 3)
+    shape = IDS.shape if operation == "weighted_bag" else (len(IDS), 3)
     return part, torch.randn(shape, generator=draw, requires_grad=True)
 
 
-@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+@pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
 def test_a_piece_is_read_while_later_ones_arrive_and_earlier_ones_go_back(log, operation):
     route = Alone(log, slice(0, 4), n_pieces=2)
 
-    getattr(sharded_lookup, operation)(*part_and_second(operation), route, None)
+    sharded_lookup.read(operation, *part_and_second(operation), route, None)
 
     assert log == PIPELINED + RETURNED
 
 
 def test_the_reads_are_sorted_while_gradients_travel_and_once(log):
-    output = sharded_lookup.weighted_sums(
-        *part_and_second("weighted_sums"), Alone(log, slice(0, 4), n_pieces=2), None
+    output = sharded_lookup.read(
+        "weighted_bag", *part_and_second("weighted_bag"), Alone(log, slice(0, 4), n_pieces=2), None
     )
     log.clear()
     output.sum().backward()
@@ -113,8 +114,8 @@ def test_the_reads_are_sorted_while_gradients_travel_and_once(log):
 
 
 def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
-    output = sharded_lookup.products(
-        *part_and_second("products"), Alone(log, slice(0, 4), n_pieces=2), None
+    output = sharded_lookup.read(
+        "gathered_dot", *part_and_second("gathered_dot"), Alone(log, slice(0, 4), n_pieces=2), None
     )
     log.clear()
     output.sum().backward()
@@ -122,12 +123,12 @@ def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
     assert log == [*PIPELINED, "sort", *RETURNED]
 
 
-@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+@pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
 def test_a_backward_pass_that_leaves_the_tables_gradient_has_pieces_too(log, operation):
     part, second = part_and_second(operation)
     deferred = SparseGradient()
-    output = getattr(sharded_lookup, operation)(
-        part, second, Alone(log, slice(0, 4), n_pieces=2), deferred
+    output = sharded_lookup.read(
+        operation, part, second, Alone(log, slice(0, 4), n_pieces=2), deferred
     )
     log.clear()
     output.sum().backward()
@@ -139,11 +140,11 @@ def test_a_backward_pass_that_leaves_the_tables_gradient_has_pieces_too(log, ope
     assert torch.equal(hits.ids.long(), IDS)
 
 
-@pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+@pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
 def test_a_frozen_table_gets_no_gradient_and_a_frozen_second_no_message(log, operation):
     part, second = part_and_second(operation)
     whole = Alone(log, slice(0, 4))
-    read_it = getattr(sharded_lookup, operation)
+    read_it = partial(sharded_lookup.read, operation)
     (gradient,) = torch.autograd.grad(read_it(part.detach(), second, whole, None).sum(), second)
     (expected,) = torch.autograd.grad(read_it(part, second, whole, None).sum(), second)
     assert torch.equal(gradient, expected)

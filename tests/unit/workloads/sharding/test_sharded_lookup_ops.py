@@ -11,12 +11,12 @@ from workloads.distributed.mesh import Mesh
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.sharding.row_parallel import RowParallelShard
-from workloads.sharding.sharded_lookup_ops import shared_read, shared_read_backward
+from workloads.sharding.sharded_lookup_ops import sharded_read, sharded_read_backward
 from workloads.sharding.table_shard import TableShard
 
 ROWS, WIDTH, BAGS, BAG_SIZE = 7, 5, 4, 3
 KINDS = pytest.mark.parametrize("kind", [ColumnParallelShard, RowParallelShard])
-OPERATIONS = pytest.mark.parametrize("operation", ["weighted_sums", "products"])
+OPERATIONS = pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def tensors(operation: str) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(ROWS, WIDTH, generator=draw)
     ids = torch.randint(ROWS, (BAGS, BAG_SIZE), generator=draw)
-    shape = (BAGS, BAG_SIZE if operation == "weighted_sums" else WIDTH)
+    shape = (BAGS, BAG_SIZE if operation == "weighted_bag" else WIDTH)
     return table, ids, torch.randn(shape, generator=draw)
 
 
@@ -42,34 +42,34 @@ def backward(
     table, ids, second = tensors(operation)
     name, anchor = None, None
     if deferred is not None:
-        name, anchor = deferred.name, deferred.anchor.detach()
-    output, *kept = shared_read(table, ids, second, anchor, operation, shard.name, name)
+        name, anchor = deferred.handle, deferred.anchor.detach()
+    output, *kept = sharded_read(table, ids, second, anchor, operation, shard.handle, name)
     grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     return (
         grad,
         kept,
-        (grad, table, ids, kept, anchor, operation, shard.name, name, True, True, 0),
+        (grad, table, ids, kept, anchor, operation, shard.handle, name, True, True, 0),
     )
 
 
 @pytest.mark.parametrize(
     ("kind", "operation", "deferred"),
     [
-        (ColumnParallelShard, "weighted_sums", SparseGradient()),
-        (ColumnParallelShard, "products", None),
-        (RowParallelShard, "weighted_sums", None),
-        (RowParallelShard, "products", SparseGradient()),
+        (ColumnParallelShard, "weighted_bag", SparseGradient()),
+        (ColumnParallelShard, "gathered_dot", None),
+        (RowParallelShard, "weighted_bag", None),
+        (RowParallelShard, "gathered_dot", SparseGradient()),
     ],
 )
 def test_torch_finds_the_operations_as_they_are_declared(kind, operation, deferred):
     shard = kind(Mesh(), n_rows=ROWS, width=WIDTH)
     table, ids, second = tensors(operation)
-    anchor, name = (None, None) if deferred is None else (deferred.anchor, deferred.name)
+    anchor, name = (None, None) if deferred is None else (deferred.anchor, deferred.handle)
     checked = table.requires_grad_(), ids, second.requires_grad_(), anchor
 
-    torch.library.opcheck(shared_read, (*checked, operation, shard.name, name))
+    torch.library.opcheck(sharded_read, (*checked, operation, shard.handle, name))
     _, _, arguments = backward(shard, operation, deferred)
-    torch.library.opcheck(shared_read_backward, arguments)
+    torch.library.opcheck(sharded_read_backward, arguments)
 
 
 @KINDS
@@ -79,7 +79,7 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind, operation):
     # The operation finds it by name, so somebody must hold it.
     shard = kind(Mesh(), n_rows=ROWS, width=WIDTH)
     grad, kept, arguments = backward(shard, operation, deferred)
-    shared_read_backward(*arguments)
+    sharded_read_backward(*arguments)
     for buffer in (grad, *kept):
         buffer.zero_()
 
@@ -88,7 +88,7 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind, operation):
     assert hits is not None
     table, ids, second = tensors(operation)
     again = torch.randn(grad.shape, generator=torch.Generator().manual_seed(1))
-    weights, x = (second, again) if operation == "weighted_sums" else (again, second)
+    weights, x = (second, again) if operation == "weighted_bag" else (again, second)
     expected = torch.zeros_like(table)
     expected.index_add_(0, ids.flatten(), (weights[:, :, None] * x[:, None, :]).flatten(0, 1))
     found = torch.zeros_like(table)

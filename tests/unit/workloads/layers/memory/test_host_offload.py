@@ -133,7 +133,7 @@ def test_without_a_deferred_gradient_the_dense_one_is_right(monkeypatch):
         initialise(table, 0)
         if on_host:
             table.to_host(CPU)
-        loss = (table(ids, weights) * x).sum() + table.products(ids, x).square().sum()
+        loss = (table(ids, weights) * x).sum() + table.gathered_dot(ids, x).square().sum()
         return torch.autograd.grad(loss, [table.weight])
 
     torch.testing.assert_close(gradients(on_host=True), gradients(on_host=False))

@@ -31,7 +31,7 @@ class ThreeReaders(nn.Module):
                 x = self._layer(x, self.ids[layer])
             else:
                 x = checkpoint(self._layer, x, self.ids[layer], use_reentrant=self._checkpointed)  # type: ignore[assignment]
-        return self.table.products(self.ids[2], x).square().sum()
+        return self.table.gathered_dot(self.ids[2], x).square().sum()
 
     def _layer(self, x: Tensor, ids: Tensor) -> Tensor:
         return x.tanh() + self.table(ids, self.scale * x[:, :2])

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workloads.kernels.weighted_bag.reference import table_gradient
-from workloads.layers.memory import sparse_gradient_ops
-from workloads.layers.memory.handle_registry import named
+from workloads.layers.memory.handle_registry import resolve
 from workloads.layers.memory.host_offload import fetch_rows
 from workloads.layers.memory.sparse_gradient import SparseGradient
+from workloads.layers.memory.sparse_gradient_ops import COMPILED
 from workloads.layers.memory.table import MemoryTable
 
 ROWS, WIDTH, BAGS = 6, 4, 5
@@ -44,7 +44,7 @@ class Reader(nn.Module):
         x = x + same[0] + same[1]
         layer = partial(checkpoint, use_reentrant=False) if self.checkpointed else _called
         x = layer(self._layer, x)
-        return self.table.products(self.ids[2], x).square().sum()
+        return self.table.gathered_dot(self.ids[2], x).square().sum()
 
     def _layer(self, x: Tensor) -> Tensor:
         return x.tanh() + self.table(self.ids[1], x[:, :2].sin())
@@ -152,23 +152,22 @@ def arguments(kind: str, gradient: SparseGradient) -> tuple[Tensor, ...]:
     draw = torch.Generator().manual_seed(2)
     table = torch.randn(ROWS, WIDTH, generator=draw, requires_grad=True)
     ids = torch.randint(ROWS, (BAGS, 2), generator=draw)
-    shape = (BAGS, 2) if kind == "bag" else (BAGS, WIDTH)
+    shape = (BAGS, 2) if kind == "weighted_bag" else (BAGS, WIDTH)
     third = torch.randn(shape, generator=draw, requires_grad=True)
-    return table, ids, ids.clone(), third, gradient.anchor, gradient.name, ROWS  # type: ignore[return-value]
+    return table, ids, ids.clone(), third, gradient.anchor, gradient.handle, ROWS  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", ["bag", "products"])
+@pytest.mark.parametrize("kind", ["weighted_bag", "gathered_dot"])
 def test_torch_finds_the_operations_as_they_are_declared(kind):
     gradient = SparseGradient()
-    operation = getattr(sparse_gradient_ops, kind)
+    operation = COMPILED[kind]
 
     torch.library.opcheck(operation, arguments(kind, gradient))
 
     *tensors, _, name, n_rows = arguments(kind, gradient)
     *tensors, anchor = (each.detach() for each in (*tensors, gradient.anchor))
     grad = torch.ones_like(operation(*tensors, anchor, name, n_rows))
-    backward = {"bag": "weighted_bag", "products": "gathered_dot"}[kind]
-    backward = getattr(torch.ops.memscale, f"deferred_{backward}_backward")
+    backward = getattr(torch.ops.memscale, f"deferred_{kind}_backward")
     for leaves, needs_third in ((True, True), (False, True), (True, False)):
         torch.library.opcheck(
             backward,
@@ -176,18 +175,17 @@ def test_torch_finds_the_operations_as_they_are_declared(kind):
         )
 
 
-@pytest.mark.parametrize("kind", ["bag", "products"])
+@pytest.mark.parametrize("kind", ["weighted_bag", "gathered_dot"])
 def test_what_is_left_is_no_buffer_of_the_graph(kind):
     gradient = SparseGradient()
     *tensors, anchor, name, n_rows = arguments(kind, gradient)
     rows, places, ids, third = (each.detach().clone() for each in tensors)
     # Of the type that is kept, which a conversion would not copy.
     ids = ids.to(torch.int32)
-    grad = torch.ones(BAGS, WIDTH if kind == "bag" else 2)
-    kept = (ids, third, grad) if kind == "bag" else (ids, grad, third)
+    grad = torch.ones(BAGS, WIDTH if kind == "weighted_bag" else 2)
+    kept = (ids, third, grad) if kind == "weighted_bag" else (ids, grad, third)
     expected = [each.clone() for each in kept]
-    backward = {"bag": "weighted_bag", "products": "gathered_dot"}[kind]
-    backward = getattr(torch.ops.memscale, f"deferred_{backward}_backward")
+    backward = getattr(torch.ops.memscale, f"deferred_{kind}_backward")
 
     backward(grad, rows, places, ids, third, anchor.detach(), name, n_rows, False, 0)
     for buffer in (ids, third, grad):
@@ -199,14 +197,14 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind):
         assert torch.equal(found, wanted)
 
 
-def test_a_copy_answers_to_a_name_of_its_own():
+def test_a_copy_has_a_handle_of_its_own():
     gradient = SparseGradient()
 
     for other in (copy.deepcopy(gradient), pickle.loads(pickle.dumps(gradient))):
-        assert named(SparseGradient, other.name) is other
-    assert named(SparseGradient, gradient.name) is gradient
+        assert resolve(other.handle) is other
+    assert resolve(gradient.handle) is gradient
 
-    name = gradient.name
+    handle = gradient.handle
     del gradient
-    with pytest.raises(LookupError, match=f"a compiled graph reads {name}"):
-        named(SparseGradient, name)
+    with pytest.raises(LookupError, match=f"a compiled graph reads {handle}"):
+        resolve(handle)
