@@ -105,10 +105,10 @@ def retry(
 
     sweep = find_sweep(runs, name)
     chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
-    worked_on = retry_requests.controlled_trial_ids(sweep, sweep.submissions())
-    asked = retry_requests.plan_retry(sweep, chosen, worked_on=worked_on, whole_sweep=not trials)
+    controlled = retry_requests.controlled_trial_ids(sweep, sweep.submissions())
+    asked = retry_requests.plan_retry(sweep, chosen, controlled=controlled, whole_sweep=not trials)
     who = f"memscale retry, pid {os.getpid()}"
     retry_requests.write_requests(
         sweep, asked.after, by=who, at=time.time(), whole_sweep=not trials
     )
-    typer.echo(f"{name}: {retry_requests.describe_result(asked, worked_on=worked_on)}.")
+    typer.echo(f"{name}: {retry_requests.describe_result(asked, controlled=controlled)}.")

@@ -1,10 +1,11 @@
-"""How an attempt ended: exit codes of its ranks and error.json, turned into one outcome and one sentence. Pure.
+"""Failure classifier: exit codes of ranks and error.json, turned into one outcome and one sentence.
 
-When one rank of several dies, the others fail too, mostly with network errors. The outcome is that of the cause.
+When one rank of several dies, the others fail too, mostly with network errors. The outcome is that
+of the cause. All functions are pure.
 """
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ EXIT_CODES = {
     Outcome.NODE_LOST: 89,
     Outcome.STORAGE: 90,
 }
-"""What a rank's process exits with. Away from the small numbers that Python, shells and signals use."""
+"""Exit codes of ranks, away from the small numbers that Python, shells and signals use."""
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items()}
 
 CAUSE_FIRST = (
@@ -41,20 +42,22 @@ CAUSE_FIRST = (
     Outcome.PREEMPTED,
     Outcome.COMMUNICATION,
 )
-"""Of the outcomes of several ranks, the first in this order is the cause: a rank that was killed, or ran into an
-error of its own, leaves the others with communication errors."""
+"""Of the outcomes of several ranks, the first in this order is the cause.
+
+A rank that was killed, or met an error of its own, leaves the others with communication errors.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptExit:
-    """The ranks of an attempt are all gone."""
+    """What the launcher saw of an attempt whose ranks are all gone."""
 
     trial_id: str
     attempt: int
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     """Per rank; minus the signal's number when a signal ended it. Unknown ones are missing."""
     killed_by_launcher: frozenset[int] = frozenset()
-    """Ranks that the launcher killed, because another rank had failed or because a stop took too long."""
+    """Ranks killed because another rank had failed or because a stop took too long."""
     node_lost: str | None = None
     """What was lost, when the ranks went with their node or its supervisor."""
     hang: str | None = None
@@ -67,118 +70,119 @@ class AttemptExit:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The verdict on one attempt."""
+    """Outcome of one attempt, and the reason in one sentence."""
 
     outcome: Outcome
     reason: str
-    """One sentence for people."""
 
 
 def classify(
-    ended: AttemptExit,
+    attempt_exit: AttemptExit,
     *,
-    asked: Outcome | None,
+    stop_outcome: Outcome | None,
     error: Mapping[str, Any] | None,
     has_result: bool,
     folder: Path,
 ) -> Verdict:
-    """Return how an attempt ended.
+    """Return the outcome of an attempt.
 
     Args:
-        ended: What the launcher saw.
-        asked: What the controller had asked for: INTERRUPTED, CANCELLED, PREEMPTED, TIME_LIMIT or None.
+        attempt_exit: What the launcher saw.
+        stop_outcome: What the controller had asked its ranks to stop for: INTERRUPTED, CANCELLED,
+            PREEMPTED, TIME_LIMIT or None.
         error: error.json, if a rank wrote one.
-        has_result: Whether result.json exists. Then the trial is done, whatever happened to the processes.
+        has_result: Whether result.json exists. Then the trial is done, whatever happened to the
+            processes.
         folder: The trial's, for sentences about its storage.
     """
+    codes = attempt_exit.exit_codes
     if has_result:
         return Verdict(outcome=Outcome.DONE, reason="every step and evaluation is done")
-    own = {
+    if stop_outcome is not None:
+        return Verdict(outcome=stop_outcome, reason=_stop_reason(stop_outcome, attempt_exit))
+    if attempt_exit.node_lost is not None:
+        return Verdict(outcome=Outcome.NODE_LOST, reason=attempt_exit.node_lost)
+    if attempt_exit.hang is not None:
+        reason = f"{attempt_exit.hang}{_positions_text(attempt_exit)}"
+        return Verdict(outcome=Outcome.HANG, reason=reason)
+    # Ranks that the launcher killed say nothing about the cause.
+    outcomes = {
         rank: code_outcome(code)
-        for rank, code in ended.exit_codes.items()
-        if rank not in ended.killed_by_launcher and code != 0
+        for rank, code in codes.items()
+        if rank not in attempt_exit.killed_by_launcher and code != 0
     }
-    if asked is not None:
-        return Verdict(outcome=asked, reason=_asked_reason(asked, ended))
-    if ended.node_lost is not None:
-        return Verdict(outcome=Outcome.NODE_LOST, reason=ended.node_lost)
-    if ended.hang is not None:
-        return Verdict(outcome=Outcome.HANG, reason=f"{ended.hang}{_stood(ended)}")
-    cause = next((o for o in CAUSE_FIRST if o in own.values()), None)
-    if cause is Outcome.KILLED and ended.out_of_memory:
-        return Verdict(outcome=Outcome.HOST_OOM, reason=_out_of_memory(sorted(ended.out_of_memory)))
+    cause = next((outcome for outcome in CAUSE_FIRST if outcome in outcomes.values()), None)
+    if cause is Outcome.KILLED and attempt_exit.out_of_memory:
+        reason = _out_of_memory_reason(attempt_exit.out_of_memory)
+        return Verdict(outcome=Outcome.HOST_OOM, reason=reason)
     if cause is Outcome.KILLED:
-        ranks = [rank for rank, outcome in own.items() if outcome is Outcome.KILLED]
-        return Verdict(outcome=Outcome.KILLED, reason=_signals(ranks, ended.exit_codes))
-    if cause is Outcome.INTERRUPTED:
+        ranks = [rank for rank, outcome in outcomes.items() if outcome is Outcome.KILLED]
         return Verdict(
-            outcome=Outcome.PREEMPTED,
-            reason="asked to leave by a signal from outside; it checkpointed first",
+            outcome=cause, reason=_signals_reason({rank: -codes[rank] for rank in ranks})
         )
+    if cause is Outcome.INTERRUPTED:
+        reason = "asked to leave by a signal from outside; it checkpointed first"
+        return Verdict(outcome=Outcome.PREEMPTED, reason=reason)
+    if cause is None and error is not None:
+        cause = Outcome(error["kind"])
     if cause is not None:
-        return Verdict(outcome=cause, reason=_message(error, cause, folder))
-    if error is not None:
-        kind = Outcome(error["kind"])
-        return Verdict(outcome=kind, reason=_message(error, kind, folder))
-    if not ended.exit_codes:
+        return Verdict(outcome=cause, reason=_error_reason(error, cause, folder))
+    if not codes:
         return Verdict(outcome=Outcome.NODE_LOST, reason="its controller ended without a word")
     return Verdict(
         outcome=Outcome.USER_ERROR,
-        reason="the ranks ended without an error and without result.json; see log.txt of the attempt",
+        reason=(
+            "the ranks ended without an error and without result.json; see log.txt of the attempt"
+        ),
     )
 
 
 def code_outcome(code: int) -> Outcome:
     """Return what one rank's exit code says."""
-    if code < 0:
-        return Outcome.KILLED
-    return _BY_CODE.get(code, Outcome.USER_ERROR)
+    return Outcome.KILLED if code < 0 else _BY_CODE.get(code, Outcome.USER_ERROR)
 
 
-def _asked_reason(asked: Outcome, ended: AttemptExit) -> str:
+def _stop_reason(stop_outcome: Outcome, attempt_exit: AttemptExit) -> str:
     what = {
         Outcome.INTERRUPTED: "stopped on request",
         Outcome.CANCELLED: "cancelled on request",
         Outcome.PREEMPTED: "its allocation ends (preemption, or the time limit of the job)",
         Outcome.TIME_LIMIT: "reached its time limit",
-    }[asked]
-    codes = ended.exit_codes.values()
-    if EXIT_CODES[Outcome.INTERRUPTED] in codes:
+    }[stop_outcome]
+    if EXIT_CODES[Outcome.INTERRUPTED] in attempt_exit.exit_codes.values():
         return f"{what}; it checkpointed first"
     return (
         f"{what}; it was ended before it could checkpoint and goes back to the checkpoint before"
-        f"{_stood(ended)}"
+        f"{_positions_text(attempt_exit)}"
     )
 
 
-def _stood(ended: AttemptExit) -> str:
-    """Return where the ranks were, with those that agree together; the stacks are in the log."""
-    together: dict[str, list[int]] = {}
-    for rank, stood in sorted(ended.last_positions.items()):
-        together.setdefault(stood, []).append(rank)
-    told = [
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} stood {stood}"
-        for stood, ranks in together.items()
-    ]
-    return "".join(f"; {one}" for one in told) + ("; all stacks are in its log" if told else "")
+def _positions_text(attempt_exit: AttemptExit) -> str:
+    """Return where the killed ranks were, grouped by position; their stacks are in the log."""
+    ranks_at: dict[str, list[int]] = {}
+    for rank, position in sorted(attempt_exit.last_positions.items()):
+        ranks_at.setdefault(position, []).append(rank)
+    positions = [f"; {_ranks_text(ranks)} stood {at}" for at, ranks in ranks_at.items()]
+    return "".join(positions) + ("; all stacks are in its log" if positions else "")
 
 
-def _out_of_memory(ranks: Sequence[int]) -> str:
-    names = ", ".join(map(str, ranks))
+def _ranks_text(ranks: Iterable[int]) -> str:
+    numbers = [str(rank) for rank in sorted(ranks)]
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
+
+
+def _out_of_memory_reason(ranks: Iterable[int]) -> str:
     return (
-        f"the kernel ran out of memory and killed rank{'s' * (len(ranks) > 1)} {names}; lower "
+        f"the kernel ran out of memory and killed {_ranks_text(ranks)}; lower "
         "resources.micro_batch_tokens, or run fewer trials at a time (--cpus)"
     )
 
 
-def _signals(ranks: list[int], codes: Mapping[int, int]) -> str:
-    names = ", ".join(f"rank {rank} died of {signal_name(-codes[rank])}" for rank in ranks)
-    hint = (
-        "; nobody here sent it (out of memory? see `dmesg`)"
-        if any(codes[r] == -signal.SIGKILL for r in ranks)
-        else ""
-    )
-    return f"{names}{hint}"
+def _signals_reason(signals: Mapping[int, int]) -> str:
+    """Return which rank died of which signal."""
+    deaths = [f"rank {rank} died of {signal_name(number)}" for rank, number in signals.items()]
+    hint = "; nobody here sent it (out of memory? see `dmesg`)"
+    return ", ".join(deaths) + hint * (signal.SIGKILL in signals.values())
 
 
 def signal_name(number: int) -> str:
@@ -189,11 +193,14 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _message(error: Mapping[str, Any] | None, outcome: Outcome, folder: Path) -> str:
-    if error is None and outcome is Outcome.STORAGE:
-        return f"{storage_errors.failing_summary(folder)}, and took no record of it; {storage_errors.failing_advice(folder)}"
-    if error is None and outcome is Outcome.DISK_FULL:
+def _error_reason(error: Mapping[str, Any] | None, outcome: Outcome, folder: Path) -> str:
+    if error is not None:
+        return str(error["message"])
+    if outcome is Outcome.STORAGE:
+        return (
+            f"{storage_errors.failing_summary(folder)}, and took no record of it; "
+            f"{storage_errors.failing_advice(folder)}"
+        )
+    if outcome is Outcome.DISK_FULL:
         return "the disk took no more, not even the record of what did not fit"
-    if error is None:
-        return f"{outcome.value}: no error.json was written; see log.txt of the attempt"
-    return str(error["message"])
+    return f"{outcome.value}: no error.json was written; see log.txt of the attempt"

@@ -1,4 +1,4 @@
-"""What the next attempt of a trial needs, in cores, GPUs, memory and seconds, by what others of its configuration were measured to need."""
+"""Resource estimation: the demand of a trial, from finished trials of the same configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,22 +13,41 @@ from orchestrator.scheduling.runtime_prediction import RuntimePredictor
 
 
 class ResourceEstimator:
-    """Grows wiser with every result."""
+    """Estimates what the next attempt of a trial needs: cores, GPUs, GPU memory and seconds."""
 
     def __init__(self, predicted_s: Mapping[str, float]) -> None:
-        """Start from predictions alone: seconds of whole trials."""
-        self._pace = RuntimePredictor(predicted_s)
-        self._probes = MemoryObservations()
+        """Start from predicted seconds of whole trials alone."""
+        self._runtimes = RuntimePredictor(predicted_s)
+        self._memory = MemoryObservations()
+
+    def observe(self, trial: ManagedTrial, seconds: float) -> None:
+        """Record the run time of a trial that was done at its first attempt."""
+        self._runtimes.observe(trial.spec, seconds)
+
+    def observe_memory(self, trial: ManagedTrial) -> None:
+        """Record the peak GPU memory that a trial's result tells, if it has one."""
+        peak = ((trial.folder.result() or {}).get("metrics") or {}).get(GPU_PEAK)
+        if peak is not None:
+            self._memory.observe_peak(trial.configuration, float(peak))
+
+    def on_oom(self, trial: ManagedTrial) -> None:
+        """Record that a trial ran out of GPU memory once more."""
+        times = sum(past.outcome is Outcome.GPU_OOM for past in trial.past_attempts)
+        self._memory.observe_ooms(trial.configuration, times)
 
     def resources(self, trial: ManagedTrial, nodes: Sequence[Node]) -> Resources:
-        """Return what its next attempt asks for: what was asked for, and more, or smaller micro-batches, after it ran out of memory."""
+        """Return the resources of the next attempt.
+
+        They are what the trial asks for; after it ran out of memory, more of a GPU or smaller
+        micro-batches.
+        """
         asked = trial.spec.resources
         if asked.gpus == "auto":
-            asked = replace(asked, gpus=float(_gpus_for(asked.ranks, nodes)))
-        outcomes = [past.outcome for past in trial.past]
-        if shared := max_enlargements(asked.gpus):
-            # What made another seed of it run out of memory on its share would do so here.
-            known = min(self._probes.grown(trial.configuration), shared)
+            asked = replace(asked, gpus=float(_auto_gpus(asked.ranks, nodes)))
+        outcomes = [past.outcome for past in trial.past_attempts]
+        if limit := max_enlargements(asked.gpus):
+            # A share on which another seed ran out of memory need not be tried again.
+            known = min(self._memory.n_ooms(trial.configuration), limit)
             outcomes += [Outcome.GPU_OOM] * (known - outcomes.count(Outcome.GPU_OOM))
         return resources_for(
             asked,
@@ -38,48 +57,35 @@ class ResourceEstimator:
         )
 
     def demand(self, trial: ManagedTrial, nodes: Sequence[Node]) -> Demand:
-        """Return what its next attempt takes of the nodes."""
-        return trial.fixed_demand or self._demand(trial, self.resources(trial, nodes))
+        """Return the demand of the next attempt.
 
-    def _demand(self, trial: ManagedTrial, resources: Resources) -> Demand:
-        """Return what the next attempt needs. Its ranks may lie on several nodes if no single one could hold them."""
+        Ranks with whole GPUs, or none, may be spread over nodes if no single node holds them.
+        """
+        if trial.fixed_demand is not None:
+            return trial.fixed_demand
+        resources = self.resources(trial, nodes)
         gpus = float(resources.gpus)
-        need = 0.0
-        if 0 < gpus < 1:
-            need = self._probes.need(
-                trial.configuration, ranks=ranks_per_gpu(resources.ranks, gpus)
-            )
+        shared = 0 < gpus < 1
+        n_ranks = ranks_per_gpu(resources.ranks, gpus)
         return Demand(
             cpus=resources.cpus * resources.ranks,
             gpus=gpus,
-            gpu_memory_bytes=need,
-            gang_size=1 if 0 < gpus < 1 else resources.ranks,
+            gpu_memory_bytes=(
+                self._memory.reserved_bytes(trial.configuration, ranks=n_ranks) if shared else 0.0
+            ),
+            gang_size=1 if shared else resources.ranks,
         )
 
-    def saw(self, trial: ManagedTrial, seconds: float) -> None:
-        """Take in how long a trial took that was done at the first attempt."""
-        self._pace.saw(trial.spec, seconds)
-
-    def ran_out(self, trial: ManagedTrial) -> None:
-        """Take in that a trial has run out of GPU memory once more."""
-        times = sum(past.outcome is Outcome.GPU_OOM for past in trial.past)
-        self._probes.ran_out(trial.configuration, times=times)
-
-    def probe(self, trial: ManagedTrial) -> None:
-        """Learn from a trial's result how much GPU memory others of its configuration need."""
-        peak = ((trial.folder.result() or {}).get("metrics") or {}).get(GPU_PEAK)
-        if peak is not None:
-            self._probes.saw(trial.configuration, float(peak))
-
     def left_s(self, trial: ManagedTrial) -> float:
-        """Return the predicted seconds of what is left of a trial."""
-        return self._pace.seconds(trial.spec, done=trial.best_step / steps_of(trial.spec))
+        """Return the predicted seconds that are left of a trial."""
+        return self._runtimes.seconds(trial.spec, done=trial.best_step / steps_of(trial.spec))
 
 
-def _gpus_for(ranks: int, nodes: Sequence[Node]) -> int:
-    """Return the GPUs of a trial that asks for `auto`: one per rank where one node, or several alike, have so many.
+def _auto_gpus(ranks: int, nodes: Sequence[Node]) -> int:
+    """Return the GPUs of a trial that asks for `auto`.
 
-    Else all of a node: ranks that share a GPU talk through gloo.
+    One per rank if one node, or several equal ones, have so many. Else all of a node: ranks that
+    share a GPU talk through gloo.
     """
     counts = [len(node.gpus) for node in nodes]
     most = max(counts, default=0)

@@ -1,23 +1,29 @@
-"""Which endings are worth another attempt, when, and with what resources. Pure.
+"""Retry policy: which outcomes are worth another attempt, when, and with what resources. Pure.
 
-| outcome                                        | what follows                                        |
-|------------------------------------------------|-----------------------------------------------------|
-| done, cancelled                                | nothing                                             |
-| interrupted                                    | stays waiting; the next `submit` resumes it         |
-| user_error, diverged                           | nothing: the same attempt would end the same way    |
-| gpu_oom                                        | a larger share of the GPU, then a whole one, both free; then the failure budget and half the micro-batch |
-| host_oom, hang, communication, time_limit      | failure budget, from the last checkpoint            |
-| disk_full                                      | waits until the disk has room for a checkpoint; then preemption budget |
-| storage                                        | waits until the controller's storage answers; then preemption budget |
-| preempted, killed, node_lost                   | preemption budget, from the last checkpoint         |
+| outcome                                        | what follows                             |
+|------------------------------------------------|------------------------------------------|
+| done, cancelled                                | nothing                                  |
+| interrupted                                    | stays waiting; the next `submit` resumes |
+| user_error, diverged                           | nothing: it would end the same way again |
+| gpu_oom                                        | a larger share of the GPU, then a whole  |
+|                                                | one, both free; then the failure budget  |
+|                                                | and half the micro-batch                 |
+| host_oom, hang, communication, time_limit      | failure budget, from the last checkpoint |
+| disk_full                                      | waits until the disk has room for a      |
+|                                                | checkpoint; then preemption budget       |
+| storage                                        | waits until the controller's storage     |
+|                                                | answers; then preemption budget          |
+| preempted, killed, node_lost                   | preemption budget, from the last         |
+|                                                | checkpoint                               |
 
-Only attempts of the same submission count, and of those only the ones since somebody last asked for a retry: whoever submits
-again, or asks, gets the budgets anew.
+Budgets count attempts of the same submission, since somebody last asked for a retry. So submitting
+again renews them, and asking for a retry does too.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 
 from orchestrator.records.trial_spec import Outcome, Resources, Retries
 from orchestrator.scheduling.gpu_sharing import enlarged_share, max_enlargements
@@ -25,29 +31,25 @@ from orchestrator.scheduling.gpu_sharing import enlarged_share, max_enlargements
 FAILURES = frozenset(
     {Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.HANG, Outcome.COMMUNICATION, Outcome.TIME_LIMIT}
 )
+"""Outcomes that use the failure budget."""
 PREEMPTIONS = frozenset(
-    {
-        Outcome.PREEMPTED,
-        Outcome.KILLED,
-        Outcome.NODE_LOST,
-        Outcome.DISK_FULL,
-        Outcome.STORAGE,
-    }
+    {Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL, Outcome.STORAGE}
 )
+"""Outcomes that use the preemption budget."""
 DETERMINISTIC = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})
 STUCK_ATTEMPTS = 5
-"""Attempts in a row taken away from outside without one new step, after which it is no accident any more."""
+"""Preempted attempts in a row without a new step, after which the trial is given up."""
 LONGEST_DELAY_S = 60.0
 
 
 class Action(StrEnum):
-    """What becomes of a trial after an attempt."""
+    """What follows an attempt."""
 
     RETRY = "retry"
     STOP = "stop"
     """Final: the trial is done, failed or cancelled."""
     WAIT = "wait"
-    """Neither: a later submission takes it up."""
+    """Neither: a later submission resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class PastAttempt:
 
     outcome: Outcome
     progressed: bool
-    """Whether it got beyond every attempt before it."""
+    """Whether it got further than every attempt before it."""
     submission: int
     counts: bool = True
     """Whether it counts against the budgets: not if somebody asked for a retry after it."""
@@ -75,29 +77,26 @@ class RetryDecision:
 def decide_retry(
     attempts: Sequence[PastAttempt], retries: Retries, *, free_ooms: int = 0
 ) -> RetryDecision:
-    """Return what follows the last of `attempts` (all of the trial, oldest first).
+    """Return what follows the last attempt.
 
     Args:
-        attempts: What became of them.
+        attempts: All of the trial, oldest first.
         retries: The budgets.
-        free_ooms: How many times running out of GPU memory counts against none of them, because the trial has a fraction of a
-            GPU and gets more of it.
+        free_ooms: How many times running out of GPU memory counts against no budget, because the
+            trial has a fraction of a GPU and gets more of it.
     """
     last = attempts[-1]
     outcome = last.outcome
-    if outcome is Outcome.DONE:
-        return RetryDecision(action=Action.STOP, reason="done")
-    if outcome is Outcome.CANCELLED:
-        return RetryDecision(action=Action.STOP, reason="cancelled")
+    if outcome in (Outcome.DONE, Outcome.CANCELLED):
+        return RetryDecision(action=Action.STOP, reason=outcome.value)
     if outcome is Outcome.INTERRUPTED:
-        return RetryDecision(
-            action=Action.WAIT, reason="stopped on request; submit again to resume"
-        )
+        reason = "stopped on request; submit again to resume"
+        return RetryDecision(action=Action.WAIT, reason=reason)
     if outcome in DETERMINISTIC:
-        return RetryDecision(
-            action=Action.STOP, reason=f"{outcome.value} would end the same way again"
-        )
-    free = [i for i, past in enumerate(attempts) if past.outcome is Outcome.GPU_OOM][:free_ooms]
+        reason = f"{outcome.value} would end the same way again"
+        return RetryDecision(action=Action.STOP, reason=reason)
+    ooms = [i for i, past in enumerate(attempts) if past.outcome is Outcome.GPU_OOM]
+    free = ooms[:free_ooms]
     if len(attempts) - 1 in free:
         return RetryDecision(action=Action.RETRY, reason="retry with more of the GPU")
     counted = [
@@ -105,47 +104,39 @@ def decide_retry(
         for i, past in enumerate(attempts)
         if past.submission == last.submission and past.counts and i not in free
     ]
-    stuck = _trailing_stuck(counted)
+    n_stuck = _n_without_progress(counted)
     if outcome in FAILURES:
-        used, allowed, budget = (
-            sum(p.outcome in FAILURES for p in counted),
-            retries.failure,
-            "failure",
-        )
+        budget, kind, allowed = "failure", FAILURES, retries.failure
     else:
-        used, allowed, budget = (
-            sum(p.outcome in PREEMPTIONS for p in counted),
-            retries.preemption,
-            "preemption",
-        )
-        if stuck >= STUCK_ATTEMPTS:
-            return RetryDecision(
-                action=Action.STOP,
-                reason=f"ended from outside {stuck} times in a row without one new step",
-            )
+        budget, kind, allowed = "preemption", PREEMPTIONS, retries.preemption
+        if n_stuck >= STUCK_ATTEMPTS:
+            reason = f"ended from outside {n_stuck} times in a row without one new step"
+            return RetryDecision(action=Action.STOP, reason=reason)
+    used = sum(past.outcome in kind for past in counted)
     if used > allowed:
-        return RetryDecision(
-            action=Action.STOP, reason=f"the {budget} budget of {allowed} retries is used up"
-        )
+        reason = f"the {budget} budget of {allowed} retries is used up"
+        return RetryDecision(action=Action.STOP, reason=reason)
     return RetryDecision(
         action=Action.RETRY,
         reason=f"retry {used} of {allowed} after {outcome.value}",
-        delay_s=_delay_s(stuck),
+        delay_s=_delay_s(n_stuck),
     )
 
 
-def _trailing_stuck(attempts: Sequence[PastAttempt]) -> int:
-    count = 0
-    for past in reversed(attempts):
-        if past.progressed or past.outcome not in FAILURES | PREEMPTIONS:
-            return count
-        count += 1
-    return count
+def _n_without_progress(attempts: Sequence[PastAttempt]) -> int:
+    """Return how many attempts failed in a row, up to the last, without a new step."""
+    return sum(
+        1
+        for _ in takewhile(
+            lambda past: not past.progressed and past.outcome in FAILURES | PREEMPTIONS,
+            reversed(attempts),
+        )
+    )
 
 
-def _delay_s(stuck: int) -> float:
-    """0 after the first attempt in vain, then 2, 4, 8 … s: what broke may need time to come back."""
-    return 0.0 if stuck < 2 else min(LONGEST_DELAY_S, 2.0 ** (stuck - 1))
+def _delay_s(n_stuck: int) -> float:
+    """Return 0 after the first attempt in vain, then 2, 4, 8 … s: a broken node may come back."""
+    return 0.0 if n_stuck < 2 else min(LONGEST_DELAY_S, 2.0 ** (n_stuck - 1))
 
 
 def resources_for(
@@ -153,8 +144,8 @@ def resources_for(
 ) -> Resources:
     """Return the resources of the next attempt: `asked`, widened once per earlier gpu_oom.
 
-    A fraction of a GPU is doubled, then becomes a whole one; from then on the micro-batch is halved, down to one sequence
-    per forward pass. The global batch stays what it was.
+    A fraction of a GPU is doubled, then becomes a whole one. From then on the micro-batch is
+    halved, down to one sequence per forward pass. The global batch stays the same.
 
     Args:
         asked: Of the spec, `gpus` already a number.
@@ -162,14 +153,15 @@ def resources_for(
         batch_tokens: Tokens per optimizer step over all ranks.
         seq_len: Tokens per sequence.
     """
-    now = asked
-    shared = max_enlargements(asked.gpus)
-    for times in range(1, 1 + sum(outcome is Outcome.GPU_OOM for outcome in outcomes)):
-        if times <= shared:
-            assert not isinstance(asked.gpus, str), "auto is no fraction"
-            now = replace(now, gpus=enlarged_share(float(asked.gpus), times=times))
-            continue
-        before = now.micro_batch_tokens or max(seq_len, batch_tokens // now.ranks)
+    n_ooms = sum(outcome is Outcome.GPU_OOM for outcome in outcomes)
+    n_enlarged = min(n_ooms, max_enlargements(asked.gpus))
+    resources = asked
+    if n_enlarged:
+        assert not isinstance(asked.gpus, str), "auto is no fraction"
+        resources = replace(asked, gpus=enlarged_share(asked.gpus, times=n_enlarged))
+    for _ in range(n_ooms - n_enlarged):
+        before = resources.micro_batch_tokens or max(seq_len, batch_tokens // resources.ranks)
         # Whole sequences, at least one.
-        now = replace(now, micro_batch_tokens=max(1, before // 2 // seq_len) * seq_len)
-    return now
+        halved = max(1, before // 2 // seq_len) * seq_len
+        resources = replace(resources, micro_batch_tokens=halved)
+    return resources

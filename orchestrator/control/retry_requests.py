@@ -1,7 +1,8 @@
-"""Asking for another attempt of trials that failed or were cancelled: `memscale retry`, and the tag on the MLflow page.
+"""Retry requests: another attempt for trials that failed or were cancelled, asked for by people.
 
-The request is a small file beside the trial (`TrialDir.request_retry`). Whoever runs the sweep takes it up, with its budgets
-anew; where nobody does, it stands until the sweep is submitted again. It is met by the next attempt, and by nothing else.
+They come from `memscale retry` and from the tag on the MLflow page. A request is a small file
+beside the trial (`TrialDir.request_retry`). The sweep's controller takes it up and renews the
+budgets; without one it stands until the sweep is submitted again. Only the next attempt meets it.
 """
 
 from collections import Counter
@@ -18,32 +19,32 @@ WITH_ALL = "cancelled with the whole sweep: ask for all of it"
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRequest:
-    """What asking again comes to."""
+    """The trials that a request retries, and why it does not retry the others."""
 
     after: Mapping[str, int]
-    """Id of each trial that gets another attempt, to the number of its last one."""
+    """Trial id -> number of its last attempt, of trials that get another one."""
     refused: tuple[str, ...] = ()
-    """Why the others do not: how each stands, in a word or two."""
+    """For each of the others, its state in a word or two."""
 
 
 def plan_retry(
-    sweep: SweepDir, trials: Sequence[TrialDir], *, worked_on: frozenset[str], whole_sweep: bool
+    sweep: SweepDir, trials: Sequence[TrialDir], *, controlled: frozenset[str], whole_sweep: bool
 ) -> RetryRequest:
-    """Return which of these trials can be asked for again: those that failed or were cancelled.
+    """Return which of these trials can be retried: those that failed or were cancelled.
 
     Args:
         sweep: Their sweep.
         trials: Any of it.
-        worked_on: Ids of the trials that a live controller works on.
+        controlled: Ids of trials that a live controller runs.
         whole_sweep: Whether this takes back a request to cancel the whole sweep, too.
     """
     cancelled = sweep.cancel_requested()
     after, refused = {}, []
     for trial in trials:
         state = trial.state()
-        alive = trial.trial_id in worked_on or is_alive(trial.controller())
+        alive = trial.trial_id in controlled or is_alive(trial.controller())
         if state is TrialState.RUNNING and not alive:
-            state = TrialState.WAITING  # of a controller that is dead; submitting again resumes it
+            state = TrialState.WAITING  # its controller is dead; submitting again resumes it
         if cancelled and state is TrialState.WAITING:
             state = TrialState.CANCELLED
         if state not in (TrialState.FAILED, TrialState.CANCELLED):
@@ -58,27 +59,34 @@ def plan_retry(
 def write_requests(
     sweep: SweepDir, after: Mapping[str, int], *, by: str, at: float, whole_sweep: bool
 ) -> None:
-    """Write the requests. Doing it again changes nothing, not even when they were met in between."""
+    """Write the requests. Idempotent, even if they were met in between.
+
+    Args:
+        sweep: Their sweep.
+        after: As in RetryRequest.
+        by: Who asks, for people.
+        at: Seconds since 1970.
+        whole_sweep: Whether to take back a request to cancel the whole sweep.
+    """
     for trial_id, number in after.items():
         sweep.trial(trial_id).request_retry(by, after=number, at=at)
     if whole_sweep and after:
         (sweep.path / "cancel.json").unlink(missing_ok=True)
 
 
-def describe_result(asked: RetryRequest, *, worked_on: frozenset[str]) -> str:
-    """Return it in one sentence.
+def describe_result(request: RetryRequest, *, controlled: frozenset[str]) -> str:
+    """Return in one sentence what became of a request.
 
     Args:
-        asked: What was written.
-        worked_on: Ids of the trials that a live controller works on.
+        request: What was written.
+        controlled: Ids of trials that a live controller runs.
     """
-    n = len(asked.after)
-    counts = Counter(asked.refused)
-    others = ", ".join(f"{m:,} {how}" for how, m in counts.items())
+    n = len(request.after)
+    others = ", ".join(f"{m:,} {state}" for state, m in Counter(request.refused).items())
     if not n:
         return f"nothing to retry: {others or 'no trials'}"
     what = f"{n:,} trial{'s' * (n != 1)}"
-    if worked_on.issuperset(asked.after):
+    if controlled.issuperset(request.after):
         what += " back in the queue"
     else:
         what += " noted; no controller is at work on that, so submit the sweep again"
@@ -88,7 +96,12 @@ def describe_result(asked: RetryRequest, *, worked_on: frozenset[str]) -> str:
 def controlled_trial_ids(
     sweep: SweepDir, submissions: Iterable[Mapping[str, Any]]
 ) -> frozenset[str]:
-    """Return the ids of the trials that the sweep's live controller works on; `submissions`: those of the sweep."""
+    """Return the ids of the trials that the sweep's live controller runs.
+
+    Args:
+        sweep: Whose controller.
+        submissions: Records of all its submissions.
+    """
     controller = sweep.controller()
     if controller is None or not is_alive(controller):
         return frozenset()

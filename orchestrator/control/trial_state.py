@@ -1,6 +1,6 @@
-"""What a controller remembers of a trial that it runs: what its attempts came to, what runs of it, why it waits.
+"""State of a trial as its controller keeps it: past attempts, the running one, why it waits.
 
-Nothing here matters after the controller's end: it is read back from the trial's folder.
+Nothing here matters after the controller's end: `recovery.py` reads it back from the trial's folder.
 """
 
 from collections.abc import Mapping
@@ -26,51 +26,60 @@ class RunningAttempt:
     folder: AttemptDir
     launch: Launch
     started_at: float
+    """Seconds since 1970."""
     predicted_s: float
+    """Seconds that it was predicted to take at its start."""
     gpu_ids: tuple[str, ...] = ()
-    asked: Outcome | None = None
-    """What the ranks were asked to stop for."""
-    hard: bool = False
+    stop_outcome: Outcome | None = None
+    """What its ranks were asked to stop for; None: they were not."""
+    killed: bool = False
 
 
 @dataclass(kw_only=True)
 class ManagedTrial:
-    """A trial that this submission asked for."""
+    """A trial of the controller's submission."""
 
     folder: TrialDir
     spec: TrialSpec
-    past: list[PastAttempt] = field(default_factory=list)
+    past_attempts: list[PastAttempt] = field(default_factory=list)
     best_step: int = 0
-    """How far its attempts got."""
-    renewed_after: int = 0
-    """Number of the attempt after which somebody asked for a retry: up to it, none counts against the budgets."""
+    """The furthest optimizer step of any attempt."""
+    budgets_reset_after: int = 0
+    """The attempt after which somebody asked for a retry: up to it, none counts against budgets."""
     attempt: RunningAttempt | None = None
     finished: bool = False
     not_before: float = 0.0
+    """When the next attempt may start, seconds since 1970."""
     delay_reason: str = ""
-    needs_bytes: float = 0.0
+    needs_disk_bytes: float = 0.0
     """Free space that it waits for, after a full disk ended an attempt."""
-    why_next: str = "first attempt"
+    attempt_reason: str = "first attempt"
+    """Why there is a next attempt, for launch.json."""
     wait: str = "its controller is starting"
-    resting: TrialStatus | None = None
-    """Its status while it waits, which only its wait can change; None: not looked at since its last attempt."""
+    """Why it waits, in one sentence."""
+    waiting_status: TrialStatus | None = None
+    """Its status, kept while it waits: only `wait` can change then. None: read it."""
 
-    def remember(self, attempt: AttemptDir, outcome: Outcome) -> None:
-        """Take in how an attempt ended, and how far it got."""
+    def record_exit(self, attempt: AttemptDir, outcome: Outcome) -> None:
+        """Take note of how an attempt ended, and how far it got."""
         reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
-        self.past.append(
+        self.past_attempts.append(
             PastAttempt(
                 outcome=outcome,
                 progressed=reached > self.best_step,
                 submission=submission_of(attempt),
-                counts=attempt.number > self.renewed_after,
+                counts=attempt.number > self.budgets_reset_after,
             )
         )
         self.best_step = max(self.best_step, reached)
 
+    def delay(self, until: float, reason: str) -> None:
+        """Let the next attempt wait."""
+        self.not_before, self.delay_reason = until, reason
+
     @cached_property
     def fixed_demand(self) -> Demand | None:
-        """What every attempt of it needs; None where that depends on the cluster or on what was measured."""
+        """The demand of every attempt; None where it depends on the cluster or on measurements."""
         asked = self.spec.resources
         if isinstance(asked.gpus, str) or max_enlargements(asked.gpus):
             return None
@@ -78,7 +87,7 @@ class ManagedTrial:
 
     @cached_property
     def prediction_group(self) -> str:
-        """Whose measured times correct its prediction."""
+        """The group whose measured run times correct its prediction."""
         return prediction_group(self.spec)
 
     @cached_property
@@ -95,18 +104,23 @@ def submission_of(attempt: AttemptDir) -> int:
 
 
 def checkpoint_bytes(trial: ManagedTrial) -> float:
-    """Return about what its next checkpoint takes: as much as its last one, or weights and two moments of 4 bytes each."""
+    """Return about how many bytes its next checkpoint takes.
+
+    That is as much as its largest one so far, or weights and two moments of 4 bytes each.
+    """
     folder = trial.folder.checkpoints
-    there = (
-        [storage_errors.folder_bytes(path) for path in folder.glob("step-*")]
-        if folder.is_dir()
-        else []
-    )
+    sizes = map(storage_errors.folder_bytes, folder.glob("step-*")) if folder.is_dir() else ()
     guess = 12.0 * trial.spec.accounting.get("total_params", 0.0)
-    return storage_errors.MARGIN * max(guess, *there, storage_errors.LEAST_BYTES)
+    return storage_errors.MARGIN * max(guess, *sizes, storage_errors.LEAST_BYTES)
 
 
-def why_next(end: Mapping[str, Any], *, again: bool, by: str | None = None) -> str:
-    """Return why there is another attempt after one that ended so; `by`: who asked for it."""
+def next_attempt_reason(end: Mapping[str, Any], *, again: bool, by: str | None = None) -> str:
+    """Return why there is another attempt after one that ended.
+
+    Args:
+        end: end.json of the last attempt.
+        again: Whether a later submission starts it.
+        by: Who asked for a retry, if anybody did.
+    """
     verb = "submitted again" if again else f"retry ({by})" if by else "retry"
     return f"{verb} after {end['outcome']}: {end['reason']}"

@@ -16,8 +16,10 @@ What runs is never taken away.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from orchestrator.scheduling.demand import Demand
 
 NOTHING = 1e-9
 """Less of a resource than this is none: shares are sums of fractions."""
@@ -49,6 +51,21 @@ class SweepUsage:
     def from_json(cls, record: dict[str, Any]) -> "SweepUsage":
         """Read what `dataclasses.asdict` and JSON made of one."""
         return cls(**{**record, "keeps": tuple(record["keeps"])})
+
+    def holding(self, demand: Demand, *, wanted: bool = False) -> "SweepUsage":
+        """Return the usage with one more running trial.
+
+        Args:
+            demand: Its demand.
+            wanted: Whether it is not among the wants yet.
+        """
+        return replace(
+            self,
+            holds_gpus=self.holds_gpus + demand.gpus,
+            holds_cpus=self.holds_cpus + demand.cpus,
+            wants_gpus=self.wants_gpus + demand.gpus * wanted,
+            wants_cpus=self.wants_cpus + demand.cpus * wanted,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class Schedule:
     """Why each other waiting trial waits."""
     impossible: frozenset[str] = frozenset()
     """Those of them that the cluster could not hold even when empty."""
-    kept: tuple[str, ...] = ()
+    reserved_nodes: tuple[str, ...] = ()
     """Nodes on which room is kept for the one that is next in line."""
 
 
@@ -94,7 +94,7 @@ def schedule(snapshot: Snapshot, now: float) -> Schedule:
         placements=tuple(_placement(room, s.trial_id, s.allocation) for s in decision.starts),
         waits=waits,
         impossible=frozenset(impossible),
-        kept=tuple(
+        reserved_nodes=tuple(
             room.nodes[row].node_id
             for row in (decision.next_in_line.nodes if decision.next_in_line else ())
         ),

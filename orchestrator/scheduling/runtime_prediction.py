@@ -1,4 +1,8 @@
-"""How long trials will take: predictions, corrected by how long those took that were seen to run."""
+"""Runtime prediction: predicted seconds of trials, corrected by measured ones.
+
+A correction is the median of measured over predicted seconds, of the nearest group of trials that
+was measured: `architecture/size`, else `architecture`, else all.
+"""
 
 import math
 import statistics
@@ -13,14 +17,47 @@ GUESSED_FLOPS_PER_TOKEN = 1.0e6
 
 
 def prediction_group(spec: TrialSpec) -> str:
-    """Return whose measured times correct its prediction: trials of its architecture, and of its size within a factor of two."""
+    """Return the group that shares a correction: an architecture, and a size within factor two."""
     total = spec.accounting.get("total_params")
     size = f"/2^{round(math.log2(total))}" if total else ""
     return f"{spec.architecture}{size}"
 
 
+class RuntimeCorrections:
+    """Ratios of measured to predicted seconds, by group."""
+
+    def __init__(self) -> None:
+        """Start without a measurement."""
+        self._observed: dict[str, list[float]] = {}
+        self._ratios: dict[str, float] = {}
+
+    def observe(self, group: str, ratio: float) -> None:
+        """Record that a trial took `ratio` times its first prediction."""
+        for name in _with_wider_groups(group):
+            self._observed.setdefault(name, []).append(ratio)
+        self._ratios.clear()
+
+    def ratio(self, group: str) -> float:
+        """Return the factor for a group's predictions, 1 if nothing was observed.
+
+        Ratios build on first predictions, not on corrected ones, so corrections never compound.
+        """
+        known = self._ratios.get(group)
+        if known is None:
+            names = (name for name in _with_wider_groups(group) if name in self._observed)
+            nearest = next(names, None)
+            known = 1.0 if nearest is None else statistics.median(self._observed[nearest])
+            self._ratios[group] = known
+        return known
+
+
+def _with_wider_groups(group: str) -> list[str]:
+    """Return the group, its architecture, and the empty name for all trials, each once."""
+    return list(dict.fromkeys((group, group.partition("/")[0], "")))
+
+
 class RuntimePredictor:
-    """Predicted seconds per trial, times the median of measured over predicted of trials like it (`RuntimeCorrections`)."""
+    """Predicted seconds of trials, times the correction of their group."""
 
     def __init__(self, predicted_s: Mapping[str, float]) -> None:
         """Take the predicted seconds of whole trials by id."""
@@ -28,13 +65,13 @@ class RuntimePredictor:
         self._corrections = RuntimeCorrections()
 
     def seconds(self, spec: TrialSpec, *, done: float = 0.0) -> float:
-        """Return the seconds that a trial still needs when the share `done` of its steps is behind it."""
+        """Return the seconds that a trial still needs after the share `done` of its steps."""
         correction = self._corrections.ratio(prediction_group(spec))
         return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
 
-    def saw(self, spec: TrialSpec, seconds: float) -> None:
-        """Take in how long a whole trial took."""
-        self._corrections.saw(prediction_group(spec), seconds / max(1e-3, self._whole_s(spec)))
+    def observe(self, spec: TrialSpec, seconds: float) -> None:
+        """Record how long a whole trial took."""
+        self._corrections.observe(prediction_group(spec), seconds / max(1e-3, self._whole_s(spec)))
 
     def _whole_s(self, spec: TrialSpec) -> float:
         predicted = self._predicted_s.get(spec.trial_id)
@@ -45,9 +82,13 @@ class RuntimePredictor:
 
 
 def time_left_s(work: Sequence[tuple[float, Demand]], nodes: Sequence[Node]) -> float | None:
-    """Return when work of (seconds, demand) will be done: the longest piece, or all of it spread evenly, if that is more.
+    """Return a lower bound on the seconds until all work is done; None without nodes.
 
-    A lower bound: what cannot be packed tightly takes longer. None without nodes.
+    It is the longest trial, or all work spread evenly over the cluster if that is more.
+
+    Args:
+        work: Seconds left and demand of each trial.
+        nodes: The cluster.
     """
     if not nodes:
         return None
@@ -58,37 +99,3 @@ def time_left_s(work: Sequence[tuple[float, Demand]], nodes: Sequence[Node]) -> 
     if gpus:
         spread = max(spread, sum(seconds * demand.gpus for seconds, demand in work) / gpus)
     return max(spread, max(seconds for seconds, _ in work))
-
-
-# How much longer trials take than predicted: the median of what was seen, of the nearest kind that was seen.
-
-
-class RuntimeCorrections:
-    """Measured over predicted seconds, by pace: `architecture` or `architecture/size`."""
-
-    def __init__(self) -> None:
-        """Start without a measurement."""
-        self._seen: dict[str, list[float]] = {}
-        self._ratios: dict[str, float] = {}
-
-    def saw(self, pace: str, ratio: float) -> None:
-        """Take in that a trial of that pace took `ratio` times what was predicted."""
-        for name in _wider(pace):
-            self._seen.setdefault(name, []).append(ratio)
-        self._ratios.clear()
-
-    def ratio(self, pace: str) -> float:
-        """Return what a prediction is multiplied by: by its own architecture and size, else architecture, else all; 1 if nothing was seen.
-
-        Ratios build on the first predictions, not on corrected ones, so corrections never compound.
-        """
-        known = self._ratios.get(pace)
-        if known is None:
-            seen = next((self._seen[name] for name in _wider(pace) if name in self._seen), [1.0])
-            known = self._ratios[pace] = statistics.median(seen)
-        return known
-
-
-def _wider(pace: str) -> list[str]:
-    """Return the pace itself, its architecture, and what stands for all, each once."""
-    return list(dict.fromkeys((pace, pace.partition("/")[0], "")))

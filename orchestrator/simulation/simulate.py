@@ -137,7 +137,7 @@ def simulate(
             if actual_s is not None:
                 trial = by_id[trial_id]
                 ratio = _seconds(trial, actual_s) / max(SHORTEST_S, trial.predicted_s)
-                corrections.saw(trial.prediction_group, ratio)
+                corrections.observe(trial.prediction_group, ratio)
         if actual_s is not None:
             queue.correct({pace: corrections.ratio(pace) for pace in queue.prediction_groups()})
     return Simulation(nodes=room.nodes, ran=tuple(ran), impossible=impossible)

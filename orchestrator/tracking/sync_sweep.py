@@ -171,7 +171,10 @@ class SweepSync:
                 retry_requests.RetryRequest(after=taken[run.run_id])
                 if run.run_id in taken
                 else retry_requests.plan_retry(
-                    self._sweep, self._trials_of(run), worked_on=working_on, whole_sweep=whole_sweep
+                    self._sweep,
+                    self._trials_of(run),
+                    controlled=working_on,
+                    whole_sweep=whole_sweep,
                 )
             )
         except (
@@ -188,7 +191,7 @@ class SweepSync:
             whole_sweep=whole_sweep,
         )
         self._queued[run.run_id] = taken[run.run_id]
-        return retry_requests.describe_result(asked, worked_on=working_on)
+        return retry_requests.describe_result(asked, controlled=working_on)
 
     def _tell_whom_the_controller_left(self, working_on: frozenset[str]) -> None:
         """Correct what was said to those whose controller ended before it took up the request."""
@@ -198,7 +201,7 @@ class SweepSync:
                 del self._queued[run_id]
             elif not working_on.issuperset(left):
                 said = retry_requests.describe_result(
-                    retry_requests.RetryRequest(after=left), worked_on=working_on
+                    retry_requests.RetryRequest(after=left), controlled=working_on
                 )
                 self._tell_of_retry(run_id, said)
                 del self._queued[run_id]

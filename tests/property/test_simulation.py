@@ -249,7 +249,7 @@ def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, w
         for ended in [r for r in running if ends[r.trial_id] <= now]:
             running.remove(ended)
             predicted = next(t.predicted_s for t in waiting if t.trial_id == ended.trial_id)
-            corrections.saw("", truth[ended.trial_id] / max(1.0, predicted))
+            corrections.observe("", truth[ended.trial_id] / max(1.0, predicted))
     simulation = simulate(nodes, waiting, actual_s=truth)
 
     assert starts == {

@@ -13,7 +13,7 @@ def ended(codes=None, **more):
 
 
 def verdict(end, asked=None, error=None, has_result=False):
-    return classify(end, asked=asked, error=error, has_result=has_result, folder=FOLDER)
+    return classify(end, stop_outcome=asked, error=error, has_result=has_result, folder=FOLDER)
 
 
 def error(kind, message="it broke"):

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.control import loop as controller_module
-from orchestrator.control import node_exclusion
+from orchestrator.control import attempt_exits, node_exclusion
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import NotPlaced, SharedUsage
 from orchestrator.control.loop import Controller
@@ -913,14 +912,14 @@ def test_full_disk_pauses_and_goes_on_when_there_is_room(world, monkeypatch):
 def test_end_that_a_full_disk_does_not_take_is_written_later(world, monkeypatch):
     trial = world.trial(0)
     full = [False]
-    write = controller_module.write_json
+    write = attempt_exits.write_json
 
     def sometimes(path, record, **more):
         if full[0] and path.name == "end.json":
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, record, **more)
 
-    monkeypatch.setattr(controller_module, "write_json", sometimes)
+    monkeypatch.setattr(attempt_exits, "write_json", sometimes)
 
     def script():
         full[0] = True
@@ -1066,7 +1065,7 @@ def test_controller_whose_sweep_was_taken_over_decides_nothing_more(world, monke
 
 def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
     trial = world.trial(0)
-    write, left = controller_module.write_json, [5]
+    write, left = attempt_exits.write_json, [5]
 
     def sometimes(path, record, **more):
         if path.name == "end.json" and left[0]:
@@ -1074,7 +1073,7 @@ def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         write(path, record, **more)
 
-    monkeypatch.setattr(controller_module, "write_json", sometimes)
+    monkeypatch.setattr(attempt_exits, "write_json", sometimes)
 
     status = world.run(trial, script=finish(world, trial))
 
@@ -1085,7 +1084,7 @@ def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
 def test_node_whose_mount_fails_is_left_out_when_the_storage_works_elsewhere(world):
     blame = node_exclusion.FailureTracker()
     told = [
-        blame.record("n", kind=kind, trial_id=kind, outcome=Outcome.STORAGE)
+        blame.record("n", configuration=kind, trial_id=kind, outcome=Outcome.STORAGE)
         for kind in ("a", "b", "c")
     ]
 
@@ -1100,14 +1099,14 @@ def test_node_is_not_to_blame_for_storage_that_fails_everywhere(world, monkeypat
     ]
     world.launcher = PretendLauncher(cpus=3)
     world.launcher.more_nodes = (Node(node_id="g", host="host-good", cpus=0, gpus=()),)
-    write, fails = controller_module.write_json, [True]
+    write, fails = attempt_exits.write_json, [True]
 
     def sometimes(path, record, **more):
         if fails[0] and path.name == "end.json":
             raise OSError(errno.EIO, "Input/output error")
         write(path, record, **more)
 
-    monkeypatch.setattr(controller_module, "write_json", sometimes)
+    monkeypatch.setattr(attempt_exits, "write_json", sometimes)
 
     def script():
         for trial in kinds:

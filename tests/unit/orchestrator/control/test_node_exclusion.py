@@ -17,7 +17,7 @@ def node(node_id, host):
 
 
 def took(blame, where, kind, outcome=Outcome.HANG):
-    return blame.record(where, kind=kind, trial_id=f"trial-{kind}", outcome=outcome)
+    return blame.record(where, configuration=kind, trial_id=f"trial-{kind}", outcome=outcome)
 
 
 def test_three_kinds_that_fail_in_one_place_have_only_the_place_in_common():

@@ -150,7 +150,7 @@ def test_a_large_trial_of_one_sweep_is_not_starved_by_small_ones_of_another():
         # The large sweep's controller.
         waits = Waiting(trial_id="large", demand=Demand(cpus=8, gpus=8.0), predicted_s=10)
         decided = schedule(Snapshot(nodes=[node], running=running, waiting=[waits]), now)
-        kept = decided.kept
+        kept = decided.reserved_nodes
         if decided.placements and grant(one, [many], gpus=8, cpus=64).allows(one, gpus=8):
             large_started = now
             break

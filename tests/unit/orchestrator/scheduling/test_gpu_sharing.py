@@ -87,21 +87,21 @@ def test_processes_are_capped_at_their_part_of_the_share():
 
 
 def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts():
-    probes = MemoryObservations()
-    assert probes.need("a") == 0
+    memory = MemoryObservations()
+    assert memory.reserved_bytes("a") == 0
 
-    probes.saw("a", 10 * GB)
-    probes.saw("a", 12 * GB)
-    probes.saw("a", 3 * GB)
+    memory.observe_peak("a", 10 * GB)
+    memory.observe_peak("a", 12 * GB)
+    memory.observe_peak("a", 3 * GB)
 
-    assert probes.need("a") == memory_need(12 * GB)
-    assert probes.need("b") == 0
-    assert probes.need("a", ranks=2) == memory_need(12 * GB, ranks=2)
+    assert memory.reserved_bytes("a") == memory_need(12 * GB)
+    assert memory.reserved_bytes("b") == 0
+    assert memory.reserved_bytes("a", ranks=2) == memory_need(12 * GB, ranks=2)
 
 
 def test_others_of_a_configuration_learn_from_one_that_ran_out():
-    probes = MemoryObservations()
-    probes.ran_out("a", times=2)
-    probes.ran_out("a", times=1)
+    memory = MemoryObservations()
+    memory.observe_ooms("a", 2)
+    memory.observe_ooms("a", 1)
 
-    assert (probes.grown("a"), probes.grown("b")) == (2, 0)
+    assert (memory.n_ooms("a"), memory.n_ooms("b")) == (2, 0)

@@ -17,9 +17,9 @@ def test_nothing_seen_corrects_nothing():
 
 def test_own_architecture_and_size_come_before_architecture_before_all():
     corrections = RuntimeCorrections()
-    corrections.saw("dense/2^20", 2.0)
-    corrections.saw("dense/2^24", 4.0)
-    corrections.saw("moe/2^20", 8.0)
+    corrections.observe("dense/2^20", 2.0)
+    corrections.observe("dense/2^24", 4.0)
+    corrections.observe("moe/2^20", 8.0)
 
     assert corrections.ratio("dense/2^20") == 2.0
     assert corrections.ratio("dense/2^30") == 3.0
@@ -30,16 +30,16 @@ def test_own_architecture_and_size_come_before_architecture_before_all():
 def test_one_odd_trial_does_not_move_the_median():
     corrections = RuntimeCorrections()
     for ratio in (1.1, 1.2, 90.0):
-        corrections.saw("dense/2^20", ratio)
+        corrections.observe("dense/2^20", ratio)
 
     assert corrections.ratio("dense/2^20") == 1.2
 
 
 def test_later_measurements_count_at_once():
     corrections = RuntimeCorrections()
-    corrections.saw("dense", 2.0)
+    corrections.observe("dense", 2.0)
     assert corrections.ratio("dense/2^20") == 2.0
-    corrections.saw("dense/2^20", 5.0)
+    corrections.observe("dense/2^20", 5.0)
 
     assert corrections.ratio("dense/2^20") == 5.0
 
@@ -55,27 +55,27 @@ NODES = (Node(node_id="a", host="a", cpus=2), Node(node_id="b", host="b", cpus=2
 
 
 def test_prediction_shrinks_with_what_is_done():
-    pace = RuntimePredictor({SPEC.trial_id: 80.0})
+    predictor = RuntimePredictor({SPEC.trial_id: 80.0})
 
-    assert pace.seconds(SPEC) == 80.0
-    assert pace.seconds(SPEC, done=0.75) == 20.0
-    assert pace.seconds(SPEC, done=1.5) == 0.0
+    assert predictor.seconds(SPEC) == 80.0
+    assert predictor.seconds(SPEC, done=0.75) == 20.0
+    assert predictor.seconds(SPEC, done=1.5) == 0.0
 
 
 def test_prediction_is_corrected_by_the_median_of_what_was_seen():
-    pace = RuntimePredictor({SPEC.trial_id: 10.0})
+    predictor = RuntimePredictor({SPEC.trial_id: 10.0})
     for seconds in (20.0, 30.0, 900.0):
-        pace.saw(SPEC, seconds)
+        predictor.observe(SPEC, seconds)
 
-    assert pace.seconds(SPEC) == 30.0
+    assert predictor.seconds(SPEC) == 30.0
 
 
 def test_correction_does_not_build_on_itself():
-    pace = RuntimePredictor({SPEC.trial_id: 10.0})
+    predictor = RuntimePredictor({SPEC.trial_id: 10.0})
     for _ in range(5):
-        pace.saw(SPEC, 20.0)
+        predictor.observe(SPEC, 20.0)
 
-    assert pace.seconds(SPEC) == 20.0
+    assert predictor.seconds(SPEC) == 20.0
 
 
 def test_without_a_prediction_more_flops_take_longer():

@@ -1,0 +1,52 @@
+"""State that the parts of a controller share: trials, cluster, stop requests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.control.launcher_port import Launcher
+from orchestrator.control.resource_estimator import ResourceEstimator
+from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
+from orchestrator.records.circuit_breaker import CircuitBreaker
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome
+from orchestrator.scheduling.demand import Node
+
+
+@dataclass(kw_only=True)
+class ControllerState:
+    """What a controller knows. None of it matters after its end: the trial folders are the record."""
+
+    sweep: SweepDir
+    submission: int
+    trial_ids: tuple[str, ...]
+    """In the order to show them."""
+    launcher: Launcher
+    estimator: ResourceEstimator
+    breaker: CircuitBreaker
+    """Open while the storage of the sweep fails."""
+    clock: Callable[[], float]
+    """Seconds since 1970."""
+    trials: dict[str, ManagedTrial] = field(default_factory=dict)
+    """Trials that are not finished, and finished ones until their final status is read."""
+    nodes: Sequence[Node] = ()
+    """The cluster as last seen."""
+    impossible: frozenset[str] = frozenset()
+    """Waiting trials that no node could hold, even when empty."""
+    n_stops: int = 0
+    """How often the controller was asked to stop; at the second time ranks are killed."""
+    stop_outcome: Outcome = Outcome.INTERRUPTED
+    """How attempts end that were asked to stop."""
+
+    @property
+    def waiting(self) -> list[ManagedTrial]:
+        """Trials that are neither finished nor running."""
+        return [t for t in self.trials.values() if t.attempt is None and not t.finished]
+
+    @property
+    def running(self) -> list[tuple[ManagedTrial, RunningAttempt]]:
+        """Trials with the attempt of each that runs."""
+        return [(t, t.attempt) for t in self.trials.values() if t.attempt is not None]
+
+    def cancel_requested(self, trial: ManagedTrial) -> bool:
+        """Whether somebody cancelled the trial or the whole sweep."""
+        return trial.folder.cancel_requested() or self.sweep.cancel_requested()

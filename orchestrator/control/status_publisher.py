@@ -1,0 +1,165 @@
+"""Status of a running sweep: read from its trials, cached where final, published in controller.json."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.control import node_exclusion
+from orchestrator.control.attempt_exits import AttemptExits
+from orchestrator.control.controller_state import ControllerState
+from orchestrator.control.status import (
+    SweepStatus,
+    TrialStatus,
+    cache_line,
+    spec_fields,
+    trial_status,
+)
+from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
+from orchestrator.records.locks import ControllerLock
+from orchestrator.records.processes import ProcessId
+from orchestrator.records.status_cache import StatusCache, result_ns
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.scheduling.runtime_prediction import time_left_s
+
+
+class StatusPublisher:
+    """Builds a sweep's status and hands it to readers, at least once a second."""
+
+    def __init__(self, state: ControllerState, exits: AttemptExits, lock: ControllerLock) -> None:
+        """Start without a status."""
+        self._state = state
+        self._exits = exits
+        self._lock = lock
+        self._cache = StatusCache(state.sweep)
+        self._last: SweepStatus | None = None
+        """The status as last read."""
+        self.final: dict[str, TrialStatus] = {}
+        """Statuses of finished trials, which do not change any more."""
+
+    def reset_cache(self) -> None:
+        """Write a line for each trial into the status cache."""
+        self._cache.reset(spec_fields(trial.spec) for trial in self._state.trials.values())
+
+    def publish(self, on_update: Callable[[SweepStatus], None]) -> None:
+        """Tell everybody the current status; controller.json only while the storage works."""
+        status = self.current()
+        self._cache.flush()
+        if not self._state.breaker.is_open:
+            self._lock.heartbeat(self._heartbeat(status))
+        on_update(status)
+
+    def _heartbeat(self, status: SweepStatus) -> dict[str, Any]:
+        """Return what readers of controller.json need beyond the trial folders."""
+        return {
+            "trial_ids": list(self._state.trial_ids),
+            "waits": {t.trial_id: t.wait for t in status.trials if t.state is TrialState.WAITING},
+            "stopping": status.stopping,
+            "time_left_s": status.time_left_s,
+        }
+
+    def publish_last(self, on_update: Callable[[SweepStatus], None]) -> None:
+        """Tell the status as last read, while the storage fails."""
+        if self._last is not None:
+            on_update(self._with_outage(self._last))
+
+    def publish_end(self) -> SweepStatus:
+        """Write the last status and return it."""
+        status = self.current()
+        self._cache.flush()
+        self._lock.heartbeat(self._heartbeat(status))
+        return status
+
+    def current(self) -> SweepStatus:
+        """Return the status of the sweep; as last read if its storage fails now.
+
+        Raises:
+            OSError: If it fails before the status was ever read.
+        """
+        if self._last is None:
+            self._last = self._read()
+            return self._last
+        with self._state.breaker.guarded():
+            self._last = self._read()
+            return self._last
+        return self._with_outage(self._last)
+
+    def _with_outage(self, status: SweepStatus) -> SweepStatus:
+        """Return an earlier status, in which all that waits now waits for the storage."""
+        reason = self._state.breaker.reason()
+        return replace(
+            status,
+            trials=tuple(
+                replace(trial, wait=reason) if trial.state is TrialState.WAITING else trial
+                for trial in status.trials
+            ),
+            stopping=self._state.n_stops > 0,
+            updated_at=self._state.clock(),
+        )
+
+    def _read(self) -> SweepStatus:
+        state, own = self._state, ProcessId.own()
+        now = state.clock()
+        return SweepStatus(
+            sweep=state.sweep.name,
+            submission=state.submission,
+            trials=tuple(
+                self.final.get(trial_id) or self._read_trial(state.trials[trial_id])
+                for trial_id in state.trial_ids
+                # A trial is in neither if reading the sweep's folder failed at the start.
+                if trial_id in self.final or trial_id in state.trials
+            ),
+            controller_alive=True,
+            controller=f"pid {own.pid} on {own.host}",
+            stopping=state.n_stops > 0,
+            time_left_s=self._time_left_s(now),
+            updated_at=now,
+            excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
+        )
+
+    def _read_trial(self, trial: ManagedTrial) -> TrialStatus:
+        waits = trial.attempt is None and not trial.finished
+        if waits and trial.waiting_status is not None:
+            if trial.waiting_status.wait != trial.wait:
+                trial.waiting_status = replace(trial.waiting_status, wait=trial.wait)
+            return trial.waiting_status
+        status = trial_status(
+            trial.folder,
+            trial.spec,
+            wait=trial.wait if waits else None,
+            controlled=True,
+            sweep_cancelled=self._state.sweep.cancel_requested(),
+        )
+        if waits:
+            if status.state is TrialState.RUNNING:
+                # Its attempt has ended, but the disk is too full for end.json.
+                status = replace(status, state=TrialState.WAITING, wait=trial.wait)
+            trial.waiting_status = status
+        if trial.finished and not self._exits.unwritten:
+            self._keep_final(trial, status)
+        return status
+
+    def _keep_final(self, trial: ManagedTrial, status: TrialStatus) -> None:
+        """Keep the status alone: with the specs of finished trials, memory would grow."""
+        written_ns = result_ns(trial.folder.path)
+        self.final[trial.folder.trial_id] = status
+        del self._state.trials[trial.folder.trial_id]
+        if status.state is TrialState.DONE and written_ns is not None:
+            self._cache.add(cache_line(status, result_ns=written_ns))
+
+    def predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
+        """Return when an attempt will end, in seconds since 1970: by its own rate if it has one."""
+        eta_s = self._read_trial(trial).eta_s
+        return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
+
+    def _time_left_s(self, now: float) -> float | None:
+        state, estimator = self._state, self._state.estimator
+        work = [
+            (max(0.0, self.predicted_end(trial, attempt, now) - now), attempt.launch.demand)
+            for trial, attempt in state.running
+        ]
+        work += [
+            (estimator.left_s(trial), estimator.demand(trial, state.nodes))
+            for trial in state.waiting
+            if trial.folder.trial_id not in state.impossible
+        ]
+        return time_left_s(work, state.nodes)
