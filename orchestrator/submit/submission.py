@@ -116,8 +116,7 @@ class Submission:
         environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
         if self.address is None:
             return _detach_here(sweep, number, code, environment)
-        cluster = _ray("ray_connect")
-        log: Path = cluster.start_detached_controller(
+        log: Path = _ray("ray_detached").start_detached_controller(
             sweep,
             number,
             code=code,

@@ -27,7 +27,8 @@ def heavy_after_importing(names):
 
 
 def test_the_orchestrator_imports_without_torch_ray_or_mlflow():
-    names = ("ray", "ray_connect")  # the files that import ray
+    # The files that import ray.
+    names = ("ray", "ray_connect", "ray_detached", "ray_reservations", "ray_supervisors")
     adapters = tuple(f"orchestrator.launchers.{name}" for name in names)
     assert heavy_after_importing(modules(orchestrator, skip=adapters)) <= set()
 
