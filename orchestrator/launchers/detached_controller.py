@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from orchestrator.node.supervisor import with_this_package
 from orchestrator.records import storage_errors
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.trial_dir import SweepDir
 
@@ -88,7 +88,7 @@ class DetachedController:
         self._number = number
         self._address = address
         kept = {name: value for name, value in os.environ.items() if name not in OF_A_WORKER}
-        self._environment = with_this_package({**kept, **environment})
+        self._environment = with_code(None, {**kept, **environment})
         self._on_end = on_end
         self.code: int | None = None
         """What the controller ended with."""

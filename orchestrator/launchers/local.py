@@ -170,9 +170,9 @@ def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str
         code: Folder to import from (`code_snapshot.take`); None: where this very program lies.
     """
     compiled = sweep.path.absolute() / "compiled"
-    path = with_code(code, os.environ)
+    imports = {} if code is None else {"PYTHONPATH": with_code(code, os.environ)["PYTHONPATH"]}
     return {
-        **({} if code is None else {"PYTHONPATH": path["PYTHONPATH"]}),
+        **imports,
         "MEMSCALE_SWEEP_DIR": str(sweep.path.absolute()),
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),

@@ -42,8 +42,8 @@ from orchestrator.launchers.ray_connect import (
 from orchestrator.launchers.ray_embedded import RayEnvironment
 from orchestrator.launchers.ray_reservations import Reservation, ReservationPool
 from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
+from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
-from orchestrator.node.supervisor import START_TIMEOUT_S
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.trial_dir import SweepDir

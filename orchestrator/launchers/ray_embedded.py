@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.launchers.ray_watchdog import OWNER
-from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.processes import ProcessId
 
 SETTINGS = {
@@ -81,7 +81,7 @@ class RayEnvironment:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=with_this_package(os.environ),
+            env=with_code(None, os.environ),
             start_new_session=True,
         )
         # From here on, so that the watchdog itself does not carry the mark.

@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.ray_connect import death_reason, first_line
 from orchestrator.launchers.ray_embedded import SET_BY_RAY
-from orchestrator.node.supervisor import START_TIMEOUT_S, NodeSupervisor
+from orchestrator.node.fork_server_process import START_TIMEOUT_S
+from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.code_snapshot import disagreement, pinned
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId

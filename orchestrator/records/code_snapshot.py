@@ -65,10 +65,12 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
 
 
 def with_code(code: Path | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a Python that imports from this folder first; unchanged without one."""
-    if code is None:
-        return dict(environment)
-    paths = (str(code), environment.get("PYTHONPATH"))
+    """Return the environment for a Python that imports from `code` first.
+
+    None is where this very package was imported from, whatever the working folder.
+    """
+    root = code or Path(orchestrator.__file__).parent.parent
+    paths = (str(root), environment.get("PYTHONPATH"))
     return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

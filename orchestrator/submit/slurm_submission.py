@@ -13,7 +13,7 @@ from orchestrator.control.status import SweepStatus, status_from_disk
 from orchestrator.launchers.slurm import autoscaler, commands, job_records, submitit_adapter
 from orchestrator.launchers.slurm.commands import Partition, SlurmError
 from orchestrator.launchers.slurm.options import SlurmOptions
-from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_spec import TrialSpec
@@ -106,7 +106,7 @@ class SlurmSubmission(Submission):
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env=with_this_package({**os.environ, **uri}),
+                env=with_code(None, {**os.environ, **uri}),
             )
         return log
 

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.integration
 CODE = """
 import importlib, json, sys
 from pathlib import Path
-from orchestrator import worker
-from orchestrator.node.supervisor import TRAINING_MODULES, _workloads
+from orchestrator.node import worker
+from orchestrator.node.fork_server_process import TRAINING_MODULES, workload_modules
 from orchestrator.records.rank_registry import RankRequest
 from orchestrator.node.reporter import RankReporter
 from orchestrator.records.trial_dir import TrialDir
-for name in [*TRAINING_MODULES, *_workloads()]:
+for name in [*TRAINING_MODULES, *workload_modules()]:
     importlib.import_module(name)
 there = set(sys.modules)
 trial = TrialDir(Path(sys.argv[1]))
@@ -30,7 +30,7 @@ print(json.dumps(sorted(set(sys.modules) - there)))
 """
 
 
-def test_training_imports_nothing_that_the_template_has_not(tiny, tmp_path):
+def test_training_imports_nothing_that_the_fork_server_has_not(tiny, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(tiny.memory.path), str(tmp_path / "cache")],
         capture_output=True,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.launchers.ray_embedded import RayEnvironment
-from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 
 START_S = 180.0
@@ -129,7 +129,7 @@ class RayNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=with_this_package(os.environ),
+                env=with_code(None, os.environ),
                 process_group=0,
             )
 

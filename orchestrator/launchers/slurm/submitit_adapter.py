@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.launchers.slurm.commands import SlurmError
 from orchestrator.launchers.slurm.options import SlurmOptions
-from orchestrator.node.supervisor import with_this_package
+from orchestrator.records.code_snapshot import with_code
 
 INHERITED = (
     *("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", "CUDA_VISIBLE_DEVICES"),
@@ -66,7 +66,7 @@ def submit(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder.mkdir(parents=True, exist_ok=True)
-    path = with_this_package({})["PYTHONPATH"] if code is None else str(code)
+    path = with_code(code, {})["PYTHONPATH"]
     parameters: dict[str, Any] = {
         "job_name": name,
         "time": request.minutes,

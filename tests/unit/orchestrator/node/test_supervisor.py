@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.launcher_port import Launch
-from orchestrator.node import supervisor as supervisor_module
+from orchestrator.node import fork_server_process
 from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
@@ -202,7 +202,7 @@ def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
     assert ended.killed_by_launcher == {0}
 
 
-def test_death_of_the_template_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
+def test_death_of_the_fork_server_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)
     fork_server = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -251,7 +251,7 @@ def test_ranks_that_get_on_are_left_alone(node):
     assert (ended.exit_codes, ended.hang) == ({0: 0}, None)
 
 
-def test_sigterm_to_the_template_is_passed_on_and_does_not_end_it(node):
+def test_sigterm_to_the_fork_server_is_passed_on_and_does_not_end_it(node):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)
     fork_server = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -295,9 +295,9 @@ def test_reused_pid_is_left_alone(node):
     assert rank.alive()
 
 
-def test_template_that_cannot_import_says_what_it_printed(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("no_such_module",))
-    monkeypatch.setattr(supervisor_module, "_workloads", list)
+def test_fork_server_that_cannot_import_says_what_it_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(fork_server_process, "TRAINING_MODULES", ("no_such_module",))
+    monkeypatch.setattr(fork_server_process, "workload_modules", list)
     supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
 
     with pytest.raises(ExperimentError, match="(?s)node.log: .*No module named 'no_such_module'"):
@@ -305,13 +305,13 @@ def test_template_that_cannot_import_says_what_it_printed(tmp_path, monkeypatch)
     supervisor.close()
 
 
-def test_template_refuses_to_fork_beside_threads(tmp_path, monkeypatch):
+def test_fork_server_refuses_to_fork_beside_threads(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("threaded",))
-    monkeypatch.setattr(supervisor_module, "_workloads", list)
+    monkeypatch.setattr(fork_server_process, "TRAINING_MODULES", ("threaded",))
+    monkeypatch.setattr(fork_server_process, "workload_modules", list)
     supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
 
     with pytest.raises(ExperimentError, match="threaded.* started 1 threads; forking is unsafe"):
@@ -322,8 +322,8 @@ def test_template_refuses_to_fork_beside_threads(tmp_path, monkeypatch):
 def test_broken_architecture_does_not_keep_the_others_from_training(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("raise RuntimeError('half-written')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(supervisor_module, "TRAINING_MODULES", ("json",))
-    monkeypatch.setattr(supervisor_module, "_workloads", lambda: ["broken"])
+    monkeypatch.setattr(fork_server_process, "TRAINING_MODULES", ("json",))
+    monkeypatch.setattr(fork_server_process, "workload_modules", lambda: ["broken"])
     supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
 
     supervisor.wait_until_ready()

@@ -1,0 +1,147 @@
+"""The fork server of a node as its parent sees it: started, sent commands, read for events."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.code_snapshot import with_code
+from orchestrator.records.errors import ExperimentError
+from orchestrator.records.rank_registry import TRAIN
+from orchestrator.sweep import registry
+
+TRAINING_MODULES = (
+    "numpy",
+    "torch",
+    # use_deterministic_algorithms imports it at the first step: 1.5 s.
+    "torch._inductor",
+    "workloads.training.train",
+    "orchestrator.node.worker",
+)
+"""What a fork server imports for ranks that train; architectures and data sources come on top. A
+custom job imports what it needs by itself."""
+START_TIMEOUT_S = 180.0
+"""For importing torch from a cold, slow disk."""
+END_TIMEOUT_S = 10.0
+"""How long the fork server may take to end after its standard input has."""
+
+
+class ForkServerProcess:
+    """A running fork server (`orchestrator.node.fork_server`), which can be replaced when it dies."""
+
+    def __init__(
+        self, log: Path, *, environment: Mapping[str, str], job: str, own_group: bool
+    ) -> None:
+        """Start it. The arguments are those of `NodeSupervisor`."""
+        self._log = log
+        self._environment = dict(environment)
+        self._modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
+        self._optional = workload_modules() if job == TRAIN else []
+        self._own_group = own_group
+        self._start()
+
+    def _start(self) -> None:
+        self._unread = b""
+        self._import_s: float | None = None
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **with_code(None, os.environ),
+            # Libraries size their thread pools when they are imported; here there must be none.
+            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
+            **self._environment,
+        }
+        command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *self._modules, "--if-possible", *self._optional],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                process_group=0 if self._own_group else None,
+            )
+        assert self._process.stdin is not None, "stdin is a pipe"
+        assert self._process.stdout is not None, "stdout is a pipe"
+        self._commands, self._events = self._process.stdin, self._process.stdout
+
+    def alive(self) -> bool:
+        """Return whether it runs."""
+        return self._process.poll() is None
+
+    def replace(self) -> None:
+        """Start another one in the place of one that has died."""
+        self._close_pipes()
+        self._start()
+
+    def wait_until_ready(self) -> float:
+        """Return the seconds that importing took.
+
+        Raises:
+            ExperimentError: If it died; shows what it printed last.
+        """
+        while self._import_s is None:
+            events = self.events(timeout_s=START_TIMEOUT_S)
+            if self._import_s is not None:
+                break
+            if not self.alive():
+                tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+                raise ExperimentError(
+                    f"{self._log}: the process that starts ranks ended while importing:\n{tail}"
+                )
+            if not events:
+                raise ExperimentError(
+                    f"{self._log}: importing {', '.join(self._modules)} took more than "
+                    f"{START_TIMEOUT_S:.0f} s; is the disk that holds the Python environment slow?"
+                )
+        return self._import_s
+
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send a command; one to a dead process is lost, and reading events notices that."""
+        with contextlib.suppress(BrokenPipeError):
+            # Unbuffered, and a pipe takes a line whole: nothing is left over when it dies.
+            self._commands.write(json.dumps(command).encode() + b"\n")
+
+    def events(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return what it has reported of ranks; wait at most `timeout_s` for the first event."""
+        out = self._events.fileno()
+        while select.select([out], [], [], timeout_s)[0]:
+            timeout_s = 0.0
+            chunk = os.read(out, 1 << 16)
+            if not chunk:
+                self._process.wait()
+                break
+            self._unread += chunk
+        *lines, self._unread = self._unread.split(b"\n")
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            if "ready" in event:
+                self._import_s = float(event["ready"])
+        return [event for event in events if "ready" not in event]
+
+    def close(self) -> None:
+        """End it, and with it every rank."""
+        self._commands.close()
+        try:
+            self._process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self._commands.close()
+        self._events.close()
+
+
+def workload_modules() -> list[str]:
+    """Return the modules of every architecture and data source."""
+    architectures = [f"workloads.architectures.{name}" for name in registry.architectures()]
+    return architectures + [f"workloads.data.sources.{name}" for name in registry.data_sources()]
