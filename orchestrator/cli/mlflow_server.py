@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from orchestrator.node import process_group_guard
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
@@ -32,6 +33,7 @@ from orchestrator.tracking.run_schema import (
 START_TIMEOUT_S = 120.0
 """For a first start on a cold disk: the server imports a lot."""
 PORTS_TRIED = 20
+_Process: TypeAlias = subprocess.Popen[bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,47 +152,13 @@ def server(
         StoreError: If it ends, or does not answer in time.
     """
     chosen = free_port(host, port)
-    log = runs / "mlflow-server.log"
+    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{chosen}"
     runs.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        host,
-        "--port",
-        str(chosen),
-        "--workers",
-        "1",
-    ]
-    command += ["--artifacts-destination", (runs / "mlartifacts").absolute().as_uri()]
-    # The lock: a exporter that makes the tables at the same time would make both fail.
-    with schema_lock(uri), log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={
-                **os.environ,
-                # Not an argument: a URI may hold a password.
-                "MLFLOW_BACKEND_STORE_URI": uri,
-                "MLFLOW_DISABLE_TELEMETRY": "true",
-                # Seven processes and a gigabyte for jobs that nobody here submits.
-                "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-            },
-            # A group of its own: the server's workers are ended with it, and Ctrl-C is ours to handle.
-            process_group=0,
-        )
-        guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", process_group_guard.__file__, str(process.pid)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+    # The lock: an exporter that makes the tables at the same time would make both fail.
+    with schema_lock(uri):
+        process, guard = _start(uri, runs, host=host, port=chosen)
         try:
-            url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{chosen}"
-            _wait_for(url, process, log, timeout_s)
+            _wait_for(url, process, _log(runs), timeout_s)
         except BaseException:
             _end(process, guard)
             raise
@@ -198,6 +166,52 @@ def server(
         yield url
     finally:
         _end(process, guard)
+
+
+def server_command(runs: Path, *, host: str, port: int) -> list[str]:
+    """Return the command of the server, which takes its database from the environment."""
+    return [
+        # -P: a user's own `mlflow.py` in the current folder must not shadow the package.
+        *(sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1"),
+        *("--host", host, "--port", str(port)),
+        *("--artifacts-destination", (runs / "mlartifacts").absolute().as_uri()),
+    ]
+
+
+def server_environment(uri: str) -> dict[str, str]:
+    """Return the variables of a server of the database `uri`."""
+    return {
+        **with_code(None, os.environ),
+        # Not an argument: a URI may hold a password.
+        "MLFLOW_BACKEND_STORE_URI": uri,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        # Seven processes and a gigabyte for jobs that nobody here submits.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    }
+
+
+def _start(uri: str, runs: Path, *, host: str, port: int) -> tuple[_Process, _Process]:
+    """Start a server and the process that ends it with this one."""
+    with _log(runs).open("wb") as output:
+        process = subprocess.Popen(
+            server_command(runs, host=host, port=port),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=server_environment(uri),
+            # A group of its own: its workers are ended with it, and Ctrl-C is ours to handle.
+            process_group=0,
+        )
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", process_group_guard.__file__, str(process.pid)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    return process, guard
+
+
+def _log(runs: Path) -> Path:
+    return runs / "mlflow-server.log"
 
 
 def free_port(host: str, port: int) -> int:
@@ -251,7 +265,7 @@ def _get(url: str) -> Any:
     return urllib.request.build_opener(*handlers).open(url, timeout=10)
 
 
-def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, timeout_s: float) -> None:
+def _wait_for(url: str, process: _Process, log: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -265,7 +279,7 @@ def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, timeout_s
     raise StoreError(f"the MLflow server did not answer on {url} in {timeout_s:.0f} s; see {log}")
 
 
-def _end(process: "subprocess.Popen[bytes]", guard: "subprocess.Popen[bytes]") -> None:
+def _end(process: _Process, guard: _Process) -> None:
     """End the server and its workers, by way of the guard."""
     assert guard.stdin is not None, "it was opened as a pipe"
     guard.stdin.close()

@@ -10,6 +10,7 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
+from ray.job_config import JobConfig
 
 from orchestrator.launchers.ray_embedded import LOOPBACK, RayEnvironment, own_ray
 from orchestrator.records.errors import ExperimentError
@@ -23,6 +24,18 @@ PING_TIMEOUT_S = 15.0
 """How long a cluster may take to accept a connection."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; nothing passes through it."""
+
+
+class SafePathJobConfig(JobConfig):
+    """Settings of a Ray job whose workers do not import from the driver's current folder.
+
+    Ray puts that folder first on their path, where a user's own `workloads.py` would shadow ours.
+    """
+
+    def _serialize(self) -> str:
+        here = str(Path.cwd())
+        self._py_driver_sys_path = [path for path in self._py_driver_sys_path if path != here]
+        return super()._serialize()
 
 
 def start_cluster(
@@ -58,6 +71,7 @@ def start_cluster(
                     object_store_memory=OBJECT_STORE_BYTES,
                     namespace=NAMESPACE,
                     _temp_dir=str(folder),
+                    job_config=SafePathJobConfig(),
                 )
             return
         except (RayError, RuntimeError, OSError, ValueError) as error:
@@ -98,6 +112,9 @@ def join(address: str, code: Path | None) -> None:
                 logging_level=logging.ERROR,
                 namespace=NAMESPACE,
                 runtime_env={"env_vars": variables},
+                # The Ray client never passes the current folder on, and its server may not know
+                # the class.
+                job_config=None if address.startswith("ray://") else SafePathJobConfig(),
             )
             return
         except (RayError, RuntimeError, OSError, ValueError) as error:

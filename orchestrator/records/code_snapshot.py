@@ -71,7 +71,12 @@ def with_code(code: Path | None, environment: Mapping[str, str]) -> dict[str, st
     """
     root = code or Path(orchestrator.__file__).parent.parent
     paths = (str(root), environment.get("PYTHONPATH"))
-    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        # Neither it nor any Python that it starts imports from the current folder.
+        "PYTHONSAFEPATH": "1",
+    }
 
 
 def installed() -> dict[str, str]:

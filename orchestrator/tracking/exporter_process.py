@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import orchestrator
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.run_schema import default_tracking_uri
@@ -51,18 +51,17 @@ class ExporterProcess:
         self.code = code
         self.sweep = SweepDir(sweep.path.absolute())
         self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
-        root = str(code or Path(orchestrator.__file__).parent.parent)
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
         self.started_at = time.monotonic()
         with (self.sweep.path / "tracking.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator.tracking.exporter", str(self.sweep.path)],
+                # -P: what lies in the current folder must not shadow what it imports.
+                [sys.executable, "-P", "-m", "orchestrator.tracking.exporter", self.sweep.path],
                 stdin=subprocess.PIPE,
                 bufsize=0,
                 stdout=log,
                 stderr=log,
                 # Not an argument: a URI may hold a password, and every user of a machine sees arguments.
-                env={**os.environ, "PYTHONPATH": path, "MLFLOW_TRACKING_URI": self.tracking_uri},
+                env=with_code(code, {**os.environ, "MLFLOW_TRACKING_URI": self.tracking_uri}),
             )
 
     @property

@@ -45,6 +45,10 @@ class Place:
     def write(self, *, tokens=5_120, seeds="[0]", failure=1):
         text = SWEEP.format(tokens=tokens, seeds=seeds, failure=failure)
         (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
+        # Modules of the user's own shadow nothing, neither here nor in any process of the sweep.
+        for name in ("orchestrator", "workloads", "analysis", "mlflow", "typer"):
+            file = self.folder / f"{name}.py"
+            file.write_text("raise SystemExit('shadowed')", encoding="utf-8")
 
     def command(self, *words):
         return [sys.executable, "-P", "-m", "orchestrator.cli", *words]
@@ -166,11 +170,10 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
 def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place, make_store):
     place.write(tokens=2_560_000)
     make_store(place.sweep.path.parent)
-    (place.folder / "typer.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
 
     assert "in the background" in place.run("submit", "tiny.yaml", "--launcher", "process", "-dq")
 
-    # The command returns when the sweep is there to be watched, and a module of the folder's own shadows nothing.
+    # The command returns when the sweep is there to be watched.
     assert "trial" in place.run("status", "tiny")
     place.wait_until(lambda: all((t.heartbeat() or {}).get("step") for t in place.sweep.trials()))
     assert "Nothing to add: 2 are running" in place.run("plan", "tiny.yaml")

@@ -76,7 +76,10 @@ def submit(
         "stderr_to_stdout": True,
         "array_parallelism": request.max_nodes,
         # Not left to what sbatch passes on: sites set it to nothing.
-        "setup": [f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}}"],
+        # Safe path: what lies in the folder that sbatch was called from must shadow nothing.
+        "setup": [
+            f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} PYTHONSAFEPATH=1"
+        ],
         # Since 22.05 steps do not take over how many cores their job asked for.
         "srun_args": ["--cpu-bind=none"] if cpus is None else [f"--cpus-per-task={cpus}"],
         "additional_parameters": {

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Any
 
+from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 
 COMMAND = (sys.executable, "-P", "-m", "workloads.training.step_time")
@@ -104,6 +106,7 @@ class StepTimer:
                 stderr=self._complaints,
                 text=True,
                 encoding="utf-8",
+                env=with_code(None, os.environ),
             )
         return self._process
 

@@ -137,7 +137,11 @@ def test_a_program_started_with_it_imports_from_it(tmp_path, checkout):
         check=True,
     )
     assert Path(done.stdout.strip()) == code / "orchestrator" / "__init__.py"
-    assert with_code(None, {"A": "b"}) == {"A": "b", "PYTHONPATH": str(ROOT)}
+    assert with_code(None, {"A": "b"}) == {
+        "A": "b",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONSAFEPATH": "1",
+    }
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path):
