@@ -12,8 +12,7 @@ AdamW.
 Beside each time: the ratios to dense and to plain torch, the most memory allocated (table, state and batch included),
 the time over that of reading and writing table and state once at the copy speed measured in the same run, and how far
 sampled rows are from fp32 updates, in spacings of bf16: at most 1 is right for stochastic rounding, and a fraction of
-one, from the order of sums, for `table_precision: bf16_master`. Of `table_moments: int8` the first moment's spacing is
-its scale.
+one, from the order of sums, for `table_precision: bf16_master`.
 """
 
 import argparse
@@ -30,7 +29,6 @@ from torch import Tensor, nn
 
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.table_update import reference
-from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
 from workloads.kernels.table_update.op import row_sums
 from workloads.kernels.table_update.split_master import join
 from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
@@ -85,10 +83,6 @@ def main() -> None:
         for when in (EXACT, PREVIOUS, BACKWARD):
             rows.append(_fused(name, when, batch, arguments, bandwidth))
         rows.append(_fused(name, EXACT, batch, arguments, bandwidth, master=True))
-        if "adamw" in name:
-            for when in (EXACT, PREVIOUS, BACKWARD):
-                rows.append(_fused(name, when, batch, arguments, bandwidth, int8=True))
-            rows.append(_fused(name, EXACT, batch, arguments, bandwidth, master=True, int8=True))
     _print(rows, arguments, device, bandwidth)
     if _wrong(rows):
         raise SystemExit(1)
@@ -124,10 +118,9 @@ def _fused(
     bandwidth: float,
     *,
     master: bool = False,
-    int8: bool = False,
 ) -> Row:
     table = _table(arguments, batch.grad.device)
-    state = new_state(KINDS[name], table, master=master, moments="int8" if int8 else None)
+    state = new_state(KINDS[name], table, master=master)
     rule = Rule(kind=KINDS[name], lr=1e-3, beta1=0.9, beta2=0.95, weight_decay=0.1, step=1, seed=1)
     error = _error(table, state, batch, rule, when)
     previous = table.new_full((), 2.0, dtype=torch.float32)
@@ -148,11 +141,11 @@ def _fused(
         return previous, products
 
     kept = table.nbytes + sum(each.nbytes for each in state.values())
-    variant = ["bf16_master"] * master + ["int8 moments"] * int8
+    variant = ["bf16_master"] * master
     return _measured(
         ", ".join([name, *variant, when]), step, arguments,
         floor_s=2 * kept / bandwidth, error=error,
-        largest_error=0.25 if master and not int8 else 1.05,
+        largest_error=0.25 if master else 1.05,
     )  # fmt: skip
 
 
@@ -197,12 +190,9 @@ def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, wh
         if off > 0.02 * expected_products.abs().max():
             return math.inf
         stored = _moments(state, rows)
-        pairs = [(name, stored[name], kept) for name, kept in exact_state.items()]
-        for name, found, expected in [("table", _values(table, state, rows), exact), *pairs]:
+        pairs = [(stored[name], kept) for name, kept in exact_state.items()]
+        for found, expected in [(_values(table, state, rows), exact), *pairs]:
             spacing = 2.0 ** (expected.abs().clamp_min(2.0**-100).log2().floor() - 7)
-            if name == "exp_avg" and "exp_avg_scale" in state:
-                scales = state["exp_avg_scale"][rows]
-                spacing = scales.repeat_interleave(BLOCK, 1)[:, : table.shape[1]]
             # A sum of many reads in another order: its error is relative to the reads, not to the sum.
             spacing = spacing + 1e-6 * expected.abs().max()
             furthest = max(furthest, ((found - expected).abs() / spacing).max().item())
@@ -211,10 +201,7 @@ def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, wh
 
 def _moments(state: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     """Return what is kept of some rows, but for the master, in fp32."""
-    found = {name: state[name][rows].float() for name in state.keys() - {"low", "exp_avg_scale"}}
-    if "exp_avg_scale" in state:
-        found["exp_avg"] = dequantise(state["exp_avg"][rows], state["exp_avg_scale"][rows])
-    return found
+    return {name: state[name][rows].float() for name in state.keys() - {"low"}}
 
 
 def _values(table: Tensor, state: dict[str, Tensor], rows: Tensor) -> Tensor:

@@ -99,18 +99,15 @@ def test_outputs_and_gradients_have_the_bits_of_a_table_on_the_device(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16_master"])
-@pytest.mark.parametrize(
-    ("name", "moments"),
-    [*((name, None) for name in RULE_OF), ("deferred_adamw", "int8"), ("lazy_adamw", "int8")],
-)
+@pytest.mark.parametrize("name", RULE_OF)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_three_optimizer_steps_have_the_bits_of_a_table_on_the_device(
-    monkeypatch, width, name, moments, precision
+    monkeypatch, width, name, precision
 ):
     monkeypatch.setattr(host_offload, "DIRECT_READS", 0)
     config = TrainConfig(
         tokens=8, batch_tokens=8, seq_len=8, lr=0.1, value_weight_decay=0.1, grad_clip=0.5,
-        table_optimizer=name, table_precision=precision, table_moments=moments,
+        table_optimizer=name, table_precision=precision,
     )  # fmt: skip
     found = []
     for on_host in (False, True):

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from workloads.kernels.table_update import op, reference
-from workloads.kernels.table_update.int8_moment import BLOCK, dequantise
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
@@ -255,220 +254,10 @@ def test_products_are_with_the_rows_as_they_were(kind):
     assert torch.equal(table, alone)
 
 
-ADAMW = ["adamw", "lazy_adamw"]
-TYPES = ["fp32", "bf16", "bf16_master"]
-
-
-def begun(
-    kind: str, table: Tensor, *, master: bool = False
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return a state with int8 moments in which every number is something, and a copy."""
-    generator = torch.Generator("cuda").manual_seed(2)
-    state = new_state(kind, table, master=master, moments="int8")
-    state["exp_avg"].random_(-127, 128, generator=generator)
-    state["exp_avg_scale"].uniform_(0.0, 0.01, generator=generator)
-    state["exp_avg_sq"].uniform_(0.1, 1.0, generator=generator)
-    return state, {name: value.clone() for name, value in state.items()}
-
-
-def of_each_number(scales: Tensor, width: int) -> Tensor:
-    return scales.repeat_interleave(BLOCK, 1)[:, :width]
-
-
-def agree(one: Tensor, other: Tensor) -> None:
-    """Fail if fp32 differs in more than its last bits, which two compiled kernels may, or bf16 and int8 but rarely."""
-    if one.dtype == torch.float32:
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-    else:
-        assert (one != other).float().mean() < 1e-3
-
-
-@pytest.mark.parametrize("stored", TYPES)
-@pytest.mark.parametrize("exact", [False, True], ids=["one pass", "norm first"])
-@pytest.mark.parametrize("kind", ADAMW)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_int8_moments_equal_the_reference(shape, kind, exact, stored):
-    """A stored number is a neighbour of the reference's, and another one only where m, to its last bits, is."""
-    master = stored == "bf16_master"
-    values, hits = case(shape, torch.bfloat16 if stored == "bf16" else torch.float32)
-    table, low = split(values) if master else (values, None)
-    state, expected_state = begun(kind, table, master=master)
-    if master:
-        state["low"], expected_state["low"] = low, low.clone()
-    expected, before = table.clone(), state["exp_avg"].clone()
-    coefficient = torch.tensor(0.7, device="cuda")
-
-    norm = reference.ReferenceRowSums(expected, *hits).update_(
-        expected_state, rule(kind, 3), coefficient
-    )
-    sums = op.row_sums(table, *hits)
-    squares = sums.norm() if exact else None
-    found = sums.update_(state, rule(kind, 3), coefficient)
-
-    torch.testing.assert_close(found, norm, rtol=1e-4, atol=0)
-    assert squares is None or torch.equal(squares, found)
-    if master:
-        pairs = [(join(table, state["low"]), join(expected, expected_state["low"]))]
-    else:
-        pairs = [(table, expected)]
-    pairs.append((state["exp_avg_sq"], expected_state["exp_avg_sq"]))
-    for one, other in pairs:
-        rtol, atol = (2**-7 * 1.01, 1e-4) if one.dtype == torch.bfloat16 else (1e-4, 1e-5)
-        torch.testing.assert_close(one.float(), other.float(), rtol=rtol, atol=atol)
-    torch.testing.assert_close(
-        state["exp_avg_scale"], expected_state["exp_avg_scale"], rtol=1e-4, atol=1e-7
-    )
-    away = (state["exp_avg"].int() - expected_state["exp_avg"].int()).abs()
-    assert away.max() <= 1
-    # A scale that differs in its last bits moves the largest numbers of a block most: by some 1e-5 of a step.
-    assert away.float().mean() < 1e-2
-    named = torch.zeros(shape[0], dtype=torch.bool, device="cuda")
-    named[hits[0].flatten().long()] = True
-    assert torch.equal(state["exp_avg"][~named], before[~named])
-
-
-@pytest.mark.parametrize("stored", TYPES)
-@pytest.mark.parametrize("kind", ADAMW)
-def test_a_step_with_int8_moments_is_that_of_full_ones(kind, stored):
-    """Table and second moment, from the moment as it is read: what is stored of it is a scale away."""
-    master = stored == "bf16_master"
-    values, hits = case((5000, 768, 500, 32), torch.bfloat16 if stored == "bf16" else torch.float32)
-    table, low = split(values) if master else (values, None)
-    state, _ = begun(kind, table, master=master)
-    full = {name: value.clone() for name, value in state.items() if name != "exp_avg_scale"}
-    full["exp_avg"] = dequantise(state["exp_avg"], state["exp_avg_scale"])
-    if master:
-        state["low"], full["low"] = low, low.clone()
-    # Kernels take each moment in the type that it has: here the first in fp32, whatever the second is.
-    expected = table.clone()
-
-    op.row_sums(table, *hits).update_(state, rule(kind, 3))
-    op.row_sums(expected, *hits).update_(full, rule(kind, 3))
-
-    if master:
-        agree(join(table, state["low"]), join(expected, full["low"]))
-    else:
-        agree(table, expected)
-    agree(state["exp_avg_sq"], full["exp_avg_sq"])
-    scale = of_each_number(state["exp_avg_scale"], 768)
-    off = dequantise(state["exp_avg"], state["exp_avg_scale"]) - full["exp_avg"]
-    assert (off.abs() <= scale * 1.001).all()
-
-
-@pytest.mark.parametrize("kind", ADAMW)
-def test_int8_moments_repeat_their_bits_and_those_of_wider_sums(kind):
-    """bf16 sums in tiles of 256 columns, fp32 ones of 128: the same whole numbers, so the same blocks and bits."""
-    generator = torch.Generator("cuda").manual_seed(3)
-    table = torch.randn(4096, 300, generator=generator, device="cuda").bfloat16()
-    ids = torch.randperm(4096, generator=generator, device="cuda")[:2048].view(512, 4)
-    weights = torch.ones(512, 4, device="cuda")
-    x = torch.randint(-4, 5, (512, 300), generator=generator, device="cuda")
-    found = []
-    for dtype in (torch.bfloat16, torch.bfloat16, torch.float32):
-        own, state = table.clone(), new_state(kind, table, moments="int8")
-        for step in (1, 2):
-            sums = op.row_sums(own, ids, weights.to(dtype), x.to(dtype))
-            sums.update_(state, rule(kind, step))
-        found.append((own, *state.values()))
-
-    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
-    for one, other in zip(found[0], found[2], strict=True):
-        agree(one, other)
-
-
-def test_int8_moments_are_right_on_average():
-    generator = torch.Generator("cuda").manual_seed(4)
-    start = torch.randn(64, 384, generator=generator, device="cuda")
-    ids = torch.arange(64, device="cuda").view(16, 4)
-    weights = torch.ones(16, 4, device="cuda")
-    x = torch.randn(16, 384, generator=generator, device="cuda") ** 3
-    exact = {name: value.double() for name, value in new_state("adamw", start).items()}
-    wide = start.double()
-    for step in (1, 2, 3):
-        reference.ReferenceRowSums(wide, ids, weights.double(), x.double()).update_(
-            exact, rule("adamw", step)
-        )
-    n_seeds = 300
-
-    total = torch.zeros(64, 384, dtype=torch.float64, device="cuda")
-    for seed in range(n_seeds):
-        table, state = start.clone(), new_state("adamw", start, moments="int8")
-        for step in (1, 2, 3):
-            op.row_sums(table, ids, weights, x).update_(
-                state, replace(rule("adamw", step), seed=seed)
-            )
-        total += dequantise(state["exp_avg"], state["exp_avg_scale"])
-
-    # Roundings have at most a quarter of the squared scale as their variance; scales grow with every step here.
-    deviation = 0.5 * of_each_number(state["exp_avg_scale"], 384) / (1 - 0.9**2) ** 0.5 + 1e-6
-    error = (total / n_seeds - exact["exp_avg"]) / deviation * n_seeds**0.5
-    assert error.abs().max() < 5.5
-    assert error.mean().abs() < 4 / error.numel() ** 0.5
-
-
-def test_what_is_not_finite_or_nothing_stays_so_in_int8():
-    table = torch.zeros(4, 300, device="cuda")
-    state = new_state("adamw", table, moments="int8")
-    ids, weights = torch.arange(4, device="cuda").view(4, 1), torch.ones(4, 1, device="cuda")
-    x = torch.ones(4, 300, device="cuda")
-    x[0, 130], x[1, 5] = float("nan"), float("inf")
-    x[2, :128] = 0.0
-    x[3] = 1e-31
-
-    op.row_sums(table, ids, weights, x).update_(state, rule("adamw", 1))
-
-    found = dequantise(state["exp_avg"], state["exp_avg_scale"])
-    assert not found[0, 128:256].isfinite().any()
-    assert not found[1, :128].isfinite().any()
-    assert found[0, :128].isfinite().all()
-    assert state["exp_avg_scale"][2, 0] == 0
-    assert not state["exp_avg"][2, :128].any()
-    assert not found[3].any()
-    torch.testing.assert_close(found[2, 128:], torch.full((172,), 0.1, device="cuda"))
-
-
-@pytest.mark.parametrize("kind", ADAMW)
-def test_int8_moments_beyond_two_to_the_31_numbers(kind):
-    """Rows at both ends, each read once; 12 GB of table and state."""
-    rows, width, ends = 2**21 + 3, 1056, 40
-    assert (rows - ends) * width > 2**31
-    table = torch.zeros(rows, width, dtype=torch.bfloat16, device="cuda")
-    state = new_state(kind, table, moments="int8")
-    ids = torch.cat([torch.arange(ends), torch.arange(rows - ends, rows)]).cuda().view(-1, 4)
-    weights = torch.ones(len(ids), 4, device="cuda")
-    x = torch.randn(len(ids), width, device="cuda")
-
-    op.row_sums(table, ids, weights, x).update_(state, rule(kind, 1))
-
-    for first in (0, rows - ends):
-        part = slice(first, first + ends)
-        own = torch.zeros(ends, width, dtype=torch.bfloat16, device="cuda")
-        own_state = new_state(kind, own, moments="int8")
-        here = ((ids >= first) & (ids < first + ends))[:, 0]
-        reference.ReferenceRowSums(own, ids[here] - first, weights[here], x[here]).update_(
-            own_state, replace(rule(kind, 1), origin=(first, 0))
-        )
-        assert (table[part] != own).float().mean() < 1e-3
-        assert (state["exp_avg"][part] != own_state["exp_avg"]).float().mean() < 1e-3
-        assert own_state["exp_avg"].any(1).all()
-        torch.testing.assert_close(
-            state["exp_avg_scale"][part], own_state["exp_avg_scale"], rtol=1e-6, atol=0
-        )
-    assert not state["exp_avg"][ends:-ends].any()
-
-
 @pytest.mark.parametrize("precision", ["bf16", "bf16_master"])
 @pytest.mark.parametrize("clip", ["exact", "previous"])
-@pytest.mark.parametrize(
-    ("name", "moments"),
-    [
-        *((name, None) for name in ("deferred_adamw", "lazy_adamw", "rowwise", "sgd")),
-        *((name, "int8") for name in ("deferred_adamw", "lazy_adamw")),
-    ],
-)
-def test_a_step_only_queues_work_and_takes_no_dense_gradient(
-    name, moments, clip, precision, never_waiting
-):
+@pytest.mark.parametrize("name", ["deferred_adamw", "lazy_adamw", "rowwise", "sgd"])
+def test_a_step_only_queues_work_and_takes_no_dense_gradient(name, clip, precision, never_waiting):
     class Model(torch.nn.Module):
         PARAM_GROUP = "attention"
 
@@ -483,7 +272,7 @@ def test_a_step_only_queues_work_and_takes_no_dense_gradient(
         model.table.weight.normal_()
     config = TrainConfig(
         tokens=8, batch_tokens=8, seq_len=8, lr=0.1,
-        table_optimizer=name, table_clip=clip, table_precision=precision, table_moments=moments,
+        table_optimizer=name, table_clip=clip, table_precision=precision,
     )  # fmt: skip
     optimizer = Optimizer(model, config)
     assert isinstance(model.table.sparse_gradient, SparseGradient)

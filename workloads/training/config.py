@@ -46,8 +46,8 @@ class TrainConfig:
     bf16_master: models read bf16, and what each number is off by is kept beside it (`kernels/table_update/split_master.py`), so
     that updates are those of fp32 tables, whose moments and memory these have too."""
     table_moments: Literal["int8"] | None = None
-    """int8: the first moment of deferred_adamw and lazy_adamw in one byte a number, rounded stochastically, with a scale
-    for each row and block of 128 columns (`kernels/table_update/int8_moment.py`). None: as `table_precision` has it."""
+    """Only null: int8 was removed (docs/decisions/0001-no-int8-moments.md). Recorded trials name
+    the field, so it stays."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1.0e-8
@@ -80,7 +80,11 @@ class TrainConfig:
                         "choose another table_optimizer, deferred_adamw makes the same steps"
                     )
         if self.table_moments is not None:
-            self._check_table_moments()
+            raise ValueError(
+                f"table_moments must be null, got {self.table_moments}: int8 was removed "
+                "(docs/decisions/0001-no-int8-moments.md); remove table_moments, and to save "
+                "memory set table_precision: bf16, which halves table and moments"
+            )
         for name in ("weight_decay", "value_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -92,19 +96,6 @@ class TrainConfig:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         if self.grad_clip is not None and not self.grad_clip > 0:
             raise ValueError(f"grad_clip must be positive or null, got {self.grad_clip}")
-
-    def _check_table_moments(self) -> None:
-        if self.table_moments != "int8":
-            raise ValueError(f"table_moments must be int8 or null, got {self.table_moments!r}")
-        if self.table_optimizer not in ("deferred_adamw", "lazy_adamw"):
-            why, fix = "which keeps no first moment", "remove table_moments"
-            if self.table_optimizer == "adamw":
-                why = "whose moments are torch's"
-                fix = "choose deferred_adamw, which makes the same steps, or remove table_moments"
-            raise ValueError(
-                "table_moments: int8 needs table_optimizer deferred_adamw or lazy_adamw, "
-                f"got {self.table_optimizer}, {why}; {fix}"
-            )
 
     def _check_value_lr(self) -> None:
         final, fraction = self.value_lr_final_ratio, self.value_lr_decay_fraction

@@ -32,7 +32,7 @@ class TrainingMemory:
     """What one rank holds, beside what the process and libraries take.
 
     Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW keeps two moments
-    like the weights; `table_update.rule` says what the others keep of a table, of a master, and with int8 moments. Of
+    like the weights; `table_update.rule` says what the others keep of a table and of a master. Of
     tables that `memory_ranks` share out it is the largest part, and of dense parameters that all ranks shard an equal
     part. Of tables in the host's memory, the rank's device holds only the rows that it fetched, and what is kept per row
     or block of a row. Left out: step counts, buffers, the batch, and how much more than an equal part one rank has of
@@ -165,7 +165,6 @@ def training_memory(
                     RULE_OF[train.table_optimizer],
                     table,
                     master=master,
-                    moments=train.table_moments,
                 ).values()
                 if not (tables_on_host and kept.shape == table.shape)
             )

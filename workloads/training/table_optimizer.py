@@ -37,8 +37,7 @@ class TableOptimizer:
     has the bits of `torch.optim.AdamW(foreach=False)` where a table is read once in a step and nothing is clipped, and
     otherwise differs by the order of sums. `previous` clips by the norm of the step before, which is known for free
     (the first step's is exact), so it is another algorithm wherever clipping acts. bf16 tables are rounded
-    stochastically: they follow the fp32 ones on average. With a master their updates are the fp32 ones. With
-    `table_moments: int8` the first moment is rounded to a byte, right on average too.
+    stochastically: they follow the fp32 ones on average. With a master their updates are the fp32 ones.
 
     Of a table that the ranks of `mesh` share out, each updates its part as the whole would be updated there: norms, and
     for the rowwise rule under columns the squares of each row, are summed over the ranks that hold it together.
@@ -52,11 +51,7 @@ class TableOptimizer:
         *,
         seed: int = 0,
     ) -> None:
-        """Defer the gradients of all tables that are trained, whose values become `table_precision`.
-
-        Raises:
-            ValueError: If moments are to be int8 and ranks share a table out.
-        """
+        """Defer the gradients of all tables that are trained, whose values become `table_precision`."""
         self._mesh = mesh or Mesh()
         self._tables = {
             name: module
@@ -76,19 +71,11 @@ class TableOptimizer:
         """Store and read a table as `table_precision` wants it; return the state that it begins with."""
         precision = self._config.table_precision
         master = precision == "bf16_master"
-        moments = self._config.table_moments
-        if moments is not None and table.shard is not None:
-            raise ValueError(
-                "table_moments: int8 needs whole tables, since a checkpoint cannot share out their scales yet; "
-                "set memory_ranks to 1, or remove table_moments"
-            )
         exact = table.weight.detach()
         if precision != "fp32":
             table.store_as(READ_AS[precision])
         table.defer_gradient()
-        state = new_state(
-            self._kind, table.weight, master=master, moments=moments, zeros_like=table.zeros_like
-        )
+        state = new_state(self._kind, table.weight, master=master, zeros_like=table.zeros_like)
         if master:
             write_halves(exact, high=table.weight.detach(), low=state["low"])
         return state

@@ -346,14 +346,6 @@ def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnos
         message = "tables in the host's memory have no gradient as large as themselves, which table_optimizer: adamw needs"
         fix = "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device"
         diagnostics.append(on_host.diagnostic(message, fix, kind="combination"))
-    memory_ranks = draft.settings.get("resources.memory_ranks")
-    if memory_ranks is not None and resources.memory_ranks > 1 and train.table_moments is not None:
-        message = (
-            f"table_moments: {train.table_moments} needs whole tables on every rank, "
-            f"got memory_ranks {resources.memory_ranks}"
-        )
-        fix = "set memory_ranks to 1, or remove train.table_moments"
-        diagnostics.append(memory_ranks.diagnostic(message, fix, kind="combination"))
     ranks = draft.settings.get("resources.ranks")
     if ranks is not None and resources.ranks > train.sequences_per_step:
         message = (

@@ -72,8 +72,6 @@ class StepTimeQuery:
         model.pop(self.field, None)
         train = self.train
         tables = [train.table_optimizer, train.table_clip, train.table_precision]
-        if train.table_moments is not None:
-            tables.append(train.table_moments)
         return {
             "solve": self.field,
             "model": model,

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.kernels.table_update.int8_moment import dequantise, quantise
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.stochastic_rounding import round_to_bf16
 from workloads.kernels.table_update.update_rules import Rule
@@ -71,15 +70,12 @@ class ReferenceRowSums:
         w.mul_(1 - rule.lr * rule.weight_decay)
         if rule.kind in ("adamw", "lazy_adamw"):
             # The order of operations of `torch.optim.AdamW(foreach=False)`, so that the bits are its too.
-            m, s = _first_moment(state, rows).to(g.dtype), state["exp_avg_sq"][rows].to(g.dtype)
+            m, s = (state[name][rows].to(g.dtype) for name in ("exp_avg", "exp_avg_sq"))
             m.lerp_(g, 1 - rule.beta1)
             s.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
             denominator = (s.sqrt() / math.sqrt(1 - rule.beta2**rule.step)).add_(rule.eps)
             w.addcdiv_(m, denominator, value=-rule.lr / (1 - rule.beta1**rule.step))
-            if "exp_avg_scale" in state:
-                self._write_int8(state, m, rule)
-            else:
-                _write(state["exp_avg"], rows, m, rule, stream=1)
+            _write(state["exp_avg"], rows, m, rule, stream=1)
             _write(state["exp_avg_sq"], rows, s, rule, stream=2)
         elif rule.kind == "rowwise":
             now = g.square().mean(1)
@@ -99,16 +95,6 @@ class ReferenceRowSums:
             _write(table.detach(), rows, w, rule, stream=0)
         return self.norm()
 
-    def _write_int8(self, state: dict[str, Tensor], m: Tensor, rule: Rule) -> None:
-        if rule.kind == "adamw":
-            # Rows that are not named: the numbers stay what they are.
-            state["exp_avg_scale"].mul_(rule.beta1)
-            m = m[self._rows]
-        row, column = rule.origin
-        numbers, scales = quantise(m, self._rows + row, key=rule.key(1), first_column=column)
-        state["exp_avg"].index_copy_(0, self._rows, numbers)
-        state["exp_avg_scale"].index_copy_(0, self._rows, scales)
-
     def update_with_products_(
         self,
         state: dict[str, Tensor],
@@ -125,12 +111,6 @@ def mean_square(
 ) -> Float[Tensor, " rows"]:
     """Return the row-wise second moment after a gradient whose mean square is `now`."""
     return torch.where(before == 0, now, rule.beta2 * before + (1 - rule.beta2) * now)
-
-
-def _first_moment(state: dict[str, Tensor], rows: Tensor) -> Tensor:
-    numbers = state["exp_avg"][rows]
-    scales = state.get("exp_avg_scale")
-    return numbers if scales is None else dequantise(numbers, scales[rows])
 
 
 def _write(into: Tensor, rows: Tensor, values: Tensor, rule: Rule, *, stream: int) -> None:

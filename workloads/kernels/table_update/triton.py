@@ -12,18 +12,11 @@ from torch import Tensor
 from triton import language as tl
 
 from workloads.kernels.segment_sum.triton import begin_pass, in_order_of_ids, row_sum, sort_reads
-from workloads.kernels.table_update.int8_moment import BLOCK, FRACTION, LARGEST, SMALLEST
 from workloads.kernels.table_update.reference import mean_square
 from workloads.kernels.table_update.stochastic_rounding import COLUMN_STRIDE
 from workloads.kernels.table_update.update_rules import Rule
 
 _COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
-_BLOCK = tl.constexpr(BLOCK)
-_FRACTION = tl.constexpr(FRACTION)
-_LARGEST = tl.constexpr(LARGEST)
-_ONE = tl.constexpr(2.0**FRACTION)
-_STEP = tl.constexpr(1 / LARGEST)
-_SMALLEST = tl.constexpr(SMALLEST)
 _WHOLE_ROW_BYTES = 512
 """Rows of `x` up to here are summed by one program, which then knows their mean square: as many as one warp holds."""
 _GROUP = 16
@@ -129,10 +122,7 @@ class TritonRowSums:
         todo = begin_pass(
             self._reads, self._x, self._table, products=products, block_width=block_width
         )
-        n_rows, tile = self._reads.n_rows, todo.tiling["WIDTH"]
-        quantised = "exp_avg_scale" in (state or {})
-        # Else programs would share a scale.
-        assert not quantised or todo.n_blocks == 1 or tile % BLOCK == 0
+        n_rows = self._reads.n_rows
         squares = self._squares
         if squares is None:
             squares = self._x.new_zeros(todo.n_blocks, n_rows, dtype=torch.float32)
@@ -146,7 +136,6 @@ class TritonRowSums:
             **_numbers(rule),
             RULE="squares" if only_squares else rule.kind,
             MASTER="low" in (state or {}),
-            BLOCKS=max(1, tile // BLOCK) if quantised else 0,
             WHOLE_ROW=block_width is not None,
             SQUARES=self._squares is None,
             GROUP=_GROUP,
@@ -161,7 +150,6 @@ def _kept(state: dict[str, Tensor], table: Tensor) -> dict[str, Tensor]:
     return {
         "first": state.get("exp_avg", state.get("mean_square", table)),
         "second": state.get("exp_avg_sq", table),
-        "scales": state.get("exp_avg_scale", table),
         "low": state.get("low", table),
     }
 
@@ -191,18 +179,17 @@ def _numbers(rule: Rule) -> dict[str, float]:
 def _update_rows(
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
-    squares, coefficient, first, second, scales, low,
+    squares, coefficient, first, second, low,
     decay, step_size, beta1, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
     origin_row, origin_column,
-    RULE: tl.constexpr, MASTER: tl.constexpr, BLOCKS: tl.constexpr, WHOLE_ROW: tl.constexpr,
+    RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr,
     SQUARES: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations.
 
     A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows, width), squares (blocks,
-    rows), the row-wise moment (rows,). Where the first moment is int8, scales are (rows, blocks of 128 columns), of which
-    a program has BLOCKS; else that is 0.
+    rows), the row-wise moment (rows,).
     """
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -222,14 +209,7 @@ def _update_rows(
             if MASTER:
                 rest = _load(low + place, inside)
             if (RULE == "adamw") | (RULE == "lazy_adamw"):
-                m = _load(first + place, inside)
-                if BLOCKS:
-                    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-                    scale_place = scales + tl.cast(row, tl.int64) * tl.cdiv(width, _BLOCK) + block
-                    in_row = block * _BLOCK < width
-                    scale = tl.load(scale_place, mask=in_row, other=0.0)
-                else:
-                    m = m.to(tl.float32)
+                m = _load(first + place, inside).to(tl.float32)
                 s = _load(second + place, inside).to(tl.float32)
             g = row_sum(
                 row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end, split_sums,
@@ -240,24 +220,10 @@ def _update_rows(
             if RULE != "squares":
                 g *= factor
                 if (RULE == "adamw") | (RULE == "lazy_adamw"):
-                    if BLOCKS:
-                        m = _times_of_blocks(m.to(tl.float32), scale, BLOCKS, WIDTH)
                     m += (g - m) * rest1
                     s = s * beta2 + g * g * rest2
                     change = step_size * m / (tl.sqrt(s) * correction2 + eps)
-                    if BLOCKS:
-                        if end > lo:
-                            numbers, scale = _quantised(
-                                m, random_row, random_cols, first_key, BLOCKS, WIDTH
-                            )
-                            tl.store(
-                                first + place, numbers, mask=inside, eviction_policy="evict_first"
-                            )
-                        else:
-                            scale *= beta1
-                        tl.store(scale_place, scale, mask=in_row)
-                    else:
-                        _store(first, place, m, random_row, random_cols, inside, first_key)
+                    _store(first, place, m, random_row, random_cols, inside, first_key)
                     _store(second, place, s, random_row, random_cols, inside, second_key)
                 elif RULE == "rowwise":
                     q = tl.load(first + row)
@@ -299,32 +265,6 @@ def _store_halves(table, low, place, value, inside):
     rest = tl.where(finite, bits, 0).to(tl.int16)
     tl.store(table + place, high, mask=inside, eviction_policy="evict_first")
     tl.store(low + place, rest, mask=inside, eviction_policy="evict_first")
-
-
-@triton.jit
-def _times_of_blocks(value, scale, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return values [1, WIDTH], each times its block's number of `scale` [BLOCKS]."""
-    product = tl.reshape(value, [BLOCKS, WIDTH // BLOCKS]) * scale[:, None]
-    return tl.reshape(product, [1, WIDTH])
-
-
-@triton.jit
-def _quantised(value, row, cols, key, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return int8 numbers [1, WIDTH] and scales [BLOCKS] of fp32 values (`int8_moment.quantise`).
-
-    Integers behind the point, and one bound, because registers are short here. What becomes of the numbers of a block
-    that holds NaN or infinity does not matter: its scale is NaN or infinity.
-    """
-    # The bits of positive numbers have the numbers' order, infinity and NaN last.
-    bits = tl.max(
-        tl.reshape(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, [BLOCKS, WIDTH // BLOCKS]), 1
-    )
-    largest = bits.to(tl.float32, bitcast=True)
-    scale = tl.where(largest < _SMALLEST, 0.0, largest * _STEP)
-    per_scale = _LARGEST * _ONE / tl.maximum(largest, _SMALLEST)
-    steps = _times_of_blocks(value, per_scale, BLOCKS, WIDTH).to(tl.int32)
-    random = (_random(row, cols, key) >> (32 - _FRACTION)).to(tl.int32)
-    return tl.minimum((steps + random) >> _FRACTION, _LARGEST).to(tl.int8), scale
 
 
 @triton.jit

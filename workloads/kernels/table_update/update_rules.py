@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from workloads.kernels.table_update.int8_moment import n_scales
-
 Kind = Literal["adamw", "lazy_adamw", "rowwise", "sgd"]
 
 
@@ -33,10 +31,6 @@ class Rule:
 
     Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and lazy_adamw keep 8 v in
     fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is rounded stochastically (`rounding.py`).
-
-    With int8 moments m is stored in v bytes and 4 for every 128 columns, `exp_avg_scale`, rounded stochastically too
-    (`int8_moment.py`); s is stored as ever. Of a row that is not named, adamw multiplies the scales alone, so that
-    nothing is rounded again: q stays, scale <- beta1 scale.
 
     A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values (`master.py`). Those, and
     moments of 8 v in fp32, are updated as an fp32 table's are, bit for bit given the same sums; the table itself is
@@ -68,7 +62,6 @@ def new_state(
     table: Float[Tensor, "rows width"],
     *,
     master: bool = False,
-    moments: Literal["int8"] | None = None,
     zeros_like: Callable[..., Tensor] = torch.zeros_like,
 ) -> dict[str, Tensor]:
     """Return what a rule keeps between the steps of a table, as it begins: zeros.
@@ -77,30 +70,18 @@ def new_state(
         kind: Of the rule.
         table: What is updated.
         master: Whether a bf16 table is the upper half of fp32 values; the lower halves are in the state then.
-        moments: int8: the first moment in int8, with scales. None: as the second.
         zeros_like: Makes what is as large as the table, of the type `dtype`.
 
     Raises:
-        ValueError: If a table with a master is not bf16; if a rule without a first moment is to have it in int8.
+        ValueError: If a table with a master is not bf16.
     """
     if master and table.dtype != torch.bfloat16:
         raise ValueError(f"a table with a master must be bf16, got {table.dtype}")
-    if moments is not None and kind not in ("adamw", "lazy_adamw"):
-        raise ValueError(
-            f"int8 moments are for adamw and lazy_adamw, got {kind}, which keeps no first moment"
-        )
     wide = torch.promote_types(table.dtype, torch.float32)
     state = {}
     if kind in ("adamw", "lazy_adamw"):
         dtype = wide if master else table.dtype
-        first = dtype if moments is None else torch.int8
-        state = {
-            "exp_avg": zeros_like(table, dtype=first),
-            "exp_avg_sq": zeros_like(table, dtype=dtype),
-        }
-        if moments is not None:
-            shape = len(table), n_scales(table.shape[1])
-            state["exp_avg_scale"] = torch.zeros(shape, dtype=wide, device=table.device)
+        state = {name: zeros_like(table, dtype=dtype) for name in ("exp_avg", "exp_avg_sq")}
     elif kind == "rowwise":
         state = {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}
     if master:

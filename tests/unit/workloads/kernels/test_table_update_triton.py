@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update import triton as kernel
-from workloads.kernels.table_update.int8_moment import dequantise
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
@@ -239,87 +238,3 @@ def test_bf16_has_the_references_random_numbers(kind, origin):
         if found.dtype == torch.bfloat16:
             assert (found != wanted).float().mean() < 0.01
         torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-4)
-
-
-# Width within a block of the scales, beyond it and beyond two; a program has one block or two.
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    shape=st.tuples(
-        st.sampled_from([1, 17]),
-        st.sampled_from([1, 33, 128, 130, 300]),
-        st.sampled_from([0, 1, 7]),
-        st.sampled_from([1, 9]),
-    ),
-    kind=st.sampled_from(["adamw", "lazy_adamw"]),
-    tile=st.sampled_from([128, 256]),
-    exact=st.booleans(),
-    master=st.booleans(),
-)
-@example((17, 300, 7, 9), "adamw", 256, True, False)
-@example((17, 130, 7, 9), "lazy_adamw", 128, False, True)
-def test_int8_moments_equal_the_reference(shape, kind, tile, exact, master):
-    """Values and second moments as ever; a stored number is another one only where m, to its last bits, is."""
-    values, hits = case(shape, 0)
-    generator = torch.Generator().manual_seed(1)
-    table, low = split(values) if master else (values, None)
-    state = new_state(kind, table, master=master, moments="int8")
-    state["exp_avg"].random_(-127, 128, generator=generator)
-    state["exp_avg_scale"].uniform_(0.0, 0.01, generator=generator)
-    state["exp_avg_sq"].uniform_(0.1, 1.0, generator=generator)
-    if master:
-        state["low"] = low
-    expected, before = table.clone(), state["exp_avg"].clone()
-    expected_state = {name: kept.clone() for name, kept in state.items()}
-    coefficient = torch.tensor(0.7) if exact else None
-    named = torch.zeros(shape[0], dtype=torch.bool).index_fill_(0, hits[0].flatten(), True)
-    reference.ReferenceRowSums(expected, *hits).update_(expected_state, rule(kind, 3), coefficient)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_reduction, "CHUNK", 5)
-        patch.setattr(
-            row_reduction, "_block_width", lambda width, _: tile if width > 64 else 2 * width + 14
-        )
-        sums = kernel.TritonRowSums(table, *hits)
-        if exact:
-            sums.norm()
-        sums.update_(state, rule(kind, 3), coefficient)
-
-    found = join(table, state["low"]) if master else table
-    wanted = join(expected, expected_state["low"]) if master else expected
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(state["exp_avg_sq"], expected_state["exp_avg_sq"])
-    torch.testing.assert_close(
-        state["exp_avg_scale"], expected_state["exp_avg_scale"], rtol=1e-5, atol=0
-    )
-    away = (state["exp_avg"].int() - expected_state["exp_avg"].int()).abs()
-    assert away.max() <= 1
-    assert away.float().mean() < 0.01
-    assert torch.equal(state["exp_avg"][~named], before[~named])
-
-
-def test_int8_moments_do_not_depend_on_how_a_row_is_cut(monkeypatch):
-    """Bit for bit; each row is read once, so sums have no order."""
-    table, _ = case((12, 300, 1, 1), 0)
-    ids, weights = torch.arange(8).view(4, 2), torch.ones(4, 2)
-    x = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
-    found = []
-    for tile in (128, 256):
-        monkeypatch.setattr(row_reduction, "_block_width", lambda *_, tile=tile: tile)
-        own, state = table.clone(), new_state("adamw", table, moments="int8")
-        for step in (1, 2):
-            kernel.TritonRowSums(own, ids, weights, x).update_(state, rule("adamw", step))
-        found.append((own, *state.values()))
-
-    assert dequantise(state["exp_avg"], state["exp_avg_scale"])[:8].any(1).all()
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-def test_a_tile_that_would_share_a_scale_is_no_tile(monkeypatch):
-    monkeypatch.setattr(row_reduction, "_block_width", lambda *_: 64)
-    table, hits = case((3, 130, 1, 1), 0)
-
-    with pytest.raises(AssertionError):
-        kernel.TritonRowSums(table, *hits).update_(
-            new_state("adamw", table, moments="int8"), rule("adamw", 1)
-        )

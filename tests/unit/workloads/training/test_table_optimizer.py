@@ -1,6 +1,5 @@
 """Training with deferred table gradients: parity with AdamW, clipping, restarts."""
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -300,7 +299,6 @@ def test_a_state_of_another_rule_is_refused():
         ({"table_clip": "previous"}, "table_clip must be exact with table_optimizer adamw"),
         ({"table_precision": "bf16"}, "table_precision must be fp32 with table_optimizer adamw"),
         ({"table_precision": "bf16_master"}, "must be fp32 .* adamw, got bf16_master"),
-        ({"table_moments": "int8"}, "int8 needs .* got adamw, .* choose deferred_adamw, which"),
     ],
 )
 def test_what_dense_adamw_cannot_do_is_refused(changes, message):
@@ -308,87 +306,13 @@ def test_what_dense_adamw_cannot_do_is_refused(changes, message):
         config(**changes)
 
 
-@pytest.mark.parametrize(
-    ("name", "moments", "message"),
-    [
-        ("rowwise", "int8", "got rowwise, which keeps no first moment; remove table_moments"),
-        ("sgd", "int8", "needs table_optimizer deferred_adamw or lazy_adamw, got sgd"),
-        ("lazy_adamw", "int4", "table_moments must be int8 or null, got 'int4'"),
-    ],
-)
-def test_moments_in_a_byte_are_for_rules_with_a_first_moment(name, moments, message):
-    with pytest.raises(ValueError, match=message):
-        config(table_optimizer=name, table_moments=moments)
+def test_moments_in_int8_are_removed_and_null_as_recorded_trials_have_it_is_not():
+    with pytest.raises(
+        ValueError, match=r"table_moments.* int8 was removed.*table_precision: bf16"
+    ):
+        config(table_optimizer="lazy_adamw", table_moments="int8")
 
-
-def test_moments_in_a_byte_need_whole_tables():
-    """Until a checkpoint can share out scales."""
-    model, mesh = shared_by_three(torch.float32), Mesh(memory=RankGroup(rank=0, size=2))
-    shard_tables(model, mesh, layout="rows")
-
-    with pytest.raises(ValueError, match="int8 needs whole tables.*set memory_ranks to 1"):
-        Optimizer(model, config(table_optimizer="lazy_adamw", table_moments="int8"), mesh)
-
-
-def test_a_state_with_full_moments_is_not_taken_for_one_with_int8_ones():
-    _, model = two_rows_of_one()
-    saved = Optimizer(model, config(table_optimizer="lazy_adamw")).tables.state_dict()
-    int8 = config(table_optimizer="lazy_adamw", table_moments="int8")
-
-    with pytest.raises(ValueError, match=r"differs in .*exp_avg_scale"):
-        Optimizer(two_rows_of_one()[1], int8).tables.load_state_dict(saved)
-
-
-class Regression(nn.Module):
-    """A table of 32 rows of 150 whose bags of two rows are to be given vectors."""
-
-    PARAM_GROUP = "attention"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = MemoryTable(32, 150)
-        self.rest = Linear(1, 1)
-
-
-def trained(train: TrainConfig, spread: float) -> float:
-    """Return the loss, over the first one, at the end of 200 steps; columns' gradients are 1 down to 1 / spread large."""
-    model = Regression()
-    initialise(model, 0)
-    optimizer = Optimizer(model, train)
-    generator = torch.Generator().manual_seed(0)
-    size = torch.logspace(0, -math.log10(spread), 150)[torch.randperm(150, generator=generator)]
-    right = torch.randn(32, 150, generator=generator)
-    losses = []
-    for step in range(200):
-        ids = torch.randint(32, (16, 2), generator=generator)
-        target = right[ids].mean(1) + 0.1 * torch.randn(16, 150, generator=generator)
-        found = model.table(ids, torch.full((16, 2), 0.5)).float()
-        loss = (size * (found - target)).square().sum(1).mean()
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.clip()
-        optimizer.step(0.03 * (1 - step / 200))
-    return sum(losses[-20:]) / 20 / losses[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "precision", "spread", "more"),
-    [
-        ("deferred_adamw", "bf16", 1.0, 0.05),
-        ("lazy_adamw", "fp32", 1.0, 0.05),
-        # Columns whose gradients are a thousandth of their block's are rounded to 0 or to far too much.
-        ("deferred_adamw", "fp32", 1000.0, 0.2),
-    ],
-)
-def test_training_with_int8_moments_ends_where_full_ones_do(name, precision, spread, more):
-    train = config(table_optimizer=name, table_precision=precision, value_weight_decay=0.0)
-
-    full, int8 = (
-        trained(replace(train, table_moments=moments), spread) for moments in (None, "int8")
-    )
-
-    assert full < 0.1
-    assert (1 - 0.05) * full < int8 < (1 + more) * full
+    assert config(table_moments=None) == config()
 
 
 def test_a_model_without_tables_trains_as_ever():
@@ -455,25 +379,21 @@ class Recorder:
 
 
 @pytest.mark.parametrize(
-    ("name", "clip", "precision", "moments"),
+    ("name", "clip", "precision"),
     [
-        *((name, clip, "bf16", None) for name in RULE_OF for clip in ("exact", "previous")),
-        ("deferred_adamw", "exact", "bf16_master", None),
-        ("sgd", "previous", "bf16_master", None),
-        ("deferred_adamw", "exact", "bf16", "int8"),
-        ("lazy_adamw", "previous", "bf16_master", "int8"),
+        *((name, clip, "bf16") for name in RULE_OF for clip in ("exact", "previous")),
+        ("deferred_adamw", "exact", "bf16_master"),
+        ("lazy_adamw", "previous", "bf16_master"),
+        ("sgd", "previous", "bf16_master"),
     ],
 )
-def test_a_stopped_run_goes_on_bit_for_bit(
-    tmp_path, tmp_path_factory, name, clip, precision, moments
-):
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, clip, precision):
     cache = tmp_path_factory.getbasetemp() / "cache"
     train = {
         "table_optimizer": name,
         "table_clip": clip,
         "grad_clip": 0.1,
         "table_precision": precision,
-        "table_moments": moments,
     }
     undisturbed, first, second = Recorder(), Recorder(stop_at=3), Recorder()
     run(job_in(tmp_path / "a", cache, **train), undisturbed)
