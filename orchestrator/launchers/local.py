@@ -7,6 +7,7 @@ from pathlib import Path
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import worker
+from orchestrator.node.exception_outcome import exception_outcome
 from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
 from orchestrator.node.reporter import RankReporter
 from orchestrator.node.supervisor import NodeSupervisor
@@ -119,7 +120,7 @@ class DebugLauncher:
         try:
             worker.run(request, reporter)
         except BaseException as error:
-            worker.write_error(request, worker.classify(error), error, step=reporter.step)
+            worker.write_error(request, exception_outcome(error), error, step=reporter.step)
             raise
         self._ended.append(
             AttemptExit(

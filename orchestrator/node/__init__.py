@@ -1,1 +1,1 @@
-"""What runs on the node of a trial: the supervisor, its fork server, the rank processes and what they report."""
+"""Processes on the node of a trial: supervisor, fork server, ranks; and what they report."""

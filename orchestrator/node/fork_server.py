@@ -1,19 +1,20 @@
-"""A process that has torch imported and forks ranks: a rank's first step comes after milliseconds instead of seconds.
+"""Fork server: a process that has torch imported and forks ranks, which start in milliseconds.
 
     python -m orchestrator.node.fork_server PARENT_PID MODULE... [--if-possible MODULE...]
 
 Commands come as JSON lines on stdin, events go as JSON lines to stdout:
 
-    {"start": KEY, "request": {…}, "env": {…}, "log": path, "cwd": path}   → {"started": KEY, "process": {…}}
-                                                                          → {"ended": KEY, "code": n}   later
+    {"start": KEY, "request": {…}, "env": {…}, "log": path, "cwd": path}
+        → {"started": KEY, "process": {…}}, later {"ended": KEY, "code": n}
     {"signal": KEY, "number": 15}
-                                                                            {"ready": seconds} once, at first
 
-Who dies with whom: the end of stdin ends the fork server and its ranks; the kernel SIGKILLs the fork server when its
-parent dies and the ranks when the fork server dies. So nothing outlives whoever started the fork server.
+and {"ready": seconds} once, at first.
 
-Forking is only sound while the fork server has a single thread, so it imports and does nothing else; it refuses to
-start ranks when a library has started threads.
+Lifetimes: the end of stdin ends the fork server and its ranks. The kernel SIGKILLs the fork server
+when its parent dies, and the ranks when the fork server dies. So nothing outlives its parent.
+
+Forking is only sound with a single thread. So the fork server imports and does nothing else, and
+refuses to start ranks when a library has started threads.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class ForkServer:
         os.set_blocking(self._wake_write, False)
 
     def serve(self, modules: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Import, say so, obey until stdin ends; then end the ranks.
+        """Import, report it, serve commands until stdin ends; then end the ranks.
 
         Args:
             modules: What ranks need. Failing to import one is the end.
@@ -62,19 +63,20 @@ class ForkServer:
         threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 -- a count of names, no paths
         if threads != 1:
             raise RuntimeError(
-                f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; forking is unsafe"
+                f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; "
+                "forking is unsafe"
             )
         # What is there now stays shared with every rank: the collector must not touch it.
         gc.collect()
         gc.freeze()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        # A machine that is about to go away sends SIGTERM to all that runs there. The fork server stays for its ranks,
-        # which checkpoint first, and passes on what perhaps only it has heard.
+        # A machine that is about to go away sends SIGTERM to all processes. The fork server stays
+        # for its ranks, which checkpoint first, and passes on what perhaps only it received.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        self._say({"ready": time.perf_counter() - start})
+        self._report({"ready": time.perf_counter() - start})
         try:
-            while self._turn():
+            while self._serve_once():
                 pass
         finally:
             for pid in self._keys:
@@ -82,8 +84,8 @@ class ForkServer:
             while self._keys:
                 self._reap(block=True)
 
-    def _turn(self) -> bool:
-        """Wait for something to do and do it; return False when stdin has ended."""
+    def _serve_once(self) -> bool:
+        """Wait for a command or a signal and handle it; return False when stdin has ended."""
         readable, _, _ = select.select([self._commands, self._wake], [], [])
         if self._wake in readable:
             signals = os.read(self._wake, 4096)
@@ -97,10 +99,10 @@ class ForkServer:
                 return False
             *lines, self._unread = (self._unread + chunk).split(b"\n")
             for line in lines:
-                self._obey(json.loads(line))
+                self._handle_request(json.loads(line))
         return True
 
-    def _obey(self, command: dict[str, Any]) -> None:
+    def _handle_request(self, command: dict[str, Any]) -> None:
         if "start" in command:
             self._fork(command)
             return
@@ -125,12 +127,12 @@ class ForkServer:
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError):
                         stream.flush()
-                # Neither the fork server's clean-up nor its exit handlers are the rank's business.
+                # The fork server's clean-up and exit handlers are not the rank's.
                 os._exit(code)
         self._keys[pid] = command["start"]
         process = ProcessId.of(pid)
         assert process is not None, "a child that was not waited for exists, if only as a zombie"
-        self._say({"started": command["start"], "process": process.to_json()})
+        self._report({"started": command["start"], "process": process.to_json()})
 
     def _become_rank(self, command: dict[str, Any]) -> int:
         from orchestrator.node import worker
@@ -156,23 +158,23 @@ class ForkServer:
                 return
             key = self._keys.pop(pid, None)
             if key is not None:
-                self._say({"ended": key, "code": os.waitstatus_to_exitcode(status)})
+                self._report({"ended": key, "code": os.waitstatus_to_exitcode(status)})
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _report(self, event: dict[str, Any]) -> None:
         line = json.dumps(event).encode() + b"\n"
         while line:
             try:
                 line = line[os.write(self._events, line) :]
             except BrokenPipeError:
-                return  # whoever listened is gone; the end of stdin follows
+                return  # the parent is gone; the end of stdin follows
 
 
 def _exit_code(error: BaseException) -> int:
-    """Return what tells the outcome of a rank that did not come as far as to write one down: its log cannot be opened."""
+    """Return the code of a rank that failed before it could write its outcome: no log opens."""
     from orchestrator.control.failure_classifier import EXIT_CODES
-    from orchestrator.node.worker import classify
+    from orchestrator.node.exception_outcome import exception_outcome
 
-    return EXIT_CODES[classify(error)]
+    return EXIT_CODES[exception_outcome(error)]
 
 
 def main(arguments: Sequence[str]) -> None:

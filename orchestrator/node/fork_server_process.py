@@ -32,7 +32,7 @@ END_TIMEOUT_S = 10.0
 
 
 class ForkServerProcess:
-    """A running fork server (`orchestrator.node.fork_server`), which can be replaced when it dies."""
+    """A running fork server (`orchestrator.node.fork_server`); one that died can be replaced."""
 
     def __init__(
         self, log: Path, *, environment: Mapping[str, str], job: str, own_group: bool

@@ -1,8 +1,8 @@
-"""When an attempt has stopped getting on. Pure: what its ranks said, and a clock.
+"""Detection of hangs: an attempt hangs when none of its ranks progresses for longer than a limit.
 
-An attempt hangs when none of its ranks gave a sign of progress for longer than a limit. Ranks of one trial wait for
-each other within a step, so one that is stuck silences all; one that works (rank 0 writes a checkpoint) keeps the
-others, who wait for it, from being taken for stuck.
+Pure: the ranks' reports and a clock. Ranks of one trial wait for each other within a step, so one
+that is stuck silences all. One that works (rank 0 writes a checkpoint) keeps the others, who wait
+for it, from being taken for stuck.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,14 @@ from orchestrator.node.progress_board import RankProgress
 STEPS = 20
 """Median steps without a new one that count as a hang, if they last longer than the floor."""
 FLOOR_S = 300.0
-"""The least that counts as a hang between two steps. Below torch's own watchdogs, which know no reason."""
+"""The least that counts as a hang between two steps. Below torch's own watchdogs, which give no
+reason."""
 OTHERWISE_S = 1800.0
-"""The same before the first step, in evaluations and in checkpoints: downloads, compilers and slow disks take their time."""
+"""The same before the first step, in evaluations and in checkpoints: downloads, compilers and slow
+disks take their time."""
 LONGEST_INTERVAL_S = 5.0
-"""At most this much counts between two looks: time in which nobody looked (a suspended machine) is no silence."""
+"""At most this much counts between two checks: time without checks (a suspended machine) is no
+silence."""
 
 
 class HangDetector:
@@ -27,8 +30,8 @@ class HangDetector:
 
         Args:
             floor_s: Seconds.
-            sees_all: Whether all ranks of the attempt are here. One on another node may be writing a checkpoint that these
-                wait for, so without it steps have no floor of their own.
+            sees_all: Whether all ranks of the attempt are here. One on another node may be writing
+                a checkpoint that these wait for, so without it steps have no floor of their own.
         """
         self._floor_s, self._sees_all = floor_s, sees_all
         self._n_reports: Mapping[int, int] = {}
@@ -36,11 +39,11 @@ class HangDetector:
         self._quiet_s = 0.0
 
     def check(self, now: float, ranks: Mapping[int, RankProgress | None]) -> str | None:
-        """Return what to say of a hang, None while there is none.
+        """Return the description of a hang, None while there is none.
 
         Args:
             now: Monotonic seconds.
-            ranks: What each rank that runs said last; None: nothing yet.
+            ranks: The last report of each rank that runs; None: nothing yet.
         """
         n_reports = {rank: 0 if said is None else said.n_reports for rank, said in ranks.items()}
         if n_reports == self._n_reports and self._checked_at is not None:

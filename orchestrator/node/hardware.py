@@ -1,4 +1,4 @@
-"""What this machine lets us use: cores of the container rather than of the host, GPUs that are visible."""
+"""Hardware that this process may use: cores of its container, visible GPUs, their memory."""
 
 import os
 import re
@@ -10,14 +10,14 @@ import psutil
 
 
 def usable_cores() -> int:
-    """Return the cores this process may use: its CPU affinity, and the cgroup's quota if that is less."""
+    """Return the cores of the CPU affinity, or the cgroup's quota if that is less."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_cores()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
 def _cgroup_cores(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return cores by the CPU quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), None where there is none."""
+    """Return the CPU quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), None without one."""
     try:
         quota, period = (root / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -36,8 +36,8 @@ def visible_gpus(
 ) -> tuple[str, ...]:
     """Return the ids of the GPUs this process may use, as CUDA_VISIBLE_DEVICES takes them.
 
-    Without that variable: 0..n-1 for the n device files of the NVIDIA driver. Asking CUDA itself would
-    initialise it, after which ranks cannot be forked.
+    Without that variable: 0..n-1 for the n device files of the NVIDIA driver. Asking CUDA itself
+    would initialise it, after which ranks cannot be forked.
     """
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
@@ -49,10 +49,10 @@ def visible_gpus(
 
 
 def network_environment(address: str | None) -> dict[str, str]:
-    """Return the variables that make gloo and NCCL talk over the interface that has this address; what is set already stands.
+    """Return the variables that bind gloo and NCCL to the interface of this address.
 
-    Without them gloo advertises whatever address the host's own name has, often 127.0.0.1. Empty for None and where
-    no interface has the address.
+    Variables that are set already are left out. Without them gloo advertises whatever address the
+    host's own name has, often 127.0.0.1. Empty for None and where no interface has the address.
     """
     if address is None:
         return {}
@@ -65,29 +65,42 @@ def network_environment(address: str | None) -> dict[str, str]:
     return {name: found[0] for name in names if found and name not in os.environ}
 
 
-def gpu_memory_bytes(gpus: Sequence[str], nvml: Any = None) -> float | None:
-    """Return the memory of the smallest of these GPUs, None where NVML does not tell.
+def nvml_handles(gpus: Sequence[str], nvml: Any = None) -> tuple[Any, list[Any]]:
+    """Return NVML's functions and its handles of these GPUs; no handles where it does not work.
 
     NVML looks without initialising CUDA, so ranks can be forked afterwards.
 
     Args:
-        gpus: Ids as CUDA_VISIBLE_DEVICES takes them.
+        gpus: Ids as CUDA_VISIBLE_DEVICES takes them: indices or UUIDs.
         nvml: A module with pynvml's functions; default pynvml itself, where it is installed.
     """
     if nvml is None:
         try:
             import pynvml
         except ImportError:
-            return None
+            return None, []
         nvml = pynvml
     try:
         nvml.nvmlInit()
-        handles = [
+        return nvml, [
             nvml.nvmlDeviceGetHandleByIndex(int(gpu))
             if gpu.isdigit()
             else nvml.nvmlDeviceGetHandleByUUID(gpu)
             for gpu in gpus
         ]
-        return min((float(nvml.nvmlDeviceGetMemoryInfo(h).total) for h in handles), default=None)
+    except nvml.NVMLError:
+        return nvml, []
+
+
+def gpu_memory_bytes(gpus: Sequence[str], nvml: Any = None) -> float | None:
+    """Return the memory of the smallest of these GPUs, None where NVML does not give it.
+
+    The arguments are those of `nvml_handles`.
+    """
+    nvml, handles = nvml_handles(gpus, nvml)
+    if not handles:
+        return None
+    try:
+        return min(float(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
     except nvml.NVMLError:
         return None

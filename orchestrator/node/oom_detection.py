@@ -1,19 +1,22 @@
-"""Whether the kernel killed a process because memory ran out. A SIGKILL does not say who sent it; a counter does."""
+"""Detection of kills by the kernel's out-of-memory killer, from its counter.
+
+A SIGKILL does not say who sent it; the counter does.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 
 JUST_NOW_S = 5.0
-"""A rank found dead this soon after the counter rose was what the kernel chose."""
+"""A rank found dead this soon after the counter rose is the process that the kernel chose."""
 
 
 class OomKillCounter:
-    """Follows the kernel's count of processes killed for want of memory, in a cgroup or in the whole machine."""
+    """Follows the kernel's count of out-of-memory kills, in a cgroup or in the whole machine."""
 
     def __init__(
         self, clock: Callable[[], float], *, counters: Path = Path("/proc/vmstat")
     ) -> None:
-        """Take the count as it is; a kernel that keeps none (before 4.13, gVisor) is never at fault."""
+        """Read the count; a kernel that keeps none (before 4.13, gVisor) is never at fault."""
         self._clock = clock
         self._counters = counters
         self._count = self._read()

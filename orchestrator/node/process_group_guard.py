@@ -1,7 +1,8 @@
-"""Ends a process group when this program's standard input ends: `python -m orchestrator.node.process_group_guard PGID`.
+"""Guard that ends a process group with its parent: `process_group_guard.py PGID`.
 
-Its parent holds the other end and never writes, so the group ends with the parent, however that happens. Needed
-for programs that start processes of their own: a parent-death signal reaches only the first.
+The parent holds the guard's standard input and never writes, so the group ends when the parent
+does, however that happens. Needed for programs that start processes of their own: a parent-death
+signal reaches only the first.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
-"""Where a rank stands, readable from outside whatever state the rank is in.
+"""Progress board: a rank's progress and stacks in shared memory, readable whatever its state.
 
-A rank that hangs answers nobody, and one whose disk is full can write nothing down. So every rank keeps a file in
-memory (memfd) that its supervisor opens through /proc: in front how far the rank got, behind that the stacks of its
-threads, which `faulthandler` writes on SIGUSR1 without needing the interpreter.
+A rank that hangs answers nobody, and one whose disk is full can write nothing down. So every rank
+keeps a file in memory (memfd) that its supervisor opens through /proc. It holds the progress, and
+behind it the stacks of the rank's threads, which `faulthandler` writes on SIGUSR1 without needing
+the interpreter.
 """
 
 import faulthandler
@@ -10,12 +11,11 @@ import os
 import re
 import signal
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""Has a rank write its stacks."""
+"""Makes a rank write its stacks."""
 _NAME = "memscale-progress"
 _FRONT = struct.Struct("<qqqd24s")
 _STACKS_AT = 64
@@ -24,7 +24,7 @@ _STATES = {
     "T": "it was stopped by a signal",
     "D": "the kernel waits for a disk or a device on its behalf",
 }
-"""States of /proc/PID/stat in which a process answers no signal."""
+"""States of /proc/PID/stat in which a process handles no signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class RankProgress:
     """How far a rank got."""
 
     n_reports: int
-    """How often it said that it got on: after every step, and within evaluations."""
+    """Reports of progress so far: after every step, and within evaluations."""
     step: int
     steps: int
     phase: str
@@ -45,7 +45,7 @@ class RankProgress:
 
 
 class ProgressWriter:
-    """The rank's side."""
+    """The rank's side of the board."""
 
     def __init__(self) -> None:
         """Make the file."""
@@ -54,7 +54,7 @@ class ProgressWriter:
         os.lseek(self._file, _STACKS_AT, os.SEEK_SET)
 
     def dump_on_signal(self) -> None:
-        """Write the stacks of all threads whenever DUMP comes."""
+        """Write the stacks of all threads whenever STACKS_SIGNAL comes."""
         faulthandler.register(STACKS_SIGNAL, file=self._file, all_threads=True)
 
     def write(self, progress: RankProgress) -> None:
@@ -69,13 +69,13 @@ class ProgressWriter:
         os.pwrite(self._file, front, 0)
 
     def close(self) -> None:
-        """Catch DUMP no more."""
+        """Stop catching STACKS_SIGNAL."""
         faulthandler.unregister(STACKS_SIGNAL)
         os.close(self._file)
 
 
 class ProgressReader:
-    """The supervisor's side: one rank, looked at from the same machine. What was opened outlives the rank."""
+    """The supervisor's side: one rank of the same machine. What was opened outlives the rank."""
 
     def __init__(self, pid: int) -> None:
         """Open nothing yet: a rank that has just been forked has no file."""
@@ -83,7 +83,7 @@ class ProgressReader:
         self._file: int | None = None
 
     def progress(self) -> RankProgress | None:
-        """Return how far the rank got; None if it has said nothing yet."""
+        """Return how far the rank got; None if it has reported nothing yet."""
         file = self._opened()
         front = b"" if file is None else os.pread(file, _FRONT.size, 0)
         if len(front) < _FRONT.size:
@@ -100,7 +100,7 @@ class ProgressReader:
         )
 
     def stacks(self) -> str:
-        """Return what the rank has written of its stacks so far."""
+        """Return the stacks as far as the rank has written them."""
         file = self._opened()
         if file is None:
             return ""
@@ -116,7 +116,7 @@ class ProgressReader:
         return _STATES.get(stat[stat.rindex(")") + 2])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -128,13 +128,13 @@ class ProgressReader:
                     if str(link.readlink()).startswith(f"/memfd:{_NAME}"):
                         self._file = os.open(link, os.O_RDONLY)
                         break
-            except OSError:  # it has just ended, or just closed what was being looked at
+            except OSError:  # the rank has just ended, or just closed that descriptor
                 return None
         return self._file
 
 
 def innermost_call(stacks: str) -> str | None:
-    """Return where the main thread was, in a phrase: the innermost call, and the line of ours that led there.
+    """Return where the main thread was: the innermost call, and the line of ours that led there.
 
     `all_reduce (distributed_c10d.py:3000), called in distributed/process_group.py:72 (sum_)`.
     """
@@ -144,15 +144,11 @@ def innermost_call(stacks: str) -> str | None:
     # The interpreter lists its threads newest first.
     frames = [found.groupdict() for found in _FRAME.finditer(threads[-1])]
     inner = frames[0]
-    said = f"{inner['function']} ({_short(inner['file'], 1)}:{inner['line']})"
-    ours = _ours(frames[1:])
+    innermost = f"{inner['function']} ({_short(inner['file'], 1)}:{inner['line']})"
+    ours = next((frame for frame in frames[1:] if _is_ours(frame["file"])), None)
     if ours is None or _is_ours(inner["file"]):
-        return said
-    return f"{said}, called in {_short(ours['file'], 2)}:{ours['line']} ({ours['function']})"
-
-
-def _ours(frames: Sequence[dict[str, str]]) -> dict[str, str] | None:
-    return next((frame for frame in frames if _is_ours(frame["file"])), None)
+        return innermost
+    return f"{innermost}, called in {_short(ours['file'], 2)}:{ours['line']} ({ours['function']})"
 
 
 def _is_ours(file: str) -> bool:

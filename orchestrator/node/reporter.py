@@ -1,6 +1,6 @@
-"""What a rank tells while it works: measurements to the journal, progress to heartbeat.json; and whether to stop.
+"""Reporter of a rank: measurements to the journal, progress to heartbeat.json, requests to stop.
 
-`RankReporter` is the runner's side of `workloads.training.reporter.Reporter`.
+`RankReporter` is the orchestrator's side of `workloads.training.reporter.Reporter`.
 """
 
 import logging
@@ -25,11 +25,12 @@ from orchestrator.records.trial_dir import write_json
 
 LOG = logging.getLogger(__name__)
 LOG_S = 5.0
-"""How often training is told in the log at most; evaluations always are."""
+"""How often training metrics are logged at most; evaluations always are."""
 HEARTBEAT_S = 1.0
 """How often heartbeat.json is replaced at most."""
 LAP_S = 1.0
-"""Steps are timed over laps that last at least this long: on a GPU single steps are only sent off, not awaited."""
+"""Steps are timed over laps of at least this length: on a GPU single steps are only launched, not
+awaited."""
 LAPS = 31
 """Laps whose median is the time of a step."""
 
@@ -74,7 +75,7 @@ class StepTimer:
         return statistics.median(self._laps) if self._laps else None
 
     def record(self, step: int, phase: str) -> None:
-        """Take in that `step` is done. Whatever is not training ends a lap unfinished."""
+        """Record that `step` is done. Any phase but training ends a lap unfinished."""
         now = self._clock()
         if phase != "train":
             self._start = None
@@ -86,7 +87,7 @@ class StepTimer:
 
 
 class RankReporter:
-    """Sends what a rank measures to the trial directory. Ranks other than 0 only listen for a stop."""
+    """Writes what rank 0 measures to the trial directory. Other ranks only watch for a stop."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class RankReporter:
         Args:
             request: Whose rank.
             stop: Where a signal handler leaves a request to stop.
-            progress_writer: Where the supervisor looks for how far this rank is.
+            progress_writer: Takes this rank's progress for the supervisor.
             shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
             clock: Seconds since 1970.
         """
@@ -125,7 +126,7 @@ class RankReporter:
         self.steps = 0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append measurements to the journal, and now and then what the trial uses of its machine."""
+        """Append measurements to the journal, now and then with system metrics."""
         if self._journal is None:
             return
         evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
@@ -135,13 +136,13 @@ class RankReporter:
             LOG.info("step %d of %d: %s", step, self.steps, _sentence(values))
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """Put everything up to this checkpoint on the disk: a resume must find no gap before it."""
+        """Sync everything up to this checkpoint to disk: a resume must find no gap before it."""
         if self._journal is not None:
             self._journal.event("checkpoint", step=step, path=path.name)
             self._journal.sync()
 
     def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
-        """Say how far the rank is; replace heartbeat.json about once a second and at every change of phase."""
+        """Record progress; replace heartbeat.json once a second and at every change of phase."""
         self.step, self.steps = step, steps
         self._values.update(values)
         self._n_reports += 1
@@ -157,7 +158,7 @@ class RankReporter:
                 )
             )
         if phase == "checkpoint" and self._journal is not None:
-            # What was measured before a checkpoint must be on the disk before that has its name: nobody measures it again.
+            # Before the checkpoint has its name: what was measured until then is never repeated.
             self._journal.sync()
         now = self._clock()
         if now - self._beat_at >= HEARTBEAT_S or phase != self._beat_phase:
@@ -183,7 +184,7 @@ class RankReporter:
     def _system(self, *, now: bool) -> dict[str, float]:
         """Return system/* metrics when they are due, or now."""
         if self._sampler is None:
-            # Made late: by the time something is measured, all ranks of the trial are known.
+            # Made late: once something is measured, all ranks of the trial are registered.
             self._sampler = SystemSampler(
                 gpus=self._request.gpus,
                 whole_gpus=not self._shares_gpus,
@@ -210,7 +211,7 @@ class RankReporter:
         try:
             write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)
         except OSError as error:
-            # It is for people to look at; training ends only when it cannot keep what it computes.
+            # Only people read it; training ends only when it cannot keep what it computes.
             if not storage_errors.is_transient(error):
                 raise
 
@@ -220,7 +221,7 @@ def _number(values: Mapping[str, float], *names: str) -> float | None:
 
 
 def _sentence(values: Mapping[str, float]) -> str:
-    """Return what a person reads first of a row of measurements."""
+    """Return the measurements for the log, in words."""
     words = {
         "train/loss": "loss {:.4f}",
         "train/tokens_per_s": "{:,.0f} tokens/s",

@@ -1,16 +1,21 @@
-"""What one trial uses of its machine: its own processes and the GPUs that it holds, nobody else's."""
+"""System metrics of one trial: CPU and memory of its own processes, use of the GPUs it holds."""
 
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
 
+from orchestrator.node.hardware import nvml_handles
+
 
 class SystemSampler:
-    """Samples a trial's use. Made once per trial; cheap to call every few seconds (no CUDA context, no thread)."""
+    """Samples what a trial uses of its machine.
+
+    Made once per trial; cheap to call every few seconds (no CUDA context, no thread).
+    """
 
     def __init__(
         self,
@@ -26,33 +31,38 @@ class SystemSampler:
 
         Args:
             gpus: The GPUs of this trial: indices as nvidia-smi counts, or UUIDs.
-            whole_gpus: Whether nobody else uses them. On a shared GPU only what can be told apart is reported.
-            pids: Processes of the trial, which count with all their descendants. Default: this one.
+            whole_gpus: Whether nobody else uses them. On a shared GPU only what can be told apart
+                is reported.
+            pids: Processes of the trial, which count with their descendants. Default: this one.
             every_s: Seconds between two samples of `sample_when_due`.
-            nvml: A module with pynvml's functions; default pynvml itself, where it is installed.
+            nvml: A module with pynvml's functions; default pynvml, where it is installed.
             clock: Monotonic seconds.
         """
         self._pids = tuple(pids) if pids is not None else (os.getpid(),)
         self._whole_gpus = whole_gpus
         self._every_s = every_s
         self._clock = clock
-        self._nvml = nvml
-        self._handles = self._open(gpus) if gpus else []
+        self._nvml: Any
+        self._nvml, self._handles = nvml_handles(gpus, nvml) if gpus else (None, [])
         self._cpu_seconds: dict[tuple[int, float], float] = {}
         self._sampled_at = clock()
         self._cpu_seconds_since()
 
     def sample_when_due(self) -> dict[str, float]:
-        """Return a sample if the last one is old enough, else nothing: a sample looks through all processes."""
+        """Return a sample if the last one is old enough, else nothing.
+
+        A sample looks through all processes.
+        """
         return self.sample() if self._clock() - self._sampled_at >= self._every_s else {}
 
     def sample(self) -> dict[str, float]:
-        """Return what is known, by name.
+        """Return what is known, by name. What cannot be found out is left out.
 
-        `system/cpu_cores`: cores busy on average since the last sample. `system/rss_bytes`: resident memory.
-        `system/gpu_utilization`: share of the time in which a kernel ran, 0 to 1, mean over the GPUs held.
-        `system/gpu_memory_bytes`: memory used on them, by this trial. `system/gpu_power_w`: drawn by them.
-        What cannot be found out is left out.
+        system/cpu_cores: Cores busy on average since the last sample.
+        system/rss_bytes: Resident memory.
+        system/gpu_utilization: Share of the time in which a kernel ran, 0 to 1, mean over the GPUs.
+        system/gpu_memory_bytes: Memory used on them, by this trial.
+        system/gpu_power_w: Power drawn by them.
         """
         now = self._clock()
         busy_s, rss_bytes = self._cpu_seconds_since()
@@ -74,7 +84,7 @@ class SystemSampler:
         return list(found.values())
 
     def _cpu_seconds_since(self) -> tuple[float, int]:
-        """Return processor seconds since the last call and resident bytes now, over all processes of the trial."""
+        """Return CPU seconds since the last call and resident bytes now, over all processes."""
         busy_s, rss_bytes = 0.0, 0
         seen: dict[tuple[int, float], float] = {}
         for process in self._processes():
@@ -91,44 +101,19 @@ class SystemSampler:
         self._cpu_seconds = seen
         return busy_s, rss_bytes
 
-    # -- GPUs --------------------------------------------------------------------------------------------------
-
-    def _open(self, gpus: Sequence[str]) -> list[Any]:
-        if self._nvml is None:
-            try:
-                import pynvml
-            except ImportError:
-                return []
-            self._nvml = pynvml
-        try:
-            self._nvml.nvmlInit()
-            return [
-                self._nvml.nvmlDeviceGetHandleByIndex(int(gpu))
-                if gpu.isdigit()
-                else self._nvml.nvmlDeviceGetHandleByUUID(gpu)
-                for gpu in gpus
-            ]
-        except self._nvml.NVMLError:
-            return []
-
     def _gpu_metrics(self) -> dict[str, float]:
         if not self._handles:
             return {}
-        nvml = self._nvml
-        read: Mapping[str, Callable[[], float]] = {
-            "system/gpu_memory_bytes": self._gpu_memory,
-        }
+        nvml, handles = self._nvml, self._handles
+        read: dict[str, Callable[[], float]] = {"system/gpu_memory_bytes": self._gpu_memory}
         if self._whole_gpus:
-            read = {
-                **read,
-                "system/gpu_utilization": lambda: (
-                    math.fsum(nvml.nvmlDeviceGetUtilizationRates(h).gpu for h in self._handles)
-                    / (100 * len(self._handles))
-                ),
-                "system/gpu_power_w": lambda: (
-                    math.fsum(nvml.nvmlDeviceGetPowerUsage(h) for h in self._handles) / 1000
-                ),
-            }
+            read["system/gpu_utilization"] = lambda: (
+                math.fsum(nvml.nvmlDeviceGetUtilizationRates(handle).gpu for handle in handles)
+                / (100 * len(handles))
+            )
+            read["system/gpu_power_w"] = lambda: (
+                math.fsum(nvml.nvmlDeviceGetPowerUsage(handle) for handle in handles) / 1000
+            )
         metrics = {}
         for name, function in read.items():
             try:
@@ -140,7 +125,7 @@ class SystemSampler:
         return metrics
 
     def _gpu_memory(self) -> float:
-        """Return bytes used on the GPUs held, NaN where they cannot be told from another trial's."""
+        """Return bytes used on the GPUs, NaN where they cannot be told from another trial's."""
         if self._whole_gpus:
             return math.fsum(self._nvml.nvmlDeviceGetMemoryInfo(h).used for h in self._handles)
         own = {process.pid for process in self._processes()}

@@ -1,18 +1,17 @@
-"""Entry of one rank: spec.json in, journal and result.json out. Everything a rank does besides training.
+"""Entry point of one rank: spec.json in, journal and result.json out.
 
-The work itself is a function `job(request, spec, reporter) -> metrics`, named in the request. `train`, below, is the
-one that trains; another one may be given as `module:function` or `/path/to/file.py:function`. It must obey the
-contract of `workloads.training.train.run`: resume from the trial's checkpoints folder, poll `reporter.should_stop()` once per
-step, raise `workloads.training.reporter.Interrupted` after checkpointing when asked to stop.
+The work itself is a function `job(request, spec, reporter) -> metrics`, named in the request.
+`train`, below, is the one that trains; another one may be given as `module:function` or
+`/path/to/file.py:function`. It must obey the contract of `workloads.training.train.run`: resume
+from the trial's checkpoints folder, poll `reporter.should_stop()` once per step, and raise
+`workloads.training.reporter.Interrupted` after checkpointing when asked to stop.
 """
 
 import contextlib
-import errno
 import importlib
 import importlib.util
 import logging
 import os
-import re
 import sys
 import time
 import traceback
@@ -20,33 +19,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from orchestrator.control.failure_classifier import EXIT_CODES
+from orchestrator.node.exception_outcome import exception_outcome, short_gpu_memory_message
 from orchestrator.node.progress_board import ProgressWriter
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.records import provenance, storage_errors
-from orchestrator.records.locks import LockHeld, TrialLock
+from orchestrator.records.locks import TrialLock
 from orchestrator.records.rank_registry import RankRequest, register
 from orchestrator.records.trial_dir import AttemptDir, write_json
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome, TrialSpec
 
 LOG = logging.getLogger(__name__)
-LEASE_WAIT_S = 30.0
-"""How long rank 0 waits for a dying predecessor to let go of the trial."""
-BROKEN_DEVICE = (
-    "uncorrectable ECC error",
-    "uncorrectable NVLink error",
-    "is/are busy or unavailable",
-    "hardware error",
-    "system not yet initialized",
-    "Unable to determine the device handle",
-)
-"""What CUDA says (CUDA Runtime API, cudaError_t; NVML) when the GPU is at fault and not the program."""
-GPU_MEMORY = (
-    r"Tried to allocate [\d.]+ \w+",
-    r"GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free",
-    r"this process has [\d.]+ \w+ memory in use",
-    r"[\d.]+ \w+ allowed",
-)
-"""What torch's message on CUDA memory says of this process; the rest lists all others, and hints."""
+LOCK_WAIT_S = 30.0
+"""How long rank 0 waits for a dying predecessor to release the trial."""
 
 
 JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
@@ -108,14 +92,14 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
 
 
 def cap_gpu_memory(request: RankRequest) -> None:
-    """Make a rank on a share of a GPU run out of memory itself, alone, rather than its neighbours."""
+    """Make a rank on a share of a GPU run out of memory itself rather than its neighbours."""
     torch = sys.modules.get("torch")
     if request.gpu_memory_share is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(request.gpu_memory_share)
 
 
 def gpu_memory_peak(request: RankRequest) -> dict[str, float]:
-    """Return the most memory that torch held on this rank's GPU, as a metric; nothing on a CPU."""
+    """Return the peak memory of torch on this rank's GPU, as a metric; nothing on a CPU."""
     torch = sys.modules.get("torch")
     if not request.gpus or torch is None or not torch.cuda.is_available():
         return {}
@@ -123,7 +107,10 @@ def gpu_memory_peak(request: RankRequest) -> dict[str, float]:
 
 
 def main(request: RankRequest) -> int:
-    """Run one rank from start to end; return its exit code. The boundary where a failure becomes a record."""
+    """Run one rank from start to end; return its exit code.
+
+    The boundary where a failure becomes a record.
+    """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
@@ -139,14 +126,13 @@ def main(request: RankRequest) -> int:
                 request, stop, progress_writer=progress_writer, shares_gpus=shares_gpus
             )
             run(request, reporter)
-        except (
-            BaseException
-        ) as error:  # every way to fail is written down, SystemExit of a library too
-            outcome = classify(error)
+        # Every way to fail is written down, SystemExit of a library too.
+        except BaseException as error:
+            outcome = exception_outcome(error)
             if outcome is Outcome.INTERRUPTED:
                 LOG.info("trial %s: %s", request.trial.trial_id, error)
             else:
-                # The exit code tells the outcome, so that storage that takes neither log nor record changes nothing.
+                # The exit code gives the outcome where storage takes neither log nor record.
                 with contextlib.suppress(OSError):
                     traceback.print_exc()
                 with contextlib.suppress(OSError):
@@ -156,7 +142,7 @@ def main(request: RankRequest) -> int:
 
 
 def run(request: RankRequest, reporter: RankReporter) -> None:
-    """Do a rank's share; what the job raises goes through."""
+    """Run a rank's job; what it raises goes through."""
     trial, leads = request.trial, request.rank == 0
     register(request)
     if trial.result() is not None:
@@ -164,7 +150,7 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
     spec = trial.spec()
     lock = TrialLock(trial)
     if leads:
-        lock.acquire(wait_s=LEASE_WAIT_S)
+        lock.acquire(wait_s=LOCK_WAIT_S)
     try:
         if leads:
             record_environment(request.attempt_dir)
@@ -190,7 +176,7 @@ def write_result(
 ) -> None:
     """Write result.json, unless it is there: the first complete result stands.
 
-    The record is written aside and linked, which fails when the name exists: no reader ever sees a part.
+    The record is written aside and linked, which fails when the name exists: no reader sees a part.
     """
     target = request.trial.path / "result.json"
     aside = target.with_name(f".result-{request.attempt:04d}.json")
@@ -227,7 +213,10 @@ def device_name(gpus: tuple[str, ...]) -> str:
 def write_error(
     request: RankRequest, outcome: Outcome, error: BaseException, *, step: int | None
 ) -> None:
-    """Write error.json. An earlier one stands, unless it is a communication error: those follow from others."""
+    """Write error.json.
+
+    An earlier one stands, unless it is a communication error: those follow from others.
+    """
     earlier = request.attempt_dir.error()
     if earlier is not None and (
         earlier["kind"] != Outcome.COMMUNICATION or outcome is Outcome.COMMUNICATION
@@ -239,7 +228,7 @@ def write_error(
     elif outcome is Outcome.STORAGE:
         message = storage_errors.failing_message(error, request.trial.path)
     elif outcome is Outcome.GPU_OOM:
-        message = gpu_memory_in_short(message)
+        message = short_gpu_memory_message(message)
     write_json(
         request.attempt_dir.path / "error.json",
         {
@@ -250,43 +239,3 @@ def write_error(
             "rank": request.rank,
         },
     )
-
-
-def gpu_memory_in_short(message: str) -> str:
-    """Return what torch's paragraph says of this process; all of it is in the traceback."""
-    told = [found[0] for about in GPU_MEMORY if (found := re.search(about, message))]
-    return ", ".join((message.partition(". ")[0], *told))
-
-
-def classify(error: BaseException) -> Outcome:
-    """Return the kind of failure an exception stands for, by the names of its classes: torch need not be imported."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if names & {"Interrupted", "KeyboardInterrupt"}:
-        return Outcome.INTERRUPTED
-    if "Diverged" in names:
-        return Outcome.DIVERGED
-    if isinstance(error, LockHeld):
-        return Outcome.PREEMPTED
-    if storage_errors.is_full(error):
-        return Outcome.DISK_FULL
-    if storage_errors.is_failing(error):
-        return Outcome.STORAGE
-    if (
-        isinstance(error, MemoryError)
-        or "DefaultCPUAllocator: can't allocate memory" in str(error)
-        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    ):
-        return Outcome.HOST_OOM
-    if names & {"OutOfMemoryError"} or "CUDA out of memory" in str(error):
-        return Outcome.GPU_OOM
-    if any(phrase in str(error) for phrase in BROKEN_DEVICE):
-        return Outcome.NODE_LOST
-    if names & {
-        "CommunicationError",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "DistError",
-    }:
-        return Outcome.COMMUNICATION
-    return Outcome.USER_ERROR

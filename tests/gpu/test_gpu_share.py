@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from orchestrator.node import worker
+from orchestrator.node.exception_outcome import exception_outcome
 from orchestrator.records.rank_registry import RankRequest
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome
 
@@ -38,6 +39,6 @@ def test_more_than_the_share_is_out_of_memory_and_less_is_measured(request_of_a_
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(int(0.08 * total), dtype=torch.uint8, device="cuda")
 
-    assert worker.classify(caught.value) is Outcome.GPU_OOM
+    assert exception_outcome(caught.value) is Outcome.GPU_OOM
     peak = worker.gpu_memory_peak(request_of_a_tenth)[GPU_PEAK]
     assert held.nbytes <= peak <= 0.1 * total

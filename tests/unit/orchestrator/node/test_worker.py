@@ -15,9 +15,9 @@ import pytest
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.node import reporter, worker
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
-from orchestrator.node.worker import classify, load_job, main
+from orchestrator.node.worker import load_job, main
 from orchestrator.records import rank_registry
-from orchestrator.records.locks import LockHeld, TrialLock
+from orchestrator.records.locks import TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
 from orchestrator.records.trial_dir import SweepDir
@@ -200,7 +200,7 @@ def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
     request = make()
     other = TrialLock(request.trial)
     other.acquire(wait_s=0)
-    monkeypatch.setattr(worker, "LEASE_WAIT_S", 0.0)
+    monkeypatch.setattr(worker, "LOCK_WAIT_S", 0.0)
 
     assert main(request) == EXIT_CODES[Outcome.PREEMPTED]
 
@@ -235,58 +235,6 @@ def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
 
     assert len(synced) == 1
     assert [line.step for line in request.attempt_dir.lines()] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (ValueError("x"), Outcome.USER_ERROR),
-        (SystemExit(3), Outcome.USER_ERROR),
-        (KeyboardInterrupt(), Outcome.INTERRUPTED),
-        (LockHeld("x"), Outcome.PREEMPTED),
-        (RuntimeError("CUDA out of memory. Tried"), Outcome.GPU_OOM),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-            Outcome.HOST_OOM,
-        ),
-        (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
-        (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
-        (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.HOST_OOM),
-        (OSError(errno.EIO, "Input/output error"), Outcome.STORAGE),
-        (OSError(errno.ESTALE, "Stale file handle"), Outcome.STORAGE),
-        (OSError(errno.EACCES, "Permission denied"), Outcome.USER_ERROR),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory"), Outcome.USER_ERROR),
-        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Outcome.NODE_LOST),
-        (RuntimeError("CUDA error: device-side assert triggered"), Outcome.USER_ERROR),
-    ],
-)
-def test_kinds_of_failure(error, outcome):
-    assert classify(error) is outcome
-
-
-# As torch 2.11 said on an H200 that fourteen trials shared.
-SHARED_GPU = (
-    "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 139.80 GiB of "
-    "which 128.63 GiB is free. Process 1712 has 3.06 GiB memory in use. Including non-PyTorch memory, this process has "
-    "3.37 GiB memory in use. Process 5306 has 734.00 MiB memory in use. 2.80 GiB allowed; Of the allocated memory 2.68 "
-    "GiB is allocated by PyTorch, and 14.66 MiB is reserved by PyTorch but unallocated. See documentation for more"
-)
-
-
-@pytest.mark.parametrize(
-    ("message", "short"),
-    [
-        (
-            SHARED_GPU,
-            "OutOfMemoryError: CUDA out of memory, Tried to allocate 128.00 MiB, GPU 0 has a total capacity of 139.80 "
-            "GiB of which 128.63 GiB is free, this process has 3.37 GiB memory in use, 2.80 GiB allowed",
-        ),
-        ("RuntimeError: CUDA out of memory", "RuntimeError: CUDA out of memory"),
-    ],
-)
-def test_reason_of_gpu_memory_is_about_this_process(message, short):
-    assert worker.gpu_memory_in_short(message) == short
 
 
 def test_torn_line_of_ranks_is_a_process_that_died_writing_it(make):
