@@ -316,7 +316,9 @@ def test_data_that_changed_since_the_submission_are_not_trained_on(
         cache=str(tmp_path / "cache"),
         job=rank_registry.TRAIN,
     )
-    monkeypatch.setattr(trainer, "build", lambda *_, **more: pytest.fail("it went on to train"))
+    monkeypatch.setattr(
+        trainer, "materialise_model", lambda *_, **more: pytest.fail("it went on to train")
+    )
     if edited:
         file.write_text("Another line of text.\n\n" * 2000)
 
