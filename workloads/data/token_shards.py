@@ -103,8 +103,17 @@ class TokenShards:
     def windows(self, starts: NDArray[np.integer], length: int) -> NDArray[np.int64]:
         """Return (len(starts), length) tokens from each start on; past the end the stream begins again."""
         windows = np.empty((len(starts), length), dtype=np.int64)
-        for window, start in zip(windows, starts, strict=True):
-            self._read(window, int(start))
+        starts = np.asarray(starts, dtype=np.int64) % len(self)
+        shards = np.searchsorted(self._starts, starts, side="right") - 1
+        for shard in np.unique(shards):
+            tokens, first = self.parts[shard], int(self._starts[shard])
+            inside = (shards == shard) & (starts - first + length <= len(tokens))
+            if inside.any():
+                # One gather for all windows: a loop costs more than a step of a small model.
+                views = np.lib.stride_tricks.sliding_window_view(tokens, length)
+                windows[inside] = views[starts[inside] - first]
+            for row in np.flatnonzero((shards == shard) & ~inside):
+                self._read(windows[row], int(starts[row]))
         return windows
 
     def _read(self, window: NDArray[np.int64], start: int) -> None:

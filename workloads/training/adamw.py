@@ -3,6 +3,8 @@
 Memory values may have an optimizer of their own instead (`table_optim.py`).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -89,6 +91,10 @@ class Optimizer:
             eps=config.eps,
             fused=True,
         )
+        trained = [p for group in self.adamw.param_groups for p in group["params"]]
+        self._lr_on_device = all(p.is_cuda for p in trained)
+        self._table_lr = config.lr
+        self._place_learning_rates()
 
     @property
     def deferred(self) -> set[nn.Parameter]:
@@ -135,23 +141,49 @@ class Optimizer:
         return norm
 
     def step(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
-        """Update the parameters with learning rate `lr` (values: times their ratio) and drop the gradients.
+        """Update the parameters with learning rate `lr` and drop the gradients.
 
         Args:
-            lr: Of this step.
-            value_lr_ratio: Of this step, where it changes (`schedule.value_lr_ratio`); None is the config's.
+            lr: Of this step; memory values have their ratio times as much.
+            value_lr_ratio: Of this step, where it changes (`lr_schedule.value_lr_ratio`); None is
+                the config's.
         """
+        self.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        self.update()
+
+    def set_learning_rate(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
+        """Set the learning rate of the next `update` (arguments of `step`)."""
         ratio = self._ratio
         if value_lr_ratio is not None:
             ratio = {**ratio, VALUES: value_lr_ratio}
         for group in self.adamw.param_groups:
-            group["lr"] = lr * ratio[group["name"]]
+            rate = lr * ratio[group["name"]]
+            if self._lr_on_device:
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._table_lr = lr * ratio[VALUES]
+
+    def update(self) -> None:
+        """Update the parameters and drop the gradients."""
         self._dense.take()
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         self._dense.drop_gradients()
         if self.tables is not None:
-            self.tables.step(lr * ratio[VALUES])
+            self.tables.step(self._table_lr)
+
+    def load_adamw(self, saved: dict[str, Any]) -> None:
+        """Go on from `adamw.state_dict()`, which may be of another kind of device."""
+        self.adamw.load_state_dict(saved)
+        self._place_learning_rates()
+
+    def _place_learning_rates(self) -> None:
+        """Keep learning rates on the GPU, where a captured step (`cuda_graph.py`) can read them."""
+        for group in self.adamw.param_groups:
+            group["capturable"] = self._lr_on_device
+            if self._lr_on_device:
+                group["lr"] = torch.zeros((), device=group["params"][0].device)
 
 
 def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:

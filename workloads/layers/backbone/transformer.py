@@ -54,6 +54,12 @@ class Transformer(nn.Module):
             tokens: With a cache, those that follow the tokens in it.
             cache: What is remembered of earlier tokens; this pass adds its own.
         """
+        return self.logits(self.hidden(tokens, cache))
+
+    def hidden(
+        self, tokens: Int[Tensor, "batch seq"], cache: Cache | None = None
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return the last residual stream, before norm and head (arguments of `forward`)."""
         context = self.context(tokens, cache)
         x = self.embed(tokens, context)
         for index, layer in enumerate(self.layers):
@@ -61,7 +67,7 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.length += tokens.shape[1]
         self._auxiliary = context.losses
-        return self.logits(x)
+        return x
 
     def context(self, tokens: Int[Tensor, "batch seq"], cache: Cache | None) -> Context:
         """Return what every block of this pass may look at."""

@@ -1,0 +1,84 @@
+"""Compiled and captured steps beside plain ones: the same losses, for every architecture."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.sweep import registry
+from workloads.training.rank_job import RankJob
+from workloads.training.reporter import Interrupted
+from workloads.training.train import run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+]
+STEPS = 60
+
+
+class Recorder:
+    def __init__(self, *, stop_at: int = 10**9) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self._asked, self._stop_at = 0, stop_at
+
+    def metrics(self, step, values):
+        self.rows[step] = dict(values)
+
+    def checkpoint(self, step, path):
+        pass
+
+    def progress(self, step, steps, phase, values):
+        pass
+
+    def should_stop(self):
+        self._asked += 1
+        return self._asked == self._stop_at
+
+
+def job(folder: Path, name: str, **changes: object) -> RankJob:
+    fields = registry.architecture(name).PRESETS["d32"]
+    made = RankJob(
+        data={"source": "biographies", "n_people": 200, "style": "compact", "n_probe_people": 20},
+        model={"architecture": name, **fields},
+        train={"tokens": STEPS * 4096, "batch_tokens": 4096, "seq_len": 64, "lr": 0.003},
+        seed=3,
+        checkpoints=folder / "checkpoints",
+        cache=folder / "cache",
+        log_every_steps=5,
+        evaluations=2,
+        checkpoint_every_s=1e9,
+    )
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("name", registry.architectures())
+def test_compiled_steps_lose_what_plain_ones_lose(tmp_path, name):
+    torch._dynamo.reset()
+    plain, compiled = Recorder(), Recorder()
+    run(job(tmp_path / "plain", name, compile=False), plain)
+    run(job(tmp_path / "compiled", name), compiled)
+
+    assert sorted(plain.rows) == sorted(compiled.rows)
+    for step, row in plain.rows.items():
+        # bf16 products, other orders of sums: the curves differ by its noise.
+        assert compiled.rows[step]["train/loss"] == pytest.approx(row["train/loss"], rel=3e-2), step
+    for metric in ("valid/loss", "train/loss"):
+        if metric in plain.rows[STEPS]:
+            expected = plain.rows[STEPS][metric]
+            assert compiled.rows[STEPS][metric] == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus"])
+def test_a_captured_run_goes_on_where_it_was(tmp_path, name):
+    undisturbed, first, second = Recorder(), Recorder(stop_at=23), Recorder()
+    expected = run(job(tmp_path / "a", name), undisturbed)
+    with pytest.raises(Interrupted):
+        run(job(tmp_path / "b", name), first)
+    found = run(job(tmp_path / "b", name), second)
+
+    assert min(second.rows) > 20
+    for metric in ("train/loss", "recall/train_wording/answer_nll"):
+        assert found[metric] == pytest.approx(expected[metric], rel=2e-2)
+

@@ -1,0 +1,85 @@
+"""One optimizer step captured as a CUDA graph and replayed: no kernel launch waits for Python.
+
+A small model's step is a thousand kernels of a few microseconds. Launched one by one they take
+several times as long as they run; replayed as one graph they follow one another on the GPU.
+
+A graph fixes the addresses of all tensors, so what changes from step to step is copied into fixed
+tensors first: the batch, and the learning rates (`Optimizer.set_learning_rate`). Random draws of
+the model follow the seed that is set before the replay, as they do without a graph.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from workloads.training.train_step import TrainStep
+
+WARM_UP_STEPS = 3
+"""Steps before the capture. They allocate optimizer state and let libraries choose their kernels."""
+
+
+def why_not_captured(step: TrainStep, *, world_size: int) -> str | None:
+    """Return why steps are not captured, in words for the log; None where they can be."""
+    if not next(step.model.parameters()).is_cuda:
+        return "the model is not on a GPU"
+    if world_size > 1:
+        return "several ranks sum gradients on the host's command"
+    if step.optimizer.tables is not None:
+        return "the table optimizer passes its step number as a constant"
+    return None
+
+
+class CapturedStep:
+    """Takes the steps of a `TrainStep` by replaying CUDA graphs of them.
+
+    The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
+    nothing, and replayed. Steps that record usage are of another kind than steps that do not, so
+    there are at most two graphs. They share their memory, since they never run at once.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        """Take over the steps of `step`; nobody else may call it."""
+        self._step = step
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self._outputs: dict[bool, dict[str, Tensor]] = {}
+        self._seen = {False: 0, True: 0}
+        self._windows: Tensor | None = None
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(
+        self,
+        windows: Int64[Tensor, "sequences seq_len+1"],
+        *,
+        lr: float,
+        value_lr_ratio: float | None = None,
+        also: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Update the parameters once (arguments and result of `TrainStep.__call__`)."""
+        kind = bool(getattr(self._step.model, "recording_usage", False))
+        if self._seen[kind] < WARM_UP_STEPS:
+            self._seen[kind] += 1
+            return self._step(windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also)
+        if self._windows is None:
+            self._windows = torch.empty_like(windows)
+        self._windows.copy_(windows, non_blocking=True)
+        self._step.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        if kind not in self._graphs:
+            self._capture(kind)
+        self._graphs[kind].replay()
+        # The next replay overwrites the outputs, and nobody may have read them by then.
+        values = torch.stack([*self._outputs[kind].values()])
+        return {**dict(zip(self._outputs[kind], values.unbind(), strict=True)), **(also or {})}
+
+    def _capture(self, kind: bool) -> None:
+        assert self._windows is not None
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream()
+        # Capturing in "thread_local" mode lets other threads of this process, which train other
+        # models or copy batches, go on with calls that a capture forbids.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+        ):
+            self._outputs[kind] = self._step.update(self._windows)
+        self._graphs[kind] = graph
