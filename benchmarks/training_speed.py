@@ -85,9 +85,7 @@ def main() -> None:
                 row(size, f"ours, compile {way}", len(found), rate, peer, shape, found[0])
 
 
-def ours(
-    size: str, way: str, folder: Path, arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
+def ours(size: str, way: str, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return rates of the real loop, of as many processes as asked for."""
     context = multiprocessing.get_context("spawn")
     jobs = [
@@ -173,7 +171,7 @@ def peer_rate(shape: Shape, *, graph: bool, at_once: int) -> float:
             turn()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / n)
-    del steps
+    steps.clear()
     torch.cuda.empty_cache()
     torch._dynamo.reset()
     return at_once * shape.batch_tokens / statistics.median(times)

@@ -84,6 +84,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         memory_layout=spec.resources.memory_layout,
         memory_tables=spec.resources.memory_tables,
         dense_parameters=spec.resources.dense_parameters,
+        compile=spec.resources.compile,
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
         address=request.address,
     )

@@ -75,6 +75,8 @@ class Resources:
     """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
     dense_parameters: Literal["replicated", "sharded"] = "replicated"
     """Whether every rank holds all of everything but the tables, or a part. One rank holds all of it either way."""
+    compile: bool = True
+    """Compile and capture training steps where they run on a GPU; `off` for debugging."""
     time_limit_s: float | None = None
     """Wall-clock limit of one attempt."""
     hang_after_s: float | None = None

@@ -81,4 +81,3 @@ def test_a_captured_run_goes_on_where_it_was(tmp_path, name):
     assert min(second.rows) > 20
     for metric in ("train/loss", "recall/train_wording/answer_nll"):
         assert found[metric] == pytest.approx(expected[metric], rel=2e-2)
-

@@ -49,7 +49,7 @@ class TrainState:
         shards = local_shards(self.model)
         state = merge_state(saved, checkpoint.pieces(path), shards, self.optimizer.names)
         load_weights(self.model, state["weights"])
-        self.optimizer.adamw.load_state_dict(state["optimizer"])
+        self.optimizer.load_adamw(state["optimizer"])
         if self.optimizer.tables is not None:
             self.optimizer.tables.load_state_dict(state["tables"])
         self.divergence = DivergenceDetector(**state["watch"])

@@ -20,15 +20,15 @@ WARM_UP_STEPS = 3
 """Steps before the capture. They allocate optimizer state and let libraries choose their kernels."""
 
 
-def why_not_captured(step: TrainStep, *, world_size: int) -> str | None:
-    """Return why steps are not captured, in words for the log; None where they can be."""
-    if not next(step.model.parameters()).is_cuda:
-        return "the model is not on a GPU"
-    if world_size > 1:
-        return "several ranks sum gradients on the host's command"
-    if step.optimizer.tables is not None:
-        return "the table optimizer passes its step number as a constant"
-    return None
+def capture_if_possible(step: TrainStep, *, world_size: int) -> "TrainStep | CapturedStep":
+    """Return a step on a GPU that is captured, or the step itself where it cannot be.
+
+    Several ranks cannot, since the host starts the sums of their gradients. Table optimizers
+    cannot, since they pass the step's number to their kernels by value.
+    """
+    if world_size > 1 or step.optimizer.tables is not None:
+        return step
+    return CapturedStep(step)
 
 
 class CapturedStep:
@@ -42,6 +42,7 @@ class CapturedStep:
     def __init__(self, step: TrainStep) -> None:
         """Take over the steps of `step`; nobody else may call it."""
         self._step = step
+        self.model, self.optimizer = step.model, step.optimizer
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[bool, dict[str, Tensor]] = {}
         self._seen = {False: 0, True: 0}
@@ -57,14 +58,14 @@ class CapturedStep:
         also: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Update the parameters once (arguments and result of `TrainStep.__call__`)."""
-        kind = bool(getattr(self._step.model, "recording_usage", False))
+        kind = bool(getattr(self.model, "recording_usage", False))
         if self._seen[kind] < WARM_UP_STEPS:
             self._seen[kind] += 1
             return self._step(windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also)
         if self._windows is None:
             self._windows = torch.empty_like(windows)
         self._windows.copy_(windows, non_blocking=True)
-        self._step.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
         if kind not in self._graphs:
             self._capture(kind)
         self._graphs[kind].replay()

@@ -9,6 +9,9 @@ from workloads.data.corpus import Corpus
 from workloads.distributed.process_group import RankGroup
 from workloads.training.config import TrainConfig
 
+_MOST_STEPS_AT_ONCE, _BYTES_AT_ONCE = 16, 4 * 2**20
+"""Steps whose batches go to a GPU together, and their bytes at most."""
+
 
 class DataLoader:
     """Loads batches by step number: nothing to save, and a resumed run reads the same tokens."""
@@ -35,15 +38,28 @@ class DataLoader:
                 f"train.batch_tokens holds {self._sequences} sequences for {world.size} ranks; "
                 "use fewer ranks or a larger batch"
             )
+        # A step of a small model takes a GPU less time than the host needs for one gather.
+        batch_bytes = 8 * len(self._share) * (self._seq_len + 1)
+        many = max(1, min(_MOST_STEPS_AT_ONCE, _BYTES_AT_ONCE // batch_bytes))
+        self._steps_at_once = many if here.type == "cuda" else 1
+        self._loaded: dict[int, Tensor] = {}
 
     def batch(self, step: int) -> Int64[Tensor, "sequences seq_len+1"]:
         """Return this rank's windows of optimizer step `step`, counted from 1, on the device."""
-        start = (step - 1) * self._sequences
-        indices = np.arange(start + self._share.start, start + self._share.stop, dtype=np.int64)
+        if step not in self._loaded:
+            self._loaded = self._load(range(step, step + self._steps_at_once))
+        return self._loaded[step]
+
+    def _load(self, steps: range) -> dict[int, Tensor]:
+        """Return the batches of some steps, gathered together and sent in one copy."""
+        own = np.arange(self._share.start, self._share.stop, dtype=np.int64)
+        starts = (np.asarray(steps, dtype=np.int64) - 1) * self._sequences
+        indices = (starts[:, None] + own).reshape(-1)
         windows = torch.from_numpy(
             self._corpus.windows(indices, seq_len=self._seq_len, seed=self._seed)
         )
         if self._here.type == "cuda":
             # From ordinary memory the copy would wait for the step before.
             windows = windows.pin_memory()
-        return windows.to(self._here, non_blocking=True)
+        batches = windows.to(self._here, non_blocking=True).tensor_split(len(steps))
+        return dict(zip(steps, batches, strict=True))

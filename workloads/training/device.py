@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MAX_CPU_LOGITS = 6_000_000
 """Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See `_keep_freed_memory`."""
@@ -66,6 +67,27 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
         torch.set_float32_matmul_precision(before[1])
         torch.use_deterministic_algorithms(before[2])
         torch.utils.deterministic.fill_uninitialized_memory = before[3]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def gpu_stream(device: torch.device) -> Iterator[None]:
+    """Compute on a stream of the trial's own, where CUDA graphs can be captured; no-op on a CPU.
+
+    Fused attention prefers cuDNN's kernels: forward and backward take 0.5 to 0.6 of the time of
+    flash attention's on an H200 where both can run.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    backends = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    own = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(own), sdpa_kernel(backends, set_priority=True):
+        yield
 
 
 def _keep_freed_memory() -> None:

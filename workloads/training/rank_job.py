@@ -52,6 +52,9 @@ class RankJob:
     """Memory of the tables and their moments: with the rest of the model, or the host's."""
     dense_parameters: Dense = "replicated"
     """Whether each rank holds all parameters but the tables, or a shard (`sharding/fsdp.py`)."""
+    compile: bool = True
+    """On a GPU, compile blocks and loss, and capture whole steps as CUDA graphs where that is
+    possible (`compilation.py`, `cuda_graph.py`). A CPU always runs uncompiled."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
     address: str | None = None

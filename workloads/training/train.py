@@ -26,7 +26,9 @@ from workloads.sharding.materialise import materialise_model
 from workloads.sharding.table_shard import count_params
 from workloads.training import device
 from workloads.training.checkpointing import Checkpointer, TrainState, latest_checkpoint
+from workloads.training.compilation import share_compile_cache
 from workloads.training.config import TrainConfig
+from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.data_loader import DataLoader
 from workloads.training.evaluate import evaluate
 from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
@@ -72,7 +74,11 @@ def run(
     )
     stopwatch = Stopwatch(clock=clock)
 
-    with device.numerics(here, n_threads=job.n_threads, bf16=bf16), _join(job, here) as world:
+    with (
+        device.numerics(here, n_threads=job.n_threads, bf16=bf16),
+        device.gpu_stream(here),
+        _join(job, here) as world,
+    ):
         mesh = make_mesh(world, memory=job.memory_ranks)
         if not world.is_main:
             reporter = ProgressReporter(reporter)
@@ -98,6 +104,9 @@ def run(
         )
         initialise(model, job.seed)
         autocast = partial(device.autocast, bf16=bf16, device=here)
+        compiles = job.compile and here.type == "cuda" and job.dense_parameters == "replicated"
+        if compiles:
+            share_compile_cache(job.cache / "compiled", threads=job.n_threads)
         step = TrainStep(
             model.train(),
             config,
@@ -106,12 +115,14 @@ def run(
             passes=even_passes(config.sequences_per_step, world=world, rows=rows),
             autocast=autocast,
             seed=job.seed,
+            compiled=compiles,
         )
         state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:
             state.restore(saved, path)
         del saved  # a second copy of all that was loaded
-        trainer = Trainer(job, config, corpus, step, state, mesh, reporter, autocast, stopwatch)
+        taken = capture_if_possible(step, world_size=world.size) if compiles else step
+        trainer = Trainer(job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch)
         return trainer.train()
 
 
@@ -127,7 +138,7 @@ class Trainer:
         job: RankJob,
         config: TrainConfig,
         corpus: Corpus,
-        train_step: TrainStep,
+        train_step: TrainStep | CapturedStep,
         state: TrainState,
         mesh: Mesh,
         reporter: Reporter,

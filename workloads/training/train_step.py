@@ -16,12 +16,15 @@ from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.training.adamw import Optimizer
+from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.config import TrainConfig
 from workloads.training.device import MAX_CPU_LOGITS
 from workloads.training.loss import summed_cross_entropy
 
 Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context of a forward pass."""
+SummedLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""From model, tokens and targets to the summed loss of a micro-batch."""
 
 
 class TrainStep:
@@ -41,6 +44,7 @@ class TrainStep:
         passes: int | None = None,
         autocast: Autocast,
         seed: int = 0,
+        compiled: bool = False,
     ) -> None:
         """Make the optimizer, and register the sums over the ranks of `mesh`.
 
@@ -52,6 +56,7 @@ class TrainStep:
             passes: Forward passes of a step; None is as few as `rows` allows (`even_passes`).
             autocast: Precision of the forward passes.
             seed: Of the stochastic rounding of tables in bf16.
+            compiled: Whether blocks and loss run compiled (`compilation.py`).
 
         Raises:
             ValueError: If the optimizer does not fit the model (`Optimizer`).
@@ -61,6 +66,10 @@ class TrainStep:
         self.optimizer = Optimizer(model, config, mesh, seed=seed)
         self._gradients = GradientAllReduce(model, mesh, without=self.optimizer.deferred)
         self._mesh, self._autocast = mesh, autocast
+        self._loss = plain_loss
+        if compiled:
+            compile_training(model)
+            self._loss = compiled_loss
         self._batch_tokens = config.batch_tokens
         self._rows, self._passes = rows, passes
         # With equal shares no rank must ask how many bags the others look up.
@@ -86,6 +95,19 @@ class TrainStep:
             `loss` and, for models that have one, `auxiliary_loss`; `also`; the norms of the
             gradients before clipping (`Optimizer.clip`).
         """
+        self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        return self.update(windows, also=also)
+
+    def update(
+        self,
+        windows: Int64[Tensor, "sequences seq_len+1"],
+        *,
+        also: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Take the step of `__call__` with the learning rates that are set.
+
+        On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
+        """
         with self._mesh.even(self._equal_shares):
             losses = accumulate_gradients(
                 self.model,
@@ -95,12 +117,13 @@ class TrainStep:
                 passes=self._passes,
                 autocast=self._autocast,
                 before_last=self._gradients.start,
+                loss=self._loss,
             )
         summed = {**losses, **(also or {})}
         self._gradients.finish(also=[*summed.values()])
         self.optimizer.gather()
         norms = self.optimizer.clip()
-        self.optimizer.step(lr, value_lr_ratio=value_lr_ratio)
+        self.optimizer.update()
         return {**summed, **norms}
 
 
@@ -113,6 +136,7 @@ def accumulate_gradients(
     autocast: Autocast,
     passes: int | None = None,
     before_last: Callable[[], None] = lambda: None,
+    loss: SummedLoss | None = None,
 ) -> dict[str, Float[Tensor, ""]]:
     """Add the gradient of this rank's part of the loss to the parameters; return that part.
 
@@ -128,14 +152,14 @@ def accumulate_gradients(
         autocast: Precision of the forward passes.
         passes: Forward passes; None is as few as `rows` allows.
         before_last: Called before the backward pass after which no gradient is added.
+        loss: Of a micro-batch, summed over its targets; None is `plain_loss`.
     """
     parts = windows.tensor_split(passes or -(-len(windows) // rows))
     totals = {"loss": torch.zeros((), device=windows.device)}
     for number, part in enumerate(parts, start=1):
         inputs, targets = part[:, :-1], part[:, 1:]
         with autocast():
-            logits = model(inputs)
-        nll = summed_cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            nll = (loss or plain_loss)(model, inputs, targets)
         losses = {"loss": nll / batch_tokens}
         if hasattr(model, "auxiliary_loss"):
             auxiliary: Tensor | None = model.auxiliary_loss()  # type: ignore[operator]
@@ -144,9 +168,18 @@ def accumulate_gradients(
         if number == len(parts):
             before_last()
         torch.autograd.backward(tuple(losses.values()))
-        for name, loss in losses.items():
-            totals[name] = totals.get(name, torch.zeros_like(loss)) + loss.detach()
+        for name, term in losses.items():
+            totals[name] = totals.get(name, torch.zeros_like(term)) + term.detach()
     return totals
+
+
+def plain_loss(
+    model: nn.Module, tokens: Int64[Tensor, "batch seq"], targets: Int64[Tensor, "batch seq"]
+) -> Float[Tensor, ""]:
+    """Return the summed cross-entropy of a model's logits, nats."""
+    logits = model(tokens)
+    # Autocast leaves fp32 logits alone, so whether it is on does not matter here.
+    return summed_cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def rows_per_pass(

@@ -1,0 +1,83 @@
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from orchestrator.sweep import registry
+from workloads.layers.modules.init import initialise
+from workloads.training import compilation
+from workloads.training.train_step import accumulate_gradients, plain_loss
+
+pytestmark = [
+    # Dynamo looks at every input of a graph, and torch warns of it.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of how dynamo calls functions
+]
+WINDOWS = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def traced_only(monkeypatch):
+    """Graphs are traced and differentiated, but not compiled to machine code: that takes minutes."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend=backend, **options))
+    monkeypatch.setattr(compilation, "_compiled", {})
+    yield graphs
+    torch._dynamo.reset()
+
+
+def model_of(name, **changes):
+    module = registry.architecture(name)
+    model = module.Config(**{**module.PRESETS["d16"], **changes}).build(64)
+    initialise(model, 0)
+    model.recording_usage = False
+    return model.train()
+
+
+def gradients_of(model, loss):
+    found = accumulate_gradients(
+        model, WINDOWS, batch_tokens=64, rows=4, autocast=nullcontext, loss=loss
+    )
+    return found["loss"], {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus", "performer", "pythia"])
+def test_compiled_passes_find_the_same_loss_and_gradients(name):
+    loss, gradients = gradients_of(model_of(name), plain_loss)
+    compiled = model_of(name)
+    compilation.compile_training(compiled)
+    found, of_compiled = gradients_of(compiled, compilation.compiled_loss)
+
+    torch.testing.assert_close(found, loss)
+    assert of_compiled.keys() == gradients.keys()
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(of_compiled[key], gradient, rtol=1e-4, atol=1e-6, msg=key)
+
+
+def test_layers_and_models_of_one_kind_share_a_graph(traced_only):
+    for _ in range(2):
+        model = model_of("dense", n_layers=3)
+        compilation.compile_training(model)
+        gradients_of(model, compilation.compiled_loss)
+
+    assert len(traced_only) == 2  # one for blocks, one for head and loss
+
+
+def test_evaluation_and_recording_passes_are_not_compiled(traced_only):
+    model = model_of("memory_plus")
+    compilation.compile_training(model)
+    with torch.no_grad():
+        model(WINDOWS[:, :-1])
+    model.recording_usage = True
+    model(WINDOWS[:, :-1])
+
+    assert traced_only == []
+    assert model.statistics()
