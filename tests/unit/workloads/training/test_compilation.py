@@ -28,7 +28,9 @@ def traced_only(monkeypatch):
 
     torch._dynamo.reset()
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend=backend, **options))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **options: compile_(f, backend=backend, **options)
+    )
     monkeypatch.setattr(compilation, "_compiled", {})
     yield graphs
     torch._dynamo.reset()

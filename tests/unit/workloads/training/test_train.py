@@ -596,13 +596,13 @@ def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):
 
 
 def test_values_learn_at_the_ratio_of_each_step(tmp_path, monkeypatch):
-    asked, step = [], Optimizer.step
+    asked, set_rate = [], Optimizer.set_learning_rate
 
     def watched(optimizer, lr, *, value_lr_ratio):
         asked.append(value_lr_ratio)
-        step(optimizer, lr, value_lr_ratio=value_lr_ratio)
+        set_rate(optimizer, lr, value_lr_ratio=value_lr_ratio)
 
-    monkeypatch.setattr(Optimizer, "step", watched)
+    monkeypatch.setattr(Optimizer, "set_learning_rate", watched)
     run(job_in(tmp_path, train={**TRAIN, "value_lr_final_ratio": 1.0}), Recorder())
 
     assert asked == pytest.approx([1 + 3 * (1 - step / STEPS) for step in range(1, STEPS + 1)])
