@@ -126,14 +126,14 @@ def _simulate(
         console_here().print(
             summary.simulation_text(result, cluster, name=name, label=label, rate=rate)
         )
-    if picture is not None and result.ran:
+    if picture is not None and result.runs:
         try:
             from analysis.plotting.style import series_styles
         except ModuleNotFoundError as error:
             raise StoreError(
                 f"pictures need {error.name}, which is not installed; pip install 'memscale[analysis]'"
             ) from error
-        styles = series_styles(label[run.trial.trial_id] for run in result.ran)
+        styles = series_styles(label[run.trial.trial_id] for run in result.runs)
         gantt.draw(
             result,
             picture,

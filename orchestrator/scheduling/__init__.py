@@ -1,1 +1,1 @@
-"""Who runs when and where: the policy, what it reads, and the simulator that runs it in advance. Only `planned.py` knows sweeps."""
+"""The scheduling policy: which waiting trial starts where, and why the others wait."""

@@ -1,74 +1,70 @@
-"""What is free while a place is reserved: for trials that end before the reserved start, and for all others."""
+"""Backfill: what is free before and after the start of a reservation."""
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import replace
 
-import numpy as np
-
-from orchestrator.scheduling.cluster_state import (
-    Allocation,
-    ClusterState,
-    FreeResources,
-    MaxFree,
-    NodeRequirements,
-    Reservation,
-)
+from orchestrator.scheduling.cluster_state import ClusterState, Reservation
+from orchestrator.scheduling.free_resources import Allocation, FreeResources, MaxFree
+from orchestrator.scheduling.node_requirements import NodeRequirements
 
 
-@dataclass
 class BackfillCapacity:
-    """Copies of what a room has free, from which a decision takes."""
+    """Copies of what a cluster has free, from which one decision takes.
 
-    room: ClusterState
-    now: FreeResources
-    """For trials that end before the reserved start: all that is free."""
-    beyond: FreeResources
-    """For longer ones: on the reserved nodes only what is free now and left over then."""
-    spare: dict[int, FreeResources]
-    """What is left over then, one row per reserved node."""
-    at: float | None
-    """The reserved start; None without a reservation, and then both views are one."""
-    _most: dict[bool, MaxFree] = field(default_factory=dict)
+    A trial that ends before the reserved start may take all that is free. One that outlasts it may
+    take, on the reserved nodes, only what is free now and also left over then.
+    """
 
-    @classmethod
-    def of(cls, room: ClusterState, reservation: Reservation | None) -> "BackfillCapacity":
-        """Return the views of a room before anything is taken."""
-        now = room.free.copy()
-        if reservation is None:
-            return cls(room, now, now, {}, None)
-        spare = {
-            node: FreeResources(np.array([cpus]), units[None, :].copy())
-            for node, (cpus, units) in reservation.spare.items()
-        }
-        views = cls(room, now, now.copy(), spare, reservation.at)
-        for node in spare:
-            views._limit(node)
-        return views
+    def __init__(self, cluster: ClusterState, reservation: Reservation | None) -> None:
+        """Start with what is free in the cluster, which is not changed."""
+        self._capacity = cluster.capacity
+        self.free = cluster.free.copy()
+        """All that is free: for trials that end before the reserved start."""
+        self._start = math.inf if reservation is None else reservation.start
+        self._left_over: dict[int, FreeResources] = {}
+        self._free_after = self.free
+        if reservation is not None:
+            self._free_after = self.free.copy()
+            for node, left_over in reservation.left_over.items():
+                self._left_over[node] = left_over.copy()
+                self._limit(node)
+        self._max_free: dict[bool, MaxFree] = {}
 
-    def find(self, needs: NodeRequirements, *, long: bool) -> Allocation | None:
-        """Return the tightest place for a trial that ends before the reserved start, or is `long`."""
-        return (self.beyond if long else self.now).find(needs, self.room)
+    def outlasts(self, predicted_end: float) -> bool:
+        """Return whether a trial that ends then would run past the reserved start."""
+        return predicted_end > self._start
 
-    def most(self, *, long: bool) -> MaxFree:
-        """Return the most that is free in one place, worked out again only after something was taken."""
-        if long not in self._most:
-            self._most[long] = (self.beyond if long else self.now).most()
-        return self._most[long]
+    def seconds_to_start(self, now: float) -> float:
+        """Return how long it is until the reserved start; infinite without a reservation."""
+        return self._start - now
 
-    def take(self, place: Allocation, *, long: bool) -> None:
+    def find(self, needs: NodeRequirements, *, outlasts: bool) -> Allocation | None:
+        """Return the tightest place for a trial, which `outlasts` the reserved start or not."""
+        return (self._free_after if outlasts else self.free).find(needs, self._capacity)
+
+    def max_free(self, *, outlasts: bool) -> MaxFree:
+        """Return the most that is free in one place; computed again only after a take."""
+        if outlasts not in self._max_free:
+            free = self._free_after if outlasts else self.free
+            self._max_free[outlasts] = free.max_free()
+        return self._max_free[outlasts]
+
+    def take(self, allocation: Allocation, *, outlasts: bool) -> None:
         """Take a place that was found."""
-        self._most.clear()
-        for piece in place:
-            self.now.take(piece)
-            if self.at is None:
+        self._max_free.clear()
+        for part in allocation:
+            self.free.take(part)
+            if self._free_after is self.free:
+                continue  # without a reservation both are one
+            if part.node not in self._left_over:
+                self._free_after.take(part)
                 continue
-            if piece.node not in self.spare:
-                self.beyond.take(piece)
-                continue
-            if long:
-                self.spare[piece.node].take(replace(piece, node=0))
-            self._limit(piece.node)
+            if outlasts:
+                self._left_over[part.node].take(replace(part, node=0))
+            self._limit(part.node)
 
     def _limit(self, node: int) -> None:
-        spare = self.spare[node]
-        cpus = min(int(self.now.cpus[node]), int(spare.cpus[0]))
-        self.beyond.set_row(node, cpus, self.now.units[node].clip(max=spare.units[0]))
+        """Set what is free after the start, on a reserved node, to the less of now and then."""
+        then = self._left_over[node]
+        cpus = min(int(self.free.cpus[node]), int(then.cpus[0]))
+        self._free_after.set_node(node, cpus, self.free.units[node].clip(max=then.units[0]))

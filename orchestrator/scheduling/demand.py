@@ -1,4 +1,7 @@
-"""What a trial needs and what a machine has. Shares of a GPU are counted in units of 1/10,000, as Ray does, so that sums are exact."""
+"""Resource demand of a trial, and the nodes that may hold it.
+
+Shares of a GPU are counted in units of 1/10,000, as Ray does, so that sums are exact.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +20,9 @@ class Demand:
     gpus: float = 0.0
     """A fraction of one GPU, or a whole number of GPUs."""
     gpu_memory_bytes: float = 0.0
-    """Memory that the trial takes on each GPU it touches, margin included; 0: unknown, what its share gives."""
+    """Memory on each GPU that the trial touches, margin included; 0: unknown, as its share gives."""
     gang_size: int = 1
-    """Equal parts (ranks) of a gang that may lie on several nodes when no single one holds them all."""
+    """Equal parts (ranks) that may be spread over nodes if no single node holds them all."""
 
     def __post_init__(self) -> None:
         if self.cpus < 0 or self.gpus < 0 or self.gpu_memory_bytes < 0 or self.gang_size < 1:
@@ -35,8 +38,8 @@ class Demand:
         return round(self.gpus * UNIT)
 
     @cached_property
-    def order(self) -> tuple[int, int]:
-        """What makes one demand larger than another: GPUs, then cores."""
+    def size(self) -> tuple[int, int]:
+        """Sort key: units of GPUs, then cores."""
         return self.units, self.cpus
 
     @cached_property
@@ -44,7 +47,7 @@ class Demand:
         return hash((self.cpus, self.gpus, self.gpu_memory_bytes, self.gang_size))
 
     def __hash__(self) -> int:
-        """Return a hash that is worked out once: demands are looked up at every event of a simulation."""
+        """Return a hash that is computed once: a simulation looks demands up at every event."""
         return self._hash
 
     def __str__(self) -> str:
@@ -69,17 +72,21 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeGpus:
-    """Where a trial, or a piece of one, lies on one node."""
+    """The GPUs that a trial holds on one node."""
 
     node_id: str
     gpus: tuple[str, ...] = ()
 
 
 def share_units(demand: Demand, gpu_memory_bytes: float | None) -> int:
-    """Return the units of one GPU with that much memory that a fractional demand takes: what it asks for, or what its memory needs.
+    """Return the units of one GPU that a fractional demand takes; more than UNIT if it does not fit.
 
-    More than UNIT if it does not fit. A share of a GPU is a share of its memory too, so shares that fill a GPU never
-    fill more than its memory.
+    They are what it asks for, or what its memory needs if that is more. A share of a GPU is a share
+    of its memory too, so shares that fill a GPU never fill more than its memory.
+
+    Args:
+        demand: For a fraction of a GPU.
+        gpu_memory_bytes: Memory of the GPU; None: unknown.
     """
     if gpu_memory_bytes is None or not demand.gpu_memory_bytes:
         return demand.units
@@ -87,23 +94,26 @@ def share_units(demand: Demand, gpu_memory_bytes: float | None) -> int:
     return max(demand.units, int(by_memory) * STEP)
 
 
-def nodes_needed(demand: Demand, node: Node, alike: int) -> int | None:
-    """Return how many nodes like `node` the demand fills when `alike` of them were empty; None if they do not hold it.
+def nodes_needed(demand: Demand, node: Node, n_alike: int) -> int | None:
+    """Return how many empty nodes like `node` the demand fills; None if they do not hold it.
 
-    One if it fits there whole. Otherwise, for a gang of several pieces, the fewest whole nodes that hold equal numbers
-    of pieces, give or take one.
+    One if it fits there whole. Otherwise, for a gang, the fewest whole nodes that hold equal numbers
+    of ranks, give or take one.
+
+    Args:
+        demand: Of a trial.
+        node: An empty node.
+        n_alike: How many nodes like it there are.
     """
-    if _fits_empty(demand, node, demand.gang_size):
-        return 1
-    for count in range(2, min(alike, demand.gang_size) + 1):
+    for count in range(1, max(1, min(n_alike, demand.gang_size)) + 1):
         if _fits_empty(demand, node, -(-demand.gang_size // count)):
             return count
     return None
 
 
-def _fits_empty(demand: Demand, node: Node, pieces: int) -> bool:
-    """Return whether that many of the demand's pieces fit the node when nothing else is there."""
-    if -(-demand.cpus * pieces // demand.gang_size) > node.cpus:
+def _fits_empty(demand: Demand, node: Node, n_ranks: int) -> bool:
+    """Return whether that many of the demand's ranks fit the empty node."""
+    if -(-demand.cpus * n_ranks // demand.gang_size) > node.cpus:
         return False
     if not demand.units:
         return True
@@ -111,7 +121,7 @@ def _fits_empty(demand: Demand, node: Node, pieces: int) -> bool:
         return bool(node.gpus) and share_units(demand, node.gpu_memory_bytes) <= UNIT
     if node.gpu_memory_bytes is not None and demand.gpu_memory_bytes > node.gpu_memory_bytes:
         return False
-    return -(-demand.units * pieces // (demand.gang_size * UNIT)) <= len(node.gpus)
+    return -(-demand.units * n_ranks // (demand.gang_size * UNIT)) <= len(node.gpus)
 
 
 def gpus_text(units: int) -> str:

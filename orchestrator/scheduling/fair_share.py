@@ -1,15 +1,18 @@
-"""Several sweeps on one cluster, each with a controller of its own: how much each may hold, and who comes first. Pure.
+"""Fair share: how much each of several sweeps on one cluster may hold, and which comes first. Pure.
 
-Every controller tells the others how it stands (`Standing`) and works out for itself what that leaves to it (`Grant`);
-no process decides for all. Rules, in this order:
+Every controller tells the others its usage (`SweepUsage`) and computes for itself what that leaves
+to it (`Grant`); no process decides for all. Rules, in this order:
 
 1. Sweeps of a higher priority take what they want; those below share what is left.
-2. Of one priority each gets its weight's share of whatever resource it uses most of, and what one does not want the
-   others have (dominant resource fairness, Ghodsi et al. 2011, section 4.1, with weights of section 4.3).
-3. A sweep that holds less than its share may start a trial, however large; so it holds one trial too much at most.
-4. A sweep's next in line that finds no room keeps the nodes where it will. They are closed to sweeps that come after it:
-   those of lower priority, then those that hold more of their share, then those that started something more recently.
-   So a stream of small trials of one sweep cannot starve a large one of another.
+2. Of one priority each gets its weight's share of whatever resource it uses most of, and what one
+   does not want the others have (dominant resource fairness, Ghodsi et al. 2011, section 4.1, with
+   weights of section 4.3).
+3. A sweep that holds less than its share may start a trial, however large; so it holds at most one
+   trial too many.
+4. A sweep's next in line that does not fit keeps the nodes where it will. They are closed to sweeps
+   that come after it: those of lower priority, then those that hold more of their share, then those
+   that started something more recently. So a stream of small trials of one sweep cannot starve a
+   large one of another.
 
 What runs is never taken away.
 """
@@ -17,7 +20,7 @@ What runs is never taken away.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.scheduling.demand import Demand
 
@@ -27,7 +30,7 @@ NOTHING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class SweepUsage:
-    """How a sweep stands, as it tells the others."""
+    """What a sweep holds and wants, as it tells the others."""
 
     sweep: str = ""
     """What names it on the cluster."""
@@ -40,12 +43,14 @@ class SweepUsage:
     """What it holds and what could run beside that."""
     wants_cpus: float = 0.0
     keeps: tuple[str, ...] = ()
-    """Nodes where room is kept for its next in line."""
+    """Nodes reserved for its next in line."""
     started: int = 0
     """Trials that it has started so far."""
     turn: int = 0
-    """Grows with every start past all the others' turns: who has the smallest was served longest ago. A clock of the
-    cluster's own, since those of its machines differ."""
+    """Logical clock: grows with every start past the turns of all others.
+
+    The sweep with the smallest was served longest ago. Clocks of machines differ, so none is read.
+    """
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "SweepUsage":
@@ -81,11 +86,22 @@ class Grant:
     why: str = ""
     """One clause for people; empty when nobody else is there."""
 
-    def allows(self, standing: SweepUsage, *, gpus: float) -> bool:
-        """Return whether a trial of so many GPUs may start while the sweep stands like this."""
-        if gpus and standing.holds_gpus >= self.gpus - NOTHING:
+    def allows(self, usage: SweepUsage, *, gpus: float) -> bool:
+        """Return whether a trial of so many GPUs may start."""
+        if gpus and usage.holds_gpus >= self.gpus - NOTHING:
             return False
-        return standing.holds_cpus < self.cpus - NOTHING
+        return usage.holds_cpus < self.cpus - NOTHING
+
+
+class Amounts(NamedTuple):
+    """Amounts of each resource, or shares of the cluster."""
+
+    gpus: float
+    cpus: float
+
+    def dominant_share(self, cluster: "Amounts") -> float:
+        """Return the larger share of the cluster; of wants it may be more than all."""
+        return max(a / whole if whole else 0.0 for a, whole in zip(self, cluster, strict=True))
 
 
 def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: float) -> Grant:
@@ -93,85 +109,81 @@ def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: f
     if not others:
         return Grant()
     fair = fair_shares([own, *others], gpus=gpus, cpus=cpus)[0]
-    size = (gpus, cpus)
-    ahead = [other for other in others if _order(other, size) < _order(own, size)]
+    cluster = Amounts(gpus, cpus)
+    ahead = [other for other in others if _order(other, cluster) < _order(own, cluster)]
+    sweeps = f"{len(others)} other sweep{'s' * (len(others) > 1)}"
+    share_gpus = f"{fair.gpus:.3g} GPUs and " if fair.gpus > NOTHING else ""
     return Grant(
-        gpus=fair[0],
-        cpus=fair[1],
+        gpus=fair.gpus,
+        cpus=fair.cpus,
         closed=frozenset(node for other in ahead for node in other.keeps),
-        why=_why(fair, others),
+        why=f"shares the cluster with {sweeps}; its share is {share_gpus}{fair.cpus:.3g} cores",
     )
 
 
-def fair_shares(
-    standings: Sequence[SweepUsage], *, gpus: float, cpus: float
-) -> list[tuple[float, float]]:
+@dataclass
+class _Growth:
+    """A sweep whose share grows until it has all that it wants."""
+
+    usage: SweepUsage
+    wants: Amounts
+    wanted: float
+    """Dominant share of all that it wants."""
+    rates: Amounts
+    """How fast each resource goes, as a share of the cluster, while its share grows by weight."""
+    share: float = 0.0
+    """Dominant share so far."""
+
+    @classmethod
+    def of(cls, usage: SweepUsage, cluster: Amounts) -> "_Growth":
+        wants = Amounts(usage.wants_gpus, usage.wants_cpus)
+        wanted = wants.dominant_share(cluster)
+        rates = (
+            usage.weight * amount / whole / wanted if whole and wanted else 0.0
+            for amount, whole in zip(wants, cluster, strict=True)
+        )
+        return cls(usage=usage, wants=wants, wanted=wanted, rates=Amounts(*rates))
+
+    def amounts(self, cluster: Amounts) -> Amounts:
+        part = self.share / self.wanted if self.wanted else 0.0
+        return Amounts(
+            self.wants.gpus * part * bool(cluster.gpus), self.wants.cpus * part * bool(cluster.cpus)
+        )
+
+
+def fair_shares(usages: Sequence[SweepUsage], *, gpus: float, cpus: float) -> list[Amounts]:
     """Return the GPUs and cores that each sweep may hold.
 
-    Within a priority all shares grow together, each by its weight, until a sweep has all it wants or a resource that it
-    uses is used up.
+    Within a priority all shares grow together, each by its weight, until a sweep has all it wants
+    or a resource that it uses is used up (progressive filling).
     """
-    size = (gpus, cpus)
-    free = [1.0 if gpus else 0.0, 1.0 if cpus else 0.0]
-    shares = [0.0] * len(standings)
-    for priority in sorted({s.priority for s in standings}, reverse=True):
-        growing = [
-            i for i, s in enumerate(standings) if s.priority == priority and _wanted(s, size) > 0
-        ]
+    cluster = Amounts(gpus, cpus)
+    free = [1.0 if whole else 0.0 for whole in cluster]
+    sweeps = [_Growth.of(usage, cluster) for usage in usages]
+    for priority in sorted({usage.priority for usage in usages}, reverse=True):
+        growing = [s for s in sweeps if s.usage.priority == priority and s.wanted > 0]
         while growing:
-            rates = {i: _rates(standings[i], size) for i in growing}
-            step = min(
-                (_wanted(standings[i], size) - shares[i]) / standings[i].weight for i in growing
-            )
-            for r in (0, 1):
-                speed = sum(rates[i][r] for i in growing)
+            # Grow until the first sweep is satisfied, or the first resource is used up.
+            step = min((s.wanted - s.share) / s.usage.weight for s in growing)
+            for r, left in enumerate(free):
+                speed = sum(s.rates[r] for s in growing)
                 if speed > 0:
-                    step = min(step, free[r] / speed)
-            for i in growing:
-                shares[i] += step * standings[i].weight
-                for r in (0, 1):
-                    free[r] -= step * rates[i][r]
+                    step = min(step, left / speed)
+            for s in growing:
+                s.share += step * s.usage.weight
+                for r, rate in enumerate(s.rates):
+                    free[r] -= step * rate
             growing = [
-                i
-                for i in growing
-                if shares[i] < _wanted(standings[i], size) - NOTHING
-                and all(free[r] > NOTHING for r in (0, 1) if rates[i][r] > 0)
+                s
+                for s in growing
+                if s.share < s.wanted - NOTHING
+                and all(free[r] > NOTHING for r, rate in enumerate(s.rates) if rate > 0)
             ]
-    return [_amounts(s, share, size) for s, share in zip(standings, shares, strict=True)]
+    return [s.amounts(cluster) for s in sweeps]
 
 
-def _wanted(standing: SweepUsage, size: tuple[float, float]) -> float:
-    """Return the dominant share of all that a sweep wants."""
-    return _dominant(standing.wants_gpus, standing.wants_cpus, size)
-
-
-def _rates(standing: SweepUsage, size: tuple[float, float]) -> tuple[float, float]:
-    """Return how quickly each resource goes as this sweep's dominant share grows by its weight."""
-    wanted = _wanted(standing, size)
-    return tuple(  # type: ignore[return-value]
-        standing.weight * amount / whole / wanted if whole else 0.0
-        for amount, whole in zip((standing.wants_gpus, standing.wants_cpus), size, strict=True)
-    )
-
-
-def _amounts(standing: SweepUsage, share: float, size: tuple[float, float]) -> tuple[float, float]:
-    wanted = _wanted(standing, size)
-    part = share / wanted if wanted else 0.0
-    return standing.wants_gpus * part * bool(size[0]), standing.wants_cpus * part * bool(size[1])
-
-
-def _dominant(gpus: float, cpus: float, size: tuple[float, float]) -> float:
-    """Return the larger of two shares of the cluster; of what is only wanted it may be more than all."""
-    return max(a / whole if whole else 0.0 for a, whole in zip((gpus, cpus), size, strict=True))
-
-
-def _order(standing: SweepUsage, size: tuple[float, float]) -> tuple[float, float, int, str]:
-    """Return what sorts sweeps: who comes first is the smallest."""
-    share = _dominant(standing.holds_gpus, standing.holds_cpus, size) / standing.weight
-    return -standing.priority, round(share, 9), standing.turn, standing.sweep
-
-
-def _why(fair: tuple[float, float], others: Sequence[SweepUsage]) -> str:
-    sweeps = f"{len(others)} other sweep{'s' * (len(others) > 1)}"
-    gpus = f"{fair[0]:.3g} GPUs and " if fair[0] > NOTHING else ""
-    return f"shares the cluster with {sweeps}; its share is {gpus}{fair[1]:.3g} cores"
+def _order(usage: SweepUsage, cluster: Amounts) -> tuple[float, float, int, str]:
+    """Return the sort key of sweeps: the first is served first."""
+    held = Amounts(usage.holds_gpus, usage.holds_cpus)
+    share = held.dominant_share(cluster) / usage.weight
+    return -usage.priority, round(share, 9), usage.turn, usage.sweep

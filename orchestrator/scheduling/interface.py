@@ -1,14 +1,15 @@
-"""What the controller asks of the scheduling policy: (snapshot, now) -> schedule, with a sentence for each trial that waits.
+"""Scheduler interface of the controller: (snapshot, now) -> schedule, with a reason for each wait.
 
-The decision itself is `scheduling/policy.py`, which the simulator of `memscale plan --simulate` runs too.
+The decision itself is `policy.py`, which the simulator of `memscale plan --simulate` runs too.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.scheduling import wait_reasons
-from orchestrator.scheduling.cluster_state import Allocation, ClusterState, NodeAllocation
+from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import UNIT, Demand, Node, NodeGpus
+from orchestrator.scheduling.free_resources import Allocation, NodeAllocation
 from orchestrator.scheduling.policy import decide
 from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
 
@@ -46,85 +47,90 @@ class Placement:
     trial_id: str
     node_id: str
     gpus: tuple[str, ...] = ()
-    """Suggested GPUs; a launcher that has its own bookkeeping may choose others of the same node."""
+    """Suggested GPUs; a launcher with bookkeeping of its own may choose others of the node."""
     share: float = 1.0
-    """Of each of these GPUs: below 1 for a fraction, and then at least what the trial's memory needs."""
+    """Of each of these GPUs: below 1 for a fraction, at least what the trial's memory needs."""
     other_nodes: tuple[NodeGpus, ...] = ()
     """Further nodes of a gang, each taken whole, as the first is then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The decision."""
+    """Which trials start, and why the others wait."""
 
     placements: tuple[Placement, ...] = ()
     waits: Mapping[str, str] = field(default_factory=dict)
-    """Why each other waiting trial waits."""
+    """Trial id -> why it waits."""
     impossible: frozenset[str] = frozenset()
-    """Those of them that the cluster could not hold even when empty."""
+    """Waiting trials that the cluster could not hold even when empty."""
     reserved_nodes: tuple[str, ...] = ()
-    """Nodes on which room is kept for the one that is next in line."""
+    """Nodes on which room is kept for the trial that is next in line."""
 
 
 def schedule(snapshot: Snapshot, now: float) -> Schedule:
-    """Return who starts now and why the others wait. The same snapshot gives the same schedule."""
-    room = ClusterState(snapshot.nodes)
+    """Return which trials start now and why the others wait. Pure."""
+    cluster = ClusterState(snapshot.nodes)
     for running in snapshot.running:
-        place = _place(room, running)
-        if place:
-            room.hold(running.trial_id, place, end=running.predicted_end, sweep=running.sweep)
+        if allocation := _allocation(cluster, running):
+            cluster.allocate(
+                running.trial_id,
+                allocation,
+                predicted_end=running.predicted_end,
+                sweep=running.sweep,
+            )
     waits: dict[str, str] = {}
     impossible: set[str] = set()
     ready: list[Waiting] = []
     for trial in snapshot.waiting:
-        if not room.needs(trial.demand).possible:
+        if not cluster.requirements(trial.demand).possible:
             waits[trial.trial_id] = wait_reasons.impossible(trial.demand, snapshot.nodes)
             impossible.add(trial.trial_id)
         elif trial.not_before > now:
             waits[trial.trial_id] = wait_reasons.not_yet(trial, now)
         else:
             ready.append(trial)
-    decision = decide(room, WaitQueue(ready, alike=room.alike), now)
-    placed = {start.trial_id for start in decision.starts}
-    told = wait_reasons.WaitReasons(room, decision, now)
-    for trial in ready:
-        if trial.trial_id not in placed:
-            waits[trial.trial_id] = told.why(trial)
+    decision = decide(cluster, WaitQueue(ready, representative=cluster.representative), now)
+    started = {start.trial_id for start in decision.starts}
+    reasons = wait_reasons.WaitReasons(cluster, decision, now)
+    waits |= {t.trial_id: reasons.reason(t) for t in ready if t.trial_id not in started}
+    reserved = decision.next_in_line.nodes if decision.next_in_line else ()
     return Schedule(
-        placements=tuple(_placement(room, s.trial_id, s.allocation) for s in decision.starts),
+        placements=tuple(_placement(cluster, s.trial_id, s.allocation) for s in decision.starts),
         waits=waits,
         impossible=frozenset(impossible),
-        reserved_nodes=tuple(
-            room.nodes[row].node_id
-            for row in (decision.next_in_line.nodes if decision.next_in_line else ())
-        ),
+        reserved_nodes=tuple(cluster.nodes[row].node_id for row in reserved),
     )
 
 
-def _place(room: ClusterState, running: Running) -> Allocation:
-    """Return where a running trial lies; nodes that are gone are left out."""
+def _allocation(cluster: ClusterState, running: Running) -> Allocation:
+    """Return the rows and columns that a running trial holds, without nodes that are gone."""
+    node_ids = (running.node_id, *running.other_nodes)
+    rows = [cluster.row[node_id] for node_id in node_ids if node_id in cluster.row]
     if running.other_nodes:
-        there = [n for n in (running.node_id, *running.other_nodes) if n in room.row]
-        return tuple(room.all_of(room.row[node_id]) for node_id in there)
-    if running.node_id not in room.row:
-        return ()
-    row = room.row[running.node_id]
-    columns = tuple(room.nodes[row].gpus.index(gpu) for gpu in running.gpus)
-    return (NodeAllocation(row, running.demand.cpus, min(running.demand.units, UNIT), columns),)
-
-
-def _placement(room: ClusterState, trial_id: str, place: Allocation) -> Placement:
-    first, *other_nodes = (
-        NodeGpus(
-            node_id=room.nodes[piece.node].node_id,
-            gpus=tuple(room.nodes[piece.node].gpus[i] for i in piece.gpus),
+        return tuple(cluster.capacity.whole_node(row) for row in rows)
+    demand = running.demand
+    return tuple(
+        NodeAllocation(
+            node=row,
+            cpus=demand.cpus,
+            units=min(demand.units, UNIT),
+            gpus=tuple(cluster.nodes[row].gpus.index(gpu) for gpu in running.gpus),
         )
-        for piece in place
+        for row in rows
+    )
+
+
+def _placement(cluster: ClusterState, trial_id: str, allocation: Allocation) -> Placement:
+    """Return an allocation with the ids of its nodes and GPUs."""
+    first, *others = (
+        NodeGpus(node_id=node.node_id, gpus=tuple(node.gpus[i] for i in part.gpus))
+        for part in allocation
+        for node in (cluster.nodes[part.node],)
     )
     return Placement(
         trial_id=trial_id,
         node_id=first.node_id,
         gpus=first.gpus,
-        share=place[0].units / UNIT,
-        other_nodes=tuple(other_nodes),
+        share=allocation[0].units / UNIT,
+        other_nodes=tuple(others),
     )

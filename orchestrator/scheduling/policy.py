@@ -1,61 +1,66 @@
-"""Which waiting trial starts where. One pure function: (room, queue, now) -> decision; simulator and controller call it alike.
+"""Scheduling policy: which waiting trial starts where. Pure; controller and simulator share it.
 
 Rules, in this order:
 
 1. Higher priorities go before lower ones.
-2. The trial with the largest demand (GPUs, then cores) of the highest priority is *next in line*. It starts as soon
-   as it fits. Until then the place where it will fit first is reserved: nothing may start that would move its start
-   back, going by the predicted ends. So a stream of small trials cannot starve a large one, even when predictions are
-   wrong: a trial that has outstayed its prediction counts as ending now, and then nothing new gets in front.
-3. Of all others the sweep that holds the least of the cluster goes first, and of one sweep the longest predicted,
-   wherever they fit, under that condition (backfill).
-4. A trial lies on one node if any node could hold it, else on the fewest whole nodes that do. Among nodes the one that
-   is left with the fewest free GPUs, then cores; a fraction goes to the GPU with the least room that still holds it.
+2. The trial with the largest demand (GPUs, then cores) of the highest priority is *next in line*.
+   It starts as soon as it fits. Until then the place where it will fit first is reserved: nothing
+   may start that would move its start back, by the predicted ends. So a stream of small trials
+   cannot starve a large one, even when predictions are wrong: an overdue trial is assumed to end
+   now, and then nothing new gets in front.
+3. Of all others the sweep that holds the least of the cluster goes first, and of one sweep the
+   longest predicted, wherever they fit under that condition (backfill).
+4. A trial runs on one node if any node could hold it, else on the fewest whole nodes that do. It
+   gets the node that is left with the fewest free GPUs, then cores; a fraction gets the GPU that is
+   left with the least.
 
-A decision looks at the heads of classes (`DemandClass`), never at all trials, and at each demand only until it does
-not fit: its cost grows with the number of different demands and of nodes, not with the number of trials.
+A decision looks at the heads of classes (`DemandClass`), never at all trials, and at each demand
+only until it does not fit. Its cost grows with the number of different demands and of nodes, not
+with the number of trials.
 """
 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from orchestrator.scheduling.backfill import BackfillCapacity
-from orchestrator.scheduling.cluster_state import Allocation, ClusterState, FreeResources
+from orchestrator.scheduling.cluster_state import ClusterState, Usage
 from orchestrator.scheduling.demand import Demand
-from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue
+from orchestrator.scheduling.free_resources import Allocation, FreeResources
+from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue, longest_first
 
 SHORTEST_S = 1.0
-"""Nothing ends in no time: a prediction of 0 must not let a trial slip in front of the reservation."""
+"""Least predicted run time: a prediction of 0 must not let a trial slip past the reservation."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """A trial that starts now."""
 
     trial_id: str
     allocation: Allocation
-    end: float
-    """Predicted, seconds since 1970."""
+    predicted_end: float
+    """Seconds since 1970."""
     sweep: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NextInLine:
-    """The trial that a place is kept for."""
+    """The trial that a place is reserved for."""
 
     trial_id: str
     demand: Demand
-    at: float
-    """Predicted start, seconds since 1970."""
-    nodes: tuple[int, ...] = ()
-    """Rows of the nodes where room is kept."""
+    start: float
+    """Predicted, seconds since 1970."""
+    nodes: tuple[int, ...]
+    """Rows of the reserved nodes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Who starts, and for whom room is kept."""
+    """Which trials start, and for which one a place is reserved."""
 
     starts: tuple[Start, ...]
     next_in_line: NextInLine | None
@@ -63,85 +68,130 @@ class Decision:
     """What is left free once they have started."""
 
 
-def decide(room: ClusterState, queue: WaitQueue, now: float) -> Decision:
-    """Return who starts now. Changes nothing; the same room and queue give the same decision.
+def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
+    """Return which trials start now. Changes nothing.
 
     Args:
-        room: The cluster and what runs.
-        queue: Who waits; trials that no empty cluster of this kind holds are passed over.
+        cluster: The nodes and what runs on them.
+        queue: Who waits; trials that the empty cluster could not hold are passed over.
         now: Seconds since 1970.
     """
-    kinds = [(kind, needs) for kind in queue if (needs := room.needs(kind.demand)).possible]
-    if not kinds:
-        return Decision((), None, room.free)
-    line = _next_in_line([kind for kind, _ in kinds])
-    first = line.entries[0]
-    place = room.free.find(room.needs(line.demand), room)
-    reservation = None if place is not None else room.reserve(line.demand, now)
-    views = BackfillCapacity.of(room, reservation)
-    used = room.used()
-    shares = {
-        sweep: room.share_of(*used.get(sweep, (0, 0)))
-        for sweep in {kind.sweep for kind, _ in kinds}
-    }
-    starts: list[Start] = []
-
-    def start(kind: DemandClass, entry: QueueEntry, place: Allocation, *, long: bool) -> None:
-        views.take(place, long=long)
-        units, cpus = used.get(kind.sweep, (0, 0))
-        units += sum(piece.units * len(piece.gpus) for piece in place)
-        used[kind.sweep] = units, cpus + sum(piece.cpus for piece in place)
-        shares[kind.sweep] = room.share_of(*used[kind.sweep])
-        starts.append(Start(entry[2], place, _end(entry, now), kind.sweep))
-
-    heads: list[tuple[int, float, QueueEntry, int, int]] = []
-
-    def push(number: int, position: int) -> None:
-        kind, _ = kinds[number]
-        if position < len(kind.entries) and kind.entries[position] is first:
-            position += 1
-        if position < len(kind.entries):
-            entry = kind.entries[position]
-            heapq.heappush(heads, (-kind.priority, shares[kind.sweep], entry, number, position))
-
-    if place is not None:
-        start(line, first, place, long=True)
-    most = views.most(long=False)
-    for number, (_, needs) in enumerate(kinds):
-        if most.may_hold(needs):
-            push(number, 0)
-    full: set[tuple[Demand, bool]] = set()
-    while heads:
-        _, share, entry, number, position = heapq.heappop(heads)
-        kind, needs = kinds[number]
-        if share < shares[kind.sweep]:  # its sweep has got more meanwhile
-            push(number, position)
-            continue
-        long = views.at is not None and _end(entry, now) > views.at
-        fits = None
-        if (kind.demand, long) not in full and views.most(long=long).may_hold(needs):
-            fits = views.find(needs, long=long)
-        if fits is not None:
-            start(kind, entry, fits, long=long)
-            push(number, position + 1)
-            continue
-        full.add((kind.demand, long))
-        if long and views.at is not None and views.at - now >= SHORTEST_S:
-            push(number, max(position + 1, kind.first_within(views.at - now)))
-    return Decision(
-        starts=tuple(starts),
-        next_in_line=NextInLine(first[2], line.demand, reservation.at, tuple(reservation.spare))
-        if reservation
-        else None,
-        free=views.now,
-    )
+    classes = [one for one in queue if cluster.requirements(one.demand).possible]
+    if not classes:
+        return Decision(starts=(), next_in_line=None, free=cluster.free)
+    largest = _class_next_in_line(classes)
+    first = largest.entries[0]
+    needs = cluster.requirements(largest.demand)
+    allocation = cluster.free.find(needs, cluster.capacity)
+    reservation = None if allocation is not None else cluster.reserve(largest.demand, now)
+    draft = _DecisionDraft(cluster, BackfillCapacity(cluster, reservation), classes, now)
+    if allocation is not None:
+        draft.start(largest, first, allocation, outlasts=True)
+    draft.backfill(classes, without=first)
+    next_in_line = None
+    if reservation is not None:
+        next_in_line = NextInLine(
+            trial_id=first.trial_id,
+            demand=largest.demand,
+            start=reservation.start,
+            nodes=tuple(reservation.left_over),
+        )
+    return Decision(starts=tuple(draft.starts), next_in_line=next_in_line, free=draft.capacity.free)
 
 
-def _next_in_line(kinds: Sequence[DemandClass]) -> DemandClass:
+def _class_next_in_line(classes: Sequence[DemandClass]) -> DemandClass:
     """Return whose first trial is next in line: of the largest demands the longest."""
-    equals = takewhile(lambda kind: kind.rank == kinds[0].rank, kinds)
-    return min(equals, key=lambda kind: kind.entries[0])
+    largest = takewhile(lambda one: one.rank == classes[0].rank, classes)
+    return min(largest, key=lambda one: longest_first(one.entries[0]))
 
 
-def _end(entry: QueueEntry, now: float) -> float:
-    return now + max(SHORTEST_S, -entry[0])
+class _Candidate(NamedTuple):
+    """A trial of a class that may start; the one of the smallest rank is tried first."""
+
+    rank: tuple[int, float, tuple[float, int, str]]
+    """Priority, share of its sweep, length; unique, so that nothing else is compared."""
+    share: float
+    """Dominant share of its sweep when it became a candidate."""
+    waiting: DemandClass
+    position: int
+    """In the entries of the class."""
+
+
+class _DecisionDraft:
+    """The starts of one decision, and what they leave free."""
+
+    def __init__(
+        self,
+        cluster: ClusterState,
+        capacity: BackfillCapacity,
+        classes: Sequence[DemandClass],
+        now: float,
+    ) -> None:
+        self._cluster = cluster
+        self._now = now
+        self._usage = {one.sweep: cluster.usage(one.sweep) for one in classes}
+        self._share = {sweep: cluster.dominant_share(usage) for sweep, usage in self._usage.items()}
+        self.capacity = capacity
+        self.starts: list[Start] = []
+
+    def start(
+        self, waiting: DemandClass, entry: QueueEntry, allocation: Allocation, *, outlasts: bool
+    ) -> None:
+        self.capacity.take(allocation, outlasts=outlasts)
+        sweep = waiting.sweep
+        self._usage[sweep] += Usage.of(allocation)
+        self._share[sweep] = self._cluster.dominant_share(self._usage[sweep])
+        self.starts.append(
+            Start(
+                trial_id=entry.trial_id,
+                allocation=allocation,
+                predicted_end=self._predicted_end(entry),
+                sweep=sweep,
+            )
+        )
+
+    def backfill(self, classes: Sequence[DemandClass], *, without: QueueEntry) -> None:
+        """Start all that fits without delaying the reserved start, `without` next in line."""
+        candidates: list[_Candidate] = []
+
+        def push(waiting: DemandClass, position: int) -> None:
+            if position < len(waiting.entries) and waiting.entries[position] is without:
+                position += 1
+            if position < len(waiting.entries):
+                share = self._share[waiting.sweep]
+                rank = -waiting.priority, share, longest_first(waiting.entries[position])
+                heapq.heappush(candidates, _Candidate(rank, share, waiting, position))
+
+        max_free = self.capacity.max_free(outlasts=False)
+        for one in classes:
+            if max_free.may_hold(self._cluster.requirements(one.demand)):
+                push(one, 0)
+        full: set[tuple[Demand, bool]] = set()
+        while candidates:
+            _, share, waiting, position = heapq.heappop(candidates)
+            if share < self._share[waiting.sweep]:
+                # Its sweep has started a trial meanwhile, and may not be the next any more.
+                push(waiting, position)
+                continue
+            entry = waiting.entries[position]
+            outlasts = self.capacity.outlasts(self._predicted_end(entry))
+            allocation = None
+            if (waiting.demand, outlasts) not in full:
+                allocation = self._find(waiting.demand, outlasts=outlasts)
+            if allocation is not None:
+                self.start(waiting, entry, allocation, outlasts=outlasts)
+                push(waiting, position + 1)
+                continue
+            full.add((waiting.demand, outlasts))
+            if outlasts and (left_s := self.capacity.seconds_to_start(self._now)) >= SHORTEST_S:
+                # Shorter ones of the class may still end before the reserved start.
+                push(waiting, max(position + 1, waiting.first_within(left_s)))
+
+    def _find(self, demand: Demand, *, outlasts: bool) -> Allocation | None:
+        needs = self._cluster.requirements(demand)
+        if not self.capacity.max_free(outlasts=outlasts).may_hold(needs):
+            return None
+        return self.capacity.find(needs, outlasts=outlasts)
+
+    def _predicted_end(self, entry: QueueEntry) -> float:
+        return self._now + max(SHORTEST_S, entry.predicted_s)

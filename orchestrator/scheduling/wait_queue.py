@@ -1,16 +1,16 @@
-"""Who waits, longest predicted first within each class of trials that the policy cannot tell apart otherwise.
+"""Wait queue: waiting trials in classes of equal priority, sweep and demand, longest first.
 
-A decision looks at the heads of classes only, so it costs no more with ten thousand trials than with ten.
+A decision looks at the heads of classes only, so it costs no more with ten thousand trials than
+with ten.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from orchestrator.scheduling.demand import Demand
-
-QueueEntry = tuple[float, int, str]
-"""Predicted seconds with a minus, place in the sweep file, trial id: sorts longest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class Waiting:
     not_before: float = 0.0
     """Seconds since 1970."""
     delay_reason: str = ""
+    """Why it may not start before that."""
     order: int = 0
     """Decides between equals: the place in the sweep file."""
     sweep: str = ""
@@ -30,7 +31,20 @@ class Waiting:
     priority: int = 0
     """Higher ones go first."""
     prediction_group: str = ""
-    """Trials whose predictions are corrected alike: architecture and size."""
+    """The group whose measured run times correct the prediction."""
+
+
+class QueueEntry(NamedTuple):
+    """A waiting trial with its corrected prediction."""
+
+    predicted_s: float
+    order: int
+    trial_id: str
+
+
+def longest_first(entry: QueueEntry) -> tuple[float, int, str]:
+    """Return the sort key of entries: longest predicted first, then by place in the sweep file."""
+    return -entry.predicted_s, entry.order, entry.trial_id
 
 
 class DemandClass:
@@ -45,29 +59,35 @@ class DemandClass:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Sorts higher priorities first, then larger demands."""
-        units, cpus = self.demand.order
+        """Sort key: higher priorities first, then larger demands."""
+        units, cpus = self.demand.size
         return -self.priority, -units, -cpus
 
     def first_within(self, seconds: float) -> int:
-        """Return the position of the longest entry that is predicted to take `seconds` at most."""
-        return bisect_left(self.entries, -seconds, key=lambda entry: entry[0])
+        """Return the position of the longest entry that is predicted to take at most `seconds`."""
+        return bisect_left(self.entries, -seconds, key=lambda entry: -entry.predicted_s)
 
 
 class WaitQueue:
     """Waiting trials."""
 
     def __init__(
-        self, waiting: Iterable[Waiting] = (), *, alike: Callable[[Demand], Demand] = lambda d: d
+        self,
+        waiting: Iterable[Waiting] = (),
+        *,
+        representative: Callable[[Demand], Demand] = lambda demand: demand,
     ) -> None:
         """Take trials in any order.
 
         Args:
             waiting: The trials.
-            alike: Returns one demand for all that find room in the same places (`ClusterState.alike`): the fewer, the quicker.
+            representative: Returns one demand for all that fit in the same places
+                (`ClusterState.representative`): the fewer classes, the quicker.
         """
-        self._alike = alike
-        self._trials = {trial.trial_id: trial for trial in waiting}
+        self._representative = representative
+        # Sorted once: longest_first is this order and a stable sort by length.
+        ranked = sorted(waiting, key=lambda trial: (trial.order, trial.trial_id))
+        self._trials = {trial.trial_id: trial for trial in ranked}
         self._ratios: dict[str, float] = {}
         self._classes: dict[tuple[int, str, Demand], DemandClass] = {}
         self._ranked: list[DemandClass] = []
@@ -80,21 +100,22 @@ class WaitQueue:
         return trial_id in self._trials
 
     def __iter__(self) -> Iterator[DemandClass]:
-        """Go through the classes that have trials, those of higher priority and larger demand first."""
-        return (kind for kind in self._ranked if kind.entries)
+        """Iterate over the classes that have trials, in the order of their ranks."""
+        return (one for one in self._ranked if one.entries)
 
     def remove(self, trial_id: str) -> None:
         """Take a trial out."""
         trial = self._trials.pop(trial_id)
         entries = self._classes[self._key(trial)].entries
-        del entries[bisect_left(entries, self._entry(trial))]
+        position = bisect_left(entries, longest_first(self._entry(trial)), key=longest_first)
+        del entries[position]
 
     def prediction_groups(self) -> set[str]:
-        """Return the paces of those that wait."""
+        """Return the prediction groups of those that wait."""
         return {trial.prediction_group for trial in self._trials.values()}
 
     def correct(self, ratios: Mapping[str, float]) -> None:
-        """Multiply predictions by a ratio for each pace, in the place of earlier ones."""
+        """Multiply first predictions by a ratio per prediction group, instead of earlier ratios."""
         if ratios != self._ratios:
             self._ratios = dict(ratios)
             self._sort()
@@ -103,17 +124,16 @@ class WaitQueue:
         self._classes.clear()
         for trial in self._trials.values():
             key = self._key(trial)
-            kind = self._classes.get(key)
-            if kind is None:
-                kind = self._classes[key] = DemandClass(*key)
-            kind.entries.append(self._entry(trial))
-        for kind in self._classes.values():
-            kind.entries.sort()
-        self._ranked = sorted(self._classes.values(), key=lambda kind: kind.rank)
+            if key not in self._classes:
+                self._classes[key] = DemandClass(*key)
+            self._classes[key].entries.append(self._entry(trial))
+        for one in self._classes.values():
+            one.entries.sort(key=attrgetter("predicted_s"), reverse=True)
+        self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
 
     def _entry(self, trial: Waiting) -> QueueEntry:
-        seconds = trial.predicted_s * self._ratios.get(trial.prediction_group, 1.0)
-        return -seconds, trial.order, trial.trial_id
+        predicted_s = trial.predicted_s * self._ratios.get(trial.prediction_group, 1.0)
+        return QueueEntry(predicted_s, trial.order, trial.trial_id)
 
     def _key(self, trial: Waiting) -> tuple[int, str, Demand]:
-        return trial.priority, trial.sweep, self._alike(trial.demand)
+        return trial.priority, trial.sweep, self._representative(trial.demand)

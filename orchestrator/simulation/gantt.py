@@ -80,7 +80,7 @@ def draw(
     )
     scale, word = time_unit(simulation.makespan_s)
     _bars(chart, collections, simulation, scale=scale, label=label, colours=colours)
-    names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.ran))
+    names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.runs))
     chart.legend(
         handles=[patches.Patch(color=colours[name], label=name) for name in names],
         loc="lower left",
@@ -168,9 +168,9 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 def occupied(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
     """Return times, and the GPUs (without any: cores) in which trials compute from each on."""
-    sizes = [run.gpus if simulation.gpus else run.trial.demand.cpus for run in simulation.ran]
+    sizes = [run.gpus if simulation.gpus else run.trial.demand.cpus for run in simulation.runs]
     return _running_total(
-        [run.start_s for run in simulation.ran] + [run.end_s for run in simulation.ran],
+        [run.start_s for run in simulation.runs] + [run.end_s for run in simulation.runs],
         sizes + [-size for size in sizes],
         start=0.0,
     )
@@ -178,9 +178,9 @@ def occupied(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
 
 def still_waiting(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
     """Return times, and how many trials have not started from each on."""
-    starts = [run.start_s for run in simulation.ran] + [simulation.makespan_s]
-    changes = [-1.0] * len(simulation.ran) + [0.0]
-    return _running_total(starts, changes, start=float(len(simulation.ran)))
+    starts = [run.start_s for run in simulation.runs] + [simulation.makespan_s]
+    changes = [-1.0] * len(simulation.runs) + [0.0]
+    return _running_total(starts, changes, start=float(len(simulation.runs)))
 
 
 def _running_total(
@@ -219,7 +219,7 @@ def bars(simulation: Simulation) -> list[Bar]:
     # Of each GPU, or node of cores: who lies where until when.
     lying: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
     found: list[Bar] = []
-    for run in simulation.ran:
+    for run in simulation.runs:
         for piece in run.allocation:
             if by_gpu:
                 slots = [((piece.node, gpu), 1.0, piece.units / UNIT) for gpu in piece.gpus]

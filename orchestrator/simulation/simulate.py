@@ -1,12 +1,13 @@
-"""A sweep run in simulated time: the policy that runs it for real, and a clock that jumps from one ending to the next."""
+"""Simulation of a sweep: the scheduling policy of real runs, with a clock that jumps to each end."""
 
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.scheduling import wait_reasons
-from orchestrator.scheduling.cluster_state import Allocation, ClusterState
+from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import UNIT, Node
+from orchestrator.scheduling.free_resources import Allocation
 from orchestrator.scheduling.policy import SHORTEST_S, decide
 from orchestrator.scheduling.runtime_prediction import RuntimeCorrections
 from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
@@ -24,22 +25,25 @@ class SimulatedRun:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Run time."""
         return self.end_s - self.start_s
 
     @property
     def gpus(self) -> float:
-        """GPUs that it computes with: for a fraction the share it got, for a gang those asked for, not the whole nodes."""
+        """GPUs that it computes with.
+
+        For a fraction the share it got; for a gang those asked for, not the whole nodes.
+        """
         units = self.trial.demand.units
         return (self.allocation[0].units if 0 < units < UNIT else units) / UNIT
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What became of every trial."""
+    """Result of a simulation."""
 
     nodes: tuple[Node, ...]
-    ran: tuple[SimulatedRun, ...]
+    runs: tuple[SimulatedRun, ...]
     """In the order of their starts."""
     impossible: Mapping[str, str]
     """Trials that the cluster cannot hold, and why."""
@@ -57,26 +61,29 @@ class Simulation:
     @property
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
-        return max((run.end_s for run in self.ran), default=0.0)
+        return max((run.end_s for run in self.runs), default=0.0)
 
     @property
     def gpu_seconds(self) -> float:
         """Work in GPU-seconds."""
-        return sum(run.seconds * run.gpus for run in self.ran)
+        return sum(run.seconds * run.gpus for run in self.runs)
 
     @property
     def core_seconds(self) -> float:
         """Work in core-seconds."""
-        return sum(run.seconds * run.trial.demand.cpus for run in self.ran)
+        return sum(run.seconds * run.trial.demand.cpus for run in self.runs)
 
     @property
     def longest_s(self) -> float:
         """Seconds of the longest trial."""
-        return max((run.seconds for run in self.ran), default=0.0)
+        return max((run.seconds for run in self.runs), default=0.0)
 
     @property
     def bound_s(self) -> float:
-        """What no schedule can beat: the longest trial, or all the work spread evenly over what is scarcest."""
+        """Lower bound on the makespan of any schedule.
+
+        The longest trial, or all work spread evenly over the scarcest resource if that is more.
+        """
         spread = self.core_seconds / max(1, self.cores)
         if self.gpus:
             spread = max(spread, self.gpu_seconds / self.gpus)
@@ -84,13 +91,14 @@ class Simulation:
 
     @property
     def utilisation(self) -> float:
-        """Share of the cluster's GPU-seconds until the last end that trials compute in; of its core-seconds without GPUs."""
-        there = (self.gpus or self.cores) * self.makespan_s
-        return (self.gpu_seconds if self.gpus else self.core_seconds) / there if there else 0.0
+        """Share of the GPU-seconds until the last end that trials use; of core-seconds without GPUs."""
+        available = (self.gpus or self.cores) * self.makespan_s
+        used = self.gpu_seconds if self.gpus else self.core_seconds
+        return used / available if available else 0.0
 
     def waited_s(self) -> list[float]:
         """Return how long each trial waited, shortest first."""
-        return sorted(run.start_s for run in self.ran)
+        return sorted(run.start_s for run in self.runs)
 
 
 def simulate(
@@ -104,65 +112,71 @@ def simulate(
     Args:
         nodes: The cluster.
         trials: Who waits; `predicted_s` is what the policy believes.
-        actual_s: How long trials really take, where that differs. Predictions of those that still wait are then
-            corrected by what the ended ones took, as the controller does.
+        actual_s: How long trials really take, where that differs. Predictions of those that still
+            wait are then corrected by what the ended ones took, as the controller does.
     """
-    room = ClusterState(nodes)
+    cluster = ClusterState(nodes)
     by_id = {trial.trial_id: trial for trial in trials}
     impossible = {
-        trial.trial_id: wait_reasons.impossible(trial.demand, room.nodes)
+        trial.trial_id: wait_reasons.impossible(trial.demand, cluster.nodes)
         for trial in trials
-        if not room.needs(trial.demand).possible
+        if not cluster.requirements(trial.demand).possible
     }
     possible = [trial for trial in trials if trial.trial_id not in impossible]
-    queue = WaitQueue(possible, alike=room.alike)
+    queue = WaitQueue(possible, representative=cluster.representative)
     corrections = RuntimeCorrections()
-    running: list[tuple[float, int, str]] = []
-    ran: list[SimulatedRun] = []
+    run_s = {trial.trial_id: trial.predicted_s for trial in trials} | dict(actual_s or {})
+    ends: list[tuple[float, int, str]] = []
+    """Heap of end, number of the run, trial id."""
+    runs: list[SimulatedRun] = []
     now = 0.0
     while True:
-        for start in decide(room, queue, now).starts:
-            trial = by_id[start.trial_id]
-            seconds = _seconds(trial, actual_s)
+        for start in decide(cluster, queue, now).starts:
             queue.remove(start.trial_id)
-            room.hold(start.trial_id, start.allocation, end=start.end, sweep=start.sweep)
-            heapq.heappush(running, (now + seconds, len(ran), start.trial_id))
-            ran.append(SimulatedRun(trial, start.allocation, now, now + seconds))
-        if not running:
+            cluster.allocate(
+                start.trial_id,
+                start.allocation,
+                predicted_end=start.predicted_end,
+                sweep=start.sweep,
+            )
+            end = now + run_s[start.trial_id]
+            heapq.heappush(ends, (end, len(runs), start.trial_id))
+            runs.append(SimulatedRun(by_id[start.trial_id], start.allocation, now, end))
+        if not ends:
             break
-        now = running[0][0]
-        while running and running[0][0] <= now:
-            _, _, trial_id = heapq.heappop(running)
-            room.release(trial_id)
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            _, _, trial_id = heapq.heappop(ends)
+            cluster.release(trial_id)
             if actual_s is not None:
                 trial = by_id[trial_id]
-                ratio = _seconds(trial, actual_s) / max(SHORTEST_S, trial.predicted_s)
+                ratio = run_s[trial_id] / max(SHORTEST_S, trial.predicted_s)
                 corrections.observe(trial.prediction_group, ratio)
         if actual_s is not None:
-            queue.correct({pace: corrections.ratio(pace) for pace in queue.prediction_groups()})
-    return Simulation(nodes=room.nodes, ran=tuple(ran), impossible=impossible)
+            queue.correct({group: corrections.ratio(group) for group in queue.prediction_groups()})
+    return Simulation(nodes=cluster.nodes, runs=tuple(runs), impossible=impossible)
 
 
-def _seconds(trial: Waiting, actual_s: Mapping[str, float] | None) -> float:
-    return (actual_s or {}).get(trial.trial_id, trial.predicted_s)
+@dataclass
+class LabelTotals:
+    """Trials and hours of one label."""
+
+    trials: int = 0
+    gpu_hours: float = 0.0
+    core_hours: float = 0.0
 
 
-def hours_by(
-    ran: Sequence[SimulatedRun], label: Mapping[str, str]
-) -> dict[str, tuple[int, float, float]]:
-    """Return trials, GPU-hours and core-hours per label, in order of first start.
+def hours_by(runs: Sequence[SimulatedRun], label: Mapping[str, str]) -> dict[str, LabelTotals]:
+    """Return the totals per label, in order of first start.
 
     Args:
-        ran: What ran.
+        runs: What ran.
         label: Of each trial id, for example its architecture.
     """
-    found: dict[str, tuple[int, float, float]] = {}
-    for run in ran:
-        name = label[run.trial.trial_id]
-        trials, gpu_hours, core_hours = found.get(name, (0, 0.0, 0.0))
-        found[name] = (
-            trials + 1,
-            gpu_hours + run.seconds * run.gpus / 3600,
-            core_hours + run.seconds * run.trial.demand.cpus / 3600,
-        )
-    return found
+    totals: dict[str, LabelTotals] = {}
+    for run in runs:
+        total = totals.setdefault(label[run.trial.trial_id], LabelTotals())
+        total.trials += 1
+        total.gpu_hours += run.seconds * run.gpus / 3600
+        total.core_hours += run.seconds * run.trial.demand.cpus / 3600
+    return totals

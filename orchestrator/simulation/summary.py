@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rich.text import Text
 from orchestrator.records import units
 from orchestrator.simulation import gantt
 from orchestrator.simulation.cluster_spec import ClusterSpec
-from orchestrator.simulation.simulate import Simulation, hours_by
+from orchestrator.simulation.simulate import LabelTotals, Simulation, hours_by
 
 ROWS, COLUMNS = 16, 72
 """Size of the picture, at most."""
@@ -36,10 +37,10 @@ def simulation_text(
         rate: Where the predicted times come from.
     """
     parts: list[RenderableType] = [
-        Text(f"{name} on {cluster}: {len(simulation.ran):,} trials", style="bold"),
+        Text(f"{name} on {cluster}: {len(simulation.runs):,} trials", style="bold"),
         Text(""),
     ]
-    if simulation.ran:
+    if simulation.runs:
         parts += [
             _summary(simulation, cluster, rate),
             Text(""),
@@ -56,7 +57,7 @@ def simulation_text(
 def headline(simulation: Simulation) -> str:
     """Return the three numbers that a picture needs beside it."""
     return (
-        f"{len(simulation.ran):,} trials in {units.short_duration(simulation.makespan_s)} "
+        f"{len(simulation.runs):,} trials in {units.short_duration(simulation.makespan_s)} "
         f"(no schedule beats {units.short_duration(simulation.bound_s)}), {simulation.utilisation:.0%} utilised"
     )
 
@@ -70,8 +71,7 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
         "gpus": simulation.gpus,
         "cores": simulation.cores,
         "architectures": {
-            name: {"trials": trials, "gpu_hours": gpu_hours, "core_hours": core_hours}
-            for name, (trials, gpu_hours, core_hours) in hours_by(simulation.ran, label).items()
+            name: asdict(totals) for name, totals in hours_by(simulation.runs, label).items()
         },
         "trials": [
             {
@@ -85,7 +85,7 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
                     for piece in run.allocation
                 },
             }
-            for run in simulation.ran
+            for run in simulation.runs
         ],
         "impossible": dict(simulation.impossible),
     }
@@ -126,21 +126,21 @@ def _hours(simulation: Simulation, label: Mapping[str, str]) -> Table:
         ("core-hours", "right"),
     ):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    found = hours_by(simulation.ran, label)
-    for name, (trials, gpu_hours, core_hours) in found.items():
-        table.add_row(name, f"{trials:,}", _hours_number(gpu_hours), _hours_number(core_hours))
-    if len(found) > 1:
-        trials, gpu_hours, core_hours = (
-            sum(column) for column in zip(*found.values(), strict=True)
+    totals = hours_by(simulation.runs, label)
+    for name, total in totals.items():
+        table.add_row(name, *_totals_row(total))
+    if len(totals) > 1:
+        everything = LabelTotals(
+            trials=sum(total.trials for total in totals.values()),
+            gpu_hours=sum(total.gpu_hours for total in totals.values()),
+            core_hours=sum(total.core_hours for total in totals.values()),
         )
-        table.add_row(
-            "in all",
-            f"{trials:,}",
-            _hours_number(gpu_hours),
-            _hours_number(core_hours),
-            style="bold",
-        )
+        table.add_row("in all", *_totals_row(everything), style="bold")
     return table
+
+
+def _totals_row(total: LabelTotals) -> tuple[str, str, str]:
+    return f"{total.trials:,}", _hours_number(total.gpu_hours), _hours_number(total.core_hours)
 
 
 def _hours_number(hours: float) -> str:
@@ -149,7 +149,7 @@ def _hours_number(hours: float) -> str:
 
 def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
     """Return time to the right, GPUs (or cores) downwards; a cell's colour is what fills most of it, its shade how full it is."""
-    names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.ran))
+    names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.runs))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     height = gantt.height(simulation)
     rows = min(ROWS, height)

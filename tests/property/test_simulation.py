@@ -108,9 +108,9 @@ FACTORS = st.lists(st.sampled_from([0.2, 0.9, 1.0, 1.0, 1.5, 4.0]), min_size=24,
 
 def assert_never_over_committed(simulation):
     """By brute force: at every start, everything that runs then is added up, node by node and GPU by GPU."""
-    for moment in {run.start_s for run in simulation.ran}:
+    for moment in {run.start_s for run in simulation.runs}:
         cores, share, memory = defaultdict(int), defaultdict(float), defaultdict(float)
-        for run in simulation.ran:
+        for run in simulation.runs:
             if not run.start_s <= moment < run.end_s:
                 continue
             for piece in run.allocation:
@@ -128,7 +128,7 @@ def assert_never_over_committed(simulation):
 
 
 def assert_gangs_lie_whole(simulation):
-    for run in simulation.ran:
+    for run in simulation.runs:
         demand = run.trial.demand
         if demand.gpus < 1:
             assert len(run.allocation) == 1
@@ -156,7 +156,7 @@ def test_nothing_is_over_committed_gangs_lie_whole_and_everyone_who_fits_starts(
 
     assert_never_over_committed(simulation)
     assert_gangs_lie_whole(simulation)
-    started = [run.trial.trial_id for run in simulation.ran]
+    started = [run.trial.trial_id for run in simulation.runs]
     assert len(started) == len(set(started))
     assert {*started, *simulation.impossible} == {t.trial_id for t in waiting}
 
@@ -176,7 +176,7 @@ def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, wait
 
     for trial in waiting:
         alone = simulate(nodes, [trial])
-        assert (trial.trial_id in simulation.impossible) == (not alone.ran)
+        assert (trial.trial_id in simulation.impossible) == (not alone.runs)
 
 
 @settings(deadline=None, max_examples=200)
@@ -184,31 +184,31 @@ def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, wait
 def test_backfill_never_delays_whom_room_is_kept_for(crowd):
     """With true predictions: whoever is told a start as next in line has started by then, and it is the largest who is told one."""
     nodes, waiting = crowd
-    room, promised, running, now = ClusterState(nodes), {}, [], 0.0
-    possible = {t.trial_id: t for t in waiting if room.needs(t.demand).possible}
+    cluster, promised, running, now = ClusterState(nodes), {}, [], 0.0
+    possible = {t.trial_id: t for t in waiting if cluster.requirements(t.demand).possible}
     queue = WaitQueue(possible.values())
     while True:
-        decision = decide(room, queue, now)
+        decision = decide(cluster, queue, now)
         for start in decision.starts:
             assert now <= promised.get(start.trial_id, math.inf) + 1e-6
             queue.remove(start.trial_id)
-            room.hold(start.trial_id, start.allocation, end=start.end)
-            running.append((start.end, start.trial_id))
+            cluster.allocate(start.trial_id, start.allocation, predicted_end=start.predicted_end)
+            running.append((start.predicted_end, start.trial_id))
         line = decision.next_in_line
         largest = max(
-            (t.demand.order for t in possible.values() if t.trial_id in queue), default=None
+            (t.demand.size for t in possible.values() if t.trial_id in queue), default=None
         )
         if largest is not None and not decision.starts:
             assert line is not None
         if line is not None:
-            assert line.demand.order == largest
-            assert line.at <= promised.get(line.trial_id, math.inf) + 1e-6
-            promised[line.trial_id] = line.at
+            assert line.demand.size == largest
+            assert line.start <= promised.get(line.trial_id, math.inf) + 1e-6
+            promised[line.trial_id] = line.start
         if not running:
             break
         now = min(end for end, _ in running)
         for end, trial_id in [r for r in running if r[0] <= now]:
-            room.release(trial_id)
+            cluster.release(trial_id)
             running.remove((end, trial_id))
     assert not len(queue)
 
@@ -258,7 +258,7 @@ def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, w
             (node := simulation.nodes[run.allocation[0].node]).node_id,
             tuple(node.gpus[gpu] for gpu in run.allocation[0].gpus),
         )
-        for run in simulation.ran
+        for run in simulation.runs
     }
 
 
@@ -293,7 +293,7 @@ def test_recorded_mixes_end_within_five_per_cent_of_the_bound_and_one_trial(file
     simulation = simulate(nodes, trials)
 
     assert not simulation.impossible
-    assert len(simulation.ran) == len(trials)
+    assert len(simulation.runs) == len(trials)
     assert_never_over_committed(simulation)
     assert_gangs_lie_whole(simulation)
     assert simulation.makespan_s <= 1.05 * simulation.bound_s + simulation.longest_s
@@ -343,7 +343,7 @@ def test_ten_thousand_trials_on_a_thousand_gpus_come_near_the_bound():
 
     simulation = simulate(nodes, trials)
 
-    assert len(simulation.ran) == 10_000
+    assert len(simulation.runs) == 10_000
     assert simulation.makespan_s <= 1.05 * simulation.bound_s + simulation.longest_s
 
 
@@ -364,6 +364,6 @@ def test_sweeps_of_one_priority_share_evenly_and_a_higher_priority_goes_first():
     fair = simulate(nodes, sweep("a", 0) + sweep("b", 0))
     first = simulate(nodes, sweep("a", 0) + sweep("b", 1))
 
-    at_once = [run.trial.sweep for run in fair.ran if run.start_s == 0]
+    at_once = [run.trial.sweep for run in fair.runs if run.start_s == 0]
     assert (at_once.count("a"), at_once.count("b")) == (4, 4)
-    assert [run.trial.sweep for run in first.ran[:16]] == ["b"] * 16
+    assert [run.trial.sweep for run in first.runs[:16]] == ["b"] * 16

@@ -81,7 +81,7 @@ def first_fit_nodes(waiting: Sequence[Demand], capacity: Demand, *, most: int) -
     counted by their sum.
     """
     free: list[tuple[int, int]] = []
-    for demand in sorted(waiting, key=lambda one: one.order, reverse=True):
+    for demand in sorted(waiting, key=lambda one: one.size, reverse=True):
         needed = nodes_needed_for(demand, capacity, most=most)
         if needed is None:
             continue

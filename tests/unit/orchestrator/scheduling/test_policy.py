@@ -168,7 +168,7 @@ def test_simulated_times_are_those_worked_out_by_hand():
     ]
     simulation = simulate([node("a", 2)], trials)
 
-    times = {run.trial.trial_id: (run.start_s, run.end_s) for run in simulation.ran}
+    times = {run.trial.trial_id: (run.start_s, run.end_s) for run in simulation.runs}
     assert times == {"pair": (0, 4), "five": (4, 9), "three": (4, 7), "two": (7, 9)}
     assert simulation.makespan_s == simulation.bound_s == 9
     assert simulation.utilisation == 1.0

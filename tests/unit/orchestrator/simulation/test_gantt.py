@@ -13,7 +13,7 @@ from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation import cluster_spec, gantt, summary
 from orchestrator.simulation import gantt as lanes
-from orchestrator.simulation.simulate import hours_by, simulate
+from orchestrator.simulation.simulate import LabelTotals, hours_by, simulate
 
 
 def trials(*rows):
@@ -135,7 +135,10 @@ def test_numbers_are_those_of_the_simulation():
     assert "all up to 1 h 00 min" in said
     assert ["dense", "2", "2.5", "6"] in [line.split() for line in said.splitlines()]
     assert "note: 1 trials cannot run there: needs 8 GPUs and 8 cores" in said
-    assert hours_by(simulation.ran, LABEL) == {"dense": (2, 2.5, 6.0), "memory": (1, 0.5, 0.5)}
+    assert hours_by(simulation.runs, LABEL) == {
+        "dense": LabelTotals(trials=2, gpu_hours=2.5, core_hours=6.0),
+        "memory": LabelTotals(trials=1, gpu_hours=0.5, core_hours=0.5),
+    }
 
 
 def test_nothing_to_train_is_said():
