@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
@@ -104,6 +105,8 @@ def join(address: str, code: Path | None) -> None:
         # Ray puts in what the variable is on the node: a cluster may need its own.
         **({} if code is None else {"PYTHONPATH": f"{code}{os.pathsep}${{PYTHONPATH}}"}),
     }
+    # The Ray client never passes the current folder on, and its server may not know the class.
+    job_config: Any = None if address.startswith("ray://") else SafePathJobConfig()
     for tries_left in reversed(range(TRIES)):
         try:
             ray.init(
@@ -112,9 +115,7 @@ def join(address: str, code: Path | None) -> None:
                 logging_level=logging.ERROR,
                 namespace=NAMESPACE,
                 runtime_env={"env_vars": variables},
-                # The Ray client never passes the current folder on, and its server may not know
-                # the class.
-                job_config=None if address.startswith("ray://") else SafePathJobConfig(),
+                job_config=job_config,
             )
             return
         except (RayError, RuntimeError, OSError, ValueError) as error:
