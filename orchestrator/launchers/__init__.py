@@ -1,1 +1,1 @@
-"""Ways to start the ranks of a trial, behind the protocol of control/launcher_port.py."""
+"""Launchers of ranks: processes, Ray, Slurm. Their protocol is control/launcher_port.py."""

@@ -1,7 +1,8 @@
-"""The record by which the sweeps of one cluster know of each other: a line each, in a store that the cluster has anyway.
+"""Registry of the sweeps that share a cluster: one entry each in the cluster's key-value store.
 
-Every controller replaces its own line about once a second and reads the others'. Nobody deletes another's; a line that
-has not changed for a while, by the reader's own clock, counts as left behind by a controller that was killed.
+Every controller replaces its own entry about once a second and reads the others'. Nobody deletes
+another's. An entry that has not changed for a while, by the reader's own clock, counts as left
+behind by a controller that was killed.
 """
 
 import json
@@ -13,30 +14,30 @@ from typing import Protocol
 from orchestrator.scheduling.fair_share import SweepUsage
 
 SILENT_S = 30.0
-"""After which a line that does not change is nobody's. A controller may be busy starting a trial for some seconds."""
+"""How long an entry may stay unchanged. A controller may be busy starting a trial for seconds."""
 
 
 class KeyValueStore(Protocol):
-    """Named values that all machines of a cluster see."""
+    """Named values that all nodes of a cluster see."""
 
     def put(self, name: str, value: bytes) -> None:
-        """Set a value."""
+        """Set or replace the value of a name."""
 
     def get_all(self) -> dict[str, bytes]:
         """Return all values by name."""
 
     def delete(self, name: str) -> None:
-        """Remove a value; fine if there is none."""
+        """Delete a name, if it is there."""
 
 
 @dataclass
 class _Seen:
-    line: bytes
+    entry: bytes
     since: float
 
 
 class ClusterRegistry:
-    """One sweep's line, and what it reads of the others'."""
+    """One sweep's entry, and what it reads of the others'."""
 
     def __init__(
         self, store: KeyValueStore, sweep: str, *, clock: Callable[[], float] = time.monotonic
@@ -45,7 +46,7 @@ class ClusterRegistry:
 
         Args:
             store: Of the cluster.
-            sweep: What names the line: the sweep's folder.
+            sweep: Name of the entry: the sweep's folder.
             clock: Seconds.
         """
         self._store = store
@@ -57,7 +58,7 @@ class ClusterRegistry:
         self._turn = 0
 
     def exchange(self, standing: SweepUsage) -> tuple[SweepUsage, list[SweepUsage]]:
-        """Write one's own line and return it, with name and turn, and those of the others who are there."""
+        """Write this sweep's entry; return it, with name and turn, and the other live sweeps'."""
         others = self._others()
         if standing.started > self._started:
             self._started = standing.started
@@ -68,27 +69,27 @@ class ClusterRegistry:
         return own, others
 
     def leave(self) -> None:
-        """Take one's own line away."""
+        """Delete this sweep's entry."""
         self._store.delete(self._sweep)
 
     def _others(self) -> list[SweepUsage]:
         now = self._clock()
         found: list[SweepUsage] = []
-        lines = self._store.get_all()
-        for name, line in lines.items():
+        entries = self._store.get_all()
+        for name, entry in entries.items():
             seen = self._seen.get(name)
-            if seen is None or seen.line != line:
-                seen = self._seen[name] = _Seen(line=line, since=now)
+            if seen is None or seen.entry != entry:
+                seen = self._seen[name] = _Seen(entry=entry, since=now)
             if name != self._sweep and now - seen.since <= SILENT_S:
-                found += _read(line)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in lines}
+                found += _read(entry)
+        self._seen = {name: seen for name, seen in self._seen.items() if name in entries}
         return found
 
 
-def _read(line: bytes) -> Sequence[SweepUsage]:
-    """Return the standing in a line, nothing for a line of another version."""
+def _read(entry: bytes) -> Sequence[SweepUsage]:
+    """Return the usage in an entry, nothing for an entry of another version."""
     try:
-        record = json.loads(line)
+        record = json.loads(entry)
         del record["beat"]
         return [SweepUsage.from_json(record)]
     except (ValueError, TypeError, KeyError):

@@ -1,9 +1,10 @@
-"""Keeps the controller of a sweep alive on a cluster, so that the sweep outlives the terminal, and the machine, it came from.
+"""Detached controller: keeps a sweep's controller running on a cluster, without a terminal.
 
-A detached actor of Ray holds one `DetachedController`, which runs the controller as a plain process beside it. The
-actor is Ray's to restart on another node when its own dies; the controller is the host's to restart when it is
-killed. Either way a new controller goes on from the sweep's folder, as after any death of a controller. Ranks,
-supervisors and reservations belong to the controller's own connection to Ray, which takes them back with it.
+A detached actor of Ray holds one `DetachedController`, which runs the controller as a plain process
+beside it. Ray restarts the actor on another node when its own dies; the actor restarts a controller
+that is killed. Either way a new controller goes on from the sweep's folder, as after any death of a
+controller. Ranks, supervisors and reservations belong to the controller's own connection to Ray,
+which takes them back with it.
 """
 
 import os
@@ -20,11 +21,11 @@ from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.trial_dir import SweepDir
 
 RESTARTS = 20
-"""How often a controller that a signal ended, that found another one's lock, or storage that fails, is started again on one
-node."""
+"""How often a controller is restarted on one node: one that a signal ended, that found another
+one's lock, or storage that fails."""
 PAUSE_S = 5.0
-"""Before it is: what was killed for want of memory should find some."""
-OF_A_WORKER = (
+"""Before a restart: what was killed for want of memory should find some."""
+WORKER_VARIABLES = (
     "RAY_JOB_ID",
     "RAY_RAYLET_PID",
     "RAY_CLIENT_MODE",
@@ -32,7 +33,7 @@ OF_A_WORKER = (
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
     "CUDA_VISIBLE_DEVICES",
 )
-"""Variables of Ray's worker process that a program with a connection of its own must not inherit."""
+"""Variables of Ray's worker process that a program with its own connection must not inherit."""
 
 
 def controller_command(
@@ -44,10 +45,10 @@ def controller_command(
         sweep: The sweep.
         number: Of the submission.
         address: Of the Ray cluster as seen from where the command runs, if not as recorded.
-        dies_with: Pid of the parent, if it shall not outlive it.
+        dies_with: Pid of the parent, if the controller shall not outlive it.
     """
     return [
-        # -P: what lies in the current folder must not shadow what the command imports.
+        # -P: files of the current folder must not shadow what the command imports.
         *(sys.executable, "-P", "-m", "orchestrator.cli", "controller"),
         *(str(sweep.path.absolute()), str(number)),
         *([] if address is None else ["--address", address]),
@@ -74,7 +75,8 @@ class DetachedController:
             number: Of the submission.
             address: Of the Ray cluster.
             environment: Further variables for the controller.
-            on_end: Called by another thread once the controller has ended by itself, or dies too often.
+            on_end: Called by another thread once the controller has ended by itself, or died
+                too often.
 
         Raises:
             StoreError: If the folder is not here.
@@ -82,27 +84,28 @@ class DetachedController:
         self._sweep = SweepDir(Path(sweep))
         if not self._sweep.path.is_dir():
             raise StoreError(
-                f"{sweep}: not seen on {os.uname().nodename}; --runs must be a folder that every node of the cluster sees "
-                "under the same path (a network file system)"
+                f"{sweep}: not seen on {os.uname().nodename}; --runs must be a folder that every "
+                "node of the cluster sees under the same path (a network file system)"
             )
         self._number = number
         self._address = address
-        kept = {name: value for name, value in os.environ.items() if name not in OF_A_WORKER}
+        kept = {name: value for name, value in os.environ.items() if name not in WORKER_VARIABLES}
         self._environment = with_code(None, {**kept, **environment})
         self._on_end = on_end
         self.code: int | None = None
-        """What the controller ended with."""
+        """The controller's exit code; None while it runs."""
         # One thread starts them all: the kernel ends a child with the thread that made it.
         threading.Thread(target=self._run, daemon=True).start()
 
     def exit_code(self) -> int | None:
-        """Return what the controller ended with; None while it runs."""
+        """Return the controller's exit code; None while it runs."""
         return self.code
 
     def _run(self) -> None:
         code = self._run_once()
         for _ in range(RESTARTS):
-            # Busy: a network file system holds the lock of a controller on a lost node for a minute or two.
+            # Busy: a network file system holds the lock of a controller on a lost node for a
+            # minute or two.
             if code >= 0 and code not in (BusyError.exit_code, storage_errors.EXIT_CODE):
                 break
             time.sleep(PAUSE_S)

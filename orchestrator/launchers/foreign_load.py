@@ -1,4 +1,4 @@
-"""What others hold on the nodes of a shared cluster, as the scheduler can be told: trials with made-up names. Pure."""
+"""Foreign load: what others hold of a cluster, as placeholder trials to pack around. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -8,12 +8,12 @@ from orchestrator.scheduling.demand import UNIT, Demand, Node
 from orchestrator.scheduling.interface import Running
 
 LEAST_S = 60.0
-"""What somebody else holds is expected to be held for that long at least."""
+"""How long foreign load is expected to last at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """What is reserved on one node."""
+    """Resources that a sweep has reserved on one node."""
 
     node_id: str
     cpus: float
@@ -31,17 +31,17 @@ def foreign_load(
     since: dict[str, float],
     now: float,
 ) -> list[Running]:
-    """Return what is not free on each node although it is not ours.
+    """Return placeholder trials for what is not free on each node although it is not ours.
 
-    Nobody knows when strangers leave: they are expected to stay as long again as they have been there.
+    Nobody knows when foreign load ends: it is expected to last as long again as it has lasted.
 
     Args:
         nodes: With all that they have.
         available: Per node: `CPU` and `GPU` that nobody holds.
         own: What this sweep has reserved.
         given_back: What it gave back so recently that it may not be in `available` yet.
-        closed: Nodes of which everything counts as taken that is not ours.
-        since: When each node was first seen with strangers on it; kept up to date here.
+        closed: Nodes of which all that is not ours counts as taken.
+        since: When each node was first seen with foreign load; kept up to date here.
         now: Seconds since 1970.
     """
     found: list[Running] = []
@@ -61,29 +61,34 @@ def foreign_load(
         end = now + max(LEAST_S, now - since.setdefault(node.node_id, now))
         if whole_cpus > 0:
             found.append(_running(node, "cores", Demand(cpus=whole_cpus), (), end))
-        for gpu, taken in _deal(node, mine, units):
+        for gpu, taken in _assumed_gpus(node, mine, units):
             found.append(_running(node, gpu, Demand(cpus=0, gpus=taken / UNIT), (gpu,), end))
     return found
 
 
-def _deal(node: Node, mine: Sequence[NodeUse], units: int) -> list[tuple[str, int]]:
-    """Return which GPUs the strangers' units are taken to be on: Ray does not say. On those we use least, whole ones first."""
+def _assumed_gpus(node: Node, mine: Sequence[NodeUse], units: int) -> list[tuple[str, int]]:
+    """Return which GPUs the foreign units are assumed to be on, as Ray does not say.
+
+    Those that we use least come first.
+    """
     left = dict.fromkeys(node.gpus, UNIT)
     for use in mine:
         for gpu in use.gpu_ids:
             left[gpu] = max(0, left[gpu] - round(min(1.0, use.gpus) * UNIT))
-    dealt = []
+    assumed = []
     for gpu in sorted(left, key=lambda gpu: -left[gpu]):
         taken = min(left[gpu], max(0, units))
         if taken:
-            dealt.append((gpu, taken))
+            assumed.append((gpu, taken))
             units -= taken
-    return dealt
+    return assumed
 
 
-def _running(node: Node, what: str, demand: Demand, gpus: tuple[str, ...], end: float) -> Running:
+def _running(
+    node: Node, resource: str, demand: Demand, gpus: tuple[str, ...], end: float
+) -> Running:
     return Running(
-        trial_id=f"others on {node.node_id}: {what}",
+        trial_id=f"others on {node.node_id}: {resource}",
         node_id=node.node_id,
         demand=demand,
         gpus=gpus,

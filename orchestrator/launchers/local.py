@@ -1,4 +1,4 @@
-"""Launchers for one machine without Ray: `process` (real ranks, through a fork server) and `debug` (in this process)."""
+"""Launchers for one machine without Ray: `process`, by a fork server, and `debug`, in-process."""
 
 import os
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from orchestrator.scheduling.demand import Node
 
 
 class ProcessLauncher:
-    """Ranks are processes of this machine, forked from a fork server that is our child."""
+    """Runs ranks as processes of this machine, forked from a fork server that is a child."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ProcessLauncher:
             sweep: Whose trials run; its folder takes the fork server's log.
             cpus: Cores to give to trials; None is all this process may use.
             gpus: How many of the visible GPUs to give to trials; None is all.
-            code: Folder that ranks import from; None: where this very program lies.
+            code: Folder that ranks import from; None: where this program is.
             job: The job function that will be launched; decides what the fork server imports.
         """
         self._sweep = sweep
@@ -66,7 +66,7 @@ class ProcessLauncher:
         return (self._node,)
 
     def launch(self, launch: Launch) -> tuple[str, ...]:
-        """Fork the ranks; the GPUs are those that the scheduler chose, for nobody else gives any away here."""
+        """Fork the ranks, on the GPUs that the scheduler chose: nobody else allocates them here."""
         self._running().launch(launch, launch.gpu_ids)
         return launch.gpu_ids
 
@@ -94,10 +94,13 @@ class ProcessLauncher:
 
 
 class DebugLauncher:
-    """One trial after another in this process: breakpoints work, exceptions go through to the caller."""
+    """Runs one trial after another in this process.
+
+    Breakpoints work, and exceptions reach the caller.
+    """
 
     def __init__(self, *, cpus: int | None = None, gpus: int | None = None) -> None:
-        """Prepare."""
+        """Prepare. The arguments are those of `ProcessLauncher`."""
         self._node = local_node(cpus, gpus)
         self._ended: list[AttemptExit] = []
 
@@ -112,7 +115,8 @@ class DebugLauncher:
         """Run the trial to its end before returning."""
         if launch.ranks > 1:
             raise ExperimentError(
-                f"trial {launch.trial_id}: needs {launch.ranks} ranks and the debug launcher is one process; "
+                f"trial {launch.trial_id}: needs {launch.ranks} ranks and the debug launcher is "
+                "one process; "
                 "set resources.ranks to 1, or use --launcher process"
             )
         (request,) = launch.rank_requests(launch.gpu_ids)
@@ -164,11 +168,11 @@ def local_node(cpus: int | None, gpus: int | None) -> Node:
 
 
 def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str]:
-    """Return the variables that mark every process of a sweep, share its compile caches and pin its code.
+    """Return the variables of every process of a sweep: its mark, compile caches and code.
 
     Args:
         sweep: Whose processes.
-        code: Folder to import from (`code_snapshot.take`); None: where this very program lies.
+        code: Folder to import from (`code_snapshot.take`); None: where this program is.
     """
     compiled = sweep.path.absolute() / "compiled"
     imports = {} if code is None else {"PYTHONPATH": with_code(code, os.environ)["PYTHONPATH"]}

@@ -1,19 +1,22 @@
 """Connections to Ray: a cluster started on this machine, or one that is there already."""
 
+import functools
 import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants, services
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 from ray.job_config import JobConfig
 
-from orchestrator.launchers.ray_embedded import LOOPBACK, RayEnvironment, own_ray
+from orchestrator.launchers.ray_embedded import RayEnvironment
 from orchestrator.records.errors import ExperimentError
 
 LOG = logging.getLogger(__name__)
@@ -25,6 +28,8 @@ PING_TIMEOUT_S = 15.0
 """How long a cluster may take to accept a connection."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; nothing passes through it."""
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Binds the processes of an embedded cluster to the loopback interface."""
 
 
 class SafePathJobConfig(JobConfig):
@@ -61,7 +66,7 @@ def start_cluster(
         folder = ray_environment.create({**environment, **LOOPBACK})
         reread_settings()
         try:
-            with own_ray():
+            with _isolated():
                 ray.init(
                     address="local",
                     include_dashboard=False,
@@ -84,6 +89,24 @@ def start_cluster(
             LOG.warning("Ray did not start (%s); once more", first_line(error))
             ray_environment.close()
             ray_environment.save()
+
+
+@contextmanager
+def _isolated() -> Iterator[None]:
+    """Give what Ray starts within this block sessions of their own and loopback addresses.
+
+    Signals that are meant for this process, and other machines, do not reach it then.
+    """
+    popen, clusters = services.ConsolePopen, ray_constants.ENABLE_RAY_CLUSTER
+    in_session = functools.partial(popen, start_new_session=True)
+    services.ConsolePopen = in_session  # type: ignore[misc, assignment]
+    # Read from the environment when Ray was imported.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
 
 
 def reread_settings() -> None:

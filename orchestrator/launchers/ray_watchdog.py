@@ -1,9 +1,12 @@
-"""Ends the embedded Ray cluster of a controller that is gone: python -m orchestrator.launchers.ray_watchdog OWNER FOLDER.
+"""Watchdog that ends the embedded Ray cluster of a controller that is gone.
 
-The kernel takes most of Ray along when its driver is killed, but two of its agents now and then stay for minutes.
-The watchdog reads from a pipe that only the controller holds open. When that ends, it kills every process that
-carries the controller's mark in its environment or writes into the cluster's own folder (agents overwrite their
-environment with their title, and all of Ray logs there), and deletes the folder. It kills nothing else.
+    python -m orchestrator.launchers.ray_watchdog OWNER FOLDER
+
+The kernel ends most of Ray when its driver is killed, but two of its agents now and then stay for
+minutes. The watchdog reads from a pipe that only the controller holds open. When that ends, it
+kills every process that carries the controller's mark in its environment or writes into the
+cluster's own folder, and deletes the folder. (Agents overwrite their environment with their title,
+and all of Ray logs into that folder.) It kills nothing else.
 """
 
 import shutil
@@ -20,17 +23,17 @@ from orchestrator.records.processes import (
 )
 
 OWNER = "MEMSCALE_RAY_OWNER"
-"""Variable that marks the processes of one embedded cluster; its value names the controller that started it."""
+"""Variable that marks the processes of one embedded cluster; its value names the controller."""
 GIVE_UP_S = 60.0
 PAUSE_S = 0.1
 
 
 def clean_up(owner: str, folder: Path) -> None:
-    """End the marked processes until two looks in a row find none; then delete the folder.
+    """End the marked processes until two searches in a row find none; then delete the folder.
 
     Args:
-        owner: `<pid>-<start ticks>` of the controller. It is left alone: one that closed its cluster lives on, and
-            Ray keeps a log of its own open in it.
+        owner: `<pid>-<start ticks>` of the controller. It is left alone: one that closed its
+            cluster lives on, and Ray keeps a log of its own open in it.
         folder: The cluster's own.
     """
     controller = int(owner.partition("-")[0])

@@ -62,7 +62,7 @@ class DirectTrial:
                 LOG.warning("%s", error)
                 return "busy"
             state = trial.state()
-            if came and state is TrialState.WAITING and job_environment.go_back_to_the_queue():
+            if came and state is TrialState.WAITING and job_environment.requeue_job():
                 return "requeued"
         return str(state)
 

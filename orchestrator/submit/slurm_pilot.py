@@ -93,7 +93,7 @@ class HeadPilot:
             predicted_s=self.predicted_s,
             job=self.job,
         )
-        without_ray = threading.Timer(WITHOUT_RAY_S, job_environment.go_back_to_the_queue)
+        without_ray = threading.Timer(WITHOUT_RAY_S, job_environment.requeue_job)
         without_ray.daemon = True
 
         def on_notice(number: int) -> None:
@@ -115,7 +115,7 @@ class HeadPilot:
                 sweep.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
                 for trial_id in self.trial_ids
             )
-            if came and left and job_environment.go_back_to_the_queue():
+            if came and left and job_environment.requeue_job():
                 return "requeued"
         return "trials left" if left else "no trial left"
 

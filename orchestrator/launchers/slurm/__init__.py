@@ -1,1 +1,1 @@
-"""Slurm as a launcher: jobs, options, the autoscaler, and Ray inside of allocations."""
+"""The Slurm launcher: jobs, options, autoscaler, and Ray inside of allocations."""

@@ -1,4 +1,4 @@
-"""How many pilots a sweep should have: more while trials wait for nodes, fewer when nodes stand idle. Pure."""
+"""Autoscaler of pilots: more while trials wait for nodes, fewer when nodes are idle. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from orchestrator.records.trial_spec import Resources
 from orchestrator.scheduling.demand import UNIT, Demand, Node, nodes_needed
 
 IDLE_S = 60.0
-"""How long a node may stand idle before it is given back: the next trial may be about to retry, and queueing takes longer."""
+"""How long a node may be idle before it is given back: the next trial may be about to retry, and
+queueing takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PilotPool:
-    """The pilots of a sweep and what waits for them."""
+    """State of a sweep's pilots, and what waits for them."""
 
     nodes: int
     """That take trials, those of the first pilot too."""
@@ -39,27 +40,30 @@ class ScalingDecision:
     """Jobs to take out of the queue again."""
 
 
-def decide(seen: PilotPool, *, max_nodes: int, now: float) -> ScalingDecision:
-    """Return what to do now; the same view gives the same step.
+def decide(pool: PilotPool, *, max_nodes: int, now: float) -> ScalingDecision:
+    """Return what to do now; the same state gives the same decision.
 
-    Nothing is given back while anything waits that a node could take: it may be about to start there.
+    Nothing is given back while anything waits that a node could take: it may be about to start.
     """
-    needed = first_fit_nodes(seen.waiting, seen.capacity, most=max_nodes)
+    needed = first_fit_nodes(pool.waiting, pool.capacity, most=max_nodes)
     if needed:
         gangs = [
             demand
-            for demand in seen.waiting
-            if (nodes_needed_for(demand, seen.capacity, most=max_nodes) or 1) > 1
+            for demand in pool.waiting
+            if (nodes_needed_for(demand, pool.capacity, most=max_nodes) or 1) > 1
         ]
-        there = min(seen.empty, first_fit_nodes(gangs, seen.capacity, most=max_nodes))
-        room = max_nodes - seen.nodes - len(seen.coming)
-        return ScalingDecision(ask=max(0, min(room, needed - there - len(seen.coming))))
-    idle = [label for label, since in seen.idle_since.items() if now - since >= IDLE_S]
-    return ScalingDecision(release=tuple(sorted(idle)), withdraw=tuple(seen.coming))
+        there = min(pool.empty, first_fit_nodes(gangs, pool.capacity, most=max_nodes))
+        room = max_nodes - pool.nodes - len(pool.coming)
+        return ScalingDecision(ask=max(0, min(room, needed - there - len(pool.coming))))
+    idle = [label for label, since in pool.idle_since.items() if now - since >= IDLE_S]
+    return ScalingDecision(release=tuple(sorted(idle)), withdraw=tuple(pool.coming))
 
 
 def demand_of(asked: Resources, capacity: Demand) -> Demand:
-    """Return what a trial asks of nodes of that capacity. `auto` is a GPU for each rank, as far as a node has them."""
+    """Return the demand of a trial on nodes of that capacity.
+
+    `auto` is a GPU for each rank, as far as a node has them.
+    """
     gpus = min(asked.ranks, capacity.gpus) if asked.gpus == "auto" else float(asked.gpus)
     return Demand(
         cpus=asked.cpus * asked.ranks,
@@ -75,10 +79,10 @@ def nodes_needed_for(demand: Demand, capacity: Demand, *, most: int) -> int | No
 
 
 def first_fit_nodes(waiting: Sequence[Demand], capacity: Demand, *, most: int) -> int:
-    """Return how many empty nodes hold these demands at once, `most` at most: first fit, largest first.
+    """Return how many empty nodes, `most` at most, hold these demands at once.
 
-    A gang that no single node holds takes whole nodes. What `most` nodes do not hold is left out. Fractions of a GPU are
-    counted by their sum.
+    First fit, largest first. A gang that no single node holds takes whole nodes. What `most` nodes
+    do not hold is left out. Fractions of a GPU are counted by their sum.
     """
     free: list[tuple[int, int]] = []
     for demand in sorted(waiting, key=lambda one: one.size, reverse=True):

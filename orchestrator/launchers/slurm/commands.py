@@ -1,4 +1,4 @@
-"""Slurm's own commands, asked and answered in plain values. Submitting is `jobs.py`."""
+"""Commands of Slurm, with plain values in and out. Submitting is `submitit_adapter.py`."""
 
 import os
 import re
@@ -12,11 +12,11 @@ from orchestrator.records.errors import ExperimentError
 
 NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 TIMEOUT_S = 60.0
-"""A controller of Slurm that is busy answers late; one that is down not at all."""
+"""How long Slurm's controller may take: a busy one answers late, one that is down not at all."""
 
 
 class SlurmError(ExperimentError):
-    """Slurm is not there, does not answer, or refuses."""
+    """Slurm is not installed, does not answer, or refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +53,15 @@ def require() -> None:
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         raise SlurmError(
-            f"--backend slurm: {', '.join(missing)} not found on PATH; submit from a login node of the cluster "
-            "(often `module load slurm`), or leave --backend out to train on this machine"
+            f"--backend slurm: {', '.join(missing)} not found on PATH; submit from a login node "
+            "of the cluster (often `module load slurm`), or leave --backend out to train on this "
+            "machine"
         )
 
 
 def partitions() -> dict[str, Partition]:
     """Return the partitions by name."""
-    return parse_partitions(_ask("sinfo", "-h", "-e", "-o", "%P|%D|%c|%G"))
+    return parse_partitions(_run("sinfo", "-h", "-e", "-o", "%P|%D|%c|%G"))
 
 
 def parse_partitions(text: str) -> dict[str, Partition]:
@@ -117,7 +118,7 @@ def partition(name: str | None) -> Partition:
 
 def max_array_size() -> int:
     """Return how many tasks an array may have."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.M)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _run("scontrol", "show", "config"), re.M)
     return int(found[1]) if found else 1001
 
 
@@ -130,12 +131,12 @@ def queued(job_ids: Collection[str]) -> dict[str, Queued]:
     if not job_ids:
         return {}
     # By user, not by id: an id that Slurm has forgotten would be an error.
-    text = _ask("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T|%r")
-    return {
-        job.job_id: job
-        for job in parse_queue(text).values()
-        if job.job_id.partition("_")[0] in job_ids
-    }
+    return {name: job for name, job in _queue().items() if name.partition("_")[0] in job_ids}
+
+
+def _queue() -> dict[str, Queued]:
+    """Return all jobs of this user."""
+    return parse_queue(_run("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T|%r"))
 
 
 def parse_queue(text: str) -> dict[str, Queued]:
@@ -150,29 +151,28 @@ def parse_queue(text: str) -> dict[str, Queued]:
 def cancel(job_ids: Collection[str]) -> None:
     """End jobs; those that are over are no error."""
     if job_ids:
-        _ask("scancel", "--quiet", *job_ids)
+        _run("scancel", "--quiet", *job_ids)
 
 
 def requeue(job_id: str) -> None:
     """Put a running job back into the queue; its processes are ended."""
-    _ask("scontrol", "requeue", job_id)
+    _run("scontrol", "requeue", job_id)
 
 
 def state(job_id: str) -> str:
     """Return the state of a job that exists, empty when Slurm does not know it any more."""
-    text = _ask("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T|%r")
-    job = parse_queue(text).get(job_id)
+    job = _queue().get(job_id)
     return "" if job is None else job.state
 
 
 def node_address(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address by which the other nodes of the cluster reach this one, as Slurm knows it."""
+    """Return the address by which other nodes reach this one, as Slurm knows it."""
     name = environment.get("SLURMD_NODENAME")
-    found = re.search(r"NodeAddr=(\S+)", _ask("scontrol", "show", "node", name)) if name else None
+    found = re.search(r"NodeAddr=(\S+)", _run("scontrol", "show", "node", name)) if name else None
     return socket.gethostbyname(found[1] if found else socket.gethostname())
 
 
-def _ask(*words: str) -> str:
+def _run(*words: str) -> str:
     """Run a command and return what it prints.
 
     Raises:
@@ -184,12 +184,14 @@ def _ask(*words: str) -> str:
         raise SlurmError(f"{words[0]}: not found on PATH; is this a node of the cluster?") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(
-            f"{' '.join(words)}: no answer in {TIMEOUT_S:.0f} s; is slurmctld down? (`scontrol ping`)"
+            f"{' '.join(words)}: no answer in {TIMEOUT_S:.0f} s; is slurmctld down? "
+            "(`scontrol ping`)"
         ) from None
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise SlurmError(
             f"{' '.join(words[:2])}: {said[-1] if said else f'exit code {done.returncode}'}; "
-            "does `scontrol ping` answer on this machine? Without a Slurm cluster leave --backend out"
+            "does `scontrol ping` answer on this machine? Without a Slurm cluster leave --backend "
+            "out"
         )
     return done.stdout

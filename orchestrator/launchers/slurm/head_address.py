@@ -1,7 +1,7 @@
-"""How the nodes of pilots find Ray's head: a file on shared storage, so that no port needs to be agreed on before.
+"""Address of Ray's head for the nodes of pilots: a file on shared storage.
 
-A head that is started again by Slurm offers another address. Whoever was sent for an earlier one, its generation, sees
-that and leaves.
+No port needs to be agreed on before. A head that Slurm has restarted publishes another address.
+Nodes that were submitted for an earlier start, its generation, see that and leave.
 """
 
 import time
@@ -13,22 +13,23 @@ from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import read_json, write_json
 
 WAIT_S = 300.0
-"""How long a node waits for its head: Ray is imported from shared storage, which is slow when many nodes do it at once."""
+"""How long a node waits for its head: importing Ray from shared storage is slow when many nodes do
+it at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAddress:
-    """Where the head listens."""
+    """Address and token of a head."""
 
     address: str
     """host:port"""
     token: str
-    """What Ray asks of everyone who connects: a private cluster stays private on a shared network."""
+    """Whoever connects must show it: the cluster stays private on a shared network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadAddressFile:
-    """One start of one head."""
+    """The file in which one start of one head publishes its address."""
 
     folder: Path
     generation: str
@@ -36,15 +37,15 @@ class HeadAddressFile:
 
     @property
     def draining(self) -> Path:
-        """Folder of marks: on the node that a file here names, nothing new may start."""
+        """Folder of marks: on a node that a file here names, nothing new may start."""
         return self.folder / "leaving"
 
-    def publish(self, offer: HeadAddress) -> None:
-        """Tell everybody; only this user can read it."""
-        self._write({"address": offer.address, "token": offer.token})
+    def publish(self, head: HeadAddress) -> None:
+        """Publish the address; only this user can read it."""
+        self._write({"address": head.address, "token": head.token})
 
     def withdraw(self) -> None:
-        """Tell everybody to leave."""
+        """Tell all nodes to leave."""
         self._write({"ended": True})
 
     def wait(
@@ -55,7 +56,7 @@ class HeadAddressFile:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> HeadAddress | None:
-        """Return the offer of this generation, None if it has ended before or `give_up` says so.
+        """Return this generation's address, None if it has ended or `give_up` returns True.
 
         Raises:
             StoreError: If there is none for `timeout_s` seconds.
@@ -69,14 +70,14 @@ class HeadAddressFile:
                 return HeadAddress(address=record["address"], token=record["token"])
             if clock() > deadline:
                 raise StoreError(
-                    f"{self.folder / 'head.json'}: the head {self.generation} did not come up in {timeout_s:.0f} s; "
-                    "see what its job printed in the folder submitit beside"
+                    f"{self.folder / 'head.json'}: the head {self.generation} did not come up in "
+                    f"{timeout_s:.0f} s; see what its job printed in the folder submitit beside"
                 )
             sleep(0.5)
         return None
 
     def is_current(self) -> bool:
-        """Whether the head still runs, as far as it has said."""
+        """Return whether the head still runs, as far as the file says."""
         record = self._read()
         return record.get("generation") == self.generation and not record.get("ended")
 

@@ -1,4 +1,4 @@
-"""Inside a job: which one it is, what it holds, what Slurm tells it by signals, and how it goes back into the queue."""
+"""Environment of a running Slurm job: id, cores and GPUs, end-of-job signals, requeueing."""
 
 import logging
 import os
@@ -11,8 +11,8 @@ from orchestrator.node.hardware import usable_cores, visible_gpus
 
 LOG = logging.getLogger(__name__)
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-"""SIGUSR2 is what jobs ask for before their time limit and before preemption; SIGTERM is sent by a cluster that was not
-set up for it, by `scancel`, and by `scontrol requeue`."""
+"""SIGUSR2 is what jobs ask for before their time limit and before preemption. SIGTERM is sent by a
+cluster that was not set up for that, by `scancel`, and by `scontrol requeue`."""
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str:
@@ -46,9 +46,10 @@ def hide_other_gpus() -> tuple[str, ...]:
 
 @contextmanager
 def notices(on_notice: Callable[[int], None]) -> Iterator[list[int]]:
-    """Call `on_notice` with the first signal that says that the allocation ends; yield the signals that came.
+    """Call `on_notice` with the first signal that announces the end of the allocation.
 
-    Replaces submitit's handlers, which would put the job back into the queue before anything has checkpointed.
+    Yields the signals that came. Replaces submitit's handlers, which would requeue the job before
+    anything has checkpointed.
     """
     came: list[int] = []
 
@@ -65,8 +66,8 @@ def notices(on_notice: Callable[[int], None]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def go_back_to_the_queue() -> bool:
-    """Requeue this job, unless somebody cancelled it or Slurm does so itself; return whether it was done.
+def requeue_job() -> bool:
+    """Requeue this job, unless it was cancelled or Slurm requeues it; return whether it was done.
 
     Call it when everything has checkpointed: what still runs of the job is ended.
     """

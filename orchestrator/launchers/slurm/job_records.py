@@ -1,4 +1,4 @@
-"""Which Slurm jobs were submitted for a sweep: one small file for each array in SWEEP/slurm/jobs.
+"""Records of the Slurm jobs of a sweep: one small file for each array in SWEEP/slurm/jobs.
 
     SWEEP/slurm/
       jobs/12.json               {"kind", "submission", "jobs": {"12_0": trial id or null, …}}
@@ -6,7 +6,7 @@
       12/leaving/13-0            the node of a pilot on which nothing new may start
       submitit/                  scripts and pickles of jobs, and what they printed
 
-Slurm itself says what became of a job; the book only knows whose it is.
+Slurm itself says what became of a job; the records only say whose it is.
 """
 
 import shutil
@@ -48,7 +48,7 @@ class JobRecord:
 
 
 def folder(sweep: SweepDir) -> Path:
-    """Return where everything about Slurm lies."""
+    """Return the folder of all that concerns Slurm."""
     return sweep.path / "slurm"
 
 
@@ -60,7 +60,7 @@ def record(
     submission: int,
     trial_ids: Sequence[str | None] | None = None,
 ) -> None:
-    """Write down the jobs of one call of `jobs.submit`."""
+    """Write down the jobs of one call of `submitit_adapter.submit`."""
     whose = trial_ids or [None] * len(job_ids)
     write_json(
         folder(sweep) / "jobs" / f"{job_ids[0].partition('_')[0]}.json",
@@ -120,23 +120,24 @@ def queue_reasons(sweep: SweepDir) -> QueueReasons | None:
 
 
 def refuse_if_queued(sweep: SweepDir, *, kinds: Collection[str] = (HEAD, WORKER)) -> None:
-    """Raise BusyError if jobs of these kinds wait or run for a sweep, as far as Slurm can be asked here.
+    """Raise BusyError if jobs of these kinds wait or run for a sweep.
 
-    Where it cannot, the locks of orchestrator/records/locks.py keep two controllers apart.
+    Where Slurm cannot be asked, the locks of records/locks.py keep two controllers apart.
     """
     try:
         jobs = [job for job in live_jobs(sweep) if job.kind in kinds]
     except SlurmError:
         return
     if jobs:
+        more = f", and there are {len(jobs) - 1} more" if jobs[1:] else ""
         raise BusyError(
-            f"sweep {sweep.name}: {jobs[0]}{f', and there are {len(jobs) - 1} more' if jobs[1:] else ''}; watch with "
+            f"sweep {sweep.name}: {jobs[0]}{more}; watch with "
             f"`memscale status {sweep.name} --watch`, end with `memscale cancel {sweep.name}`"
         )
 
 
 def cancel(sweep: SweepDir, trial_ids: Collection[str], *, whole_sweep: bool) -> None:
-    """Take jobs that were not started yet out of the queue. Those that run look for requests to cancel themselves.
+    """Cancel pending jobs. Those that run look for requests to cancel themselves.
 
     Raises:
         SlurmError: If Slurm cannot be asked.
@@ -152,5 +153,6 @@ def cancel(sweep: SweepDir, trial_ids: Collection[str], *, whole_sweep: bool) ->
         commands.cancel(jobs)
     except SlurmError as error:
         raise SlurmError(
-            f"what runs was asked to stop, but jobs in Slurm's queue stay there: {error}; cancel again from a login node"
+            f"what runs was asked to stop, but jobs in Slurm's queue stay there: {error}; "
+            "cancel again from a login node"
         ) from error

@@ -1,4 +1,4 @@
-"""The launcher of a head pilot: Ray in its own allocation, and further pilots that come and go with the work."""
+"""Launcher of a head pilot: Ray in its allocation, with further pilots as the work needs them."""
 
 import logging
 import time
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from orchestrator.launchers.ray import RayLauncher
 
 LOG = logging.getLogger(__name__)
-EVERY_S = 10.0
+ADAPT_EVERY_S = 10.0
 """How often Slurm is asked about further pilots."""
 MARK = mark("")
 FREE = "free"
-"""What a mark of a leaving node says once nothing of ours uses it any more."""
+"""Content of the mark of a leaving node once nothing of ours uses it any more."""
 
 
 class PilotLauncher:
@@ -82,7 +82,7 @@ class PilotLauncher:
         self._waiting: Sequence[str] = ()
         self._demands: dict[str, Demand] = {}
         """Of trials that have waited at some time."""
-        self._looked_at = clock()
+        self._adapted_at = clock()
 
     def start(self) -> None:
         """Start Ray on this node, tell the others where it is, and connect to it."""
@@ -95,7 +95,7 @@ class PilotLauncher:
         self._ray.start()
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes on which something may start; those that are leaving are let go as soon as nothing runs there."""
+        """Return the nodes on which something may start; idle ones that leave are drained."""
         ray = self._connected()
         busy = {node_id for node_ids in self._running.values() for node_id in node_ids}
         leaving = self._leaving()
@@ -108,8 +108,8 @@ class PilotLauncher:
                 ray.drain_node(node.node_id)
                 leaving[label].write_text(FREE, encoding="utf-8")
         self._note_idle(stay, busy)
-        if self._clock() - self._looked_at >= EVERY_S:
-            self._looked_at = self._clock()
+        if self._clock() - self._adapted_at >= ADAPT_EVERY_S:
+            self._adapted_at = self._clock()
             try:
                 for label in self._adapt(stay, busy):
                     del stay[label]
@@ -119,7 +119,10 @@ class PilotLauncher:
         return tuple(stay.values())
 
     def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
-        """Nobody else uses the cluster; it may grow while something waits that more nodes would hold."""
+        """Return no foreign load: the cluster is private.
+
+        It may grow while something waits that more nodes would hold.
+        """
         return SharedUsage(
             may_grow=self._n_nodes < self._max_nodes
             and any(
@@ -151,11 +154,11 @@ class PilotLauncher:
         self._connected().stop(trial_id, attempt, hard=hard)
 
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
-        """Kill ranks of an earlier controller; those on nodes of earlier allocations were ended by Slurm."""
+        """Kill ranks of an earlier controller; Slurm ended those of earlier allocations."""
         return self._connected().end_orphans(processes)
 
     def close(self) -> None:
-        """End the ranks, tell all nodes to leave, end Ray here, take back what still waits in the queue."""
+        """End the ranks, tell all nodes to leave, end Ray here, cancel pending pilots."""
         try:
             if self._ray is not None:
                 self._ray.close()
@@ -193,7 +196,8 @@ class PilotLauncher:
             jobs = self._ask(step.ask)
             self._asked.update(jobs)
             LOG.info("%d trials wait: asked for pilots %s", len(self._waiting), ", ".join(jobs))
-        # One that runs already joins, stands idle and is given back: killed on its way it would leave things behind.
+        # One that runs already joins, is idle and is given back: killed while it starts it would
+        # leave things behind.
         commands.cancel([job_id for job_id in step.withdraw if coming[job_id] == "PENDING"])
         for label in step.release:
             LOG.info("node %s stands idle: it is given back", label)
@@ -209,7 +213,7 @@ class PilotLauncher:
         return self._demands[trial_id]
 
     def _coming(self, stay: dict[str, Node]) -> dict[str, str]:
-        """Return the jobs that were asked for, are not over, and whose node has not joined, with their states."""
+        """Return the states of the jobs that were submitted and whose node has not joined yet."""
         there = {label.rpartition("-")[0] for label in (*stay, *self._leaving())}
         queue = commands.queued(_jobs(self._asked))
         self._asked.intersection_update(queue)

@@ -1,4 +1,4 @@
-"""What `memscale submit --backend slurm` asks Slurm for: parsed from the command line, sent along with pilots. Pure."""
+"""Options of `memscale submit --backend slurm`: parsed from the command line. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,11 +7,23 @@ from typing import Any
 
 BACKENDS = ("slurm", "slurm-direct")
 LONGEST_NOTICE_S = 150
-"""How long before the end of an allocation Slurm says so: a checkpoint may take a minute, then Ray is stopped."""
+"""How long before the end of an allocation Slurm signals it at most: a checkpoint may take a
+minute, then Ray is stopped."""
 OURS = frozenset(
-    ("array", "nodes", "ntasks-per-node", "output", "error", "open-mode", "signal", "time", "partition", "exclusive")
-)  # fmt: skip
-"""Options of sbatch that would break what jobs are made of, or that have an option of their own."""
+    [
+        "array",
+        "nodes",
+        "ntasks-per-node",
+        "output",
+        "error",
+        "open-mode",
+        "signal",
+        "time",
+        "partition",
+        "exclusive",
+    ]
+)
+"""Options of sbatch that memscale sets itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +77,9 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_minutes(text: str) -> int:
-    """Return minutes, rounded up, of a time as Slurm writes it: 30, 30:00, 4:00:00, 2-12, 2-12:00, 2-12:00:00.
+    """Return the minutes, rounded up, of a time as Slurm writes it.
+
+    That is 30, 30:00, 4:00:00, 2-12, 2-12:00 or 2-12:00:00.
 
     Raises:
         ValueError: If it is none, or zero.
@@ -106,7 +120,8 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
             )
         if key in OURS:
             raise ValueError(
-                f"{key} is set by memscale; use --nodes, --partition, --time, --cpus or --gpus instead"
+                f"{key} is set by memscale; use --nodes, --partition, --time, --cpus or --gpus "
+                "instead"
             )
         if not value.isprintable():
             raise ValueError(f"{key} must be one line of printable characters, got {value!r}")

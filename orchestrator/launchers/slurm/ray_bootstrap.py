@@ -1,8 +1,8 @@
-"""Ray on one node of an allocation: our own bootstrap.
+"""Bootstrap of Ray on one node of an allocation.
 
-`ray start` decides about a node by what it finds there, and `ray stop` ends every Ray of the machine. Here a node has
-the cores and GPUs that Slurm gave, a port that nobody chose beforehand, a short folder on local disk, and a process group
-by which it is stopped, alone.
+`ray start` takes all that it finds on a machine, and `ray stop` ends every Ray there. Here a node
+has the cores and GPUs that Slurm gave, a port that the kernel chose, a short folder on local disk,
+and a process group by which it alone is stopped.
 """
 
 import os
@@ -21,16 +21,17 @@ from orchestrator.records.errors import ExperimentError
 START_S = 180.0
 """For importing Ray from cold, shared storage."""
 STOP_S = 3.0
-"""Between SIGTERM and SIGKILL. Ray would wait half a minute for work of its own, of which there is none."""
+"""Between SIGTERM and SIGKILL. Ray would wait half a minute for tasks, and there are none."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; we pass nothing through it."""
 LONGEST_ROOT = 24
-"""Characters of the folder for temporary files; what Ray puts below takes about 80 of the 107 that a socket's path may have."""
-DEAF = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
-"""Slurm's notice goes to every process of a job. Ray does not know the signal and would die of it before anything has
-checkpointed; what is ignored stays so in all that it starts."""
+"""Characters of the folder for temporary files: what Ray puts below takes about 80 of the 107 that
+a socket's path may have."""
+IGNORE_NOTICES = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
+"""Ignores Slurm's notice, which goes to every process of a job. Ray would die of it before anything
+has checkpointed; what is ignored stays so in all that it starts."""
 SETTINGS = {
-    # Of a private cluster: whoever connects must show the token. `disabled` is for clusters on the loopback interface.
+    # Whoever connects must show the token; `disabled` is for clusters on the loopback interface.
     "RAY_AUTH_MODE": "token",
     # A node that is gone is noticed after five seconds instead of about fifteen.
     "RAY_health_check_initial_delay_ms": "2000",
@@ -49,7 +50,7 @@ class RayNode:
         """Prepare; nothing is started yet.
 
         Args:
-            label: Names the node in Ray, as a resource: see `mark`.
+            label: Name of the node in Ray, as a resource: see `mark`.
             address: Of this node, for the others.
             cpus: Cores of it that are ours.
             gpus: GPUs of it that are ours: the first so many of CUDA_VISIBLE_DEVICES.
@@ -100,7 +101,7 @@ class RayNode:
                     process.wait(STOP_S)
                     break
             process.wait()
-        # Ray's workers have process groups of their own; they carry a mark by which the watchdog finds them.
+        # Ray's workers have process groups of their own; the watchdog finds them by their mark.
         self._ray_environment.close()
 
     def _start(self, *options: str) -> None:
@@ -111,7 +112,7 @@ class RayNode:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *DEAF,
+                    *IGNORE_NOTICES,
                     *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"),
                     *options,
                     f"--node-ip-address={self._ip}",

@@ -1,4 +1,4 @@
-"""The submitit adapter: callables in, job ids out. The only file that imports submitit."""
+"""Adapter of submitit: callables in, job ids out. The only file that imports submitit."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ INHERITED = (
     # The token, and the mark by which a pilot's end finds all that belongs to it.
     *("RAY_", OWNER),
 )
-"""Beginnings of variables that a job submitted from inside another one must not take for its own."""
+"""Prefixes of variables that a job submitted inside another one must not inherit."""
 
 
 def require() -> None:
@@ -45,7 +45,9 @@ def submit(
     requeue: bool = True,
     code: Path | None = None,
 ) -> list[str]:
-    """Submit callables, several as one array, each called once on each of its nodes; return one job id for each.
+    """Submit callables, several as one array; return one job id for each.
+
+    Each is called once on each of its nodes.
 
     Args:
         calls: Picklable, of modules of this package.
@@ -56,7 +58,7 @@ def submit(
         cpus: Cores per node; None takes nodes whole.
         gpus: GPUs per node.
         requeue: Whether Slurm may start a job again after preemption or the loss of a node.
-        code: Folder that jobs import from; None: where this very program lies.
+        code: Folder that jobs import from; None: where this program is.
 
     Raises:
         SlurmError: If sbatch refuses; says what it said.
