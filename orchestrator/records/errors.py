@@ -6,8 +6,8 @@
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
     └── BusyError              somebody else's controller holds this sweep               exit code 3
 
-A bad argument or config value is a plain ValueError wherever it is noticed; `config.py` turns one met
-while reading a sweep file into a Problem with file, line and column.
+A bad value of a config field is a `workloads.field_error.FieldError`, any other bad argument a plain
+ValueError; `sweep/parsing/validation.py` turns the former into a Problem with file, line and column.
 """
 
 from collections.abc import Sequence

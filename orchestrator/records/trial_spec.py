@@ -1,4 +1,4 @@
-"""What a trial is and what is known about it: frozen records, standard library only.
+"""The records of a trial and of its attempts: frozen dataclasses of plain values.
 
 A trial is named by the hash of what decides its result (`TrialSpec.identity`): data, model, train, seed
 and the schema version. Placement, retries and logging are left out, so changing them trains nothing anew.
@@ -12,6 +12,15 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
+
+from workloads.field_error import (
+    FieldError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_fields,
+)
 
 SCHEMA_VERSION = 1
 """Part of every trial's identity. Raised when the meaning of a field changes, so old results are not mistaken for new."""
@@ -61,11 +70,11 @@ class Resources:
 
     gpus: float | str = "auto"
     """`auto`, 0, a fraction, or a whole number. `auto` is one GPU where there is one, else none."""
-    cpus: int = 1
+    cpus: PositiveInt = 1
     """Cores per rank; also the number of torch threads of a rank."""
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes of one trial (torch.distributed); each gets `cpus` cores and an equal share of `gpus`."""
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: PositiveInt | None = None
     """Tokens per forward pass and rank; None is the whole batch in one pass. Smaller saves memory."""
     memory_ranks: int = 1
     """Neighbouring ranks that hold one copy of the memory tables together; divides `ranks`. 1: every rank holds all."""
@@ -77,93 +86,61 @@ class Resources:
     """Whether every rank holds all of everything but the tables, or a part. One rank holds all of it either way."""
     compile: bool = True
     """Compile and capture training steps where they run on a GPU; `off` for debugging."""
-    time_limit_s: float | None = None
+    time_limit_s: PositiveFloat | None = None
     """Wall-clock limit of one attempt."""
-    hang_after_s: float | None = None
+    hang_after_s: PositiveFloat | None = None
     """Seconds without progress after which an attempt counts as hung, if 20 steps are not longer. None: 300 between two steps,
     1800 before the first, in evaluations and checkpoints (`orchestrator/node/hang_detection.py`)."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.gpus, str):
-            if self.gpus != "auto":
-                raise ValueError(f"gpus must be auto or a number >= 0, got {self.gpus!r}")
-        elif self.gpus < 0 or (self.gpus > 1 and self.gpus != int(self.gpus)):
-            raise ValueError(
-                f"gpus must be a fraction of one GPU or a whole number, got {self.gpus}"
-            )
-        if self.cpus < 1:
-            raise ValueError(f"cpus must be at least 1, got {self.cpus}")
-        if self.ranks < 1:
-            raise ValueError(f"ranks must be at least 1, got {self.ranks}")
-        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
-            raise ValueError(
-                f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}"
-            )
+        check_fields(self)
+        gpus = self.gpus
+        if isinstance(gpus, str):
+            if gpus != "auto":
+                raise FieldError("gpus", "must be auto or a number >= 0", repr(gpus))
+        elif gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+            raise FieldError("gpus", "must be a fraction of one GPU or a whole number", gpus)
         if self.memory_ranks < 1 or self.ranks % self.memory_ranks:
             divisors = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
             nearest = max(n for n in divisors if n <= max(1, self.memory_ranks))
-            raise ValueError(
-                f"memory_ranks must divide ranks ({self.ranks}), got {self.memory_ranks}; the nearest is {nearest}"
-            )
-        if self.memory_layout not in ("columns", "rows"):
-            raise ValueError(f"memory_layout must be columns or rows, got {self.memory_layout!r}")
-        if self.memory_tables not in ("device", "host"):
-            raise ValueError(f"memory_tables must be device or host, got {self.memory_tables!r}")
+            rule, fix = f"must divide ranks ({self.ranks})", f"the nearest is {nearest}"
+            raise FieldError("memory_ranks", rule, self.memory_ranks, fix, ("ranks",))
         if self.memory_tables == "host" and self.memory_ranks > 1:
-            raise ValueError(
-                f"memory_tables: host holds whole tables, got memory_ranks {self.memory_ranks}; set memory_ranks to 1"
+            got = f"memory_ranks {self.memory_ranks}"
+            fix = "set memory_ranks to 1"
+            raise FieldError(
+                "memory_tables", ": host holds whole tables", got, fix, ("memory_ranks",)
             )
-        if self.dense_parameters not in ("replicated", "sharded"):
-            raise ValueError(
-                f"dense_parameters must be replicated or sharded, got {self.dense_parameters!r}"
-            )
-        if self.time_limit_s is not None and self.time_limit_s <= 0:
-            raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
-        if self.hang_after_s is not None and self.hang_after_s <= 0:
-            raise ValueError(f"hang_after_s must be positive, got {self.hang_after_s}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
     """Attempts allowed beyond the first, per budget."""
 
-    failure: int = 1
+    failure: NonNegativeInt = 1
     """Errors that the trial itself may have caused."""
-    preemption: int = 100
+    preemption: NonNegativeInt = 100
     """Attempts taken away from outside: preemption, a killed process, a lost node."""
 
     def __post_init__(self) -> None:
-        for name in ("failure", "preemption"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
     """How often a trial writes. Not part of its identity: none of it changes the weights."""
 
-    every_steps: int = 10
+    every_steps: PositiveInt = 10
     """Steps between training metrics."""
-    evaluations: int = 4
+    evaluations: PositiveInt = 4
     """Evaluations over the run, evenly spaced, the last one after the last step."""
-    checkpoint_every_s: float = 30.0
+    checkpoint_every_s: NonNegativeFloat = 30.0
     """Seconds between checkpoints."""
-    usage_every_steps: int | None = None
+    usage_every_steps: PositiveInt | None = None
     """Steps between reports of how memories and experts are used; None: at each evaluation."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise ValueError(f"every_steps must be at least 1, got {self.every_steps}")
-        if self.evaluations < 1:
-            raise ValueError(f"evaluations must be at least 1, got {self.evaluations}")
-        if self.checkpoint_every_s < 0:
-            raise ValueError(
-                f"checkpoint_every_s must be at least 0, got {self.checkpoint_every_s}"
-            )
-        if self.usage_every_steps is not None and self.usage_every_steps < 1:
-            raise ValueError(
-                f"usage_every_steps must be at least 1 or null, got {self.usage_every_steps}"
-            )
+        check_fields(self)
 
 
 def canonical_json(value: Any) -> str:

@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
+from workloads.field_error import PositiveInt
 from workloads.kernels.all_attention.op import all_attention
 from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
 from workloads.layers.backbone.size_family import FreeDimension, backbone_fields, nearest_member
@@ -80,15 +81,8 @@ class Config(LlamaFrame):
     FREE_DIMENSION: ClassVar[str] = "n_persistent"
     """Field that `match:` solves for unless told otherwise."""
 
-    n_persistent: int
+    n_persistent: PositiveInt
     """Persistent keys and values of every head (N)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.n_persistent < 1:
-            raise ValueError(
-                f"n_persistent must be at least 1, got {self.n_persistent}; the nearest is 1"
-            )
 
     @property
     def attention(self) -> AllAttentionShape:

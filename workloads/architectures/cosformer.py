@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from workloads.accounting.counts import Components, Precision
+from workloads.field_error import PositiveInt, Share
 from workloads.layers.backbone.neox import (
     NEOX_BACKBONES,
     NEOX_D_FF,
@@ -32,7 +33,6 @@ from workloads.layers.context import Context
 from workloads.layers.mixers.attention import MultiHead
 from workloads.layers.mixers.linear_attention import (
     LinearAttentionShape,
-    check_mixing,
     normalised_mix,
     refuse_longer,
 )
@@ -51,16 +51,12 @@ class CosShape(LinearAttentionShape):
 class Config(NeoXBackbone):
     """GPT-NeoX transformer with cosFormer's linear attention."""
 
-    rotary_fraction: float = 0.0
+    rotary_fraction: Share = 0.0
     """Share of each head's columns that turn with the position; 0 for none, as in the source."""
-    max_seq_len: int = 2048
+    max_seq_len: PositiveInt = 2048
     """M of the weights, and the longest sequence: beyond it they would turn negative."""
-    chunk_tokens: int = 64
+    chunk_tokens: PositiveInt = 64
     """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mixing(max_seq_len=self.max_seq_len, chunk_tokens=self.chunk_tokens)
 
     @property
     def longest_sequence(self) -> int:

@@ -25,15 +25,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Interval
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
+from workloads.field_error import FieldError, PositiveInt
 from workloads.layers.backbone.layer_placement import check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
 from workloads.layers.backbone.size_family import (
@@ -58,49 +60,42 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 class Config(LlamaBackbone):
     """Transformer with a memory of n-grams before the attention of some layers."""
 
-    rows_per_head: int
+    rows_per_head: Annotated[int, Interval(ge=2)]
     """Fewest rows of each hash head's part of a table; parts have the next primes, all different."""
-    max_order: int = 3
+    max_order: Annotated[int, Interval(ge=2)] = 3
     """Tokens in the longest n-gram; the shortest has two."""
-    n_hash_heads: int = 8
+    n_hash_heads: PositiveInt = 8
     """Hash heads, and so rows read, per order."""
-    ngram_dim: int | None = None
+    ngram_dim: PositiveInt | None = None
     """Width of the rows of one order side by side; None is half of d_model."""
     engram_layers: tuple[int, ...] | None = None
     """Layers with a memory, from 0; None is the second and the middle one."""
     shared_table: bool = False
     """Let all layers read the same rows of one table instead of one each of their own."""
-    conv_kernel: int | None = 4
+    conv_kernel: PositiveInt | None = 4
     """Positions that the convolution sees, this one included; None for no convolution."""
     hash_seed: int = 0
     """What the hash's multipliers are drawn with."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, lowest in (
-            ("rows_per_head", 2),
-            ("max_order", 2),
-            ("n_hash_heads", 1),
-            ("ngram_dim", 1),
-            ("conv_kernel", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < lowest:
-                raise ValueError(
-                    f"{name} must be at least {lowest}, got {value}; the nearest is {lowest}"
-                )
         ngram_dim = self.engram.ngram_dim
         if ngram_dim < 1 or ngram_dim % self.n_hash_heads:
-            shown = ", half of d_model" if self.ngram_dim is None else ""
+            shown = f"{ngram_dim}{', half of d_model' if self.ngram_dim is None else ''}"
             nearest = nearest_divisor(max(1, ngram_dim), self.n_hash_heads)
-            raise ValueError(
-                f"n_hash_heads must divide ngram_dim ({ngram_dim}{shown}), got {self.n_hash_heads}; the nearest is {nearest}"
+            raise FieldError(
+                "n_hash_heads",
+                f"must divide ngram_dim ({shown})",
+                self.n_hash_heads,
+                f"the nearest is {nearest}",
+                ("ngram_dim", "d_model") if self.ngram_dim is None else ("ngram_dim",),
             )
-        if not self.placement:
-            raise ValueError(
-                "engram_layers must name at least one layer, got none; use `dense` for no memory"
-            )
-        check_placement(self.placement, n_layers=self.n_layers, where="engram_layers")
+        check_placement(
+            self.placement,
+            n_layers=self.n_layers,
+            field="engram_layers",
+            instead="use `dense` for no memory",
+        )
 
     @property
     def engram(self) -> "EngramShape":

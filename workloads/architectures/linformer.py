@@ -27,6 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Components, ParamCount, Precision
+from workloads.field_error import PositiveInt
 from workloads.layers.backbone.neox import (
     NEOX_BACKBONES,
     NEOX_D_FF,
@@ -39,7 +40,6 @@ from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
 from workloads.layers.mixers.attention import AttentionShape, MultiHead
 from workloads.layers.mixers.linear_attention import (
-    check_mixing,
     chunked_floats,
     chunked_flops,
     refuse_longer,
@@ -96,22 +96,14 @@ class LinformerShape(AttentionShape):
 class Config(NeoXBackbone):
     """GPT-NeoX transformer with attention to a compressed prefix."""
 
-    projected_len: int
+    projected_len: PositiveInt
     """Keys and values that a prefix is compressed to (k)."""
-    max_seq_len: int = 2048
+    max_seq_len: PositiveInt = 2048
     """Positions of the compression, so the longest sequence."""
     equal_prefixes: bool = True
     """Bring the sums over prefixes of all lengths to one scale."""
-    chunk_tokens: int = 64
+    chunk_tokens: PositiveInt = 64
     """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_mixing(
-            projected_len=self.projected_len,
-            max_seq_len=self.max_seq_len,
-            chunk_tokens=self.chunk_tokens,
-        )
 
     @property
     def longest_sequence(self) -> int:

@@ -19,7 +19,7 @@ Differs from the source, which trains encoders:
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
+from workloads.field_error import FieldError, PositiveFloat, PositiveInt
 from workloads.kernels.hadamard import hadamard
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame, nearest_divisor
 from workloads.layers.backbone.size_family import (
@@ -54,49 +55,31 @@ class Config(LlamaFrame):
     """Tables of all layers together, at least one for each. They are shared out evenly, to the first layers one more
     where that does not come out even: one table more in every layer may need another bh4 projection in every layer,
     too coarse a step for `match:`. A token reads one row of each."""
-    tau: int = 8
+    tau: PositiveInt = 8
     """Numbers that are hashed together: a table has 2**tau rows."""
     projection: Projection = "bh4"
     """What makes a layer's K * tau numbers: bh4, four block-diagonal maps and Hadamard transforms; or dense."""
-    block_width: int | None = None
+    block_width: PositiveInt | None = None
     """Width of a block of bh4; None is an eighth of d_model's next power of two, at least 2: the source's 64 at 512."""
     score: HashScore = "l1_prob"
     """Weight of a row: l1_prob (the source's), the probability of its code times the chunk's sum of absolute values;
     prob, the probability alone."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Of the score: the larger, the less the size of a number matters."""
-    table_std: float = 0.02
+    table_std: PositiveFloat = 0.02
     """Standard deviation of the tables at the start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tau", "block_width"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        for name, choices in (
-            ("projection", get_args(Projection)),
-            ("score", get_args(HashScore)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
-                )
-        for name in ("temperature", "table_std"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.total_tables < self.n_layers:
-            raise ValueError(
-                f"total_tables must be at least one per layer ({self.n_layers}), got {self.total_tables}; "
-                f"the nearest is {self.n_layers}"
-            )
+            rule = f"must be at least one per layer ({self.n_layers})"
+            fix = f"the nearest is {self.n_layers}"
+            raise FieldError("total_tables", rule, self.total_tables, fix)
         padded = _padded(self.d_model)
         if self.block_width is not None and padded % self.block_width:
-            nearest = nearest_divisor(padded, self.block_width)
-            raise ValueError(
-                f"block_width must divide d_model's next power of two ({padded}), got {self.block_width}; "
-                f"the nearest is {nearest}"
-            )
+            rule = f"must divide d_model's next power of two ({padded})"
+            fix = f"the nearest is {nearest_divisor(padded, self.block_width)}"
+            raise FieldError("block_width", rule, self.block_width, fix, ("d_model",))
 
     @property
     def tables_per_layer(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from workloads.accounting.counts import Components
 from workloads.architectures import memory_plus
+from workloads.field_error import PositiveInt
 from workloads.layers.backbone.layer_placement import centred, check_layer
 from workloads.layers.backbone.llama import PAPER, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, nearest_member
@@ -28,7 +29,6 @@ from workloads.layers.memory.product_keys import (
     LookupShape,
     Score,
     check_lookup,
-    check_ways,
 )
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.feed_forward import SwiGLU, llama_d_ff
@@ -39,15 +39,15 @@ from workloads.layers.modules.norms import LEAK
 class Config(LlamaBackbone):
     """Transformer with a memory in one layer and feed-forward blocks in the others."""
 
-    n_keys: int
+    n_keys: PositiveInt
     """Sub-keys in each half codebook; the table has n_keys**2 slots."""
-    n_memory_heads: int = 4
+    n_memory_heads: PositiveInt = 4
     """Reading heads of the memory; what they read is added."""
-    knn: int = 32
+    knn: PositiveInt = 32
     """Slots read per token and memory head."""
-    key_dim: int | None = None
+    key_dim: PositiveInt | None = None
     """Width of a memory query, both halves; None is half of value_dim."""
-    value_dim: int | None = None
+    value_dim: PositiveInt | None = None
     """Width of a value row; None is d_model. Any other width is projected back to d_model."""
     memory_layer: int | None = None
     """Layer with the memory, from 0; None is the middle one, n_layers // 2."""
@@ -64,15 +64,13 @@ class Config(LlamaBackbone):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_keys", "n_memory_heads", "knn", "key_dim", "value_dim"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        key_dim = self.memory.lookup.key_dim
-        shown = f"{key_dim}, half of value_dim" if self.key_dim is None else None
-        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)
-        check_ways(score=self.score, key_init=self.key_init)
-        check_layer(self.memory_layer, n_layers=self.n_layers, where="memory_layer")
+        check_lookup(
+            n_keys=self.n_keys,
+            knn=self.knn,
+            key_dim=self.memory.lookup.key_dim,
+            key_dim_half_of="value_dim" if self.key_dim is None else None,
+        )
+        check_layer(self.memory_layer, n_layers=self.n_layers, field="memory_layer")
 
     @property
     def memory(self) -> MemoryShape:

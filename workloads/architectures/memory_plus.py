@@ -11,7 +11,8 @@ from torch import nn
 
 from workloads.accounting.counts import Components
 from workloads.architectures import dense
-from workloads.layers.backbone.layer_placement import centred, check_placement
+from workloads.field_error import PositiveInt
+from workloads.layers.backbone.layer_placement import centred, check_absent, check_placement
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
@@ -29,57 +30,47 @@ from workloads.layers.memory.table import MemoryTable
 class Config(LlamaBackbone):
     """Transformer with a feed-forward block in some layers and a memory in the others."""
 
-    n_keys: int
+    n_keys: PositiveInt
     """Sub-keys in each half codebook; the table has n_keys**2 slots."""
-    n_memory_heads: int = 4
+    n_memory_heads: PositiveInt = 4
     """Reading heads of a memory layer; what they read is added."""
-    knn: int = 32
+    knn: PositiveInt = 32
     """Slots read per token and memory head."""
-    key_dim: int | None = None
+    key_dim: PositiveInt | None = None
     """Width of a memory query, both halves; None is half of value_dim."""
-    value_dim: int | None = None
+    value_dim: PositiveInt | None = None
     """Width of a value row; None is d_model."""
     memory_qk_norm: bool = False
     """Score by cosine times a learned scale per head, instead of by the plain product."""
     memory_layers: tuple[int, ...] | None = None
     """Layers with a memory, from 0; None places them by the three fields below."""
-    memory_count: int | None = None
+    memory_count: PositiveInt | None = None
     """Number of memory layers; None is 3, or 1 in models of fewer than 6 layers."""
-    memory_stride: int | None = None
+    memory_stride: PositiveInt | None = None
     """Layers from one memory to the next; None is n_layers / memory_count rounded up, at most 8 (the paper's strides)."""
     memory_first: int | None = None
     """First layer with a memory; None centres them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "n_keys",
-            "n_memory_heads",
-            "knn",
-            "key_dim",
-            "value_dim",
-            "memory_count",
-            "memory_stride",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        key_dim = self.memory.lookup.key_dim
-        shown = f"{key_dim}, half of value_dim" if self.key_dim is None else None
-        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)
-        if not self.placement:
-            raise ValueError(
-                "memory_layers must name at least one layer, got none; use `dense` for no memory"
-            )
-        where = "memory_first, memory_stride and memory_count"
-        if self.memory_layers is not None:
-            where = "memory_layers"
-            for name in ("memory_first", "memory_stride", "memory_count"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} must be null when memory_layers is given, got {getattr(self, name)}"
-                    )
-        check_placement(self.placement, n_layers=self.n_layers, where=where)
+        check_lookup(
+            n_keys=self.n_keys,
+            knn=self.knn,
+            key_dim=self.memory.lookup.key_dim,
+            key_dim_half_of="value_dim" if self.key_dim is None else None,
+        )
+        rule = ("memory_first", "memory_stride", "memory_count")
+        if self.memory_layers is None:
+            check_placement(self.placement, n_layers=self.n_layers, field=rule[0], others=rule[1:])
+            return
+        for name in rule:
+            check_absent(self, name, given="memory_layers")
+        check_placement(
+            self.placement,
+            n_layers=self.n_layers,
+            field="memory_layers",
+            instead="use `dense` for no memory",
+        )
 
     @property
     def memory(self) -> MemoryShape:

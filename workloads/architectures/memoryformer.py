@@ -24,7 +24,7 @@ Ours: `n_hidden_chunks`, which the sources tie to d_model / tau, and `table_std`
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -39,8 +39,9 @@ from workloads.accounting.counts import (
     ParamCount,
     Precision,
 )
-from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
-from workloads.layers.backbone.neox import SUITE, check_rotary_fraction, rotary_columns
+from workloads.field_error import NonNegativeInt, PositiveFloat, PositiveInt, Share, check_fields
+from workloads.layers.backbone.llama import SMALL, TINY, not_a_divisor
+from workloads.layers.backbone.neox import SUITE, rotary_columns
 from workloads.layers.backbone.size_family import (
     FreeDimension,
     backbone_fields,
@@ -66,63 +67,44 @@ class Config(Accounted):
     FREE_DIMENSION: ClassVar[str] = "n_hidden_chunks"
     """Field that `match:` solves for unless told otherwise."""
 
-    d_model: int
+    d_model: PositiveInt
     """Residual width."""
-    n_layers: int
+    n_layers: PositiveInt
     """Blocks."""
-    n_heads: int
+    n_heads: PositiveInt
     """Heads of attention."""
-    tau: int
+    tau: PositiveInt
     """Numbers that are hashed together: tables have 2**tau rows, and d_model / tau of them are read per layer."""
-    expand_bits: int = 2
+    expand_bits: NonNegativeInt = 2
     """By how many numbers a hidden chunk is longer: M_2's tables have 2**(tau + expand_bits) rows."""
-    n_hidden_chunks: int | None = None
+    n_hidden_chunks: PositiveInt | None = None
     """Chunks between M_1 and M_2; None is d_model / tau, the paper's."""
     score: HashScore = "prob"
     """Weight of a row: prob (paper), the probability of its code; l1_prob (released code), that times the chunk's sum
     of absolute values."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Of the score: the larger, the less the size of a number matters."""
     gelu: bool = False
     """Put a GELU between M_1 and the norm after it: the paper's ablation."""
-    table_std: float | None = None
+    table_std: PositiveFloat | None = None
     """Standard deviation of all tables at the start; None is the released code's: sqrt(2 / (5 d_model)) for queries,
     keys and values, 0.02 for the others. With prob a layer then starts quieter than with l1_prob, 8 times where tau
     is 8; making up for that was worse in our trials (docs/architectures.md)."""
-    rotary_fraction: float = 0.25
+    rotary_fraction: Share = 0.25
     """Share of each head's columns that turn with the position; 0 for none."""
-    rope_base: float = 10_000.0
+    rope_base: PositiveFloat = 10_000.0
     """Base of the rotary frequencies."""
-    norm_eps: float = 1.0e-8
+    norm_eps: PositiveFloat = 1.0e-8
     """Added to mean squares under the root."""
     tied_embeddings: bool = False
     """Use the embedding table as output head."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "n_heads", "tau", "n_hidden_chunks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        if self.expand_bits < 0:
-            raise ValueError(
-                f"expand_bits must be at least 0, got {self.expand_bits}; the nearest is 0"
-            )
+        check_fields(self, name_nearest=True)
         for name in ("tau", "n_heads"):
             value = getattr(self, name)
             if self.d_model % value:
-                nearest = nearest_divisor(self.d_model, value)
-                raise ValueError(
-                    f"{name} must divide d_model ({self.d_model}), got {value}; the nearest is {nearest}"
-                )
-        if self.score not in get_args(HashScore):
-            raise ValueError(
-                f"score must be one of {', '.join(get_args(HashScore))}, got {self.score!r}"
-            )
-        for name in ("temperature", "table_std", "rope_base", "norm_eps"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
-        check_rotary_fraction(self.rotary_fraction)
+                raise not_a_divisor(name, value, "d_model", self.d_model)
 
     @property
     def attention(self) -> AttentionShape:

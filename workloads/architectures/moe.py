@@ -16,10 +16,11 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar
 
 from workloads.accounting.counts import Components
-from workloads.layers.backbone.layer_placement import check_placement
+from workloads.field_error import FieldError, NonNegativeFloat, NonNegativeInt, PositiveInt
+from workloads.layers.backbone.layer_placement import check_absent, check_placement
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaFrame
 from workloads.layers.backbone.size_family import (
     FreeDimension,
@@ -46,21 +47,21 @@ class Config(LlamaFrame):
     FREE_DIMENSION: ClassVar[str] = "d_expert"
     """Field that `match:` solves for unless told otherwise."""
 
-    n_experts: int
+    n_experts: PositiveInt
     """Routed experts in a layer."""
-    d_expert: int
+    d_expert: PositiveInt
     """Width of an expert, shared ones too. On a GPU in bf16, multiples of 8 are much faster."""
-    top_k: int = 1
+    top_k: PositiveInt = 1
     """Routed experts that work on a token, where tokens choose."""
-    n_shared_experts: int = 0
+    n_shared_experts: NonNegativeInt = 0
     """Experts that work on every token besides."""
-    d_ff: int | None = None
+    d_ff: PositiveInt | None = None
     """Width of the feed-forward blocks of layers without experts; null where every layer has experts."""
     moe_layers: tuple[int, ...] | None = None
     """Layers with experts, from 0; None places them by the two fields below."""
     moe_first: int | None = None
     """First layer with experts; None is 0."""
-    moe_stride: int | None = None
+    moe_stride: PositiveInt | None = None
     """Layers from one with experts to the next; None is 1, every layer."""
     renormalise: bool = False
     """Divide a token's chosen probabilities by their sum before they weigh the experts' outputs."""
@@ -75,32 +76,19 @@ class Config(LlamaFrame):
     group: Group = "batch"
     """Among which tokens experts choose and over which the balance loss is taken: those of one pass, which makes results
     depend on the micro batch, or those of one sequence."""
-    balance_loss: float | None = None
+    balance_loss: NonNegativeFloat | None = None
     """Coefficient of the balance loss, 1 for even loads; None is 0.01, or 0 with selection_bias or where experts choose."""
-    z_loss: float = 0.001
+    z_loss: NonNegativeFloat = 0.001
     """Coefficient of the mean square of the router's log-normaliser."""
     selection_bias: bool = False
     """Balance by a bias per expert that only matters for the choice; the optimizer moves it against the load."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, words in (("routing", Routing), ("evaluation", Evaluation), ("group", Group)):
-            if getattr(self, name) not in get_args(words):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(words))}, got {getattr(self, name)!r}"
-                )
-        for name in ("n_experts", "d_expert", "top_k", "d_ff", "moe_stride"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        for name in ("n_shared_experts", "balance_loss", "z_loss"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{name} must be at least 0, got {value}; the nearest is 0")
         if self.top_k > self.n_experts:
-            raise ValueError(
-                f"top_k must lie in 1..n_experts ({self.n_experts}), got {self.top_k}; the nearest is {self.n_experts}"
-            )
+            rule = f"must lie in 1..n_experts ({self.n_experts})"
+            fix = f"the nearest is {self.n_experts}"
+            raise FieldError("top_k", rule, self.top_k, fix, ("n_experts",))
         self._check_placement()
         if self.routing == "token_choice":
             self._check_token_choice()
@@ -108,78 +96,75 @@ class Config(LlamaFrame):
             self._check_expert_choice()
 
     def _check_placement(self) -> None:
-        where = "moe_first"
+        field = "moe_first"
         if self.moe_layers is not None:
-            where = "moe_layers"
+            field = "moe_layers"
             for name in ("moe_first", "moe_stride"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"{name} must be null when moe_layers is given, got {getattr(self, name)}"
-                    )
-            if not self.moe_layers:
-                raise ValueError(
-                    "moe_layers must name at least one layer, got none; use `dense` for no experts"
-                )
+                check_absent(self, name, given=field)
         elif self.moe_first is not None and not 0 <= self.moe_first < self.n_layers:
-            nearest = min(max(self.moe_first, 0), self.n_layers - 1)
-            raise ValueError(
-                f"moe_first must lie in 0..n_layers - 1 ({self.n_layers - 1}), got {self.moe_first}; "
-                f"the nearest is {nearest}"
-            )
-        check_placement(self.placement, n_layers=self.n_layers, where=where)
+            rule = f"must lie in 0..n_layers - 1 ({self.n_layers - 1})"
+            fix = f"the nearest is {min(max(self.moe_first, 0), self.n_layers - 1)}"
+            raise FieldError("moe_first", rule, self.moe_first, fix, ("n_layers",))
+        check_placement(
+            self.placement,
+            n_layers=self.n_layers,
+            field=field,
+            instead="use `dense` for no experts",
+        )
         n_dense = self.n_layers - len(self.placement)
         if n_dense and self.d_ff is None:
-            raise ValueError(
-                f"d_ff must be given where layers have no experts ({n_dense} of {self.n_layers}), got null; "
-                f"as wide as all experts of a token is {round(self._working_width())}"
-            )
+            rule = f"must be given where layers have no experts ({n_dense} of {self.n_layers})"
+            fix = f"as wide as all experts of a token is {round(self._working_width())}"
+            raise FieldError("d_ff", rule, "null", fix)
         if not n_dense and self.d_ff is not None:
-            raise ValueError(
-                f"d_ff must be null where every layer has experts, got {self.d_ff}; write d_ff: null (the width of an "
-                "expert is another field)"
-            )
+            rule = "must be null where every layer has experts"
+            fix = "write d_ff: null (the width of an expert is another field)"
+            raise FieldError("d_ff", rule, self.d_ff, fix)
 
     def _check_token_choice(self) -> None:
         if self.capacity is not None:
-            raise ValueError(
-                f"capacity must be null where tokens choose, got {self.capacity}: no expert turns a token away; "
-                "set top_k, or routing to expert_choice"
-            )
+            rule = "must be null where tokens choose (no expert turns a token away)"
+            fix = "set top_k, or routing to expert_choice"
+            raise FieldError("capacity", rule, self.capacity, fix, ("top_k", "routing"))
         if self.evaluation != "top_1":
-            raise ValueError(
-                f"evaluation must be top_1, the default, where tokens choose, got {self.evaluation}: they choose alike "
-                "in training and evaluation"
+            rule = (
+                "must be top_1, the default, where tokens choose "
+                "(they choose alike in training and evaluation)"
             )
+            raise FieldError("evaluation", rule, self.evaluation)
         if self.renormalise and self.top_k == 1:
-            raise ValueError(
-                "renormalise must be false with a top_k of 1, got true: the weight of the only expert would always be 1 "
-                "and the router would learn nothing from the loss; the nearest top_k is 2"
+            rule = (
+                "must be false with a top_k of 1 (the weight of the only expert would always be 1 "
+                "and the router would learn nothing from the loss)"
             )
+            raise FieldError("renormalise", rule, "true", "the nearest top_k is 2", ("top_k",))
 
     def _check_expert_choice(self) -> None:
+        even = "all take equally many tokens"
         if self.top_k != 1:
-            raise ValueError(
-                f"top_k must be 1 with routing expert_choice, got {self.top_k}; write top_k: 1, and capacity for how many "
-                "experts work on a token on average"
+            fix = "write top_k: 1, and capacity for how many experts work on a token on average"
+            others = ("routing", "capacity")
+            raise FieldError(
+                "top_k", "must be 1 with routing expert_choice", self.top_k, fix, others
             )
         if self.capacity is not None and not 0 < self.capacity <= self.n_experts:
-            nearest = self.n_experts if self.capacity > self.n_experts else 1
-            raise ValueError(
-                f"capacity must lie above 0 and up to n_experts ({self.n_experts}), got {self.capacity}; "
-                f"the nearest is {nearest}"
-            )
-        if self.renormalise:
-            raise ValueError(
-                "renormalise must be false with routing expert_choice, got true: a token may have one expert or none"
-            )
-        if self.balance_loss:
-            raise ValueError(
-                f"balance_loss must be null or 0 with routing expert_choice, got {self.balance_loss}: all take equally many tokens"
-            )
-        if self.selection_bias:
-            raise ValueError(
-                "selection_bias must be false with routing expert_choice, got true: all take equally many tokens"
-            )
+            rule = f"must lie above 0 and up to n_experts ({self.n_experts})"
+            fix = f"the nearest is {self.n_experts if self.capacity > self.n_experts else 1}"
+            raise FieldError("capacity", rule, self.capacity, fix, ("n_experts",))
+        for name, value, rule, why in (
+            (
+                "renormalise",
+                self.renormalise,
+                "must be false",
+                "a token may have one expert or none",
+            ),
+            ("balance_loss", self.balance_loss, "must be null or 0", even),
+            ("selection_bias", self.selection_bias, "must be false", even),
+        ):
+            if value:
+                rule = f"{rule} with routing expert_choice ({why})"
+                got = "true" if value is True else value
+                raise FieldError(name, rule, got, others=("routing",))
 
     def _working_width(self) -> float:
         mixture = self.mixture

@@ -14,7 +14,7 @@ Of the baseline we know sizes, not the activation: GELU, as in the original.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
+from workloads.field_error import PositiveInt
 from workloads.layers.backbone.layer_placement import centred, check_layer
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import (
@@ -39,7 +40,6 @@ from workloads.layers.memory.product_keys import (
     ProductKeyLookup,
     Score,
     check_lookup,
-    check_ways,
 )
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.modules.norms import LEAK
@@ -53,13 +53,13 @@ Activation = Literal["gelu", "relu", "one"]
 class Config(LlamaBackbone):
     """Transformer with retrieved experts in one layer and feed-forward blocks in the others."""
 
-    n_keys: int
+    n_keys: PositiveInt
     """Sub-keys in each half codebook; there are n_keys**2 experts."""
-    n_memory_heads: int = 8
+    n_memory_heads: PositiveInt = 8
     """Retrieving heads; what their experts put out is added."""
-    knn: int = 16
+    knn: PositiveInt = 16
     """Experts per token and head."""
-    key_dim: int | None = None
+    key_dim: PositiveInt | None = None
     """Width of a query, both halves; None is half of d_model."""
     shared_keys: bool = True
     """One pair of codebooks for all heads, as in the paper, instead of one per head."""
@@ -78,18 +78,13 @@ class Config(LlamaBackbone):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_keys", "n_memory_heads", "knn", "key_dim"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
-        key_dim = self.experts.lookup.key_dim
-        shown = f"{key_dim}, half of d_model" if self.key_dim is None else None
-        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown)
-        check_ways(score=self.score, key_init=self.key_init)
-        if self.activation not in get_args(Activation):
-            words = ", ".join(get_args(Activation))
-            raise ValueError(f"activation must be one of {words}, got {self.activation!r}")
-        check_layer(self.peer_layer, n_layers=self.n_layers, where="peer_layer")
+        check_lookup(
+            n_keys=self.n_keys,
+            knn=self.knn,
+            key_dim=self.experts.lookup.key_dim,
+            key_dim_half_of="d_model" if self.key_dim is None else None,
+        )
+        check_layer(self.peer_layer, n_layers=self.n_layers, field="peer_layer")
 
     @property
     def experts(self) -> "ExpertsShape":

@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Components
+from workloads.field_error import FieldError
 from workloads.layers.backbone.llama import PAPER, SMALL, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -47,9 +48,8 @@ class Config(LlamaBackbone):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_layer_dim < 1:
-            raise ValueError(
-                f"per_layer_dim must be at least 1, got {self.per_layer_dim}; the nearest is 1, or use `dense` for none"
-            )
+            fix = "the nearest is 1, or use `dense` for none"
+            raise FieldError("per_layer_dim", "must be at least 1", self.per_layer_dim, fix)
 
     @property
     def per_layer(self) -> PerLayerShape:

@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.accounting.counts import Components, Precision
+from workloads.field_error import FieldError, PositiveInt
 from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
 from workloads.layers.backbone.size_family import nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -37,7 +38,6 @@ from workloads.layers.context import Context
 from workloads.layers.mixers.attention import MultiHead
 from workloads.layers.mixers.linear_attention import (
     LinearAttentionShape,
-    check_mixing,
     normalised_mix,
 )
 
@@ -61,7 +61,7 @@ class PerformerShape(LinearAttentionShape):
 class Config(NeoXBackbone):
     """GPT-NeoX transformer with Performer's linear attention."""
 
-    n_features: int | None = None
+    n_features: PositiveInt | None = None
     """Random features of a head; None is d_head ln d_head rounded down, but from d_head to 256."""
     feature_eps: float = 1.0e-6
     """Added to every feature, so that no weight is zero."""
@@ -69,16 +69,14 @@ class Config(NeoXBackbone):
     """Give all random vectors the length sqrt(d_head) instead of those of Gaussian ones."""
     qk_norm: bool = False
     """Normalise queries and keys per head, so that all keys count about equally."""
-    chunk_tokens: int = 64
+    chunk_tokens: PositiveInt = 64
     """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_mixing(n_features=self.feature_count, chunk_tokens=self.chunk_tokens)
         if not 0 <= self.feature_eps < math.inf:
-            raise ValueError(
-                f"feature_eps must be at least 0 and finite, got {self.feature_eps}; the nearest is 0"
-            )
+            rule = "must be at least 0 and finite"
+            raise FieldError("feature_eps", rule, self.feature_eps, "the nearest is 0")
 
     @property
     def feature_count(self) -> int:

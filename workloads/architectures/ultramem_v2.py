@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
+from workloads.field_error import FieldError, NonNegativeFloat, PositiveInt
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
@@ -51,56 +52,44 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 class Config(LlamaBackbone):
     """Transformer with a feed-forward block and, beside it, a memory in every layer."""
 
-    n_keys: int
+    n_keys: PositiveInt
     """Sub-keys in each half codebook; each table has n_keys**2 slots."""
-    n_memory_heads: int = 1
+    n_memory_heads: PositiveInt = 1
     """Reading heads of a memory; what they read is added."""
-    knn: int = 32
+    knn: PositiveInt = 32
     """Slots read per token and memory head."""
-    tucker_rank: int = 2
+    tucker_rank: PositiveInt = 2
     """Queries per memory head and half, and size of the core that combines their scores."""
     key_dim: int | None = None
     """Width of a memory query, both halves; None is half of d_model."""
-    value_dim: int | None = None
+    value_dim: PositiveInt | None = None
     """Width of a value row; None is a quarter of d_model."""
     pre_values: bool = True
     """Multiply each slot's score by the product of its pre-value and a projection of the input; without, only the score counts."""
-    pre_value_dim: int | None = None
+    pre_value_dim: PositiveInt | None = None
     """Width of a pre-value row; None is as wide as a value row."""
-    share_layers: int = 6
+    share_layers: PositiveInt = 6
     """Most consecutive layers that read one table; runs are as even as possible."""
-    key_balance: float = 0.0
+    key_balance: NonNegativeFloat = 0.0
     """Weight of a loss that spreads reads over the sub-keys; 0 for none. Summed over layers and both halves, so even
     reads cost twice the number of layers times it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, shown in (
-            ("n_keys", ""),
-            ("n_memory_heads", ""),
-            ("knn", ""),
-            ("tucker_rank", ""),
-            ("share_layers", ""),
-            ("value_dim", ", a quarter of d_model"),
-            ("pre_value_dim", ", as wide as a value"),
-        ):
-            value = getattr(self, name)
-            found = getattr(self.memory, name, value) if value is None else value
-            if found is not None and found < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, got {found}{shown if value is None else ''}; the nearest is 1"
-                )
+        if self.memory.value_dim < 1:
+            got = f"{self.memory.value_dim}, a quarter of d_model"
+            raise FieldError(
+                "value_dim", "must be at least 1", got, "the nearest is 1", ("d_model",)
+            )
         if self.pre_value_dim is not None and not self.pre_values:
-            raise ValueError(
-                f"pre_value_dim must be null without pre_values, got {self.pre_value_dim}"
-            )
-        if not self.key_balance >= 0:
-            raise ValueError(
-                f"key_balance must be at least 0, got {self.key_balance}; the nearest is 0"
-            )
-        key_dim = self.memory.lookup.key_dim
-        shown_dim = f"{key_dim}, half of d_model" if self.key_dim is None else None
-        check_lookup(n_keys=self.n_keys, knn=self.knn, key_dim=key_dim, key_dim_shown=shown_dim)
+            rule = "must be null without pre_values"
+            raise FieldError("pre_value_dim", rule, self.pre_value_dim, others=("pre_values",))
+        check_lookup(
+            n_keys=self.n_keys,
+            knn=self.knn,
+            key_dim=self.memory.lookup.key_dim,
+            key_dim_half_of="d_model" if self.key_dim is None else None,
+        )
 
     @property
     def memory(self) -> "UltraMemShape":

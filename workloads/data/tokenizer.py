@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.readers.problems import DataError
+from workloads.field_error import FieldError
 
 SEPARATOR_TEXT = "<|sep|>"
 """Document separator of a tokenizer trained here."""
@@ -43,6 +44,21 @@ class TextTokenizer:
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
         self.model.save(str(path))
+
+
+def check_vocabulary(vocab_size: int, *, tokenizer: str | None, separator: str | None) -> None:
+    """Refuse fields of a text source that no tokenizer can have.
+
+    Raises:
+        FieldError: Naming the rule.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        rule = f"must be at least {MIN_VOCAB_SIZE} (every byte and a separator)"
+        raise FieldError("vocab_size", rule, vocab_size)
+    if separator is not None and tokenizer is None:
+        fix = "set tokenizer or drop separator"
+        rule = "belongs to a loaded tokenizer"
+        raise FieldError("separator", rule, fix=fix, others=("tokenizer",))
 
 
 def train(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:

@@ -18,6 +18,7 @@ from orchestrator.sweep.matching.step_time import Timer
 from orchestrator.sweep.parsing import messages, validation
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
 from orchestrator.sweep.parsing.yaml_node import YamlNode
+from workloads.field_error import message_and_fix
 
 Result = TypeVar("Result")
 
@@ -182,7 +183,7 @@ class Sections:
         try:
             vocab_size = int(source.vocab_size)
         except (ValueError, OSError) as error:
-            message, _, fix = str(error).partition("; ")
+            message, fix = message_and_fix(error)
             return None, [where.diagnostic_at_key(message, fix, kind="combination")]
         return Data({"source": name.content, **plain(source)}, sha256, vocab_size), []
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from orchestrator.sweep.draft_trial import Profile, Rung
 from orchestrator.sweep.matching import budget
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from workloads.field_error import message_and_fix
 
 NearestSize = Callable[[int], Any]
 """Non-embedding parameters -> model Config; ValueError where the family has no such member."""
@@ -34,7 +35,7 @@ def rung_model(nearest_size: NearestSize, rung: Rung) -> tuple[Any, list[Diagnos
     try:
         return nearest_size(rung.non_embedding_params), []
     except ValueError as error:
-        message, _, fix = str(error).partition("; ")
+        message, fix = message_and_fix(error)
         return None, [rung.size.diagnostic(message, fix, kind="combination")]
 
 
@@ -64,7 +65,7 @@ def profile_model(
     except ValueError as error:
         message = (
             f"{flops_text(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
-            f"parameters, not all of which exist: {str(error).partition('; ')[0]}"
+            f"parameters, not all of which exist: {message_and_fix(error)[0]}"
         )
         fix = "change the budget, span or tokens_per_param, or the model keys that are held fixed"
         return None, [profile.budget.diagnostic(message, fix, kind="combination")]

@@ -14,6 +14,7 @@ from orchestrator.sweep.matching.isoflop_ladder import Frame
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.parsing import messages
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from workloads.field_error import message_and_fix
 
 ONE_BY_ONE = 128
 """Values that are tried one by one where a search for a rising quantity found nothing."""
@@ -177,7 +178,7 @@ def _none_possible(match: Match, model: Any, field: str) -> Diagnostic:
         dataclasses.replace(model, **{field: 1})
         complaint = ""
     except (ValueError, ArithmeticError) as error:
-        complaint = f": {str(error).partition('; ')[0]}"
+        complaint = f": {message_and_fix(error)[0]}"
     message = f"no value of {field} is possible with the rest of this model{complaint}"
     fix = "change the rest of the model, or solve for another field"
     return match.where.diagnostic_at_key(message, fix, kind="combination")

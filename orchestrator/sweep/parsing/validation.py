@@ -8,18 +8,23 @@ judges the combination.
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from functools import cache
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from orchestrator.sweep.parsing import field_errors, messages
+from orchestrator.sweep.parsing import messages
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
 from orchestrator.sweep.parsing.yaml_node import YamlNode
+from workloads.field_error import FieldError
 
 Record = TypeVar("Record")
 
+_STAND_INS = (1, 2, 8, 64, 1024, 2**16, 2**20, 2**30)
+"""Numbers to put into fields that are missing or wrong, to hear what is wrong with the others."""
 LARGEST_BITS = 1_000
 """Whole numbers beyond this have no float; nothing that is counted here comes near."""
 
@@ -110,11 +115,9 @@ def build(
     from_preset = {
         key: defaults_from for key in defaults or {} if defaults_from and key not in values
     }
-    heard = field_errors.complaints(
-        cls, typed, unusable=unusable | set(absent), written={**values, **from_preset}
-    )
-    for complaint in heard:
-        diagnostics.append(_impossible(complaint, values, from_preset, where=where, names=known))
+    errors = _errors(cls, typed, unusable=unusable | set(absent), written={**values, **from_preset})
+    for error in errors:
+        diagnostics.append(_refused(error, values, from_preset, where=where))
     return (None, diagnostics) if diagnostics else (cls(**typed), [])
 
 
@@ -207,19 +210,19 @@ def _missing(cls: Any, names: Iterable[str], where: YamlNode, instead: str) -> D
     return where.diagnostic_at_key(f"missing {', '.join(names)}", fix, kind="missing")
 
 
-def _impossible(
-    complaint: str,
+def _refused(
+    error: Exception,
     values: Mapping[str, YamlNode],
     from_preset: Mapping[str, YamlNode],
     *,
     where: YamlNode,
-    names: list[str],
 ) -> Diagnostic:
-    """Return a complaint of `__post_init__` as a diagnostic about a field that it names."""
-    message, _, fix = complaint.partition("; ")
-    fields = field_errors.named(complaint, names)
-    written = [name for name in fields if name in values]
-    preset = [name for name in fields if name in from_preset]
+    """Return what `__post_init__` refuses as a diagnostic about a field that the error names."""
+    if not isinstance(error, FieldError):
+        return where.diagnostic_at_key(str(error), "", kind="combination")
+    message, fix = error.message, error.fix
+    written = [name for name in error.fields if name in values]
+    preset = [name for name in error.fields if name in from_preset]
     if not written and not preset:
         return where.diagnostic_at_key(message, fix, kind="combination")
     others = [f"{name} (line {values[name].line})" for name in written[1:]]
@@ -230,6 +233,64 @@ def _impossible(
         change = f"change {'' if fix else 'it or '}{' or '.join(others)}"
         fix = f"{fix}, or {change}" if fix else change
     return values[written[0]].diagnostic(message, fix, kind="combination")
+
+
+def _errors(
+    cls: Any, values: Mapping[str, Any], *, unusable: Set[str], written: Collection[str]
+) -> list[Exception]:
+    """Return every independent error that a dataclass raises about the values.
+
+    A `__post_init__` raises once. To show an author everything at once, the field that the error
+    names is replaced by stand-ins and the class is asked again. A further error counts only if it
+    names no replaced field, because it would be about our stand-in.
+
+    Args:
+        cls: A config dataclass.
+        values: Field -> value of the right type.
+        unusable: Fields that are missing or of the wrong type, so nothing can be said about them.
+        written: Fields that the author wrote; an error is blamed on one of them if it names one.
+    """
+    replaced = set(unusable)
+    errors: list[Exception] = []
+    while len(errors) <= len(field_names(cls)):
+        error = next(_raised(cls, values, replaced), None)
+        if error is None:
+            break
+        errors.append(error)
+        if not isinstance(error, FieldError):
+            break
+        replaced.add(next((name for name in error.fields if name in written), error.field))
+    return errors
+
+
+def _raised(cls: Any, values: Mapping[str, Any], replaced: Set[str]) -> Iterator[Exception]:
+    """Yield the error for each stand-in of the replaced fields, until one raises none."""
+    without_default = replaced & {*_required(cls)}
+    for stand_in in _STAND_INS if replaced else (0,):
+        tried = {key: value for key, value in values.items() if key not in replaced}
+        for name in sorted(without_default):
+            tried[name] = _as_type(stand_in, messages.field_types(cls)[name])
+        try:
+            cls(**tried)
+        except FieldError as error:
+            if not replaced.intersection(error.fields):
+                yield error
+        except (ValueError, ArithmeticError, TypeError) as error:
+            if isinstance(error, ValueError) or not replaced:
+                yield error
+        else:
+            return
+
+
+def _as_type(number: int, annotation: Any) -> Any:
+    member = messages.options(annotation)[0]
+    if member in (int, float):
+        return member(number)
+    if typing.get_origin(member) is Literal:
+        return typing.get_args(member)[0]
+    if member is str:
+        return "x"
+    return Path("x") if member is Path else ()
 
 
 def _word(defaults_from: YamlNode) -> str:

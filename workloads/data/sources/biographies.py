@@ -14,9 +14,10 @@ Stored bits count the values only, not the names: prior_bits of a fact is log2 o
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
 from workloads.data.biographies import names
@@ -27,10 +28,14 @@ from workloads.data.biographies.vocabulary import FULL_NAME, PROMPT, SEPARATOR, 
 from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
 from workloads.data.token_stream import EpochCache, gather_windows, windows_per_epoch
+from workloads.field_error import FieldError, Share, check_fields
 
 _N_ATTRIBUTES = len(wordings.ATTRIBUTES)
 _VALIDATION_TOKENS = 65_536
 _CHUNK_DOCUMENTS = 32_768
+
+_NamePool = Annotated[int, Interval(ge=1, le=names.MAX_POOL)]
+_ValuePool = Annotated[int, Interval(ge=2, le=names.MAX_POOL)]
 
 # What a stream of random numbers is for; part of its key, so no two uses share numbers.
 _PEOPLE, _NAMES, _TRAINING, _VALIDATION, _PROBES = range(5)
@@ -47,7 +52,7 @@ class Config:
     )
 
     n_people: int
-    seed: int = 0
+    seed: Annotated[int, Interval(ge=0, le=2**32 - 1)] = 0
     """Chooses the people and their facts; separate from the seed of a trial."""
     style: Literal["sentences", "compact"] = "sentences"
     """sentences: about 38 tokens of text. compact: name, then marker and value pairs, 16 tokens."""
@@ -56,50 +61,37 @@ class Config:
     n_wordings: int = 20
     """Training wordings per attribute; 3 held-out and 3 question wordings come on top. With few of them,
     words that only held-out wordings use stay untrained."""
-    question_share: float = 0.5
+    question_share: Share = 0.5
     """Share of people whose questions are part of training. The others' questions are the `question` probe,
     which exists only for a share strictly between 0 and 1."""
-    questions_per_biography: int = 1
+    questions_per_biography: Annotated[int, Interval(ge=1, le=_N_ATTRIBUTES)] = 1
     """Question documents per epoch for each of these people, about different attributes, at most 5."""
-    n_probe_people: int = 1_000
+    n_probe_people: Annotated[int, Interval(ge=1, le=1_000_000)] = 1_000
     """People probed, at most; spread evenly over the corpus."""
-    n_first_names: int = 400
-    n_middle_names: int = 400
-    n_last_names: int = 1_000
-    n_years: int = 200
+    n_first_names: _NamePool = 400
+    n_middle_names: _NamePool = 400
+    n_last_names: _NamePool = 1_000
+    n_years: Annotated[int, Interval(ge=1, le=1_000)] = 200
     """Years of birth; 12 months and 28 days each."""
-    n_cities: int = 200
-    n_universities: int = 300
-    n_majors: int = 100
-    n_employers: int = 263
+    n_cities: _ValuePool = 200
+    n_universities: _ValuePool = 300
+    n_majors: _ValuePool = 100
+    n_employers: _ValuePool = 263
 
     def __post_init__(self) -> None:
-        for name in ("first_names", "middle_names", "last_names"):
-            self._check_range(f"n_{name}", 1, names.MAX_POOL)
-        for name in ("cities", "universities", "majors", "employers"):
-            self._check_range(f"n_{name}", 2, names.MAX_POOL)
-        self._check_range("n_years", 1, 1_000)
-        self._check_range("seed", 0, 2**32 - 1)
-        self._check_range("n_probe_people", 1, 1_000_000)
-        self._check_range("questions_per_biography", 1, _N_ATTRIBUTES)
+        check_fields(self)
         compact = self.style == "compact"
-        self._check_range(
-            "n_wordings",
-            1,
-            wordings.MAX_COMPACT_WORDINGS if compact else wordings.MAX_SENTENCE_WORDINGS,
-        )
+        most = wordings.MAX_COMPACT_WORDINGS if compact else wordings.MAX_SENTENCE_WORDINGS
+        if not 1 <= self.n_wordings <= most:
+            raise FieldError("n_wordings", f"must lie in 1..{most}", self.n_wordings)
         n_names = self.n_first_names * self.n_middle_names * self.n_last_names
         if not 1 <= self.n_people <= n_names:
-            raise ValueError(
-                f"n_people must lie in 1..{n_names} (n_first_names x n_middle_names x n_last_names, "
-                f"so that full names differ), got {self.n_people}"
+            rule = (
+                f"must lie in 1..{n_names} (n_first_names x n_middle_names x n_last_names, "
+                "so that full names differ)"
             )
-        if not 0 <= self.question_share <= 1:
-            raise ValueError(f"question_share must lie in 0..1, got {self.question_share}")
-
-    def _check_range(self, name: str, low: int, high: int) -> None:
-        if not low <= getattr(self, name) <= high:
-            raise ValueError(f"{name} must lie in {low}..{high}, got {getattr(self, name)}")
+            others = ("n_first_names", "n_middle_names", "n_last_names")
+            raise FieldError("n_people", rule, self.n_people, others=others)
 
     @property
     def layout(self) -> tokens_of.Layout:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
@@ -24,7 +25,8 @@ from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.problems import Problems, require_files
 from workloads.data.token_shards import ShardWriter, TokenShards
 from workloads.data.token_stream import windows_per_epoch
-from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, token_dtype, train
+from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, token_dtype, train
+from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _CACHE_VERSION = 1
 _BATCH_CHARS = 1 << 20
@@ -51,9 +53,9 @@ class Config:
     """A file, a glob pattern, or a list of these."""
     valid_path: str | tuple[str, ...] | None = None
     """Held-out text, written like path; None holds out `valid_share` of the documents."""
-    valid_share: float = 0.01
+    valid_share: Annotated[float, Interval(gt=0, lt=1)] = 0.01
     """Share of documents held out, by hash of their text, where there is no valid_path."""
-    valid_tokens: int = 65_536
+    valid_tokens: PositiveInt = 65_536
     """Held-out tokens per evaluation, at most; windows spread evenly over the held-out text."""
     text_field: str = "text"
     """Field of JSON lines, column of Parquet."""
@@ -61,33 +63,22 @@ class Config:
     """Tokens the model knows; a tokenizer trained here has at most as many."""
     tokenizer: str | None = None
     """A tokenizer.json to use instead of training one."""
-    tokenizer_bytes: int = 30_000_000
+    tokenizer_bytes: PositiveInt = 30_000_000
     """Text that a tokenizer is trained on, at most: documents chosen by hash."""
     separator: str | None = None
     """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
-    max_bytes: int | None = None
+    max_bytes: PositiveInt | None = None
     """Stop after this much text of `path` (UTF-8 bytes, whole documents); None takes all."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size < MIN_VOCAB_SIZE:
-            raise ValueError(
-                f"vocab_size must be at least {MIN_VOCAB_SIZE} (every byte and a separator), "
-                f"got {self.vocab_size}"
-            )
+        check_fields(self)
+        check_vocabulary(self.vocab_size, tokenizer=self.tokenizer, separator=self.separator)
         if self.vocab_size > 2**32:
-            raise ValueError(f"vocab_size must be at most 2**32, got {self.vocab_size}")
-        for name in ("valid_tokens", "tokenizer_bytes", "max_bytes"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.valid_share < 1:
-            raise ValueError(f"valid_share must lie between 0 and 1, got {self.valid_share}")
+            raise FieldError("vocab_size", "must be at most 2**32", self.vocab_size)
         for name in ("path", "valid_path"):
-            if getattr(self, name) is not None and not len(getattr(self, name)):
-                raise ValueError(f"{name} must name at least one file, got {getattr(self, name)!r}")
-        if self.separator is not None and self.tokenizer is None:
-            raise ValueError(
-                "separator belongs to a loaded tokenizer; set tokenizer or drop separator"
-            )
+            value = getattr(self, name)
+            if value is not None and not value:
+                raise FieldError(name, "must name at least one file", repr(value))
 
     def files(self) -> dict[str, Path | tuple[Path, ...]]:
         """Return the input files by field, patterns expanded."""

@@ -9,9 +9,10 @@ validation text only. How texts become tokens: `workloads/data/facts/templates.p
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Interval
 from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
@@ -31,7 +32,8 @@ from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces
 from workloads.data.file_hashes import require_still
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.token_stream import EpochCache, gather_windows
-from workloads.data.tokenizer import MIN_VOCAB_SIZE, TextTokenizer, load, train
+from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, train
+from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 
 _CACHE_VERSION = 1
 _CHECKED_STATEMENTS = 500
@@ -69,15 +71,15 @@ class Config:
     object_column: str = "object"
     relations: tuple[str, ...] | None = None
     """Identifiers or names of the relations to keep; None keeps all."""
-    max_facts: int | None = None
+    max_facts: PositiveInt | None = None
     """Keep a fair sample of this many facts, chosen by hash of subject and relation."""
-    heldout_subjects: float = 0.0
+    heldout_subjects: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     """Share of subjects never trained on: the probe `unseen_subject` shows what names alone give away."""
-    question_share: float = 0.5
+    question_share: Share = 0.5
     """Share of subjects whose questions are part of training, where the file has no qa_split."""
-    questions_per_fact: int = 1
+    questions_per_fact: Annotated[int, Interval(ge=0, le=100)] = 1
     """Questions per epoch about each fact of these subjects; 0 trains on statements only."""
-    n_probe_facts: int = 2_000
+    n_probe_facts: PositiveInt = 2_000
     """Facts per probe, at most; spread evenly over the corpus."""
     vocab_size: int = 8_192
     """Tokens the model knows; a tokenizer trained here has at most as many."""
@@ -87,28 +89,11 @@ class Config:
     """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
 
     def __post_init__(self) -> None:
-        if self.vocab_size < MIN_VOCAB_SIZE:
-            raise ValueError(
-                f"vocab_size must be at least {MIN_VOCAB_SIZE} (every byte and a separator), "
-                f"got {self.vocab_size}"
-            )
-        for name in ("max_facts", "n_probe_facts"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.questions_per_fact <= 100:
-            raise ValueError(
-                f"questions_per_fact must lie in 0..100, got {self.questions_per_fact}"
-            )
-        if not 0 <= self.heldout_subjects < 1:
-            raise ValueError(f"heldout_subjects must lie in [0, 1), got {self.heldout_subjects}")
-        if not 0 <= self.question_share <= 1:
-            raise ValueError(f"question_share must lie in 0..1, got {self.question_share}")
+        check_fields(self)
+        check_vocabulary(self.vocab_size, tokenizer=self.tokenizer, separator=self.separator)
         if self.relations is not None and not self.relations:
-            raise ValueError("relations must name at least one relation or be null, got []")
-        if self.separator is not None and self.tokenizer is None:
-            raise ValueError(
-                "separator belongs to a loaded tokenizer; set tokenizer or drop separator"
-            )
+            rule = "must name at least one relation or be null"
+            raise FieldError("relations", rule, [])
 
     def files(self) -> dict[str, Path | tuple[Path, ...]]:
         """Return the input files by field."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from workloads.field_error import FieldError
+
 
 def centred(n_layers: int, *, count: int, stride: int, first: int | None) -> tuple[int, ...]:
     """Return `count` layers `stride` apart, from `first` on, around the middle if None (Berges et al. 2024)."""
@@ -10,31 +12,58 @@ def centred(n_layers: int, *, count: int, stride: int, first: int | None) -> tup
     return tuple(range(first, first + stride * count, stride))
 
 
-def check_placement(layers: Sequence[int], *, n_layers: int, where: str) -> None:
+def check_placement(
+    layers: Sequence[int],
+    *,
+    n_layers: int,
+    field: str,
+    others: tuple[str, ...] = (),
+    instead: str = "",
+) -> None:
     """Refuse layers that are not there.
 
+    Args:
+        layers: Which layers, from 0.
+        n_layers: Of the model.
+        field: The field that says which layers.
+        others: Fields that say it together with that one.
+        instead: What to do for no layer at all.
+
     Raises:
-        ValueError: Naming `where`, the fields that say which layers, and the nearest layers that work.
+        FieldError: Naming the nearest layers that work.
     """
-    if list(layers) != sorted(set(layers)):
-        raise ValueError(
-            f"{where} must be rising without repetition, got {list(layers)}; write {sorted(set(layers))}"
-        )
-    if layers[0] < 0 or layers[-1] >= n_layers:
-        nearest = sorted({min(max(layer, 0), n_layers - 1) for layer in layers})
-        raise ValueError(
-            f"{where} must stay within 0..n_layers - 1 ({n_layers - 1}), got {list(layers)}; the nearest are {nearest}"
-        )
+    if not layers:
+        raise FieldError(field, "must name at least one layer", "none", instead)
+    got, together = list(layers), f"with {' and '.join(others)} " if others else ""
+    if got != sorted(set(got)):
+        fix = f"write {sorted(set(got))}"
+        rule = f"{together}must be rising without repetition"
+        raise FieldError(field, rule, got, fix, others)
+    if got[0] < 0 or got[-1] >= n_layers:
+        nearest = sorted({min(max(layer, 0), n_layers - 1) for layer in got})
+        rule = f"{together}must stay within 0..n_layers - 1 ({n_layers - 1})"
+        fix = f"the nearest are {nearest}"
+        raise FieldError(field, rule, got, fix, (*others, "n_layers"))
 
 
-def check_layer(layer: int | None, *, n_layers: int, where: str) -> None:
+def check_absent(config: object, name: str, *, given: str) -> None:
+    """Refuse a field that means nothing beside another one, which is given.
+
+    Raises:
+        FieldError: If it is not None.
+    """
+    value = getattr(config, name)
+    if value is not None:
+        raise FieldError(name, f"must be null when {given} is given", value, others=(given,))
+
+
+def check_layer(layer: int | None, *, n_layers: int, field: str) -> None:
     """Refuse a layer that is not there; None is the middle one and always is.
 
     Raises:
-        ValueError: Naming `where`, the field that says which layer, and the nearest layer that works.
+        FieldError: Naming `field`, which says the layer, and the nearest layer that works.
     """
     if layer is not None and not 0 <= layer < n_layers:
-        nearest = min(max(layer, 0), n_layers - 1)
-        raise ValueError(
-            f"{where} must stay within 0..n_layers - 1 ({n_layers - 1}), got {layer}; the nearest is {nearest}"
-        )
+        rule = f"must stay within 0..n_layers - 1 ({n_layers - 1})"
+        fix = f"the nearest is {min(max(layer, 0), n_layers - 1)}"
+        raise FieldError(field, rule, layer, fix, ("n_layers",))

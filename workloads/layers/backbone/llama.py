@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from workloads.accounting.counts import Accounted, Component
+from workloads.field_error import FieldError, PositiveFloat, PositiveInt, check_fields
 from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, CausalAttention
@@ -25,37 +26,28 @@ from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
 class LlamaFrame(Accounted):
     """Fields of the backbone but for dense feed-forward blocks, and what can be made of them."""
 
-    d_model: int
+    d_model: PositiveInt
     """Residual width."""
-    n_layers: int
+    n_layers: PositiveInt
     """Blocks."""
-    n_heads: int
+    n_heads: PositiveInt
     """Query heads of attention."""
-    n_kv_heads: int | None = None
+    n_kv_heads: PositiveInt | None = None
     """Key and value heads of attention; None is as many as query heads."""
     qk_norm: bool = False
     """Normalise attention queries and keys per head."""
-    rope_base: float = 10_000.0
+    rope_base: PositiveFloat = 10_000.0
     """Base of the rotary frequencies."""
-    norm_eps: float = 1.0e-5
+    norm_eps: PositiveFloat = 1.0e-5
     """Added to mean squares under the root."""
     tied_embeddings: bool = False
     """Use the embedding table as output head."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}; the nearest is 1")
+        check_fields(self, name_nearest=True)
         check_heads(self.d_model, self.n_heads)
         if self.n_kv_heads is not None and self.n_heads % self.n_kv_heads:
-            fix = nearest_divisor(self.n_heads, self.n_kv_heads)
-            raise ValueError(
-                f"n_kv_heads must divide n_heads ({self.n_heads}), got {self.n_kv_heads}; the nearest is {fix}"
-            )
-        for name in ("norm_eps", "rope_base"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+            raise not_a_divisor("n_kv_heads", self.n_kv_heads, "n_heads", self.n_heads)
 
     @property
     def attention(self) -> AttentionShape:
@@ -105,13 +97,8 @@ class LlamaBackbone(LlamaFrame):
     FREE_DIMENSION: ClassVar[str] = "d_ff"
     """Field that `match:` solves for unless told otherwise."""
 
-    d_ff: int
+    d_ff: PositiveInt
     """Width of the dense feed-forward blocks."""
-
-    def __post_init__(self) -> None:
-        if self.d_ff < 1:
-            raise ValueError(f"d_ff must be at least 1, got {self.d_ff}; the nearest is 1")
-        super().__post_init__()
 
     @property
     def swiglu(self) -> SwiGLUShape:
@@ -135,16 +122,30 @@ def check_heads(d_model: int, n_heads: int) -> None:
     """Refuse heads that do not divide the model into parts of even width.
 
     Raises:
-        ValueError: Naming the nearest number of heads that does.
+        FieldError: Naming the nearest number of heads that does.
     """
     if d_model % (2 * n_heads) == 0:
         return
-    rule = f"n_heads must divide d_model ({d_model}) into heads of even width, got {n_heads}"
-    if d_model % 2:
-        raise ValueError(
-            f"{rule}; d_model is odd: the nearest even ones are {d_model - 1}, {d_model + 1}"
-        )
-    raise ValueError(f"{rule}; the nearest is {nearest_divisor(d_model // 2, n_heads)}")
+    fix = f"d_model is odd: the nearest even ones are {d_model - 1}, {d_model + 1}"
+    if d_model % 2 == 0:
+        fix = f"the nearest is {nearest_divisor(d_model // 2, n_heads)}"
+    rule = f"must divide d_model ({d_model}) into heads of even width"
+    raise FieldError("n_heads", rule, n_heads, fix, ("d_model",))
+
+
+def not_a_divisor(field: str, value: int, of_field: str, of: int, shown: str = "") -> FieldError:
+    """Return the error that a field does not divide another one; it names the nearest divisor.
+
+    Args:
+        field: Name of the divisor.
+        value: The divisor.
+        of_field: Name of what it must divide.
+        of: What it must divide.
+        shown: Added to that number, in the text.
+    """
+    nearest = nearest_divisor(of, value)
+    rule = f"must divide {of_field} ({of}{shown})"
+    return FieldError(field, rule, value, f"the nearest is {nearest}", (of_field,))
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

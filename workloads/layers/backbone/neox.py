@@ -12,7 +12,8 @@ from typing import Any, ClassVar, TypeVar
 from torch import nn
 
 from workloads.accounting.counts import Accounted, Component
-from workloads.layers.backbone.llama import SMALL, TINY, nearest_divisor
+from workloads.field_error import PositiveFloat, PositiveInt, Share, check_fields
+from workloads.layers.backbone.llama import SMALL, TINY, not_a_divisor
 from workloads.layers.backbone.size_family import FreeDimension, backbone_fields
 from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
@@ -31,38 +32,27 @@ class NeoXBackbone(Accounted):
     FREE_DIMENSION: ClassVar[str] = "d_ff"
     """Field that `match:` solves for unless told otherwise."""
 
-    d_model: int
+    d_model: PositiveInt
     """Residual width."""
-    n_layers: int
+    n_layers: PositiveInt
     """Blocks."""
-    n_heads: int
+    n_heads: PositiveInt
     """Heads of the mixer."""
-    d_ff: int
+    d_ff: PositiveInt
     """Feed-forward width."""
-    rotary_fraction: float = 0.25
+    rotary_fraction: Share = 0.25
     """Share of each head's columns that turn with the position; 0 for none."""
-    rope_base: float = 10_000.0
+    rope_base: PositiveFloat = 10_000.0
     """Base of the rotary frequencies."""
-    norm_eps: float = 1.0e-5
+    norm_eps: PositiveFloat = 1.0e-5
     """Added to variances under the root."""
     tied_embeddings: bool = False
     """Use the embedding table as output head."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "n_layers", "n_heads", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, got {getattr(self, name)}; the nearest is 1"
-                )
+        check_fields(self, name_nearest=True)
         if self.d_model % self.n_heads:
-            nearest = nearest_divisor(self.d_model, self.n_heads)
-            raise ValueError(
-                f"n_heads must divide d_model ({self.d_model}), got {self.n_heads}; the nearest is {nearest}"
-            )
-        for name in ("norm_eps", "rope_base"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        check_rotary_fraction(self.rotary_fraction)
+            raise not_a_divisor("n_heads", self.n_heads, "d_model", self.d_model)
 
     @property
     def rotary_columns(self) -> int:
@@ -139,19 +129,6 @@ def rotary_columns(d_head: int, fraction: float) -> int:
     if fraction == 0:
         return 0
     return min(2 * (d_head // 2), max(2, 2 * round(fraction * d_head / 2)))
-
-
-def check_rotary_fraction(fraction: float) -> None:
-    """Refuse what is no share.
-
-    Raises:
-        ValueError: Naming the nearest that is.
-    """
-    if not 0 <= fraction <= 1:
-        nearest = min(max(fraction, 0.0), 1.0)
-        raise ValueError(
-            f"rotary_fraction must lie in 0..1, got {fraction}; the nearest is {nearest}"
-        )
 
 
 def neox_family(d_model: int) -> dict[str, Any]:

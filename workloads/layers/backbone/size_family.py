@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from workloads.accounting.counts import ParamCount
+from workloads.field_error import FieldError
 
 
 @runtime_checkable
@@ -96,7 +97,7 @@ def nearest_member(
         ValueError: If no member has these overrides, or the nearest is off by more than a quarter.
     """
     if non_embedding_params < 1:
-        raise ValueError(f"non_embedding_params must be at least 1, got {non_embedding_params}")
+        raise FieldError("non_embedding_params", "must be at least 1", non_embedding_params)
     members: list[dict[str, Any]] = []
     refusal = ValueError("no widths to choose from")
     for d_model in (overrides["d_model"],) if "d_model" in overrides else WIDTHS:
@@ -125,10 +126,10 @@ def nearest_member(
     config = make(**best)
     if distance(best) > math.log(1.25):
         held = f" with {', '.join(sorted(overrides))} as given" if overrides else ""
-        raise ValueError(
-            f"non_embedding_params: no member of the family{held} is near {non_embedding_params}, "
-            f"the nearest has {config.param_count(1).non_embedding}; ask for a size nearer to that"
-        )
+        count = config.param_count(1).non_embedding
+        rule = f": no member of the family{held} is near {non_embedding_params}, the nearest has {count}"
+        fix = "ask for a size nearer to that"
+        raise FieldError("non_embedding_params", rule, fix=fix)
     return config
 
 

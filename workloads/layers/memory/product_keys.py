@@ -1,7 +1,7 @@
 """Choosing rows by product keys: a query per head, two codebooks, the best pairs of their sub-keys."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
+from workloads.field_error import FieldError
 from workloads.kernels.product_key_topk.op import product_key_topk
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import QueryBatchNorm
@@ -152,33 +153,25 @@ class _Query(Linear):
 
 
 def check_lookup(
-    *, n_keys: int, knn: int, key_dim: int, key_dim_shown: object | None = None
+    *, n_keys: int, knn: int, key_dim: int, key_dim_half_of: str | None = None
 ) -> None:
     """Refuse what product keys cannot do.
 
+    Args:
+        n_keys: Sub-keys of a half.
+        knn: Slots read.
+        key_dim: Width of a query.
+        key_dim_half_of: The field that an absent `key_dim` is half of; None where it is given.
+
     Raises:
-        ValueError: Naming the field, the rule and the nearest value that works.
+        FieldError: Naming the rule and the nearest value that works.
     """
     if not 1 <= knn <= n_keys:
-        raise ValueError(
-            f"knn must lie in 1..n_keys ({n_keys}), got {knn}; the nearest is {min(max(knn, 1), n_keys)}"
-        )
+        nearest = min(max(knn, 1), n_keys)
+        rule = f"must lie in 1..n_keys ({n_keys})"
+        raise FieldError("knn", rule, knn, f"the nearest is {nearest}", ("n_keys",))
     if key_dim % 2 or key_dim < 2:
-        shown = key_dim if key_dim_shown is None else key_dim_shown
-        raise ValueError(
-            f"key_dim must be even, for two halves, got {shown}; the nearest is {max(2, key_dim + key_dim % 2)}"
-        )
-
-
-def check_ways(*, score: str, key_init: str) -> None:
-    """Refuse words that name no way of scoring or beginning.
-
-    Raises:
-        ValueError: Naming the field and the words there are.
-    """
-    for name, value, words in (
-        ("score", score, get_args(Score)),
-        ("key_init", key_init, get_args(KeyInit)),
-    ):
-        if value not in words:
-            raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
+        got = str(key_dim) + (f", half of {key_dim_half_of}" if key_dim_half_of else "")
+        fix = f"the nearest is {max(2, key_dim + key_dim % 2)}"
+        others = (key_dim_half_of,) if key_dim_half_of else ()
+        raise FieldError("key_dim", "must be even, for two halves", got, fix, others)

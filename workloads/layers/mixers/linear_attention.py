@@ -224,17 +224,6 @@ def chunked_floats(seq_len: int, *, key_width: int, value_width: int, chunk: int
     return length + (key_width * value_width / length if n_chunks > 1 else 0.0)
 
 
-def check_mixing(**sizes: int) -> None:
-    """Refuse sizes below 1.
-
-    Raises:
-        ValueError: Naming the field.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}; the nearest is 1")
-
-
 def refuse_longer(context: Context, seq: int, *, max_seq_len: int) -> None:
     """Refuse to read beyond the positions that a mixer has.
 

@@ -133,13 +133,17 @@ def test_differences_are_told_leaf_by_leaf() -> None:
             r"memory_ranks must divide ranks \(4\), got 3; the nearest is 2",
         ),
         (Resources, {"memory_ranks": 2}, "memory_ranks must divide ranks"),
-        (Resources, {"memory_layout": "tiles"}, "memory_layout must be columns or rows"),
+        (Resources, {"memory_layout": "tiles"}, "memory_layout must be one of columns, rows"),
         (
             Resources,
             {"dense_parameters": "fsdp"},
-            "dense_parameters must be replicated or sharded, got 'fsdp'",
+            "dense_parameters must be one of replicated, sharded, got 'fsdp'",
         ),
-        (Resources, {"memory_tables": "disk"}, "memory_tables must be device or host, got 'disk'"),
+        (
+            Resources,
+            {"memory_tables": "disk"},
+            "memory_tables must be one of device, host, got 'disk'",
+        ),
         (
             Resources,
             {"ranks": 2, "memory_ranks": 2, "memory_tables": "host"},

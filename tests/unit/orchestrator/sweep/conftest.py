@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.records.errors import ConfigError, ExperimentError
 from orchestrator.sweep.load import Sweep, load_sweep
+from workloads.field_error import FieldError
 from workloads.training.config import TrainConfig
 
 
@@ -40,9 +41,10 @@ class PlainConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "n_layers"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise FieldError(name, "must be at least 1", getattr(self, name))
         if self.d_ff < self.d_model // 100:
-            raise ValueError(f"d_ff must be at least d_model / 100 ({self.d_model // 100})")
+            rule = f"must be at least d_model / 100 ({self.d_model // 100})"
+            raise FieldError("d_ff", rule, others=("d_model",))
 
     def param_count(self, vocab_size: int) -> Count:
         blocks = self.n_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
@@ -61,7 +63,8 @@ class PlainConfig:
     @classmethod
     def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> Self:
         if non_embedding_params < 100:
-            raise ValueError(f"no member is near {non_embedding_params}; ask for at least 100")
+            rule, fix = f": no member is near {non_embedding_params}", "ask for at least 100"
+            raise FieldError("non_embedding_params", rule, fix=fix)
         width = max(1, round((non_embedding_params / 20) ** 0.5))
         return cls(**{"d_model": width, "d_ff": 2 * width, **overrides})
 

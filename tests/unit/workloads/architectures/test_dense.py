@@ -16,7 +16,7 @@ SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24}
         ({"n_heads": 3}, r"n_heads must divide d_model \(16\) into heads of even width, got 3"),
         ({"n_heads": 16}, r"n_heads must divide d_model \(16\) into heads of even width, got 16"),
         ({"n_kv_heads": 3}, r"n_kv_heads must divide n_heads \(4\), got 3"),
-        ({"n_kv_heads": 0}, "n_kv_heads must be at least 1, got 0"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be at least 1 or null, got 0"),
         ({"rope_base": 0.0}, "rope_base must be positive, got 0.0"),
         ({"norm_eps": -1.0}, "norm_eps must be positive, got -1.0"),
     ],

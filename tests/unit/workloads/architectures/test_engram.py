@@ -45,8 +45,8 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
         ({"rows_per_head": 1}, "rows_per_head must be at least 2, got 1; the nearest is 2"),
         ({"max_order": 1}, "max_order must be at least 2, got 1; the nearest is 2"),
         ({"n_hash_heads": 0}, "n_hash_heads must be at least 1, got 0; the nearest is 1"),
-        ({"ngram_dim": 0}, "ngram_dim must be at least 1, got 0; the nearest is 1"),
-        ({"conv_kernel": 0}, "conv_kernel must be at least 1, got 0; the nearest is 1"),
+        ({"ngram_dim": 0}, "ngram_dim must be at least 1 or null, got 0; the nearest is 1"),
+        ({"conv_kernel": 0}, "conv_kernel must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"n_hash_heads": 3},
             r"n_hash_heads must divide ngram_dim \(8, half of d_model\), got 3; the nearest is 2",

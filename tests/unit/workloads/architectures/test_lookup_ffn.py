@@ -36,7 +36,7 @@ def _config(**fields: object) -> Config:
             r"total_tables must be at least one per layer \(2\), got 1; the nearest is 2",
         ),
         ({"tau": 0}, "tau must be at least 1, got 0; the nearest is 1"),
-        ({"block_width": 0}, "block_width must be at least 1, got 0; the nearest is 1"),
+        ({"block_width": 0}, "block_width must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"block_width": 6},
             r"block_width must divide d_model's next power of two \(32\), got 6; the nearest is 4",

@@ -44,7 +44,7 @@ def _model(**fields: object) -> Transformer:
             {"value_dim": 6},
             "key_dim must be even, for two halves, got 3, half of value_dim; the nearest is 4",
         ),
-        ({"value_dim": 0}, "value_dim must be at least 1, got 0; the nearest is 1"),
+        ({"value_dim": 0}, "value_dim must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"memory_layer": 3},
             r"memory_layer must stay within 0\.\.n_layers - 1 \(2\), got 3; the nearest is 2",

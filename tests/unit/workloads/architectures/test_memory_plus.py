@@ -35,7 +35,7 @@ def _model(**fields: object) -> MemoryPlus:
         ({"n_memory_heads": 0}, "n_memory_heads must be at least 1, got 0"),
         ({"key_dim": 7}, "key_dim must be even, for two halves, got 7"),
         ({"value_dim": 6}, "key_dim must be even, for two halves, got 3, half of value_dim"),
-        ({"value_dim": 0}, "value_dim must be at least 1, got 0"),
+        ({"value_dim": 0}, "value_dim must be at least 1 or null, got 0"),
         ({"value_dim": 1}, "key_dim must be even, for two halves, got 0, half of value_dim"),
         ({"memory_layers": ()}, "memory_layers must name at least one layer, got none"),
         (
@@ -56,9 +56,9 @@ def _model(**fields: object) -> MemoryPlus:
         ),
         (
             {"memory_count": 7, "memory_stride": 1},
-            r"memory_first, memory_stride and memory_count must stay within",
+            r"memory_first with memory_stride and memory_count must stay within",
         ),
-        ({"memory_count": 0}, "memory_count must be at least 1, got 0"),
+        ({"memory_count": 0}, "memory_count must be at least 1 or null, got 0"),
         ({"memory_first": 5}, r"must stay within 0\.\.n_layers - 1 \(5\), got \[5, 7, 9\]"),
         ({"n_heads": 3}, r"n_heads must divide d_model"),
     ],

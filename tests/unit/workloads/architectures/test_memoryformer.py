@@ -39,11 +39,14 @@ def _tokens(batch: int = 2, seq: int = 7) -> Tensor:
         ({"n_heads": 5}, r"n_heads must divide d_model \(24\), got 5; the nearest is 4"),
         ({"d_model": 0}, "d_model must be at least 1, got 0"),
         ({"n_layers": 0}, "n_layers must be at least 1, got 0"),
-        ({"n_hidden_chunks": 0}, "n_hidden_chunks must be at least 1, got 0; the nearest is 1"),
+        (
+            {"n_hidden_chunks": 0},
+            "n_hidden_chunks must be at least 1 or null, got 0; the nearest is 1",
+        ),
         ({"expand_bits": -1}, "expand_bits must be at least 0, got -1; the nearest is 0"),
         ({"score": "l1"}, "score must be one of prob, l1_prob, got 'l1'"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
-        ({"table_std": -1.0}, "table_std must be positive, got -1.0"),
+        ({"table_std": -1.0}, "table_std must be positive or null, got -1.0"),
         ({"rope_base": 0.0}, "rope_base must be positive, got 0.0"),
         ({"norm_eps": 0.0}, "norm_eps must be positive, got 0.0"),
         (

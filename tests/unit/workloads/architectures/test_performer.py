@@ -191,7 +191,7 @@ def test_usual_number_of_features(d_model, n_heads, count):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_features": 0}, "n_features must be at least 1, got 0; the nearest is 1"),
+        ({"n_features": 0}, "n_features must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"feature_eps": -1.0},
             "feature_eps must be at least 0 and finite, got -1.0; the nearest is 0",

@@ -52,12 +52,12 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
             {"d_model": 14, "n_heads": 1},
             "key_dim must be even, for two halves, got 7, half of d_model; the nearest is 8",
         ),
-        ({"value_dim": 0}, "value_dim must be at least 1, got 0; the nearest is 1"),
+        ({"value_dim": 0}, "value_dim must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"d_model": 2, "n_heads": 1},
             "value_dim must be at least 1, got 0, a quarter of d_model; the nearest is 1",
         ),
-        ({"pre_value_dim": 0}, "pre_value_dim must be at least 1, got 0; the nearest is 1"),
+        ({"pre_value_dim": 0}, "pre_value_dim must be at least 1 or null, got 0; the nearest is 1"),
         (
             {"pre_values": False, "pre_value_dim": 3},
             "pre_value_dim must be null without pre_values, got 3",

@@ -229,7 +229,7 @@ def test_an_empty_valid_path_is_refused(corpus_file, tmp_path, cache):
     [
         ({"vocab_size": 256}, "vocab_size must be at least 257 .*, got 256"),
         ({"vocab_size": 2**33}, "vocab_size must be at most"),
-        ({"max_bytes": 0}, "max_bytes must be at least 1, got 0"),
+        ({"max_bytes": 0}, "max_bytes must be at least 1 or null, got 0"),
         ({"valid_tokens": 0}, "valid_tokens must be at least 1, got 0"),
         ({"tokenizer_bytes": 0}, "tokenizer_bytes must be at least 1, got 0"),
         ({"valid_share": 0.0}, "valid_share must lie between 0 and 1, got 0.0"),

@@ -362,7 +362,7 @@ def test_mistakes_of_both_files_are_reported_together(files, cache):
     ("fields", "message"),
     [
         ({"vocab_size": 100}, "vocab_size must be at least 257 .*, got 100"),
-        ({"max_facts": 0}, "max_facts must be at least 1, got 0"),
+        ({"max_facts": 0}, "max_facts must be at least 1 or null, got 0"),
         ({"n_probe_facts": 0}, "n_probe_facts must be at least 1, got 0"),
         ({"heldout_subjects": 1.0}, r"heldout_subjects must lie in \[0, 1\), got 1.0"),
         ({"question_share": -0.1}, r"question_share must lie in 0\.\.1, got -0\.1"),

@@ -123,7 +123,7 @@ def test_the_formula_of_ultramem_holds_for_a_final_ratio_of_one(steps, start, fi
         ({"value_lr_decay_fraction": 0.5}, "does nothing without value_lr_final_ratio, got 0.5"),
         (
             {"value_lr_final_ratio": 1.0, "value_lr_decay_fraction": 0.0},
-            "value_lr_decay_fraction must be above 0 and at most 1, got 0",
+            "value_lr_decay_fraction must be above 0 and at most 1 or null, got 0",
         ),
     ],
 )

@@ -213,7 +213,7 @@ def test_a_size_that_does_not_exist_is_told_where_it_is_written(problems: Proble
 
     assert (
         problem
-        == "6:59: trials[0].ladder.sizes[1]: no member is near 7 (in 1 of 2 trials, first trials[0].ladder plain 7); ask for at least 100"
+        == "6:59: trials[0].ladder.sizes[1]: non_embedding_params: no member is near 7 (in 1 of 2 trials, first trials[0].ladder plain 7); ask for at least 100"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.sweep.parsing import validation
 from orchestrator.sweep.parsing.yaml_loader import parse
 from orchestrator.sweep.parsing.yaml_node import YamlNode
+from workloads.field_error import FieldError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,12 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"heads must divide width ({self.width}), got {self.heads}")
+            rule = f"must divide width ({self.width})"
+            raise FieldError("heads", rule, self.heads, others=("width",))
         if self.scale <= 0:
-            raise ValueError(f"scale must be positive, got {self.scale}; write for example 0.5")
+            raise FieldError("scale", "must be positive", self.scale, "write for example 0.5")
         if self.layers is not None and max(self.layers) >= self.width:
-            raise ValueError(f"layers must stay below width, got {self.layers}")
+            raise FieldError("layers", "must stay below width", self.layers, others=("width",))
 
 
 def section(text: str) -> YamlNode:
