@@ -112,7 +112,7 @@ def _memscale(root: Path, n: int, *, track: bool = False) -> dict[str, float]:
     from orchestrator.launchers.ray import RayLauncher
     from orchestrator.tracking.exporter_process import exporting
     from orchestrator.tracking.mlflow_client import TrackingClient
-    from orchestrator.tracking.run_schema import default_tracking_uri
+    from orchestrator.tracking.tracking_uri import default_tracking_uri
 
     sweep = SweepDir(root / "trivial")
     ids = add_trials(sweep, n)

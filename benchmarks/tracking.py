@@ -38,7 +38,7 @@ from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.tracking.exporter_process import exporting
 from orchestrator.tracking.mlflow_client import TrackingClient
-from orchestrator.tracking.run_schema import default_tracking_uri
+from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 ARMS = ("none", "server", "down")
 TITLES = {

@@ -23,7 +23,7 @@ from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
-from orchestrator.tracking.run_schema import (
+from orchestrator.tracking.tracking_uri import (
     database_file,
     default_tracking_uri,
     is_database,

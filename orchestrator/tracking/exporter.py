@@ -24,8 +24,8 @@ from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import SweepDir, remove_temporary
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.mlflow_client import TrackingClient
-from orchestrator.tracking.run_schema import default_tracking_uri
 from orchestrator.tracking.sync_sweep import SweepSync
+from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 LOG = logging.getLogger("exporter")
 ROUND_S = 1.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.tracking import sync_state
-from orchestrator.tracking.run_schema import default_tracking_uri
+from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 DRAIN_S = 120.0
 """How long the end of a sweep may wait for a tracker that is slow. For one that is down: `exporter.OUTAGE_S`."""

@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking.journal_reader import Point
-from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, database_file, without_password
+from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND
+from orchestrator.tracking.tracking_uri import database_file, without_password
 
 LOG = logging.getLogger(__name__)
 MAX_PARAMS = 100

@@ -1,11 +1,8 @@
 """What the runs of a sweep are called in the tracker and what they carry: docs/architecture.md, "MLflow layout". Pure."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
@@ -179,39 +176,3 @@ def _text(value: Any) -> str:
     return (
         value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
     )
-
-
-# Where the tracker is, where its artifacts go, and how it is named in files that others may read.
-
-
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-"""Schemes of SQLAlchemy; a driver may follow, as in postgresql+psycopg://."""
-
-
-def default_tracking_uri(runs: Path) -> str:
-    """Return the SQLite store beside the sweeps of a runs folder."""
-    return f"sqlite:///{(runs / 'mlflow.db').absolute()}"
-
-
-def is_database(uri: str) -> bool:
-    """Whether the store is a database that this process opens by itself, without a server."""
-    return urlsplit(uri).scheme.split("+")[0] in DATABASES
-
-
-def database_file(uri: str) -> Path | None:
-    """Return the file of a SQLite store, None for anything else."""
-    return Path(uri.removeprefix("sqlite:///")).absolute() if uri.startswith("sqlite:///") else None
-
-
-def artifact_location(uri: str, runs: Path, sweep: str) -> str | None:
-    """Return where a sweep's artifacts go, as an absolute URI that works from any folder.
-
-    None leaves it to the server: a client must not decide paths on another machine.
-    """
-    return (runs / "mlartifacts" / sweep).absolute().as_uri() if is_database(uri) else None
-
-
-def without_password(text: str) -> str:
-    """Return a URI, or a message that holds one, without user, password and tokens."""
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    return re.sub(r"(?i)((?:password|token)=)[^&\s]+", r"\1***", text)

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
 from orchestrator.tracking.journal_reader import Mark, batches
-from orchestrator.tracking.run_schema import without_password
+from orchestrator.tracking.tracking_uri import without_password
 
 FILE = "tracking.json"
 

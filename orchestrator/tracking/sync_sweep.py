@@ -24,8 +24,8 @@ from orchestrator.tracking.mlflow_client import (
     TrackerError,
     TrackingClient,
 )
-from orchestrator.tracking.run_schema import artifact_location
 from orchestrator.tracking.sync_run import TrialSync, sync_submission
+from orchestrator.tracking.tracking_uri import artifact_location
 from orchestrator.tracking.trial_view import TrialSnapshot, snapshot
 
 LOG = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import AttemptDir, SweepDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
 from orchestrator.tracking.mlflow_client import TrackingClient
-from orchestrator.tracking.run_schema import default_tracking_uri
+from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 STEPS = 70
 TIMEOUT_S = 900

@@ -19,7 +19,8 @@ from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
-from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN, default_tracking_uri
+from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN
+from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 pytestmark = pytest.mark.integration
 HERE = Path(__file__).parent

@@ -116,7 +116,7 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
     from mlflow import MlflowClient
 
     from orchestrator.tracking.mlflow_client import TrackingClient
-    from orchestrator.tracking.run_schema import default_tracking_uri
+    from orchestrator.tracking.tracking_uri import default_tracking_uri
 
     with chaos.small_disk(tmp_path / "disk", size="24m") as mounted:
         if not mounted:
@@ -274,7 +274,7 @@ def test_password_and_certificate_come_from_the_environment_and_stay_there(tmp_p
 
     from orchestrator.cli import mlflow_server
     from orchestrator.tracking.mlflow_client import TrackingClient
-    from orchestrator.tracking.run_schema import default_tracking_uri
+    from orchestrator.tracking.tracking_uri import default_tracking_uri
 
     uri = default_tracking_uri(tmp_path)
     TrackingClient(uri).open()

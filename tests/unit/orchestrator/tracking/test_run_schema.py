@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import mlflow_page, run_schema
-from orchestrator.tracking.run_schema import (
+from orchestrator.tracking.tracking_uri import (
     artifact_location,
     database_file,
     default_tracking_uri,
