@@ -15,18 +15,17 @@ class PendingMetrics:
         self._rows: list[Mapping[str, Tensor]] = []
 
     def add(self, row: Mapping[str, Tensor]) -> None:
-        """Keep the 0-d tensors of one step; every row has the same names."""
+        """Keep the 0-d tensors of one step."""
         self._rows.append(row)
 
     def read(self) -> list[dict[str, float]]:
         """Return the numbers of the steps since the last call, oldest first, in one transfer."""
-        names = list(self._rows[0])
         values = torch.stack([tensor for row in self._rows for tensor in row.values()]).tolist()
+        found, remaining = [], iter(values)
+        for row in self._rows:
+            found.append({name: next(remaining) for name in row})
         self._rows.clear()
-        return [
-            dict(zip(names, values[i : i + len(names)], strict=True))
-            for i in range(0, len(values), len(names))
-        ]
+        return found
 
 
 @dataclass(kw_only=True)
