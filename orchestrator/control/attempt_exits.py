@@ -1,7 +1,7 @@
 """Handling of attempt exits: end.json, the retry decision, and nodes that are to blame."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from orchestrator.control.trial_state import (
     RunningAttempt,
     checkpoint_bytes,
     next_attempt_reason,
+    submission_of,
 )
 from orchestrator.records import storage_errors
 from orchestrator.records.rank_registry import registered
+from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import (
     WRITTEN_BY_OTHERS,
     AttemptDir,
@@ -58,8 +60,9 @@ class AttemptExits:
         attempt = None if trial is None else trial.attempt
         if trial is None or attempt is None or attempt.launch.attempt != attempt_exit.attempt:
             return
-        done_at_first = attempt_exit.attempt == 1 and trial.folder.result() is not None
-        self._state.estimator.observe_memory(trial)
+        result = trial.folder.result()
+        done_at_first = attempt_exit.attempt == 1 and result is not None
+        self._state.estimator.observe_memory(trial, result)
         verdict = self._close(
             trial, attempt.folder, attempt_exit, stop_outcome=attempt.stop_outcome
         )
@@ -69,9 +72,10 @@ class AttemptExits:
         with self._state.breaker.guarded():
             self._record_failure(trial, attempt, verdict)
 
-    def close_orphans(self, attempts: Sequence[tuple[TrialDir, AttemptDir]]) -> None:
-        """End the ranks of a dead controller's attempts and close these."""
-        for folder, attempt in attempts:
+    def close_orphans(self, records: Iterable[TrialRecord]) -> None:
+        """End what a dead controller left of these trials' last attempts, and close them."""
+        for record in records:
+            folder, attempt = TrialDir(record.path), AttemptDir(record.attempts[-1].path)
             for process in self._state.launcher.end_orphans(registered(attempt)):
                 LOG.warning(
                     "trial %s: rank %d on %s could not be ended",
@@ -79,9 +83,10 @@ class AttemptExits:
                 )
             # The rank may have finished between the end of its controller and its own.
             trial = self._state.trials.get(folder.trial_id)
-            trial = trial or ManagedTrial(folder=folder, spec=folder.spec())
+            trial = trial or ManagedTrial(folder=folder, spec=record.spec)
             attempt_exit = AttemptExit(trial_id=folder.trial_id, attempt=attempt.number)
-            self._close(trial, attempt, attempt_exit, stop_outcome=None)
+            submission = submission_of(record.attempts[-1].launch)
+            self._close(trial, attempt, attempt_exit, stop_outcome=None, submission=submission)
 
     def close_running(self, failure: str | None) -> None:
         """Close what still counts as running after the launcher was closed.
@@ -115,8 +120,17 @@ class AttemptExits:
         attempt_exit: AttemptExit,
         *,
         stop_outcome: Outcome | None,
+        submission: int | None = None,
     ) -> Verdict:
-        """Write end.json and decide what follows. Changes nothing if the folder cannot be read."""
+        """Write end.json and decide what follows. Changes nothing if the folder cannot be read.
+
+        Args:
+            trial: Whose attempt it is.
+            attempt: Its folder.
+            attempt_exit: What is known of its end.
+            stop_outcome: What its ranks were asked to stop for; None: they were not.
+            submission: The one that started it; None: the controller's own.
+        """
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         verdict = classify(
@@ -129,7 +143,9 @@ class AttemptExits:
         cancelled = self._state.cancel_requested(trial)
         if verdict.outcome is Outcome.DISK_FULL:
             trial.needs_disk_bytes = checkpoint_bytes(trial)
-        trial.record_exit(attempt, verdict.outcome)
+        if submission is None:
+            submission = self._state.submission
+        trial.record_exit(attempt, verdict.outcome, submission=submission)
         if verdict.outcome is Outcome.GPU_OOM:
             self._state.estimator.on_oom(trial)
         decision = decide_retry(

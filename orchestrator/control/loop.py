@@ -17,7 +17,7 @@ from orchestrator.control.attempt_exits import AttemptExits
 from orchestrator.control.attempt_starts import AttemptStarter
 from orchestrator.control.controller_state import ControllerState
 from orchestrator.control.launcher_port import Launcher
-from orchestrator.control.recovery import read_trial, unclosed_attempts
+from orchestrator.control.recovery import orphaned, recover_trial
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.status import SweepStatus
 from orchestrator.control.status_publisher import StatusPublisher
@@ -26,6 +26,7 @@ from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import HEARTBEAT_S, ControllerLock
 from orchestrator.records.rank_registry import TRAIN
+from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import WRITTEN_BY_OTHERS, SweepDir, remove_temporary
 from orchestrator.records.trial_spec import Outcome, TrialState
 
@@ -50,6 +51,7 @@ class Controller:
         predicted_s: Mapping[str, float] | None = None,
         job: str = TRAIN,
         lock: ControllerLock | None = None,
+        snapshot: SweepSnapshot | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -65,10 +67,14 @@ class Controller:
             predicted_s: Predicted seconds of whole trials. Longer ones start first.
             job: What ranks run; see `orchestrator.node.worker`.
             lock: The right to run these trials; default: to run the whole sweep.
+            snapshot: Of the sweep as this submission left it; read anew where another controller
+                ran since. None: read under the lock. Not for sweeps that Slurm jobs run trial by
+                trial, whose controllers leave no trace in the sweep's controller.json.
             clock: Seconds since 1970.
             sleep: Waits between two turns.
         """
         self._sleep = sleep
+        self._snapshot = snapshot
         self._lock = lock or ControllerLock(sweep, submission=submission, clock=clock)
         self._state = ControllerState(
             sweep=sweep,
@@ -148,18 +154,28 @@ class Controller:
     def _run(self, on_update: OnUpdate) -> None:
         """Recover the state of the sweep, and run what is left of it."""
         state = self._state
-        node_exclusion.readmit_all(state.sweep.excluded_nodes())
+        snapshot = self._take_snapshot()
+        node_exclusion.readmit_all(snapshot.excluded_nodes)
         remove_temporary(state.sweep.path, but=WRITTEN_BY_OTHERS)
         for trial_id in state.trial_ids:
-            state.trials[trial_id] = read_trial(state, trial_id)
+            record = snapshot.trials.get(trial_id) or state.sweep.trial(trial_id).record()
+            state.trials[trial_id] = recover_trial(state, record)
         self._publisher.reset_cache()
         # Of all trials under our lock, those too that this submission did not ask for.
-        orphans = unclosed_attempts(self._lock.trials())
+        orphans = orphaned(snapshot.trials.values())
+        del snapshot  # with the specs of ten thousand trials
         if orphans or state.waiting:
             self._publisher.publish(on_update)
             state.launcher.start()
             self._exits.close_orphans(orphans)
             self._loop(on_update)
+
+    def _take_snapshot(self) -> SweepSnapshot:
+        """Return the files of the trials under our lock: as given, unless another controller ran."""
+        given, self._snapshot = self._snapshot, None
+        if given is not None and given.controller == self._lock.predecessor:
+            return given
+        return self._state.sweep.snapshot(self._lock.trial_ids)
 
     def _loop(self, on_update: OnUpdate) -> None:
         state, first = self._state, True
@@ -240,7 +256,7 @@ class Controller:
             folder = self._state.sweep.trial(trial_id)
             if folder.retry_requested() and not folder.cancel_requested():
                 del final[trial_id]
-                self._state.trials[trial_id] = read_trial(self._state, trial_id)
+                self._state.trials[trial_id] = recover_trial(self._state, folder.record())
                 LOG.info("trial %s: somebody asked for a retry", trial_id)
 
     def _forward_stops(self) -> None:

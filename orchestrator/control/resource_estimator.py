@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from orchestrator.control.retry_policy import resources_for
 from orchestrator.control.status import steps_of
@@ -24,9 +25,9 @@ class ResourceEstimator:
         """Record the run time of a trial that was done at its first attempt."""
         self._runtimes.observe(trial.spec, seconds)
 
-    def observe_memory(self, trial: ManagedTrial) -> None:
-        """Record the peak GPU memory that a trial's result tells, if it has one."""
-        peak = ((trial.folder.result() or {}).get("metrics") or {}).get(GPU_PEAK)
+    def observe_memory(self, trial: ManagedTrial, result: Mapping[str, Any] | None) -> None:
+        """Record the peak GPU memory that a trial's result tells, if there is one."""
+        peak = ((result or {}).get("metrics") or {}).get(GPU_PEAK)
         if peak is not None:
             self._memory.observe_peak(trial.configuration, float(peak))
 

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.records import status_cache
 from orchestrator.records.locks import is_alive
+from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
@@ -177,8 +178,9 @@ def status_from_disk(
 
 
 def _read(trial: TrialDir, wait: str | None, controlled: bool, cancelled: bool) -> TrialStatus:
+    record = trial.record()
     return trial_status(
-        trial, trial.spec(), wait=wait, controlled=controlled, sweep_cancelled=cancelled
+        record, record.spec, wait=wait, controlled=controlled, sweep_cancelled=cancelled
     )
 
 
@@ -245,7 +247,7 @@ def cache_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
 
 
 def trial_status(
-    trial: TrialDir,
+    trial: TrialRecord,
     spec: TrialSpec,
     *,
     wait: str | None,
@@ -255,40 +257,40 @@ def trial_status(
     """Return where one trial stands.
 
     Args:
-        trial: Its folder.
+        trial: Its files, as `TrialDir.record` reads them for a status.
         spec: Its spec.
         wait: The controller's sentence; a trial that has one waits, even if an earlier submission gave it up.
         controlled: Whether a live controller runs the sweep.
         sweep_cancelled: Whether somebody cancelled the whole sweep.
     """
-    state = trial.state()
+    state = trial.state
     if state is TrialState.RUNNING and not controlled:
         # Its controller is dead and so are its ranks; the next controller will write that down.
         state, wait = TrialState.WAITING, wait or NO_CONTROLLER
     elif wait is not None and state in (TrialState.FAILED, TrialState.CANCELLED):
         state = TrialState.WAITING
-    if state is TrialState.WAITING and (trial.cancel_requested() or sweep_cancelled):
+    if state is TrialState.WAITING and (trial.cancel_requested or sweep_cancelled):
         state = TrialState.CANCELLED
     if state is not TrialState.WAITING:
         wait = ""
     elif wait is None:
         wait = "" if controlled else NO_CONTROLLER
-    attempts = trial.attempts()
-    ends = [end for end in (attempt.end() for attempt in attempts[-2:]) if end is not None]
-    heartbeat = (trial.heartbeat() or {}) if attempts else {}
+    attempts = trial.attempts
+    ends = [attempt.end for attempt in attempts[-2:] if attempt.end is not None]
+    heartbeat = (trial.heartbeat or {}) if attempts else {}
     fresh = bool(attempts) and heartbeat.get("attempt") == attempts[-1].number
     base: dict[str, Any] = {
         **spec_fields(spec),
         "trial_id": trial.trial_id,
         "state": state,
         "attempt": attempts[-1].number if attempts else 0,
-        "step": heartbeat.get("step") if state is TrialState.RUNNING else trial.checkpoint_step(),
+        "step": heartbeat.get("step") if state is TrialState.RUNNING else trial.checkpoint_step,
         "wait": wait,
         "outcome": Outcome(ends[-1]["outcome"]) if ends else None,
         "reason": ends[-1]["reason"] if ends else "",
     }
     if state is TrialState.DONE:
-        result = trial.result() or {}
+        result = trial.result or {}
         metrics = result.get("metrics", {})
         base |= {
             "step": result.get("steps"),

@@ -122,8 +122,9 @@ class StatusPublisher:
             if trial.waiting_status.wait != trial.wait:
                 trial.waiting_status = replace(trial.waiting_status, wait=trial.wait)
             return trial.waiting_status
+        record, trial.record = trial.record, None
         status = trial_status(
-            trial.folder,
+            record or trial.folder.record(for_status=True),
             trial.spec,
             wait=trial.wait if waits else None,
             controlled=True,

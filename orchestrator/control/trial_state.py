@@ -12,6 +12,7 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.control.retry_policy import PastAttempt
 from orchestrator.control.status import TrialStatus
 from orchestrator.records import storage_errors
+from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import AttemptDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, canonical_json
 from orchestrator.scheduling.demand import Demand
@@ -41,6 +42,8 @@ class ManagedTrial:
 
     folder: TrialDir
     spec: TrialSpec
+    record: TrialRecord | None = None
+    """Its files as read at the start, until they have made its first status."""
     past_attempts: list[PastAttempt] = field(default_factory=list)
     best_step: int = 0
     """The furthest optimizer step of any attempt."""
@@ -60,14 +63,14 @@ class ManagedTrial:
     waiting_status: TrialStatus | None = None
     """Its status, kept while it waits: only `wait` can change then. None: read it."""
 
-    def record_exit(self, attempt: AttemptDir, outcome: Outcome) -> None:
-        """Take note of how an attempt ended, and how far it got."""
+    def record_exit(self, attempt: AttemptDir, outcome: Outcome, *, submission: int) -> None:
+        """Take note of how an attempt of a submission ended, and how far it got."""
         reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
         self.past_attempts.append(
             PastAttempt(
                 outcome=outcome,
                 progressed=reached > self.best_step,
-                submission=submission_of(attempt),
+                submission=submission,
                 counts=attempt.number > self.budgets_reset_after,
             )
         )
@@ -98,9 +101,9 @@ class ManagedTrial:
         return canonical_json(parts)
 
 
-def submission_of(attempt: AttemptDir) -> int:
-    """Return the number of the submission that started an attempt."""
-    return int((attempt.launch() or {}).get("submission", 0))
+def submission_of(launch: Mapping[str, Any] | None) -> int:
+    """Return the number of the submission that started an attempt, from its launch.json."""
+    return int((launch or {}).get("submission", 0))
 
 
 def checkpoint_bytes(trial: ManagedTrial) -> float:

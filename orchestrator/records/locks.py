@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records import storage_errors
-from orchestrator.records.errors import BusyError
+from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
 
@@ -71,6 +71,8 @@ class ControllerLock:
         """When controller.json was last replaced."""
         self._written = False
         self._lost = False
+        self.predecessor: dict[str, Any] | None = None
+        """controller.json as it was when the lock was taken."""
         self._record: dict[str, Any] = {**ProcessId.own().to_json(), "submission": submission}
 
     def acquire(self) -> None:
@@ -87,6 +89,10 @@ class ControllerLock:
             except (BusyError, OSError):
                 self._let_go()
                 raise
+        try:
+            self.predecessor = read_json(self._place / "controller.json")
+        except StoreError:
+            self.predecessor = {}  # damaged, so equal to none that anybody has read
         self._record["started_at"] = self._told_at = self._clock()
         self.heartbeat({})
 
@@ -127,9 +133,10 @@ class ControllerLock:
             self.heartbeat({"ended_at": self._clock()})
             self._let_go()
 
-    def trials(self) -> list[TrialDir]:
-        """Return the trials that its holder may decide about."""
-        return self._sweep.trials() if self._trial is None else [self._trial]
+    @property
+    def trial_ids(self) -> tuple[str, ...] | None:
+        """The trials that its holder may decide about; None: all of the sweep."""
+        return None if self._trial is None else (self._trial.trial_id,)
 
     def _take(self, folder: Path, how: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)

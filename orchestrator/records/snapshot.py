@@ -38,7 +38,8 @@ class TrialRecord:
     """One trial's small files; `trial_dir` says what each of them holds."""
 
     path: Path
-    spec_record: JsonObject | None
+    spec_source: JsonObject | TrialSpec | None
+    """Content of spec.json, or the spec that a submission has just written there."""
     attempts: tuple[AttemptRecord, ...] = ()
     """Oldest first."""
     result: JsonObject | None = None
@@ -62,7 +63,9 @@ class TrialRecord:
         Raises:
             StoreError: If spec.json is missing or was altered.
         """
-        return parse_spec(self.path, self.spec_record)
+        if isinstance(self.spec_source, TrialSpec):
+            return self.spec_source
+        return parse_spec(self.path, self.spec_source)
 
     @property
     def last_end(self) -> JsonObject | None:
@@ -105,10 +108,8 @@ class SweepSnapshot:
         trials = dict(self.trials)
         for spec in specs:
             path = self.path / "trials" / spec.trial_id
-            trial = trials.get(spec.trial_id) or TrialRecord(path=path, spec_record=None)
-            trials[spec.trial_id] = replace(
-                trial, spec_record=spec.to_json(), cancel_requested=False
-            )
+            trial = trials.get(spec.trial_id) or TrialRecord(path=path, spec_source=None)
+            trials[spec.trial_id] = replace(trial, spec_source=spec, cancel_requested=False)
         return replace(self, trials=trials, cancel_requested=False)
 
 

@@ -344,8 +344,12 @@ class TrialDir:
             retry_request=self.retry_request(),
         )
 
-    def record(self) -> TrialRecord:
-        """Return all of the trial's small files, each read once.
+    def record(self, *, for_status: bool = False) -> TrialRecord:
+        """Return the trial's small files, each read once.
+
+        Args:
+            for_status: Only what changes while it runs: no spec, and of the attempts the ends of
+                the last two.
 
         Raises:
             StoreError: If one of them is damaged.
@@ -358,15 +362,21 @@ class TrialDir:
         def read(name: str) -> dict[str, Any] | None:
             return read_json(self.path / name) if name in names else None
 
+        attempts = self.attempts() if "attempts" in names else []
+        result = read("result.json")
         return TrialRecord(
             path=self.path,
-            spec_record=read("spec.json"),
+            spec_source=None if for_status else read("spec.json"),
             attempts=tuple(
-                AttemptRecord(path=attempt.path, launch=attempt.launch(), end=attempt.end())
-                for attempt in (self.attempts() if "attempts" in names else ())
+                AttemptRecord(
+                    path=attempt.path,
+                    launch=None if for_status else attempt.launch(),
+                    end=attempt.end(),
+                )
+                for attempt in (attempts[-2:] if for_status else attempts)
             ),
-            result=read("result.json"),
-            heartbeat=read("heartbeat.json"),
+            result=result,
+            heartbeat=None if result else read("heartbeat.json"),
             controller=read("controller.json"),
             retry_request=read("retry.json"),
             cancel_requested="cancel.json" in names,
@@ -481,7 +491,7 @@ class SweepDir:
             cancel_requested=self.cancel_requested(),
             submissions=tuple(self.submissions()),
             excluded_nodes=self.excluded_nodes(),
-            trials={trial.trial_id: trial for trial in trials if trial.spec_record is not None},
+            trials={trial.trial_id: trial for trial in trials if trial.spec_source is not None},
         )
 
 

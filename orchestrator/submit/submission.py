@@ -98,7 +98,15 @@ class Submission:
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
         record = self.write_records(sweep)
-        return run_recorded(sweep, record, on_update, tracking_uri=self.tracking_uri)
+        snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.trials)
+        return run_recorded(
+            sweep,
+            record,
+            on_update,
+            tracking_uri=self.tracking_uri,
+            # Slurm jobs may have run single trials since, without a trace in the sweep's own files.
+            snapshot=None if job_records.used(sweep) else snapshot,
+        )
 
     def detach(self) -> Path:
         """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
@@ -181,6 +189,7 @@ def run_recorded(
     *,
     tracking_uri: str | None = None,
     address: str | None = None,
+    snapshot: SweepSnapshot | None = None,
 ) -> SubmissionResult:
     """Run a submission that `Submission` wrote down: by the same process, or by another one on another machine.
 
@@ -190,6 +199,7 @@ def run_recorded(
         on_update: Called about once a second and at every change.
         tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
         address: Of the Ray cluster as seen from here, if not as it was given.
+        snapshot: The sweep as the submission left it; None: the controller reads it.
 
     Raises:
         BusyError: If a live controller runs this sweep already.
@@ -204,6 +214,7 @@ def run_recorded(
         launcher=_launcher(sweep, {**how, "address": address or how["address"]}, code),
         cache=(sweep.path.parent / "cache").absolute(),
         predicted_s=how["predicted_s"],
+        snapshot=snapshot,
     )
     with exporting(sweep, tracking_uri, code=code) as exporter, _stops(controller) as stopped:
 

@@ -16,7 +16,7 @@ def test_one_trial_each_or_all_together(tmp_path):
     of_a.acquire()
     of_b.acquire()
 
-    assert of_a.trials() == [a]
+    assert of_a.trial_ids == ("a",)
     assert is_alive(a.controller())
     assert sweep.controller() is None
     for other in (whole, ControllerLock(sweep, submission=2, trial=a)):
