@@ -2,10 +2,11 @@
 
     python benchmarks/architecture_bands.py --replicates 500
 
-Each sweep has six sizes by three lengths by two seeds of two architectures whose laws differ in A and B; noise between
-configurations and between seeds is equal. What is counted, at three budgets (the last four times the largest run): the
-FLOP multiplier and the size multiplier, and one architecture's best size, tokens and loss. 500 sweeps of a true 95 %
-scatter by 1 % (one standard error).
+Each sweep has six sizes by three lengths by two seeds of two architectures whose laws differ in A
+and B; noise between configurations and between seeds is equal. What is counted, at three budgets
+(the last four times the largest run): the FLOP multiplier and the size multiplier, and one
+architecture's best size, tokens and loss. 500 sweeps of a true 95 % scatter by 1 % (one standard
+error).
 """
 
 import argparse

@@ -3,9 +3,10 @@
     python benchmarks/architectures.py --preset 1m --tokens 4096            # all, on this machine's best device
     python benchmarks/architectures.py --preset 134m --tokens 65536 --only dense,moe,memory_plus --markdown
 
-A step is forward, loss, backward, clip and optimizer, in bf16 autocast on a GPU and fp32 on a CPU, on random tokens.
-Steps with and without recording the use of memories and experts (`usage`) take turns, so that both see the same
-machine; medians of each are compared. Every model is also checked: finite loss, and a loss that falls on one batch.
+A step is forward, loss, backward, clip and optimizer, in bf16 autocast on a GPU and fp32 on a CPU,
+on random tokens. Steps with and without recording the use of memories and experts (`usage`) take
+turns, so that both see the same machine; medians of each are compared. Every model is also checked:
+finite loss, and a loss that falls on one batch.
 """
 
 import argparse

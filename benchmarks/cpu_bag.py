@@ -3,9 +3,10 @@
     python benchmarks/cpu_bag.py                 # one thread, about a minute
     python benchmarks/cpu_bag.py --threads 8 --markdown
 
-A step is forward and backward to table (dense) and weights, in fp32, with the trainer's settings. "ours / torch" is the ratio of the medians, below 1
-where ours is faster; 1.2 is what is asked for. Errors are relative norms of ours against the same in float64: output,
-gradient of the table, gradient of the weights.
+A step is forward and backward to table (dense) and weights, in fp32, with the trainer's settings.
+"ours / torch" is the ratio of the medians, below 1 where ours is faster; 1.2 is what is asked for.
+Errors are relative norms of ours against the same in float64: output, gradient of the table,
+gradient of the weights.
 """
 
 import argparse
@@ -23,7 +24,8 @@ from torch.nn import functional
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.training import device
 
-# rows, width, tokens, reads a token: a large memory, one of the presets at 1m, one of a small preset, n-gram rows.
+# rows, width, tokens, reads a token: a large memory, one of the presets at 1m, one of a small
+# preset, n-gram rows.
 SHAPES = [
     (65_536, 256, 2048, 128),
     (16_384, 128, 4096, 32),

@@ -1,16 +1,19 @@
 """Training passes on several ranks: gradients summed after the backward pass, during it, and by torch's DDP.
 
-    python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384 --markdown
-    python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
+    python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
+    16384 --markdown python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset
+    d32 --tokens 512 --seq-len 64
 
-The script starts its own ranks; each has `--tokens` tokens in every step, cut into `--passes` micro batches. A step is
-forward, loss and backward in bf16 autocast and the sum of all gradients, without clipping and optimizer. The four ways
-take turns on the same model and the same tokens: `alone` sums nothing, so it is what the others cannot beat; `after`
-starts every message when the backward pass has ended; `during` is what `memscale` trains with; `ddp` is
-`DistributedDataParallel` with its defaults but for gradients as views, and `no_sync` in all passes but the last.
-`hidden` is the share of the time that summing afterwards costs which summing during the pass does not. `apart` is the
-largest difference from `after`'s gradients over their norm, of the parameter where it is largest; `again` is that of a
-second pass of `after`, since not every kernel on a GPU repeats its bits. Medians, of the slowest rank.
+The script starts its own ranks; each has `--tokens` tokens in every step, cut into `--passes` micro
+batches. A step is forward, loss and backward in bf16 autocast and the sum of all gradients, without
+clipping and optimizer. The four ways take turns on the same model and the same tokens: `alone` sums
+nothing, so it is what the others cannot beat; `after` starts every message when the backward pass
+has ended; `during` is what `memscale` trains with; `ddp` is `DistributedDataParallel` with its
+defaults but for gradients as views, and `no_sync` in all passes but the last. `hidden` is the share
+of the time that summing afterwards costs which summing during the pass does not. `apart` is the
+largest difference from `after`'s gradients over their norm, of the parameter where it is largest;
+`again` is that of a second pass of `after`, since not every kernel on a GPU repeats its bits.
+Medians, of the slowest rank.
 """
 
 import argparse

@@ -1,12 +1,14 @@
 """Training steps of models whose dense parameters are replicated, or sharded over the ranks with FSDP2.
 
-    python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384 --markdown
-    python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
+    python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
+    16384 --markdown python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset
+    d32 --tokens 512 --seq-len 64
 
-The script starts its own ranks, anew for each way; each has `--tokens` tokens in every step, in `--passes` micro batches. A
-step is forward, loss and backward in bf16 autocast, the sums of all gradients, clipping and AdamW. "peak" is the most
-memory that torch held on a GPU in these steps, "held" what it holds between two of them: weights and moments. The loss of
-the last step is that of both ways, up to the order of sums. Medians of steps, of the slowest rank.
+The script starts its own ranks, anew for each way; each has `--tokens` tokens in every step, in
+`--passes` micro batches. A step is forward, loss and backward in bf16 autocast, the sums of all
+gradients, clipping and AdamW. "peak" is the most memory that torch held on a GPU in these steps,
+"held" what it holds between two of them: weights and moments. The loss of the last step is that of
+both ways, up to the order of sums. Medians of steps, of the slowest rank.
 """
 
 import argparse

@@ -1,11 +1,13 @@
 """The Chinchilla fit, 4,500 starts and 4,000 resamples: ours beside a plain loop over scipy with exact gradients.
 
-    python benchmarks/fits.py [--data chinchilla_points.csv] [--starts 4500 --resamples 4000] [--loop-every 10]
+    python benchmarks/fits.py [--data chinchilla_points.csv] [--starts 4500 --resamples 4000]
+    [--loop-every 10]
 
-Both see the same 240 runs, the same starting grid (Hoffmann et al. 2022), the same resamples (seed 42) and the same
-objective, sum of Huber(1e-3) of log errors. The loop is what most published code does, done well: L-BFGS-B from every
-start on the log-sum-exp form with exact gradients and the objective divided by the threshold, then one BFGS per
-resample from the best fit. Without --data the runs are made up, as many over as wide a range.
+Both see the same 240 runs, the same starting grid (Hoffmann et al. 2022), the same resamples (seed
+42) and the same objective, sum of Huber(1e-3) of log errors. The loop is what most published code
+does, done well: L-BFGS-B from every start on the log-sum-exp form with exact gradients and the
+objective divided by the threshold, then one BFGS per resample from the best fit. Without --data the
+runs are made up, as many over as wide a range.
 """
 
 import argparse

@@ -3,14 +3,15 @@
     python benchmarks/hash_bag.py           # all shapes, under a minute on an H200
     python benchmarks/hash_bag.py --tune    # the bag's forward pass in other tilings too
 
-Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the operation as a layer calls
-it. Beside it, as multiples of `both`: the same from two kernels of which the second does not know the tables' structure
-(`sign_hash` and `weighted_bag`); and, with rows and scores given, so without the hash, torch's `index_select` and batched
-product, and its `embedding_bag`. `req/copy` is the bytes of the rows asked for by `bag` over the bandwidth of a copy.
-Backward, ms: the gradients of table and numbers; `sort` is part of it; the multiple is torch's way, both gradients of
-`index_select` and product, again without the hash.
-Errors are those of the timed inputs against float64: output and numbers' gradient of 256 tokens, table gradient of five
-rows, the most read one among them.
+Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the
+operation as a layer calls it. Beside it, as multiples of `both`: the same from two kernels of which
+the second does not know the tables' structure (`sign_hash` and `weighted_bag`); and, with rows and
+scores given, so without the hash, torch's `index_select` and batched product, and its
+`embedding_bag`. `req/copy` is the bytes of the rows asked for by `bag` over the bandwidth of a
+copy. Backward, ms: the gradients of table and numbers; `sort` is part of it; the multiple is
+torch's way, both gradients of `index_select` and product, again without the hash. Errors are those
+of the timed inputs against float64: output and numbers' gradient of 256 tokens, table gradient of
+five rows, the most read one among them.
 """
 
 import argparse
@@ -52,7 +53,8 @@ class Shape:
 SHAPES = [
     Shape(),
     Shape(dtype=torch.float32),
-    # Of MemoryFormer at width 1024: queries, keys and values side by side, and the block's second layer.
+    # Of MemoryFormer at width 1024: queries, keys and values side by side, and the block's second
+    # layer.
     Shape(width=3072),
     Shape(bits=10),
     # Of its own presets and LookupFFN's.

@@ -4,15 +4,18 @@
     python benchmarks/host_tables.py --ids zipf
     python benchmarks/host_tables.py --tune-tokens 1024 65536
 
-Reading, ms: `device` is the bag of a table on the GPU. Of a table on the host, `in place` reads every row as often as
-it is named, over the bus; `fetched` finds the different rows, copies each once and reads the copy (a table does the
-first up to `host_memory.DIRECT_READS` reads, the second above); `by host` finds them too, has the host gather them into
-pinned memory, and copies that. `floor` is the different rows' bytes at the bandwidth of a large copy from pinned memory.
-`over device` is what a table on the host takes over one on the device; `same` says that all outputs have equal bits.
+Reading, ms: `device` is the bag of a table on the GPU. Of a table on the host, `in place` reads
+every row as often as it is named, over the bus; `fetched` finds the different rows, copies each
+once and reads the copy (a table does the first up to `host_memory.DIRECT_READS` reads, the second
+above); `by host` finds them too, has the host gather them into pinned memory, and copies that.
+`floor` is the different rows' bytes at the bandwidth of a large copy from pinned memory. `over
+device` is what a table on the host takes over one on the device; `same` says that all outputs have
+equal bits.
 
-Fine-tuning: forward, backward (gradients of table and weights) and the optimizer's step, of tables in bf16. `floor` brings
-the different rows to the GPU for reading, and again, with their moments, for the update, whose way back overlaps. `GB on device` are the most that
-was allocated beside the batch. `same` compares values and moments after all steps.
+Fine-tuning: forward, backward (gradients of table and weights) and the optimizer's step, of tables
+in bf16. `floor` brings the different rows to the GPU for reading, and again, with their moments,
+for the update, whose way back overlaps. `GB on device` are the most that was allocated beside the
+batch. `same` compares values and moments after all steps.
 """
 
 import argparse
@@ -113,7 +116,8 @@ def _print_tuning(arguments: argparse.Namespace, values: Tensor, bus_gbps: float
         grad = 0.01 * torch.randn(tokens, arguments.width, device=values.device).to(values.dtype)
         row_bytes = len(ids.unique()) * values.shape[1] * values.element_size()
         for kind in ("lazy_adamw", "rowwise", "sgd"):
-            # To the GPU: rows to read, then rows and moments to update. What goes back meets nothing on its way.
+            # To the GPU: rows to read, then rows and moments to update. What goes back meets
+            # nothing on its way.
             passes = {"lazy_adamw": 4, "rowwise": 2, "sgd": 2}[kind]
             device_ms, device_gb, expected = _tuned(values, kind, ids, weights, grad, on_host=False)
             host_ms, host_gb, found = _tuned(values, kind, ids, weights, grad, on_host=True)

@@ -6,9 +6,10 @@
     python benchmarks/orchestration.py --only trials --train-trials 20 --markdown
 
 trials  The same report of one number, as a memscale trial (controller, Ray, supervisor, a forked process each, its
-        records on disk; and once with MLflow), as a Ray Tune trial (function trainable), and as a Ray Train run
-        (TorchTrainer, one worker). Two cores each, two at a time. Seconds per trial are those after start-up, which stands
-        beside them. Asked for: at most 0.5 of Ray Tune's, 0.2 of Ray Train's.
+        records on disk; and once with MLflow), as a Ray Tune trial (function trainable), and as a
+        Ray Train run (TorchTrainer, one worker). Two cores each, two at a time. Seconds per trial
+        are those after start-up, which stands beside them. Asked for: at most 0.5 of Ray Tune's,
+        0.2 of Ray Train's.
 stub    1,000 trials of one core on 64 fake nodes of 8; no process is started, so what is left is the controller's.
 many    10,000 of those: memory of the controller from its first look to its last, then `status` of them all, by
         folders alone, with statuses.jsonl, and as the command (asked for: under one second).
@@ -44,7 +45,8 @@ JOB = f"{Path(__file__).with_name('trivial_job.py')}:run"
 PARTS = ("trials", "stub", "many", "nodes", "joining")
 AT_ONCE = 2
 FOREIGN = {**SETTINGS, "RAY_AUTH_MODE": "disabled"}
-"""For clusters that memscale does not start: set up as it does, but for the token. Ray reads this when it is imported."""
+"""For clusters that memscale does not start: set up as it does, but for the token. Ray reads this
+when it is imported."""
 NODES = [Node(node_id=f"n{i}", host=f"h{i}", cpus=8, gpus=()) for i in range(64)]
 
 
@@ -77,7 +79,8 @@ def _print_table(rows: list[dict[str, str]], *, markdown: bool) -> None:
     print(flush=True)
 
 
-# -- trials: side by side --------------------------------------------------------------------------------------
+# -- trials: side by side
+# --------------------------------------------------------------------------------------
 
 
 def trials(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -232,7 +235,8 @@ TITLES = {
     "train": "Ray Train",
 }
 
-# -- stubs -----------------------------------------------------------------------------------------------------
+# -- stubs
+# -----------------------------------------------------------------------------------------------------
 
 
 def stub(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -351,7 +355,8 @@ def _status_command(runs: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-# -- real nodes ------------------------------------------------------------------------------------------------
+# -- real nodes
+# ------------------------------------------------------------------------------------------------
 
 
 def joining(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:

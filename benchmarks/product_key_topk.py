@@ -4,9 +4,9 @@
     python benchmarks/product_key_topk.py --half-key-dim 256 --variants
     python benchmarks/product_key_topk.py --many-keys 10000      # of further numbers of sub-keys, 10^8 rows alone
 
-Medians of CUDA event times. Beside each time: the share of ids that are those of float64, and the largest error of a
-score, both over the first 2,048 tokens. `--variants` times tiles and chunk sizes, `--kernels` lists what each kernel
-takes.
+Medians of CUDA event times. Beside each time: the share of ids that are those of float64, and the
+largest error of a score, both over the first 2,048 tokens. `--variants` times tiles and chunk
+sizes, `--kernels` lists what each kernel takes.
 """
 
 import argparse

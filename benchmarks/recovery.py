@@ -3,10 +3,11 @@
     python benchmarks/recovery.py --replicates 500
     python benchmarks/recovery.py --laws chinchilla,sparse_effective,routed --starts own
 
-Each replicate is a new set of runs (the same sizes, new noise), fitted and resampled in full. "coverage" is the share of
-replicates whose 95 % interval holds the true value: for each coefficient (lowest and highest of them), for the law at a
-point inside the runs and at one three times as large as the largest of each input, and for a new run at the point
-inside (its prediction interval). 500 replicates of a true 95 % scatter by 1 % (one standard error).
+Each replicate is a new set of runs (the same sizes, new noise), fitted and resampled in full.
+"coverage" is the share of replicates whose 95 % interval holds the true value: for each coefficient
+(lowest and highest of them), for the law at a point inside the runs and at one three times as large
+as the largest of each input, and for a new run at the point inside (its prediction interval). 500
+replicates of a true 95 % scatter by 1 % (one standard error).
 """
 
 import argparse

@@ -4,17 +4,19 @@
     python benchmarks/sharding.py --layout rows --gpus 1,4 --markdown
     python benchmarks/sharding.py --device cpu --gpus 1,2 --tokens 64 --n-keys 16 --width 32 --d-model 32 --repeats 3
 
-The script starts its own ranks. Every GPU has the same tokens and the same bytes of the table whatever their number,
-so P GPUs hold a table P times as large: with P times the rows (`rows`), or rows P times as wide (`width`). A layer is
-query, selection, bag, gate and output projection, forward and backward, in bf16 autocast with a bf16 table, without
-the optimizer. `over one GPU` compares tokens per second and GPU with one GPU that holds a table of that width alone:
-with more rows the one whose bytes each GPU holds, with wider rows the same table.
+The script starts its own ranks. Every GPU has the same tokens and the same bytes of the table
+whatever their number, so P GPUs hold a table P times as large: with P times the rows (`rows`), or
+rows P times as wide (`width`). A layer is query, selection, bag, gate and output projection,
+forward and backward, in bf16 autocast with a bf16 table, without the optimizer. `over one GPU`
+compares tokens per second and GPU with one GPU that holds a table of that width alone: with more
+rows the one whose bytes each GPU holds, with wider rows the same table.
 
-`pieces` is into how many a read is cut, to send one while another is summed (columns only). Beside it, on the same
-shapes and timed by themselves, the same whatever the pieces: `bag` is the local kernel, forward and backward, on the
-bags of all ranks; `messages` are those of a forward and a backward pass, one after another, nothing else going on;
-`rest` is what of the step they leave, all else less what they overlap with it. `error` compares the layer's bags with
-rows summed in fp32. All seconds are medians, of the slowest rank.
+`pieces` is into how many a read is cut, to send one while another is summed (columns only). Beside
+it, on the same shapes and timed by themselves, the same whatever the pieces: `bag` is the local
+kernel, forward and backward, on the bags of all ranks; `messages` are those of a forward and a
+backward pass, one after another, nothing else going on; `rest` is what of the step they leave, all
+else less what they overlap with it. `error` compares the layer's bags with rows summed in fp32. All
+seconds are medians, of the slowest rank.
 """
 
 import argparse
@@ -107,7 +109,8 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
             if size > 1:
                 cases = [("rows", size), ("width", size)]
             else:
-                # Beside what each GPU holds, the wide tables that several hold together, as far as they fit.
+                # Beside what each GPU holds, the wide tables that several hold together, as far as
+                # they fit.
                 cases = [
                     ("-", 1),
                     *(("width", int(n)) for n in arguments.gpus.split(",") if n != "1"),
@@ -190,7 +193,8 @@ def _layer(
 
     table = materialise_model(make, mesh, layout=arguments.layout, here=here)
     assert isinstance(table, MemoryTable)
-    # Values of a table's size, though not those that training would begin with, which are drawn on the host.
+    # Values of a table's size, though not those that training would begin with, which are drawn on
+    # the host.
     draw = torch.Generator(here).manual_seed(mesh.memory.rank)
     table = table.to(torch.bfloat16)
     with torch.no_grad():

@@ -3,16 +3,17 @@
     python benchmarks/table_optimizer.py                        # 64k tokens, 2^20 rows of 1,024, 128 a token, bf16
     python benchmarks/table_optimizer.py --ids zipf --markdown
 
-What is timed begins with the gradient of a weighted bag's output and ends with the gradient of its weights and a table
-that has been updated. "step" is what training does: products at once, the update later from the reads alone, clipped
-exactly (a pass for the norm) or by the norm of the step before. "In the backward pass" makes products and update in one,
-as a table allows that is read once a step. Dense is our own backward pass, or plain torch's, then norm, clip and fused
-AdamW.
+What is timed begins with the gradient of a weighted bag's output and ends with the gradient of its
+weights and a table that has been updated. "step" is what training does: products at once, the
+update later from the reads alone, clipped exactly (a pass for the norm) or by the norm of the step
+before. "In the backward pass" makes products and update in one, as a table allows that is read once
+a step. Dense is our own backward pass, or plain torch's, then norm, clip and fused AdamW.
 
-Beside each time: the ratios to dense and to plain torch, the most memory allocated (table, state and batch included),
-the time over that of reading and writing table and state once at the copy speed measured in the same run, and how far
-sampled rows are from fp32 updates, in spacings of bf16: at most 1 is right for stochastic rounding, and a fraction of
-one, from the order of sums, for `table_precision: bf16_master`.
+Beside each time: the ratios to dense and to plain torch, the most memory allocated (table, state
+and batch included), the time over that of reading and writing table and state once at the copy
+speed measured in the same run, and how far sampled rows are from fp32 updates, in spacings of bf16:
+at most 1 is right for stochastic rounding, and a fraction of one, from the order of sums, for
+`table_precision: bf16_master`.
 """
 
 import argparse
@@ -65,7 +66,8 @@ class Row:
     peak_bytes: float | None
     floor_ms: float
     error: float | None
-    """Of sampled rows, in spacings of bf16; infinite where the products are wrong, None where nothing is compared."""
+    """Of sampled rows, in spacings of bf16; infinite where the products are wrong, None where
+    nothing is compared."""
     largest_error: float
     """That may be."""
     norm: float
@@ -193,7 +195,8 @@ def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, wh
         pairs = [(stored[name], kept) for name, kept in exact_state.items()]
         for found, expected in [(_values(table, state, rows), exact), *pairs]:
             spacing = 2.0 ** (expected.abs().clamp_min(2.0**-100).log2().floor() - 7)
-            # A sum of many reads in another order: its error is relative to the reads, not to the sum.
+            # A sum of many reads in another order: its error is relative to the reads, not to the
+            # sum.
             spacing = spacing + 1e-6 * expected.abs().max()
             furthest = max(furthest, ((found - expected).abs() / spacing).max().item())
     return furthest

@@ -3,11 +3,12 @@
     python benchmarks/tracking.py --rounds 8
     python benchmarks/tracking.py --rounds 3 --steps 300 --markdown
 
-Each arm is a submission of its own: controller, one rank of one core, and (but for the first arm) exporter and server as
-processes beside it; the rank reports after every step, which is more than anybody does. Arms take turns, in an order
-that changes from round to round, and the ratio is taken within a round, because the machine is shared. Compared are the
-seconds from the trial's first measurement to its last, and the core seconds of its rank, which other work on the
-machine disturbs less. Asked for: within 2 %.
+Each arm is a submission of its own: controller, one rank of one core, and (but for the first arm)
+exporter and server as processes beside it; the rank reports after every step, which is more than
+anybody does. Arms take turns, in an order that changes from round to round, and the ratio is taken
+within a round, because the machine is shared. Compared are the seconds from the trial's first
+measurement to its last, and the core seconds of its rank, which other work on the machine disturbs
+less. Asked for: within 2 %.
 """
 
 import argparse

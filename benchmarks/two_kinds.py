@@ -2,8 +2,9 @@
 
     python benchmarks/two_kinds.py --tables 500
 
-Made-up tables of Chinchilla's law with normal noise, fitted as anybody would (`fit_law`); of two kinds, a random half of
-the configurations has a loss higher by a number of noise standard deviations.
+Made-up tables of Chinchilla's law with normal noise, fitted as anybody would (`fit_law`); of two
+kinds, a random half of the configurations has a loss higher by a number of noise standard
+deviations.
 """
 
 import argparse

@@ -3,11 +3,12 @@
     python benchmarks/weighted_bag.py                  # all shapes, about 40 s on an H200
     python benchmarks/weighted_bag.py --tokens 8192    # fewer tokens
 
-Forward: bytes of the rows asked for over the bandwidth of a copy (read and written bytes over time). More than 1 needs
-rows from the cache. Backward: time over the floor of one pass sorted by row, which reads every row that was used and
-the output's gradient and writes the whole gradient of the table, at the bandwidth of a copy. Every line's error is
-that of its own timed inputs against float64: forward and weights' gradient of 256 bags, table gradient of five rows,
-the most read one among them.
+Forward: bytes of the rows asked for over the bandwidth of a copy (read and written bytes over
+time). More than 1 needs rows from the cache. Backward: time over the floor of one pass sorted by
+row, which reads every row that was used and the output's gradient and writes the whole gradient of
+the table, at the bandwidth of a copy. Every line's error is that of its own timed inputs against
+float64: forward and weights' gradient of 256 bags, table gradient of five rows, the most read one
+among them.
 """
 
 import argparse

@@ -1,10 +1,11 @@
 """Parameters, FLOPs and bytes, counted once and the same way for every architecture.
 
-Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores count
-half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole table.
+Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores
+count half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole
+table.
 
-A model is counted as it is built: `Component` is one piece (an attention block, a table), `Accounted` a Config that names
-its components and how often each occurs.
+A model is counted as it is built: `Component` is one piece (an attention block, a table),
+`Accounted` a Config that names its components and how often each occurs.
 """
 
 import math
@@ -134,8 +135,8 @@ class Accounted(ABC):
     ) -> dict[str, float]:
         """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once.
 
-        Matrices are read once per batch. Of a table, the rows that the batch reads, each once; where the choice of
-        rows is learned, their expected number under even use.
+        Matrices are read once per batch. Of a table, the rows that the batch reads, each once;
+        where the choice of rows is learned, their expected number under even use.
         """
         _at_least_one(batch_tokens=batch_tokens)
         counts = (
@@ -185,7 +186,8 @@ def training_flops(forward_flops_per_token: float, tokens: int) -> float:
 def paper_total(count: ParamCount) -> int:
     """Return the total as Berges et al. 2024 (arXiv 2412.09764) print it: without the gains of the norms.
 
-    Reproduces their totals at 134M and 1.3B to the printed digit but for one, Memory+ with 1024**2 slots at 1.3B:
-    3.368 billion by this rule, 3.377 in print, which is the total of their one-layer Memory.
+    Reproduces their totals at 134M and 1.3B to the printed digit but for one, Memory+ with 1024**2
+    slots at 1.3B: 3.368 billion by this rule, 3.377 in print, which is the total of their one-layer
+    Memory.
     """
     return count.total - count.norm

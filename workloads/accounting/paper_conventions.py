@@ -1,7 +1,8 @@
 """What papers print for their models, by the papers' own conventions, where these are not ours (`accounting.py`).
 
-MemoryFormer (arXiv 2411.12992) counts one multiply-add as one FLOP, one block, a sequence of 2,048 tokens, attention
-over the whole square, and no head. These functions keep to that, and are for comparison with its tables only.
+MemoryFormer (arXiv 2411.12992) counts one multiply-add as one FLOP, one block, a sequence of 2,048
+tokens, attention over the whole square, and no head. These functions keep to that, and are for
+comparison with its tables only.
 """
 
 PAPER_SEQ_LEN = 2048
@@ -19,8 +20,8 @@ def memoryformer_paper_flops(
 ) -> tuple[int, int]:
     """Return FLOPs of a MemoryFormer block's look-ups, and of the block: 6 K s d with K = d / tau, and 2 s**2 d more.
 
-    Reproduces five of the six cells of table 1. The rows read, (4 d + (tau + 2) K) K, would be fewer: 5.25 K d for
-    tau = 8.
+    Reproduces five of the six cells of table 1. The rows read, (4 d + (tau + 2) K) K, would be
+    fewer: 5.25 K d for tau = 8.
     """
     lookups = 6 * (d_model // tau) * seq_len * d_model
     return lookups, lookups + _mixing(d_model, seq_len)

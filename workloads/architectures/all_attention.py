@@ -1,20 +1,23 @@
 """Llama-style transformer without feed-forward blocks: attention sees learned vectors beside the positions.
 
-Source: Sukhbaatar et al. 2019, "Augmenting Self-attention with Persistent Memory" (arXiv 1907.01470). Every head has N
-keys and values of its own that do not depend on the input; one softmax goes over them and the positions so far:
+Source: Sukhbaatar et al. 2019, "Augmenting Self-attention with Persistent Memory" (arXiv
+1907.01470). Every head has N keys and values of its own that do not depend on the input; one
+softmax goes over them and the positions so far:
 
     y_t = sum over j <= t of a_tj v_j + sum over i of a_ti V_i,
     a_t = softmax over both of [q_t . k_j, q_t . K_i] / sqrt(d_head)
 
-A feed-forward block is nearly that already: its two matrices are keys and values, and its activation stands for the
-softmax. A layer has 4 d^2 + 2 N d parameters, as one with two matrices of width N = 4 d has.
+A feed-forward block is nearly that already: its two matrices are keys and values, and its
+activation stands for the softmax. A layer has 4 d^2 + 2 N d parameters, as one with two matrices of
+width N = 4 d has.
 
-Positions are rotary and belong to the positions alone: persistent vectors are read with the query as it is, before it
-is turned, so how well they match does not depend on where a token stands (the source adds relative positions to the
-scores of the context only). Keys and values begin at size 1, but are stored divided by sqrt(d_head) and sqrt(N) and
-multiplied back when read, as in the source: so a step of the optimizer changes them by as large a share as it changes
-other matrices. Differs from the source: the backbone is `dense`'s (RMSNorm before each block, rotary positions), there
-is no dropout, and no learned attention span.
+Positions are rotary and belong to the positions alone: persistent vectors are read with the query
+as it is, before it is turned, so how well they match does not depend on where a token stands (the
+source adds relative positions to the scores of the context only). Keys and values begin at size 1,
+but are stored divided by sqrt(d_head) and sqrt(N) and multiplied back when read, as in the source:
+so a step of the optimizer changes them by as large a share as it changes other matrices. Differs
+from the source: the backbone is `dense`'s (RMSNorm before each block, rotary positions), there is
+no dropout, and no learned attention span.
 """
 
 from dataclasses import dataclass
@@ -54,8 +57,9 @@ class AllAttentionShape(AttentionShape):
 class PersistentComponent(Component):
     """The persistent vectors of one layer.
 
-    They count as feed-forward: they stand where the feed-forward block stood, do what it did, and every token is
-    multiplied with all of them. What they add to the activations is their scores, which are never kept.
+    They count as feed-forward: they stand where the feed-forward block stood, do what it did, and
+    every token is multiplied with all of them. What they add to the activations is their scores,
+    which are never kept.
     """
 
     d_model: int
@@ -197,6 +201,7 @@ _N_PERSISTENT = FreeDimension(name="n_persistent", lowest=0.375, highest=1.5, st
 
 PRESETS: dict[str, dict[str, Any]] = {
     **{name: _without_feed_forward(fields) for name, fields in BACKBONES.items()},
-    # The source's small model of characters: 39 million parameters there, with its relative positions and spans.
+    # The source's small model of characters: 39 million parameters there, with its relative
+    # positions and spans.
     "enwik8": {"d_model": 512, "n_layers": 18, "n_heads": 8, "n_persistent": 1024},
 }

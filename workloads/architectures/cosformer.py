@@ -1,13 +1,14 @@
 """GPT-NeoX transformer whose attention is linear, with weights that fall with the distance (cosFormer).
 
-Source: Qin et al. 2022, "cosFormer" (arXiv 2202.08791) and its released code. Position t mixes the values of j <= t by
-`relu(q_t) . relu(k_j) cos(pi (t - j) / 2M)`, divided by the sum of these weights; no 1 / sqrt(d_head). The cosine of
-a difference is a sum of products, so it becomes features of width 2 d_head: `relu(x_t) cos(pi t / 2M)` and
-`relu(x_t) sin(pi t / 2M)`.
+Source: Qin et al. 2022, "cosFormer" (arXiv 2202.08791) and its released code. Position t mixes the
+values of j <= t by `relu(q_t) . relu(k_j) cos(pi (t - j) / 2M)`, divided by the sum of these
+weights; no 1 / sqrt(d_head). The cosine of a difference is a sum of products, so it becomes
+features of width 2 d_head: `relu(x_t) cos(pi t / 2M)` and `relu(x_t) sin(pi t / 2M)`.
 
-Departures: M is fixed (`max_seq_len`), where the code takes the length of the call, so that a later token cannot change
-an earlier output and decoding continues where a pass ended. The backbone is Pythia's; its rotary positions are off
-unless asked for, and then turn queries and keys before relu, which keeps the weights from falling below zero.
+Departures: M is fixed (`max_seq_len`), where the code takes the length of the call, so that a later
+token cannot change an earlier output and decoding continues where a pass ended. The backbone is
+Pythia's; its rotary positions are off unless asked for, and then turn queries and keys before relu,
+which keeps the weights from falling below zero.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Llama-style transformer: RMSNorm before each block, rotary positions, SwiGLU, no biases.
 
-The base that other architectures are compared with. Presets 134m to 8b have the shapes of Berges et al. 2024
-(arXiv 2412.09764) and its authors' answers to reviewers; the smaller ones are ours.
+The base that other architectures are compared with. Presets 134m to 8b have the shapes of Berges et
+al. 2024 (arXiv 2412.09764) and its authors' answers to reviewers; the smaller ones are ours.
 """
 
 from dataclasses import dataclass

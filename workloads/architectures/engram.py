@@ -1,24 +1,27 @@
 """Engram: rows of large tables, named by hashing the last tokens, gated into the residual stream of a few layers.
 
-Source: Cheng et al. 2026, "Conditional Memory via Scalable Lookup" (arXiv 2601.07372), and its demonstration code. At
-each chosen layer, before attention, the rows of the n-grams that end here (`layers/memory/ngram_hash.py`) are put side by side
-to e, and
+Source: Cheng et al. 2026, "Conditional Memory via Scalable Lookup" (arXiv 2601.07372), and its
+demonstration code. At each chosen layer, before attention, the rows of the n-grams that end here
+(`layers/memory/ngram_hash.py`) are put side by side to e, and
 
     z = norm(h) . norm(W_K e) / sqrt(d_model),  g = sigmoid(sign(z) sqrt|z|),  v = g W_V e
     h + v + silu(conv(norm(v)))
 
-with a depthwise causal convolution over positions that are the highest order apart, zero at the start. Which rows are
-read depends on the tokens alone, so nothing is chosen and rows could be fetched ahead.
+with a depthwise causal convolution over positions that are the highest order apart, zero at the
+start. Which rows are read depends on the tokens alone, so nothing is chosen and rows could be
+fetched ahead.
 
-Every layer has a table and primes of its own, as in the demonstration and the models that followed (one rising
-sequence of primes through layers, orders and heads: 24 heads of 16,000,000 give the 384,006,168 and 384,016,682 rows of
-DeepSeek-V4.1-Flash); `shared_table` gives all layers one table and the same rows.
+Every layer has a table and primes of its own, as in the demonstration and the models that followed
+(one rising sequence of primes through layers, orders and heads: 24 heads of 16,000,000 give the
+384,006,168 and 384,016,682 rows of DeepSeek-V4.1-Flash); `shared_table` gives all layers one table
+and the same rows.
 
-Departures: token ids are hashed as they are. The paper first maps ids whose text differs by case or accents only to one
-id, which needs a tokenizer; ours are small or synthetic. One residual stream, where the paper has several
-(hyper-connections) with a gate each. The projections have no bias, and the norm before the convolution no gain, which
-the convolution's weights include. Padding is an id that no token has, instead of a token. Rows begin with the standard
-deviation of token embeddings, 1 / sqrt(d_model).
+Departures: token ids are hashed as they are. The paper first maps ids whose text differs by case or
+accents only to one id, which needs a tokenizer; ours are small or synthetic. One residual stream,
+where the paper has several (hyper-connections) with a gate each. The projections have no bias, and
+the norm before the convolution no gain, which the convolution's weights include. Padding is an id
+that no token has, instead of a token. Rows begin with the standard deviation of token embeddings, 1
+/ sqrt(d_model).
 """
 
 import math
@@ -61,7 +64,8 @@ class Config(LlamaBackbone):
     """Transformer with a memory of n-grams before the attention of some layers."""
 
     rows_per_head: Annotated[int, Interval(ge=2)]
-    """Fewest rows of each hash head's part of a table; parts have the next primes, all different."""
+    """Fewest rows of each hash head's part of a table; parts have the next primes, all
+    different."""
     max_order: Annotated[int, Interval(ge=2)] = 3
     """Tokens in the longest n-gram; the shortest has two."""
     n_hash_heads: PositiveInt = 8
@@ -214,8 +218,9 @@ class EngramShape(Component):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return ids and rows, query and key before, within and after their norms, the gate, value and convolution.
 
-        Rows are kept once in fp32, or in bf16 by each of their two readers. Norms and the convolution stay fp32; what
-        the latter sees of the time before the sequence is spread over it.
+        Rows are kept once in fp32, or in bf16 by each of their two readers. Norms and the
+        convolution stay fp32; what the latter sees of the time before the sequence is spread over
+        it.
         """
         c = 4 if precision == "fp32" else 2
         kept = 8.0 * self.rows_read + 4.0 * self.width + (20.0 + 2 * c) * self.d_model + 28.0
@@ -413,7 +418,8 @@ def _family(d_model: int) -> dict[str, Any]:
     """Fields of the member of this width: the dense backbone and tables about four times as large."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
-    # One layer with a memory where the middle is the second, else two; two orders of half the width.
+    # One layer with a memory where the middle is the second, else two; two orders of half the
+    # width.
     n_tables = 1 if backbone["n_layers"] <= 3 else 2
     rows_per_head = 4 * block_params / (n_tables * d_model)
     return {
@@ -435,8 +441,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "30m": {**BACKBONES["30m"], "rows_per_head": 115_200},
     **{name: {**fields, "rows_per_head": 524_288} for name, fields in PAPER.items()},
     "8b": {**PAPER["8b"], "rows_per_head": 8_388_608},
-    # The memory of the released demonstration; its backbone is a mock-up of this width and depth, with a vocabulary of
-    # 129,280 and five times as many rows a head.
+    # The memory of the released demonstration; its backbone is a mock-up of this width and depth,
+    # with a vocabulary of 129,280 and five times as many rows a head.
     "demo": {
         "d_model": 1024,
         "n_layers": 30,

@@ -1,22 +1,24 @@
 """GPT-NeoX transformer that attends to a compressed prefix (Linformer, made causal).
 
-Source: Wang et al. 2020, "Linformer" (arXiv 2006.04768): softmax over k = `projected_len` keys `E K` and values `F V`
-instead of over all positions. Each of the k mixes all positions, so no mask makes that causal. Here every position has
-the projection of its own prefix, exactly:
+Source: Wang et al. 2020, "Linformer" (arXiv 2006.04768): softmax over k = `projected_len` keys `E
+K` and values `F V` instead of over all positions. Each of the k mixes all positions, so no mask
+makes that causal. Here every position has the projection of its own prefix, exactly:
 
     K'_t = sum over j <= t of E_j k_j^T,  V'_t = sum over j <= t of F_j v_j^T   (k rows; E_j, F_j a vector per position)
     y_t = softmax(K'_t q_t / sqrt(d_head))^T V'_t
 
-which is two causal linear attentions without normalisation: scores are the one of q and k with E_j as values, the
-output that of the weights with F_j as keys. Neither K'_t nor V'_t exists for every t.
+which is two causal linear attentions without normalisation: scores are the one of q and k with E_j
+as values, the output that of the weights with F_j as keys. Neither K'_t nor V'_t exists for every
+t.
 
-E and F belong to a layer, its heads share them, and their entries begin even in +-1 / sqrt(k), as in the released
-codes. They have `max_seq_len` positions, so longer sequences are refused. Sums over a short prefix are smaller than
-those over a long one; `equal_prefixes` multiplies both sums at position t by sqrt(max_seq_len / t), so that all begin
-at the scale that a full sequence has in the source.
+E and F belong to a layer, its heads share them, and their entries begin even in +-1 / sqrt(k), as
+in the released codes. They have `max_seq_len` positions, so longer sequences are refused. Sums over
+a short prefix are smaller than those over a long one; `equal_prefixes` multiplies both sums at
+position t by sqrt(max_seq_len / t), so that all begin at the scale that a full sequence has in the
+source.
 
-Not the source's: causality, that factor, and the backbone, which is Pythia's with its rotary positions (positions are
-learned in E and F besides).
+Not the source's: causality, that factor, and the backbone, which is Pythia's with its rotary
+positions (positions are learned in E and F besides).
 """
 
 from dataclasses import dataclass

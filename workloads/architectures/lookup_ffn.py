@@ -9,12 +9,13 @@ Source: Zeng et al. 2023, "LookupFFN" (ICML 2023, arXiv 2403.07221), and its rel
 
 Differs from the source, which trains encoders:
 
-* Causal attention and the Llama-style backbone. Its RMSNorm stands where the source has a LayerNorm before the
-  projection; there is no second one, and the projection's bias can centre what the norm does not.
+* Causal attention and the Llama-style backbone. Its RMSNorm stands where the source has a LayerNorm
+  before the projection; there is no second one, and the projection's bias can centre what the norm
+  does not.
 * A zero counts as positive; there it counts as negative.
-* The Hadamard transforms are orthonormal and the blocks begin N(0, 1 / block_width); there the transforms are not
-  normalised and the blocks begin sqrt(padded width) times smaller. The same map at the start, but an optimizer whose
-  steps have a fixed size, as Adam's, moves ours less.
+* The Hadamard transforms are orthonormal and the blocks begin N(0, 1 / block_width); there the
+  transforms are not normalised and the blocks begin sqrt(padded width) times smaller. The same map
+  at the start, but an optimizer whose steps have a fixed size, as Adam's, moves ours less.
 """
 
 from collections import Counter
@@ -52,18 +53,21 @@ class Config(LlamaFrame):
     """Field that `match:` solves for unless told otherwise."""
 
     total_tables: int
-    """Tables of all layers together, at least one for each. They are shared out evenly, to the first layers one more
-    where that does not come out even: one table more in every layer may need another bh4 projection in every layer,
-    too coarse a step for `match:`. A token reads one row of each."""
+    """Tables of all layers together, at least one for each. They are shared out evenly, to the
+    first layers one more where that does not come out even: one table more in every layer may need
+    another bh4 projection in every layer, too coarse a step for `match:`. A token reads one row of
+    each."""
     tau: PositiveInt = 8
     """Numbers that are hashed together: a table has 2**tau rows."""
     projection: Projection = "bh4"
-    """What makes a layer's K * tau numbers: bh4, four block-diagonal maps and Hadamard transforms; or dense."""
+    """What makes a layer's K * tau numbers: bh4, four block-diagonal maps and Hadamard transforms;
+    or dense."""
     block_width: PositiveInt | None = None
-    """Width of a block of bh4; None is an eighth of d_model's next power of two, at least 2: the source's 64 at 512."""
+    """Width of a block of bh4; None is an eighth of d_model's next power of two, at least 2: the
+    source's 64 at 512."""
     score: HashScore = "l1_prob"
-    """Weight of a row: l1_prob (the source's), the probability of its code times the chunk's sum of absolute values;
-    prob, the probability alone."""
+    """Weight of a row: l1_prob (the source's), the probability of its code times the chunk's sum of
+    absolute values; prob, the probability alone."""
     temperature: PositiveFloat = 1.0
     """Of the score: the larger, the less the size of a number matters."""
     table_std: PositiveFloat = 0.02
@@ -248,9 +252,10 @@ _MIXED, _KEPT = 0.7, 0.3
 class BlockHadamard(nn.Module):
     """`z = 0.7 BH4(x) + 0.3 x + bias`: a projection in O(d (block_width + log d)) instead of O(d**2).
 
-    BH4 applies four times {block-diagonal matrix, Hadamard transform}, to x padded with zeros to a power of two.
-    Where more outputs are wanted than that, several such projections stand side by side, each with blocks of its own;
-    what they have too many is cut off. Source: LookupFFN (arXiv 2403.07221), released code.
+    BH4 applies four times {block-diagonal matrix, Hadamard transform}, to x padded with zeros to a
+    power of two. Where more outputs are wanted than that, several such projections stand side by
+    side, each with blocks of its own; what they have too many is cut off. Source: LookupFFN (arXiv
+    2403.07221), released code.
     """
 
     def __init__(self, shape: BlockHadamardShape) -> None:
@@ -266,8 +271,8 @@ class BlockHadamard(nn.Module):
         tokens = functional.pad(x.reshape(-1, shape.d_input), (0, shape.padded - shape.d_input))
         kept = tokens.view(-1, shape.n_blocks, shape.block_width).transpose(0, 1)
         mixed = kept.expand(shape.copies, -1, -1, -1)
-        # A transform over columns (block, within) is one over each; the second follows a product with a block, so it
-        # is taken of the blocks, once for all tokens.
+        # A transform over columns (block, within) is one over each; the second follows a product
+        # with a block, so it is taken of the blocks, once for all tokens.
         for step in hadamard(self.blocks) * shape.padded**-0.5:
             mixed = hadamard(mixed @ step, dim=1)
         z = (_MIXED * mixed + _KEPT * kept).permute(2, 0, 1, 3).flatten(1)

@@ -1,12 +1,13 @@
 """Memory: one product-key memory in place of a feed-forward block, or beside it.
 
-Sources: Lample et al. 2019, "Large Memory Layers with Product Keys" (arXiv 1907.05242), and the "Memory" baseline of
-Berges et al. 2024 (arXiv 2412.09764): it replaces the middle feed-forward block and has no gate. `memory_plus` is
-their own architecture: three memories, one table, a gate.
+Sources: Lample et al. 2019, "Large Memory Layers with Product Keys" (arXiv 1907.05242), and the
+"Memory" baseline of Berges et al. 2024 (arXiv 2412.09764): it replaces the middle feed-forward
+block and has no gate. `memory_plus` is their own architecture: three memories, one table, a gate.
 
-Departures: the backbone is `dense`'s for every preset (the 2019 paper's has LayerNorm, GELU and learned positions);
-scores may be weighted by a sigmoid or a ReLU (Csordás et al. 2023, arXiv 2310.10837, find that scores that do not
-compete help) and normalised (`memory_qk_norm`, on in our small presets).
+Departures: the backbone is `dense`'s for every preset (the 2019 paper's has LayerNorm, GELU and
+learned positions); scores may be weighted by a sigmoid or a ReLU (Csordás et al. 2023, arXiv
+2310.10837, find that scores that do not compete help) and normalised (`memory_qk_norm`, on in our
+small presets).
 """
 
 from dataclasses import dataclass
@@ -54,13 +55,16 @@ class Config(LlamaBackbone):
     beside_ffn: bool = False
     """Add the memory to the feed-forward block of its layer instead of replacing it."""
     score: Score = "softmax"
-    """What makes weights of the scores of the slots read: softmax over a head's slots, or sigmoid or relu of each."""
+    """What makes weights of the scores of the slots read: softmax over a head's slots, or sigmoid
+    or relu of each."""
     memory_qk_norm: bool = False
     """Score by cosine times a learned scale per head, instead of by the plain product."""
     query_batch_norm: bool = False
-    """Normalise queries over the batch (Lample et al. 2019): evener use of slots, but not causal in training."""
+    """Normalise queries over the batch (Lample et al. 2019): evener use of slots, but not causal in
+    training."""
     key_init: KeyInit = "key_dim"
-    """Sub-keys begin uniform within 1 / sqrt of this: key_dim (Berges et al.) or half_key_dim (Lample et al.)."""
+    """Sub-keys begin uniform within 1 / sqrt of this: key_dim (Berges et al.) or half_key_dim
+    (Lample et al.)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,7 +148,8 @@ class MemoryTransformer(Transformer):
 class SwiGLUAndMemory(SwiGLU):
     """A feed-forward block, and a memory of the same input added to it.
 
-    The block's parameters have the names they have in `dense`, so both begin alike, and a dense model's weights fit.
+    The block's parameters have the names they have in `dense`, so both begin alike, and a dense
+    model's weights fit.
     """
 
     def __init__(self, d_model: int, d_ff: int, memory: ProductKeyMemory) -> None:
@@ -171,11 +176,12 @@ class SwiGLUAndMemory(SwiGLU):
 _PAPER = {"n_memory_heads": 4, "knn": 32, "key_dim": 256}
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # As in `memory_plus`, so that the two differ in placement and gate alone: tables of the same size, though the paper
-    # has no one-layer memory of 8b. Its queries are 256 wide in every model.
+    # As in `memory_plus`, so that the two differ in placement and gate alone: tables of the same
+    # size, though the paper has no one-layer memory of 8b. Its queries are 256 wide in every model.
     **memory_plus.PRESETS,
     **{name: {**memory_plus.PRESETS[name], **_PAPER} for name in PAPER},
-    # The memory of Lample et al. 2019 in a backbone of ours: their 12 layers, 1,024 wide, with Llama's blocks.
+    # The memory of Lample et al. 2019 in a backbone of ours: their 12 layers, 1,024 wide, with
+    # Llama's blocks.
     "pkm2019": {
         "d_model": 1024,
         "n_layers": 12,

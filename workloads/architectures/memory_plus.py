@@ -1,7 +1,8 @@
 """Memory+: product-key memories that share one table of values, in place of some feed-forward blocks.
 
-Source: Berges et al. 2024, "Memory Layers at Scale" (arXiv 2412.09764): several memory layers around the middle with
-one table, gate `output(bag * silu(gate x))`, key_dim half of value_dim. The backbone and its presets are `dense`'s.
+Source: Berges et al. 2024, "Memory Layers at Scale" (arXiv 2412.09764): several memory layers
+around the middle with one table, gate `output(bag * silu(gate x))`, key_dim half of value_dim. The
+backbone and its presets are `dense`'s.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class Config(LlamaBackbone):
     memory_count: PositiveInt | None = None
     """Number of memory layers; None is 3, or 1 in models of fewer than 6 layers."""
     memory_stride: PositiveInt | None = None
-    """Layers from one memory to the next; None is n_layers / memory_count rounded up, at most 8 (the paper's strides)."""
+    """Layers from one memory to the next; None is n_layers / memory_count rounded up, at most 8
+    (the paper's strides)."""
     memory_first: int | None = None
     """First layer with a memory; None centres them."""
 

@@ -1,8 +1,9 @@
 """MemoryFormer: every linear map of a block but the head is a look-up by signs; only attention multiplies matrices.
 
-Source: Ding et al. 2024, "MemoryFormer" (NeurIPS 2024, arXiv 2411.12992), and its released code where the paper is
-silent. A layer cuts its input into chunks of `tau` numbers; the signs of a chunk name a row of the chunk's table, and
-the output is the sum of these rows, weighted by scores of the chunks (`layers/memory/hash_memory.py`):
+Source: Ding et al. 2024, "MemoryFormer" (NeurIPS 2024, arXiv 2411.12992), and its released code
+where the paper is silent. A layer cuts its input into chunks of `tau` numbers; the signs of a chunk
+name a row of the chunk's table, and the output is the sum of these rows, weighted by scores of the
+chunks (`layers/memory/hash_memory.py`):
 
     q, k, v = M_qkv(norm x)                 one hash, three tables read together
     z = x + heads(softmax(q k / sqrt d) v)  no output projection
@@ -10,11 +11,12 @@ the output is the sum of these rows, weighted by scores of the chunks (`layers/m
 
 Where paper and released code differ, and what we do:
 
-* Score: p in the paper, p sum |z| in the code. `score` chooses; the presets follow the paper, `tiny_released` the code.
-  The temperature is stated nowhere; 1 is the code's.
-* The paper's norms centre, so that signs are balanced; the code's, and ours, are RMSNorm but for the one between M_1
-  and M_2. The code adds 1e-8 to the root mean square, we to the mean square under the root: outputs differ by 5e-9
-  where the root mean square is 1, by 5e-5 where it is 0.01, and the signs never.
+* Score: p in the paper, p sum |z| in the code. `score` chooses; the presets follow the paper,
+  `tiny_released` the code. The temperature is stated nowhere; 1 is the code's.
+* The paper's norms centre, so that signs are balanced; the code's, and ours, are RMSNorm but for
+  the one between M_1 and M_2. The code adds 1e-8 to the root mean square, we to the mean square
+  under the root: outputs differ by 5e-9 where the root mean square is 1, by 5e-5 where it is 0.01,
+  and the signs never.
 * A bias in every hash layer, N(0, 0.001**2), is the code's alone.
 * Equation 13 of the paper leaves attention out of M_1's input; code and we do not.
 
@@ -74,22 +76,25 @@ class Config(Accounted):
     n_heads: PositiveInt
     """Heads of attention."""
     tau: PositiveInt
-    """Numbers that are hashed together: tables have 2**tau rows, and d_model / tau of them are read per layer."""
+    """Numbers that are hashed together: tables have 2**tau rows, and d_model / tau of them are read
+    per layer."""
     expand_bits: NonNegativeInt = 2
-    """By how many numbers a hidden chunk is longer: M_2's tables have 2**(tau + expand_bits) rows."""
+    """By how many numbers a hidden chunk is longer: M_2's tables have 2**(tau + expand_bits)
+    rows."""
     n_hidden_chunks: PositiveInt | None = None
     """Chunks between M_1 and M_2; None is d_model / tau, the paper's."""
     score: HashScore = "prob"
-    """Weight of a row: prob (paper), the probability of its code; l1_prob (released code), that times the chunk's sum
-    of absolute values."""
+    """Weight of a row: prob (paper), the probability of its code; l1_prob (released code), that
+    times the chunk's sum of absolute values."""
     temperature: PositiveFloat = 1.0
     """Of the score: the larger, the less the size of a number matters."""
     gelu: bool = False
     """Put a GELU between M_1 and the norm after it: the paper's ablation."""
     table_std: PositiveFloat | None = None
-    """Standard deviation of all tables at the start; None is the released code's: sqrt(2 / (5 d_model)) for queries,
-    keys and values, 0.02 for the others. With prob a layer then starts quieter than with l1_prob, 8 times where tau
-    is 8; making up for that was worse in our trials (docs/architectures.md)."""
+    """Standard deviation of all tables at the start; None is the released code's: sqrt(2 / (5
+    d_model)) for queries, keys and values, 0.02 for the others. With prob a layer then starts
+    quieter than with l1_prob, 8 times where tau is 8; making up for that was worse in our trials
+    (docs/architectures.md)."""
     rotary_fraction: Share = 0.25
     """Share of each head's columns that turn with the position; 0 for none."""
     rope_base: PositiveFloat = 10_000.0
@@ -291,7 +296,8 @@ class GELUComponent(Component):
 
 
 _TAU = 4
-"""Of our own presets: with 8 the tables are more than 20 times as large as a dense block, with 4 about three times."""
+"""Of our own presets: with 8 the tables are more than 20 times as large as a dense block, with 4
+about three times."""
 
 
 def _member(backbone: dict[str, Any], *, tau: int) -> dict[str, Any]:

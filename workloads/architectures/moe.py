@@ -1,18 +1,20 @@
 """Mixture of experts: many feed-forward blocks in a layer, of which a router picks a few for each token.
 
-Sources: Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024, "DeepSeekMoE" (arXiv 2401.06066), for many narrow
-experts and shared ones; Muennighoff et al. 2024, "OLMoE" (arXiv 2409.02060), for dropless token choice with a balance
-loss of 0.01 and a z-loss of 0.001; Zhou et al. 2022 (arXiv 2202.09368) for experts that choose tokens, which is how
-Berges et al. 2024 (arXiv 2412.09764) train their baseline. The backbone is `dense`'s.
+Sources: Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024, "DeepSeekMoE" (arXiv 2401.06066),
+for many narrow experts and shared ones; Muennighoff et al. 2024, "OLMoE" (arXiv 2409.02060), for
+dropless token choice with a balance loss of 0.01 and a z-loss of 0.001; Zhou et al. 2022 (arXiv
+2202.09368) for experts that choose tokens, which is how Berges et al. 2024 (arXiv 2412.09764) train
+their baseline. The backbone is `dense`'s.
 
 Departures:
-    * Losses are averaged over the layers with experts, so that a coefficient means the same at every depth.
-    * `selection_bias` is moved by the optimizer, not by a fixed step (`experts.SelectionBias`), and is added to softmax
-      probabilities; DeepSeek's models use sigmoids.
+    * Losses are averaged over the layers with experts, so that a coefficient means the same at
+      every depth.
+    * `selection_bias` is moved by the optimizer, not by a fixed step (`experts.SelectionBias`), and
+      is added to softmax probabilities; DeepSeek's models use sigmoids.
     * `olmoe_1b` normalises queries and keys per head, OLMoE across heads: 61,440 gains fewer.
-    * Berges et al. say that every layer has experts, that experts choose in training and the router's best one works in
-      evaluation, and how many there are. That experts take an even share (capacity 1) follows from their compute; the
-      z-loss of the presets is ours.
+    * Berges et al. say that every layer has experts, that experts choose in training and the
+      router's best one works in evaluation, and how many there are. That experts take an even share
+      (capacity 1) follows from their compute; the z-loss of the presets is ours.
 """
 
 from dataclasses import dataclass
@@ -56,7 +58,8 @@ class Config(LlamaFrame):
     n_shared_experts: NonNegativeInt = 0
     """Experts that work on every token besides."""
     d_ff: PositiveInt | None = None
-    """Width of the feed-forward blocks of layers without experts; null where every layer has experts."""
+    """Width of the feed-forward blocks of layers without experts; null where every layer has
+    experts."""
     moe_layers: tuple[int, ...] | None = None
     """Layers with experts, from 0; None places them by the two fields below."""
     moe_first: int | None = None
@@ -66,22 +69,25 @@ class Config(LlamaFrame):
     renormalise: bool = False
     """Divide a token's chosen probabilities by their sum before they weigh the experts' outputs."""
     routing: Routing = "token_choice"
-    """Whether tokens choose their top_k experts, or each expert its tokens, by the same probabilities. The second is not
-    causal in training."""
+    """Whether tokens choose their top_k experts, or each expert its tokens, by the same
+    probabilities. The second is not causal in training."""
     capacity: float | None = None
-    """Where experts choose: tokens that an expert takes over an even share, so also how many experts work on a token on
-    average; None is 1."""
+    """Where experts choose: tokens that an expert takes over an even share, so also how many
+    experts work on a token on average; None is 1."""
     evaluation: Evaluation = "top_1"
-    """Where experts choose in training: how evaluation chooses. `top_1`, the token's best expert, is causal."""
+    """Where experts choose in training: how evaluation chooses. `top_1`, the token's best expert,
+    is causal."""
     group: Group = "batch"
-    """Among which tokens experts choose and over which the balance loss is taken: those of one pass, which makes results
-    depend on the micro batch, or those of one sequence."""
+    """Among which tokens experts choose and over which the balance loss is taken: those of one
+    pass, which makes results depend on the micro batch, or those of one sequence."""
     balance_loss: NonNegativeFloat | None = None
-    """Coefficient of the balance loss, 1 for even loads; None is 0.01, or 0 with selection_bias or where experts choose."""
+    """Coefficient of the balance loss, 1 for even loads; None is 0.01, or 0 with selection_bias or
+    where experts choose."""
     z_loss: NonNegativeFloat = 0.001
     """Coefficient of the mean square of the router's log-normaliser."""
     selection_bias: bool = False
-    """Balance by a bias per expert that only matters for the choice; the optimizer moves it against the load."""
+    """Balance by a bias per expert that only matters for the choice; the optimizer moves it against
+    the load."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,11 +285,13 @@ _PAPER_EXPERTS = {"134m": 16, "373m": 8, "720m": 6, "1.3b": 4}
 """Berges et al. 2024: the fewest with which the model is larger than their Memory."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Few experts, and widths that need not suit a GPU: every expert costs a CPU nine small products a layer and step.
+    # Few experts, and widths that need not suit a GPU: every expert costs a CPU nine small products
+    # a layer and step.
     **{name: _fine_grained(fields, n_experts=8, step=1) for name, fields in TINY.items()},
     **{name: _fine_grained(fields, n_experts=16) for name, fields in SMALL.items()},
     **{name: _full_width(PAPER[name], n_experts=n) for name, n in _PAPER_EXPERTS.items()},
-    # Ours: no 8b baseline was published. Seven of 64 narrow experts and a shared one are as wide as `dense`'s block.
+    # Ours: no 8b baseline was published. Seven of 64 narrow experts and a shared one are as wide as
+    # `dense`'s block.
     "8b": {
         **without_d_ff(PAPER["8b"]),
         "n_experts": 64,

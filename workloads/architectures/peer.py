@@ -1,16 +1,18 @@
 """PEER: a feed-forward block made of very many experts of one hidden unit each, found by product keys.
 
-Source: He 2024, "Mixture of A Million Experts" (arXiv 2407.04153). With u_i and v_i the rows of two tables and g_i the
-weight of expert i in a head,
+Source: He 2024, "Mixture of A Million Experts" (arXiv 2407.04153). With u_i and v_i the rows of two
+tables and g_i the weight of expert i in a head,
 
     e_i(x) = act(u_i . x) v_i,    f(x) = sum over heads, sum over the head's top knn of g_i e_i(x).
 
-The layer replaces the middle feed-forward block. Experts are shared by all heads, and so are keys (`shared_keys`); in
-the baseline of Berges et al. 2024 (arXiv 2412.09764), presets 134m to 1.3b, every head has keys of its own.
+The layer replaces the middle feed-forward block. Experts are shared by all heads, and so are keys
+(`shared_keys`); in the baseline of Berges et al. 2024 (arXiv 2412.09764), presets 134m to 1.3b,
+every head has keys of its own.
 
-Departures: the backbone is `dense`'s; queries are not normalised over the batch unless `query_batch_norm` says so,
-because then the model is not causal in training; scores may be cosines (`memory_qk_norm`, on in our small presets).
-Of the baseline we know sizes, not the activation: GELU, as in the original.
+Departures: the backbone is `dense`'s; queries are not normalised over the batch unless
+`query_batch_norm` says so, because then the model is not causal in training; scores may be cosines
+(`memory_qk_norm`, on in our small presets). Of the baseline we know sizes, not the activation:
+GELU, as in the original.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,8 @@ from workloads.layers.modules.norms import LEAK
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 Activation = Literal["gelu", "relu", "one"]
-"""Of an expert's hidden unit. `one` is 1 whatever the input, which makes a `memory` of it: a check, not a model."""
+"""Of an expert's hidden unit. `one` is 1 whatever the input, which makes a `memory` of it: a check,
+not a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +71,13 @@ class Config(LlamaBackbone):
     peer_layer: int | None = None
     """Layer with the experts, from 0; None is the middle one, n_layers // 2."""
     score: Score = "softmax"
-    """What makes weights of the scores of the chosen experts: softmax over a head's, or sigmoid or relu of each."""
+    """What makes weights of the scores of the chosen experts: softmax over a head's, or sigmoid or
+    relu of each."""
     memory_qk_norm: bool = False
     """Score by cosine times a learned scale per head, instead of by the plain product."""
     query_batch_norm: bool = False
-    """Normalise queries over the batch, as in the paper: evener use of experts, but not causal in training."""
+    """Normalise queries over the batch, as in the paper: evener use of experts, but not causal in
+    training."""
     key_init: KeyInit = "key_dim"
     """Sub-keys begin uniform within 1 / sqrt of this: key_dim or half_key_dim."""
 
@@ -233,8 +238,8 @@ def _family(d_model: int) -> dict[str, Any]:
 _N_KEYS = FreeDimension(name="n_keys", lowest=0.7, highest=1.4, step=2)
 """From half to twice the usual number of experts."""
 
-# Both tables together are about as large as the one of `memory` and `memory_plus`, of which the same number of rows
-# is read.
+# Both tables together are about as large as the one of `memory` and `memory_plus`, of which the
+# same number of rows is read.
 _TINY = {"n_keys": 48, "n_memory_heads": 2, "knn": 8, "memory_qk_norm": True}
 _SMALL = {"n_memory_heads": 4, "knn": 16, "memory_qk_norm": True}
 _META = {"n_memory_heads": 4, "knn": 32, "key_dim": 256, "shared_keys": False}

@@ -1,13 +1,15 @@
 """Per-layer embeddings (PLE): a second table of token vectors, of which every layer reads a slice of its own.
 
-Source: Google's Gemma 3n and Gemma 4 E models; there is no paper. Equations, shapes and scales are as users worked them
-out from the released models and code (huggingface/transformers issue 45206 and pull request 45207, llama.cpp issue 22243,
-onnxruntime-genai issue 2149). A token's row is read once and split among the layers, so the table costs bandwidth of one
-row a token and no products, and can lie in slow memory.
+Source: Google's Gemma 3n and Gemma 4 E models; there is no paper. Equations, shapes and scales are
+as users worked them out from the released models and code (huggingface/transformers issue 45206 and
+pull request 45207, llama.cpp issue 22243, onnxruntime-genai issue 2149). A token's row is read once
+and split among the layers, so the table costs bandwidth of one row a token and no products, and can
+lie in slow memory.
 
 Departures:
-    * The backbone is `dense`'s: embeddings are not multiplied by sqrt(d_model) (`PerLayerInputs` says what follows), and
-      there are no norms after blocks, no windows, no shared keys and values, no factor on a layer's output.
+    * The backbone is `dense`'s: embeddings are not multiplied by sqrt(d_model) (`PerLayerInputs`
+      says what follows), and there are no norms after blocks, no windows, no shared keys and
+      values, no factor on a layer's output.
     * Initial values are ours: both halves of what a layer reads begin with variance 1.
 """
 
@@ -82,7 +84,8 @@ class PerLayerTransformer(Transformer):
     """A transformer that owns a table of all layers' token vectors."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
-        # Times sqrt(width) at look-up: every number then begins with variance 1, as does the context's.
+        # Times sqrt(width) at look-up: every number then begins with variance 1, as does the
+        # context's.
         table = MemoryTable(
             vocab_size, config.per_layer.all_widths, std=config.per_layer.width**-0.5
         )

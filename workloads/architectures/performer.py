@@ -1,22 +1,26 @@
 """GPT-NeoX transformer whose attention is linear, by random features of an exponential kernel (Performer).
 
-Source: Choromanski et al. 2021, "Rethinking Attention with Performers" (arXiv 2009.14794), FAVOR+ with positive
-orthogonal features. With y = x / d_head^(1/4) and fixed random w_1 … w_m, a query and a key have the features
-`exp(w_r . y - |y|^2 / 2) + eps`; the expected product of two features is `exp(q . k / sqrt(d_head))`.
+Source: Choromanski et al. 2021, "Rethinking Attention with Performers" (arXiv 2009.14794), FAVOR+
+with positive orthogonal features. With y = x / d_head^(1/4) and fixed random w_1 … w_m, a query and
+a key have the features `exp(w_r . y - |y|^2 / 2) + eps`; the expected product of two features is
+`exp(q . k / sqrt(d_head))`.
 
-What keeps the exponents in range must not look at later tokens, or decoding would differ from a full pass:
+What keeps the exponents in range must not look at later tokens, or decoding would differ from a
+full pass:
 
-* Queries: the largest exponent of a token's features is subtracted, which cancels in the quotient; so does |y|^2 / 2,
-  which is left out, so that a long query is not drowned by eps. As in the source but for that.
-* Keys: nothing is subtracted, where the source takes the largest exponent over all positions, later ones included.
-  Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2, whatever the key. In fp32 that is
-  safe up to heads of some 150 columns, and far beyond for keys that do not point along a random vector. A key too long
-  for all its features counts with eps alone; `qk_norm` gives all keys about one length instead.
+* Queries: the largest exponent of a token's features is subtracted, which cancels in the quotient;
+  so does |y|^2 / 2, which is left out, so that a long query is not drowned by eps. As in the source
+  but for that.
+* Keys: nothing is subtracted, where the source takes the largest exponent over all positions, later
+  ones included. Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2,
+  whatever the key. In fp32 that is safe up to heads of some 150 columns, and far beyond for keys
+  that do not point along a random vector. A key too long for all its features counts with eps
+  alone; `qk_norm` gives all keys about one length instead.
 
-Further departures: features are drawn once per layer, from the seed, and never again; the released codes draw anew
-during training. The factor 1 / sqrt(m) cancels and is left out. Their eps is 1e-6 or 1e-4; here 1e-6, which learned
-better. With entries of size 1 in queries and keys, m features
-are far from enough to approximate softmax: see Performer as attention with a kernel of its own.
+Further departures: features are drawn once per layer, from the seed, and never again; the released
+codes draw anew during training. The factor 1 / sqrt(m) cancels and is left out. Their eps is 1e-6
+or 1e-4; here 1e-6, which learned better. With entries of size 1 in queries and keys, m features are
+far from enough to approximate softmax: see Performer as attention with a kernel of its own.
 """
 
 import math
@@ -167,8 +171,8 @@ class _PositiveFeatures(torch.autograd.Function):
     """`exp(w . y - largest) + eps` for y = x / d_head^(1/4), by itself: plain autograd would keep it several times.
 
     Exponents are fp32 at least, features of the type asked for. The slope of a key's feature is
-    `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`: what is subtracted there cancels but for
-    eps, so no gradient passes through it, as in the released code.
+    `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`: what is subtracted
+    there cancels but for eps, so no gradient passes through it, as in the released code.
     """
 
     @staticmethod
@@ -206,7 +210,8 @@ def orthogonal_vectors(
 ) -> Float[Tensor, "features d_head"]:
     """Return random vectors, orthogonal within each block of d_head; each alone is Gaussian unless lengths are equal.
 
-    Worked out in float64, so that the rounding of different linear algebra libraries stays out of the result.
+    Worked out in float64, so that the rounding of different linear algebra libraries stays out of
+    the result.
     """
     gaussian = torch.randn(-(-n // width), width, width, generator=generator, dtype=torch.float64)
     basis, upper = torch.linalg.qr(gaussian)

@@ -1,7 +1,7 @@
 """GPT-NeoX as the Pythia suite trains it: parallel residual, LayerNorm, biases, GELU, rotary on a quarter of each head.
 
-Source: Biderman et al. 2023, "Pythia" (arXiv 2304.01373); presets 14m to 2.8b are the suite's shapes. The base that
-MemoryFormer's and the efficient mixers' papers compare with.
+Source: Biderman et al. 2023, "Pythia" (arXiv 2304.01373); presets 14m to 2.8b are the suite's
+shapes. The base that MemoryFormer's and the efficient mixers' papers compare with.
 """
 
 from dataclasses import dataclass

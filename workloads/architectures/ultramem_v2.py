@@ -1,19 +1,21 @@
 """UltraMemV2: a small memory beside the feed-forward block of every layer, tables shared among neighbours.
 
-Sources: Huang et al. 2025, "UltraMemV2" (arXiv 2508.18756), on top of Huang et al. 2024, "Ultra-Sparse Memory Network"
-(arXiv 2411.12364). Every block is `x + ffn(norm x) + memory(norm x)`: the memory reads what the feed-forward block
-reads, one norm for both, as in the released code. A memory chooses slots by Tucker-decomposed scores
-(`layers/memory/tucker_keys.py`), reads a pre-value u_i and a value v_i for each, and puts out
+Sources: Huang et al. 2025, "UltraMemV2" (arXiv 2508.18756), on top of Huang et al. 2024,
+"Ultra-Sparse Memory Network" (arXiv 2411.12364). Every block is `x + ffn(norm x) + memory(norm x)`:
+the memory reads what the feed-forward block reads, one norm for both, as in the released code. A
+memory chooses slots by Tucker-decomposed scores (`layers/memory/tucker_keys.py`), reads a pre-value
+u_i and a value v_i for each, and puts out
 
     o = W sum_i s_i (u_i . P x) v_i
 
 with raw scores s_i: no softmax, no activation. So a slot is an expert of one linear hidden unit.
 
-Departures: the backbone is `dense`'s (the authors' is OLMoE's). Tables are shared among runs of consecutive layers,
-the paper's "block" sharing; the released code lets every layer see a window of one large table ("ring"), which the
-paper finds about as good. Left out: implicit value expansion and the shuffle of slots that belongs to it, scores split
-into several value groups, and the penalty on small singular values, which V2 does not need. The balance loss counts rows
-read instead of candidates. Initial values: see `MemoryShape.value_std`.
+Departures: the backbone is `dense`'s (the authors' is OLMoE's). Tables are shared among runs of
+consecutive layers, the paper's "block" sharing; the released code lets every layer see a window of
+one large table ("ring"), which the paper finds about as good. Left out: implicit value expansion
+and the shuffle of slots that belongs to it, scores split into several value groups, and the penalty
+on small singular values, which V2 does not need. The balance loss counts rows read instead of
+candidates. Initial values: see `MemoryShape.value_std`.
 """
 
 from collections import Counter
@@ -65,14 +67,15 @@ class Config(LlamaBackbone):
     value_dim: PositiveInt | None = None
     """Width of a value row; None is a quarter of d_model."""
     pre_values: bool = True
-    """Multiply each slot's score by the product of its pre-value and a projection of the input; without, only the score counts."""
+    """Multiply each slot's score by the product of its pre-value and a projection of the input;
+    without, only the score counts."""
     pre_value_dim: PositiveInt | None = None
     """Width of a pre-value row; None is as wide as a value row."""
     share_layers: PositiveInt = 6
     """Most consecutive layers that read one table; runs are as even as possible."""
     key_balance: NonNegativeFloat = 0.0
-    """Weight of a loss that spreads reads over the sub-keys; 0 for none. Summed over layers and both halves, so even
-    reads cost twice the number of layers times it."""
+    """Weight of a loss that spreads reads over the sub-keys; 0 for none. Summed over layers and
+    both halves, so even reads cost twice the number of layers times it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +144,8 @@ class Config(LlamaBackbone):
 
 
 SWIGLU_MEAN_SQUARE = 0.356
-"""Of silu(a) b for independent standard normals a and b: what a SwiGLU block puts out when its input is normalised."""
+"""Of silu(a) b for independent standard normals a and b: what a SwiGLU block puts out when its
+input is normalised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +160,11 @@ class UltraMemShape(Component):
     def value_std(self) -> float:
         """Standard deviation of values and pre-values at the start: the memory puts out as much as the SwiGLU beside it.
 
-        With P and W keeping variances, mean square scores of 1 (`TuckerShape.initial_gain`) and G rows read of variance
-        s^2, the output has mean square `G (d_pre s^2) s^2`, which is set to that of the SwiGLU. The paper's eq. 26 (as an
-        open change to the released code quotes it, `s^4 = 0.2 k h / (G (1 + var) d_pre d_v L)`) follows from the same
-        condition with its feed-forward block of k h columns, whose output map is scaled by 1 / sqrt(2 L); ours is not.
+        With P and W keeping variances, mean square scores of 1 (`TuckerShape.initial_gain`) and G
+        rows read of variance s^2, the output has mean square `G (d_pre s^2) s^2`, which is set to
+        that of the SwiGLU. The paper's eq. 26 (as an open change to the released code quotes it,
+        `s^4 = 0.2 k h / (G (1 + var) d_pre d_v L)`) follows from the same condition with its
+        feed-forward block of k h columns, whose output map is scaled by 1 / sqrt(2 L); ours is not.
         """
         if self.pre_value_dim is None:
             return float((SWIGLU_MEAN_SQUARE / self.lookup.rows_read) ** 0.5)
@@ -332,9 +337,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "134m": {**PAPER["134m"], "n_keys": 1024},
     **{name: {**PAPER[name], "n_keys": 724} for name in ("373m", "720m", "1.3b")},
     "8b": {**PAPER["8b"], "n_keys": 2365},
-    # The paper's comparison with OLMoE, 227M active of 1.2B: 20 * 360**2 slots, of which every layer sees half; with
-    # a vocabulary of 50,304. key_dim is half of d_model, as its text says: 236 million active; the 192 of its table of
-    # shapes would give 222.
+    # The paper's comparison with OLMoE, 227M active of 1.2B: 20 * 360**2 slots, of which every
+    # layer sees half; with a vocabulary of 50,304. key_dim is half of d_model, as its text says:
+    # 236 million active; the 192 of its table of shapes would give 222.
     "1.2b": {
         "d_model": 768,
         "n_layers": 20,

@@ -3,12 +3,14 @@
     checkpoints/
       .tmp-…            being written or being deleted; removed at the next start
       step-00000120/    state.pt, manifest.json (bytes and SHA-256 of every file)
-                        where ranks share tensors out, parts/: the files of torch.distributed.checkpoint
+                        where ranks share tensors out, parts/: the files of
+                        torch.distributed.checkpoint
       final/            the same, weights only: written once, after the last evaluation
 
-Order of a save: write aside, fsync, rename, fsync the folder, then delete older ones. A kill between any two
-of these leaves a complete checkpoint behind (or none was ever made). Several ranks write aside together; rank 0 renames
-when it has heard of every file, so a checkpoint that has its name has all its files.
+Order of a save: write aside, fsync, rename, fsync the folder, then delete older ones. A kill
+between any two of these leaves a complete checkpoint behind (or none was ever made). Several ranks
+write aside together; rank 0 renames when it has heard of every file, so a checkpoint that has its
+name has all its files.
 """
 
 import hashlib
@@ -47,8 +49,9 @@ def save(
 ) -> Path:
     """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
 
-    With several ranks in `world` all of them must call this: rank 0's `state` is written, and the `pieces` of all, of
-    which every rank has some or none has any; what several have alike is written once.
+    With several ranks in `world` all of them must call this: rank 0's `state` is written, and the
+    `pieces` of all, of which every rank has some or none has any; what several have alike is
+    written once.
     """
     path = _write(folder, f"step-{step:08d}", state, pieces=pieces or {}, world=world)
     if world.is_main:
@@ -75,8 +78,8 @@ def save_final(
 def latest(folder: Path) -> Path | None:
     """Return the newest undamaged checkpoint (`final` before any step), None when there is none.
 
-    Removes leftovers of an earlier life and every damaged checkpoint, naming each in the log. Only the process
-    that writes here may call this.
+    Removes leftovers of an earlier life and every damaged checkpoint, naming each in the log. Only
+    the process that writes here may call this.
     """
     if not folder.is_dir():
         return None
@@ -126,7 +129,8 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     """Return the saved state, tensors on the CPU; if `mapped`, read from the file as they are used.
 
     Raises:
-        ValueError: If another version of the format wrote it, or if it holds anything but tensors and plain values.
+        ValueError: If another version of the format wrote it, or if it holds anything but tensors
+            and plain values.
     """
     state: dict[str, Any] = _load(path / _STATE, mapped=mapped)
     if state["format"] != FORMAT:
@@ -243,7 +247,8 @@ def _steps(folder: Path) -> list[Path]:
 
 
 def _discard(path: Path) -> None:
-    # Renamed first, so that a kill in the middle leaves no half-deleted folder under a complete one's name.
+    # Renamed first, so that a kill in the middle leaves no half-deleted folder under a complete
+    # one's name.
     aside = path.with_name(f"{_ASIDE}old-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)

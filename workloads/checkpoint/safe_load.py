@@ -17,6 +17,7 @@ def only_plain_values(file: Path) -> Iterator[None]:
         yield
     except UnpicklingError as error:
         raise ValueError(
-            f"{file}: holds more than tensors and plain values, so memscale did not write it, and nothing of it was run; "
+            f"{file}: holds more than tensors and plain values, so memscale did not write it, and "
+            "nothing of it was run; "
             "find out who did, and delete it to go on from the checkpoint before"
         ) from error

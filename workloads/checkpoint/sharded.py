@@ -1,8 +1,9 @@
 """Pieces of tensors in files of `torch.distributed.checkpoint`: written by all ranks together, read by each alone.
 
-Importing it takes a second, so only who has pieces does. Every rank offers its pieces, cut into blocks; of blocks that
-several ranks have, DCP lets the one with the least to do write each. `.metadata` says which block of which tensor lies
-where. Any blocks that cover a tensor make any rectangle of it, so the ranks that read may be others than those that wrote.
+Importing it takes a second, so only who has pieces does. Every rank offers its pieces, cut into
+blocks; of blocks that several ranks have, DCP lets the one with the least to do write each.
+`.metadata` says which block of which tensor lies where. Any blocks that cover a tensor make any
+rectangle of it, so the ranks that read may be others than those that wrote.
 """
 
 import math
@@ -84,8 +85,8 @@ def write(folder: Path, pieces: Mapping[str, TensorBlock], world: RankGroup) -> 
             raise
     else:
         return files.written
-    # Raised out here, and this rank's own rather than the copy that travelled, since both would cost an error what led
-    # to it: a full disk may be the OSError behind a RuntimeError.
+    # Raised out here, and this rank's own rather than the copy that travelled, since both would
+    # cost an error what led to it: a full disk may be the OSError behind a RuntimeError.
     if files.failure is not None:
         raise files.failure
     if world.rank in failures:
@@ -206,11 +207,13 @@ class _Stored(SavedTensor):
         covered = sum(math.prod(item.lengths) for item in items)
         if covered != result.numel():
             raise ValueError(
-                f"{self._name}: the checkpoint's pieces hold {covered} of the {result.numel()} numbers of "
+                f"{self._name}: the checkpoint's pieces hold {covered} of the {result.numel()} "
+                "numbers of "
                 f"{' × '.join(map(str, sizes))} from {tuple(offsets)} on; "
                 "delete this checkpoint to go on from the one before"
             )
-        # Not by `dcp.load`, which takes an error of the storage for a missing file, and goes on without.
+        # Not by `dcp.load`, which takes an error of the storage for a missing file, and goes on
+        # without.
         reader = FileSystemReader(self._folder)
         reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         with only_plain_values(self._folder):

@@ -1,11 +1,13 @@
 """A trial's state taken apart, as ranks that share out tensors save it, and put together for whichever ranks read it.
 
-What all ranks have alike stays in the state. What each has a part of becomes pieces (`workloads/checkpoint/tensor_block.py`), named
-`weights/<parameter>/values`, `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and
-`tables/<table>/mean_square` (what the optimizer of tables keeps, which may be one number per row).
+What all ranks have alike stays in the state. What each has a part of becomes pieces
+(`workloads/checkpoint/tensor_block.py`), named `weights/<parameter>/values`,
+`optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and `tables/<table>/mean_square`
+(what the optimizer of tables keeps, which may be one number per row).
 
-Which part of a parameter a rank has, its `TableShard` says, or the parameter itself where it is a DTensor (of FSDP2's
-`fully_shard`). Another kind of sharded tensor is another case in `parts`, `_whole` and `_place`.
+Which part of a parameter a rank has, its `TableShard` says, or the parameter itself where it is a
+DTensor (of FSDP2's `fully_shard`). Another kind of sharded tensor is another case in `parts`,
+`_whole` and `_place`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +36,8 @@ def split_state(
     """Split a state into what all ranks have alike and this rank's pieces.
 
     Args:
-        state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as `TableOptimizer` does; the
-            rest is passed on.
+        state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as
+            `TableOptimizer` does; the rest is passed on.
         parts: Which part of which parameter this rank has.
         names: Of the parameters, as the optimizer numbers them.
     """
@@ -64,7 +66,8 @@ def merge_state(
     """Return a saved state with this rank's part of everything that is shared out in it, as plain tensors.
 
     Args:
-        state: As loaded, with or without `optimizer`; what the ranks that saved it had whole included.
+        state: As loaded, with or without `optimizer`; what the ranks that saved it had whole
+            included.
         saved: As loaded, what those ranks had in pieces.
         parts: Which part of which parameter this rank has; of others it has all.
         names: Of the parameters, as the optimizer numbers them.
@@ -135,7 +138,8 @@ def _piece(value: object, part: LocalShard) -> TensorBlock | None:
     if own.shape != sizes:
         # Kept by one rank only, it would be lost.
         raise ValueError(
-            f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which no checkpoint can divide"
+            f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which "
+            "no checkpoint can divide"
         )
     return TensorBlock(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
 

@@ -1,7 +1,7 @@
 """What the trainer needs of a token source: windows that are a pure function of their index, and probes.
 
-A source is `workloads/data/sources/<name>.py` and exposes one name, `Config`: a frozen dataclass whose fields are
-the keys of `data:` in a sweep file, with
+A source is `workloads/data/sources/<name>.py` and exposes one name, `Config`: a frozen dataclass
+whose fields are the keys of `data:` in a sweep file, with
 
     FORMAT              class variable: the expected input in one sentence and a two-line example, for error messages
     FIELD_FORMATS       class variable, optional: field name -> the same for fields that name other kinds of files
@@ -11,7 +11,8 @@ the keys of `data:` in a sweep file, with
     tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before preparing
     check(log)          reads the files without tokenising; raises DataError (`problems.py`), one line per mistake
     prepare(cache, log) -> Corpus; tokenises or generates, caches under `cache` (a folder), safe under
-                        concurrent callers and kills, a fast no-op when the cache is already complete; raises DataError
+                        concurrent callers and kills, a fast no-op when the cache is already
+                        complete; raises DataError
 
 `log` takes one sentence at a time and may be left out. Importing a source needs numpy only.
 """
@@ -28,12 +29,13 @@ from numpy.typing import NDArray
 class ProbeSet:
     """Questions whose answers show what was memorised. Row i: `prompts[i]` is followed by `answers[i]`.
 
-    A fact may have several rows (several accepted answers); rows of one fact share its number in `facts`
-    and the first of them is the canonical one, whose likelihood is measured.
+    A fact may have several rows (several accepted answers); rows of one fact share its number in
+    `facts` and the first of them is the canonical one, whose likelihood is measured.
     """
 
     name: str
-    """train_wording, heldout_wording, question or unseen_subject; becomes the metric prefix `recall/<name>/`."""
+    """train_wording, heldout_wording, question or unseen_subject; becomes the metric prefix
+    `recall/<name>/`."""
     prompts: Sequence[NDArray[np.integer]]
     """Token ids, beginning with the document separator."""
     answers: Sequence[NDArray[np.integer]]
@@ -41,11 +43,13 @@ class ProbeSet:
     facts: NDArray[np.int64]
     """Fact number per row, non-decreasing from 0."""
     prior_bits: NDArray[np.float64]
-    """Per fact: bits of its answer before anything was learned (-log2 of the answer's frequency in its relation)."""
+    """Per fact: bits of its answer before anything was learned (-log2 of the answer's frequency in
+    its relation)."""
     relations: Sequence[str]
     """Per fact: the relation's name, for tables by relation."""
     counts_as_knowledge: bool = False
-    """Whether stored bits are measured here (exactly one set of a corpus says so, the training wording)."""
+    """Whether stored bits are measured here (exactly one set of a corpus says so, the training
+    wording)."""
     scale: float = 1.0
     """Facts of the corpus per probed fact: stored bits of a sample are multiplied by it."""
 
@@ -56,14 +60,15 @@ class Corpus(Protocol):
     vocab_size: int
     tokens_per_epoch: int
     bytes_per_token: float | None
-    """Bytes of text per token on held-out text, for bits per byte; None where text has no bytes of its own."""
+    """Bytes of text per token on held-out text, for bits per byte; None where text has no bytes of
+    its own."""
     probes: Sequence[ProbeSet]
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1): input and shifted target in one.
 
-        A pure function of (index, seq_len, seed), where index counts sequences from the start of training
-        over all ranks: step * sequences_per_step + position. Every epoch is shuffled anew.
+        A pure function of (index, seq_len, seed), where index counts sequences from the start of
+        training over all ranks: step * sequences_per_step + position. Every epoch is shuffled anew.
         """
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ def require_unchanged(
 ) -> None:
     """Compare files with the hashes in the trial's identity.
 
-    Costs what `prepare` needs anyway: a hash is remembered until a file's size or modification time changes.
+    Costs what `prepare` needs anyway: a hash is remembered until a file's size or modification time
+    changes.
 
     Args:
         named: Field of the data section -> files, as the source's `files()` has them.

@@ -17,8 +17,8 @@ def gather_windows(
 ) -> NDArray[np.int64]:
     """Return windows (len(positions), seq_len + 1); window k begins at token k * seq_len.
 
-    Neighbouring windows share one token: the last target of one is the first input of the next. Past the
-    end the stream begins again.
+    Neighbouring windows share one token: the last target of one is the first input of the next.
+    Past the end the stream begins again.
     """
     starts = np.asarray(positions, dtype=np.int64)[:, None] * seq_len
     tokens = stream[(starts + np.arange(seq_len + 1)) % len(stream)]

@@ -64,7 +64,8 @@ def check_vocabulary(vocab_size: int, *, tokenizer: str | None, separator: str |
 def train(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
     """Return a byte-level byte-pair tokenizer with at most vocab_size tokens; the separator is token 0.
 
-    Merging stops early when the texts have no more repeated pairs; the model keeps vocab_size all the same.
+    Merging stops early when the texts have no more repeated pairs; the model keeps vocab_size all
+    the same.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -90,7 +91,8 @@ def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTo
         separator: Text of the token that separates documents; None looks for a usual one.
 
     Raises:
-        DataError: If the file is no tokenizer, is too large for vocab_size or has no such separator.
+        DataError: If the file is no tokenizer, is too large for vocab_size or has no such
+            separator.
     """
     from tokenizers import Tokenizer
 
@@ -99,7 +101,8 @@ def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTo
     except Exception as error:  # the package raises bare Exception for every kind of bad file
         raise DataError(
             [
-                f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers package"
+                f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
+                "package"
             ]
         ) from error
     wanted = [separator] if separator is not None else list(_KNOWN_SEPARATORS)
@@ -115,7 +118,8 @@ def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTo
     if tokenizer.size > vocab_size:
         raise DataError(
             [
-                f"{path}: has {tokenizer.size} tokens, vocab_size is {vocab_size}; raise data.vocab_size"
+                f"{path}: has {tokenizer.size} tokens, vocab_size is {vocab_size}; raise "
+                "data.vocab_size"
             ]
         )
     return tokenizer

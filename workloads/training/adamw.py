@@ -22,9 +22,10 @@ VALUES, MATRICES, UNDECAYED = "values", "matrices", "undecayed"
 class Optimizer:
     """AdamW over a model's parameters, with the groups' learning rates and separate clipping.
 
-    Memory values get `value_lr_ratio` times the learning rate and a weight decay of their own (Berges et al. 2024,
-    section 3.3, train them several times faster than the rest). A table read by few tokens has a gradient whose
-    norm says nothing about the rest of the model, so each side is clipped by its own norm.
+    Memory values get `value_lr_ratio` times the learning rate and a weight decay of their own
+    (Berges et al. 2024, section 3.3, train them several times faster than the rest). A table read
+    by few tokens has a gradient whose norm says nothing about the rest of the model, so each side
+    is clipped by its own norm.
     """
 
     def __init__(
@@ -37,12 +38,12 @@ class Optimizer:
     ) -> None:
         """Sort the parameters by what their modules say they count as (`param_groups`).
 
-        Of what the ranks of `mesh` hold together, tables or dense parameters, this rank's optimizer knows its part only. `seed` is for the
-        rounding of tables stored in bf16.
+        Of what the ranks of `mesh` hold together, tables or dense parameters, this rank's optimizer
+        knows its part only. `seed` is for the rounding of tables stored in bf16.
 
         Raises:
-            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a `MemoryTable`; if it is
-                adamw and a table lies in host memory.
+            ValueError: If `table_optimizer` is not adamw and a memory value is no row of a
+                `MemoryTable`; if it is adamw and a table lies in host memory.
         """
         groups = group_parameters(model)
         if config.table_optimizer == "adamw" and any(
@@ -78,8 +79,8 @@ class Optimizer:
         self._rest = groups[MATRICES] + groups[UNDECAYED]
         self._clip = config.grad_clip
         self._ratio = {VALUES: config.value_lr_ratio, MATRICES: 1.0, UNDECAYED: 1.0}
-        # One fused kernel per group is elementwise, hence as deterministic as the plain loop, and several times
-        # faster for models of many small tensors.
+        # One fused kernel per group is elementwise, hence as deterministic as the plain loop, and
+        # several times faster for models of many small tensors.
         self.adamw = torch.optim.AdamW(
             [
                 {"params": parameters, "weight_decay": decay[name], "name": name}
@@ -105,8 +106,9 @@ class Optimizer:
         """Scale gradients whose norm exceeds `grad_clip` down to it, values and the rest apart.
 
         Returns:
-            The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values and, for a model
-            that has any, `value_grad_norm` over those, which `table_clip: previous` takes from the step before.
+            The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values
+            and, for a model that has any, `value_grad_norm` over those, which `table_clip:
+            previous` takes from the step before.
         """
         self._dense.take()
         norms = {"grad_norm": self._clip_together(self._rest)}
@@ -129,13 +131,14 @@ class Optimizer:
             (self._mesh.world, [p for p in parameters if p in self._dense.all]),
         ):
             if held:
-                # The norm of what ranks hold together is that of all its parts; each of them finds the same.
+                # The norm of what ranks hold together is that of all its parts; each of them finds
+                # the same.
                 of_parts = _norm(held).to(held[0].device)
                 squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
                 norm = (norm.square() + all_reduce_copy(world, squares)).sqrt()
         largest = self._clip
-        # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU reading it would
-        # make the step wait.
+        # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU
+        # reading it would make the step wait.
         if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
             nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm

@@ -28,7 +28,8 @@ class TrainConfig:
     lr: PositiveFloat
     """Peak learning rate."""
     schedule: Literal["cosine", "wsd", "constant", "linear"] = "cosine"
-    """wsd: warm-up, stable, linear decay over the last `decay_fraction`. linear: one straight line after warm-up."""
+    """wsd: warm-up, stable, linear decay over the last `decay_fraction`. linear: one straight line
+    after warm-up."""
     warmup_fraction: Share = 0.02
     """Share of the steps spent raising the learning rate linearly from zero."""
     decay_fraction: Share = 0.2
@@ -40,22 +41,26 @@ class TrainConfig:
     value_lr_ratio: PositiveFloat = 1.0
     """Learning rate of memory values over `lr`. Papers use 4 to 10 (docs/architecture.md)."""
     value_lr_final_ratio: PositiveFloat | None = None
-    """What `value_lr_ratio` falls to, in a straight line; None keeps it as it is. UltraMem: from 10 to 1."""
+    """What `value_lr_ratio` falls to, in a straight line; None keeps it as it is. UltraMem: from 10
+    to 1."""
     value_lr_decay_fraction: Annotated[float, Interval(gt=0, le=1)] | None = None
-    """Share of the steps in which it falls; None is all of them. Only with `value_lr_final_ratio`."""
+    """Share of the steps in which it falls; None is all of them. Only with
+    `value_lr_final_ratio`."""
     value_weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay on memory values."""
     table_optimizer: Literal["adamw", "deferred_adamw", "lazy_adamw", "rowwise", "sgd"] = "adamw"
-    """How memory values are updated. adamw: as everything else, from a gradient as large as the table. The others make
-    one update a step from the reads alone (`workloads/training/table_optimizer.py`): deferred_adamw the same, lazy_adamw for the rows
-    that were read, rowwise with one second moment per row and no first, sgd with none."""
+    """How memory values are updated. adamw: as everything else, from a gradient as large as the
+    table. The others make one update a step from the reads alone
+    (`workloads/training/table_optimizer.py`): deferred_adamw the same, lazy_adamw for the rows that
+    were read, rowwise with one second moment per row and no first, sgd with none."""
     table_clip: Literal["exact", "previous"] = "exact"
-    """Norm that memory values are clipped by: this step's, or the step before's, which costs no pass of its own. Only
-    exact with adamw."""
+    """Norm that memory values are clipped by: this step's, or the step before's, which costs no
+    pass of its own. Only exact with adamw."""
     table_precision: Literal["fp32", "bf16", "bf16_master"] = "fp32"
-    """What memory values are stored in; only fp32 with adamw. bf16: they and their moments, rounded stochastically.
-    bf16_master: models read bf16, and what each number is off by is kept beside it (`kernels/table_update/split_master.py`), so
-    that updates are those of fp32 tables, whose moments and memory these have too."""
+    """What memory values are stored in; only fp32 with adamw. bf16: they and their moments, rounded
+    stochastically. bf16_master: models read bf16, and what each number is off by is kept beside it
+    (`kernels/table_update/split_master.py`), so that updates are those of fp32 tables, whose
+    moments and memory these have too."""
     table_moments: Literal["int8"] | None = None
     """Only null: int8 was removed (docs/decisions/0001-no-int8-moments.md). Recorded trials name
     the field, so it stays."""

@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MAX_CPU_LOGITS = 6_000_000
-"""Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See `_keep_freed_memory`."""
+"""Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See
+`_keep_freed_memory`."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -42,9 +43,10 @@ def autocast(*, bf16: bool, device: torch.device) -> AbstractContextManager[obje
 def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[None]:
     """Set threads, fp32 matrix precision and determinism for a run; put everything back afterwards.
 
-    fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic kernels are
-    used, which costs nothing there; filling fresh memory, which would, is left out. On a GPU the deterministic
-    forms of some scatters are several times slower, so a repeated run may differ in the last bits.
+    fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic
+    kernels are used, which costs nothing there; filling fresh memory, which would, is left out. On
+    a GPU the deterministic forms of some scatters are several times slower, so a repeated run may
+    differ in the last bits.
     """
     before = (
         torch.get_num_threads(),
@@ -93,8 +95,9 @@ def gpu_stream(device: torch.device) -> Iterator[None]:
 def _keep_freed_memory() -> None:
     """Tell glibc, where that is the allocator, to keep freed blocks for the next step.
 
-    By default it returns them to the kernel, which hands out zeroed pages again: measured at up to a quarter of a
-    step. Blocks of 32 MiB and more are always returned, so the trainer keeps its own below that (`MAX_CPU_LOGITS`).
+    By default it returns them to the kernel, which hands out zeroed pages again: measured at up to
+    a quarter of a step. Blocks of 32 MiB and more are always returned, so the trainer keeps its own
+    below that (`MAX_CPU_LOGITS`).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -105,8 +108,8 @@ def _keep_freed_memory() -> None:
 def seed(value: int, device: torch.device) -> None:
     """Seed what a model may draw from.
 
-    Called at every step with a number that names the step, so that a resumed run draws what the undisturbed one
-    drew; `torch.manual_seed` would do the same and takes 0.1 ms.
+    Called at every step with a number that names the step, so that a resumed run draws what the
+    undisturbed one drew; `torch.manual_seed` would do the same and takes 0.1 ms.
     """
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":

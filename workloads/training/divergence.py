@@ -24,8 +24,8 @@ class DivergenceDetector:
         """Take in one step: its learning rate, loss and gradient norms by name.
 
         Raises:
-            Diverged: If the loss or a gradient norm is not finite, or if the loss was more than MARGIN_NATS above
-                the untrained model's at each of the last PATIENCE_STEPS steps.
+            Diverged: If the loss or a gradient norm is not finite, or if the loss was more than
+                MARGIN_NATS above the untrained model's at each of the last PATIENCE_STEPS steps.
         """
         for name, value in {"loss": loss, **norms}.items():
             if not math.isfinite(value):
@@ -38,6 +38,7 @@ class DivergenceDetector:
         self.exploded_steps = self.exploded_steps + 1 if exploded else 0
         if self.exploded_steps >= PATIENCE_STEPS:
             raise Diverged(
-                f"step {step}: loss is {loss:.3f}, and was more than {MARGIN_NATS} nats above the untrained model's "
+                f"step {step}: loss is {loss:.3f}, and was more than {MARGIN_NATS} nats above the "
+                "untrained model's "
                 f"{self.untrained_loss:.3f} for {PATIENCE_STEPS} steps in a row; lower train.lr"
             )

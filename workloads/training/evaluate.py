@@ -1,7 +1,7 @@
 """What a model knows: loss on held-out text, recall of facts, bits stored.
 
-Every number is computed from sums over fixed batches, split between the ranks by batch, so it does not depend on
-how many ranks there are beyond the order of a sum.
+Every number is computed from sums over fixed batches, split between the ranks by batch, so it does
+not depend on how many ranks there are beyond the order of a sum.
 """
 
 import math
@@ -50,8 +50,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Return `valid/…`, `recall/…` and `knowledge/…` (docs/architecture.md, "Metrics").
 
-    Collective: every rank calls it and gets the same numbers. `progress` is called between batches. A corpus
-    without held-out windows, or without probes, gives no metric of that kind.
+    Collective: every rank calls it and gets the same numbers. `progress` is called between batches.
+    A corpus without held-out windows, or without probes, gives no metric of that kind.
     """
     was_training = model.training
     model.eval()
@@ -82,9 +82,9 @@ def evaluate(
 def stored_bits(nll: NDArray[np.float64], *, prior_bits: NDArray[np.float64]) -> float:
     """Return max(0, sum over facts of prior_bits - nll / ln 2).
 
-    Floored in total and not per fact, so that guessing does not look like knowing: a model that is surely wrong
-    about one fact pays for the one it guessed. Source: Allen-Zhu & Li 2024 (arXiv 2404.05405), section 2, with
-    the prior of each answer in the place of a uniform one.
+    Floored in total and not per fact, so that guessing does not look like knowing: a model that is
+    surely wrong about one fact pays for the one it guessed. Source: Allen-Zhu & Li 2024 (arXiv
+    2404.05405), section 2, with the prior of each answer in the place of a uniform one.
     """
     return max(0.0, float(np.sum(prior_bits - nll / math.log(2))))
 
@@ -117,8 +117,9 @@ class _Reader:
     def batches(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         """Yield this rank's batches of row numbers; rows of like length together, batches bounded in tokens.
 
-        Ranks that share a memory table out read it together, and those that shard dense parameters gather them together,
-        so one with a batch less than others makes a pass of one token in its place.
+        Ranks that share a memory table out read it together, and those that shard dense parameters
+        gather them together, so one with a batch less than others makes a pass of one token in its
+        place.
         """
         order = np.argsort(lengths, kind="stable")
         batches, start = [], 0
@@ -167,10 +168,11 @@ def _held_out(reader: _Reader, corpus: Corpus, *, seq_len: int) -> dict[str, flo
 def recall_of(reader: _Reader, probe: ProbeSet) -> Recall:
     """Measure one probe in one teacher-forced pass per row.
 
-    Exact match needs no decoding loop. If every answer token is the argmax given the true tokens before it, then
-    greedy decoding emits the first, hence sees the true prefix again, hence emits the second, and so on. If one is
-    not, greedy decoding leaves the answer at the first such token. Both directions hold token by token, so the
-    two agree row by row (the answer's length is given: what follows it is not looked at).
+    Exact match needs no decoding loop. If every answer token is the argmax given the true tokens
+    before it, then greedy decoding emits the first, hence sees the true prefix again, hence emits
+    the second, and so on. If one is not, greedy decoding leaves the answer at the first such token.
+    Both directions hold token by token, so the two agree row by row (the answer's length is given:
+    what follows it is not looked at).
     """
     rows = [
         np.concatenate([prompt, answer]).astype(np.int64)

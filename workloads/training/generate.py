@@ -13,16 +13,18 @@ def greedy(
 ) -> Int[Tensor, "batch n_tokens"]:
     """Return the `n_tokens` most likely next tokens, each chosen after the ones before it; ties go to the lowest id.
 
-    The prompt passes once, then every token alone. The model is put into evaluation mode for it. Ranks that hold parameters
-    together must all call this, for as many tokens.
+    The prompt passes once, then every token alone. The model is put into evaluation mode for it.
+    Ranks that hold parameters together must all call this, for as many tokens.
 
     Raises:
-        ValueError: If the prompt is empty, if nothing is asked for, or from an architecture that cannot decode token
-            by token (`moe` while experts choose tokens) or not that far (a mixer of fixed length).
+        ValueError: If the prompt is empty, if nothing is asked for, or from an architecture that
+            cannot decode token by token (`moe` while experts choose tokens) or not that far (a
+            mixer of fixed length).
     """
     if prompt.shape[1] < 1 or n_tokens < 1:
         raise ValueError(
-            f"decoding needs a prompt and at least one token to add, got {prompt.shape[1]} and {n_tokens}"
+            f"decoding needs a prompt and at least one token to add, got {prompt.shape[1]} and "
+            f"{n_tokens}"
         )
     was_training = model.training
     model.eval()

@@ -8,8 +8,8 @@ from workloads.training.config import TrainConfig
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of optimizer step `step` (1..config.steps).
 
-    Warm-up rises linearly and reaches the peak at its last step. After it, with t the share of the remaining
-    steps that is done and f = final_lr_fraction:
+    Warm-up rises linearly and reaches the peak at its last step. After it, with t the share of the
+    remaining steps that is done and f = final_lr_fraction:
 
         cosine    lr * (f + (1 - f) * (1 + cos(pi t)) / 2)         Loshchilov & Hutter 2017
         linear    lr * (f + (1 - f) * (1 - t))
@@ -30,12 +30,13 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 def value_lr_ratio(step: int, config: TrainConfig) -> float:
     """Return the learning rate of memory values over that of the rest at optimizer step `step`.
 
-    With c = value_lr_ratio, f = value_lr_final_ratio and rho = value_lr_decay_fraction (1 if absent):
+    With c = value_lr_ratio, f = value_lr_final_ratio and rho = value_lr_decay_fraction (1 if
+    absent):
 
         f + (c - f) * max(0, 1 - step / (rho * steps))
 
-    Without f it is c throughout. With f = 1 this is the schedule of UltraMem (Huang et al. 2024, arXiv 2411.12364, and
-    its released code). It multiplies `learning_rate`, warm-up included.
+    Without f it is c throughout. With f = 1 this is the schedule of UltraMem (Huang et al. 2024,
+    arXiv 2411.12364, and its released code). It multiplies `learning_rate`, warm-up included.
 
     Raises:
         ValueError: If step lies outside 1..config.steps.

@@ -17,26 +17,29 @@ from workloads.training.table_optimizer import READ_AS, RULE_OF
 TEMPORARIES = 0.2
 """Share of the activations added for temporaries.
 
-Measured over a few training steps. Growth of the resident set on one CPU core, fp32, dense and memory_plus at d64, 1m
-and 10m with 2,048 to 8,192 tokens: the estimate is 0.96 to 1.04 of the peak (0.82 to 0.90 without this share). Peak
-of the allocator on an H200, both at 10m and 134m with 16,384 tokens: 1.23 to 1.28 of the peak in fp32 and 1.25 to 1.54
-in bf16, because fused norms there keep less; too much rather than too little."""
+Measured over a few training steps. Growth of the resident set on one CPU core, fp32, dense and
+memory_plus at d64, 1m and 10m with 2,048 to 8,192 tokens: the estimate is 0.96 to 1.04 of the peak
+(0.82 to 0.90 without this share). Peak of the allocator on an H200, both at 10m and 134m with
+16,384 tokens: 1.23 to 1.28 of the peak in fp32 and 1.25 to 1.54 in bf16, because fused norms there
+keep less; too much rather than too little."""
 
 SORTED_READ_BYTES = 39
-"""Per read, what sorting the reads for an update takes beside them: the peaks of docs/kernels.md, "table_update", less
-table, state and reads. They include the products of the bags, so it is at most this."""
+"""Per read, what sorting the reads for an update takes beside them: the peaks of docs/kernels.md,
+"table_update", less table, state and reads. They include the products of the bags, so it is at most
+this."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
     """What one rank holds, beside what the process and libraries take.
 
-    Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW keeps two moments
-    like the weights; `table_update.rule` says what the others keep of a table and of a master. Of
-    tables that `memory_ranks` share out it is the largest part, and of dense parameters that all ranks shard an equal
-    part. Of tables in the host's memory, the rank's device holds only the rows that it fetched, and what is kept per row
-    or block of a row. Left out: step counts, buffers, the batch, and how much more than an equal part one rank has of
-    what does not divide evenly.
+    Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW
+    keeps two moments like the weights; `table_update.rule` says what the others keep of a table and
+    of a master. Of tables that `memory_ranks` share out it is the largest part, and of dense
+    parameters that all ranks shard an equal part. Of tables in the host's memory, the rank's device
+    holds only the rows that it fetched, and what is kept per row or block of a row. Left out: step
+    counts, buffers, the batch, and how much more than an equal part one rank has of what does not
+    divide evenly.
     """
 
     parameters: int
@@ -44,27 +47,31 @@ class TrainingMemory:
     """Of everything, but for tables whose gradient is deferred."""
     optimizer_state: int
     weight_copies: int
-    """With bf16, of the weights outside the embedding and the tables; of sharded ones the head's and one block's."""
+    """With bf16, of the weights outside the embedding and the tables; of sharded ones the head's
+    and one block's."""
     activations: float
     """What the forward pass of one micro batch keeps for the backward pass."""
     fetched_rows: float
     """Of tables in the host's memory, the rows that one micro batch reads, if evenly."""
     own_reads: int
-    """Of deferred gradients, what waits for the update after this rank's share of a step, all micro batches."""
+    """Of deferred gradients, what waits for the update after this rank's share of a step, all micro
+    batches."""
     all_reads: int
     """The same of the whole step: every rank makes the whole update of a table."""
     sorting: int
     """What the update needs for a moment, beside the reads."""
     gathered: int = 0
-    """Of sharded dense parameters, what is whole for a while: weights and gradients of embedding and head; weights of two
-    blocks, one that runs and one that is fetched; a block's gradients, and the message that takes them to their parts."""
+    """Of sharded dense parameters, what is whole for a while: weights and gradients of embedding
+    and head; weights of two blocks, one that runs and one that is fetched; a block's gradients, and
+    the message that takes them to their parts."""
 
     @property
     def peak(self) -> float:
         """Estimate the most at once.
 
-        Gradients of the last layers exist while activations of the first still do, so the passes hold everything
-        but what belongs to the update, whose reads of all ranks come when the activations are gone.
+        Gradients of the last layers exist while activations of the first still do, so the passes
+        hold everything but what belongs to the update, whose reads of all ranks come when the
+        activations are gone.
         """
         held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
@@ -114,7 +121,8 @@ def training_memory(
     Args:
         config: Of the architecture.
         vocab_size: Token ids.
-        train: Batch, sequence, and how tables are updated. `train.precision` may be auto, so it is not asked.
+        train: Batch, sequence, and how tables are updated. `train.precision` may be auto, so it is
+            not asked.
         precision: Type of matrix products.
         micro_batch_tokens: Tokens of one forward pass.
         ranks: Of the trial.
@@ -193,7 +201,8 @@ def training_memory(
         weight_copies=2 * copied if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
-        # A part of a table has the reads of all ranks that hold the table together; by rows at most, if all read there.
+        # A part of a table has the reads of all ranks that hold the table together; by rows at
+        # most, if all read there.
         own_reads=reads_bytes * memory_ranks * -(-train.batch_tokens // ranks),
         all_reads=reads_bytes * train.batch_tokens,
         sorting=SORTED_READ_BYTES * reads * train.batch_tokens,
@@ -211,9 +220,10 @@ def _largest_part(table: TableComponent, memory_ranks: int, layout: Layout) -> t
 def _kept_of_a_shared_read(memory_ranks: int, layout: Layout) -> int:
     """Return what a read keeps for the backward pass beside what it keeps where the table is whole.
 
-    By columns: ids and weights of the other ranks' reads, 8 bytes each, and its own ids as they were sent. By rows: of
-    its own reads order and ids, which a whole table keeps too, if other ones; of what is held here id, weight and place,
-    16 bytes, in bags as long as the longest, which depends on the reading: as much as if this rank held all of them.
+    By columns: ids and weights of the other ranks' reads, 8 bytes each, and its own ids as they
+    were sent. By rows: of its own reads order and ids, which a whole table keeps too, if other
+    ones; of what is held here id, weight and place, 16 bytes, in bags as long as the longest, which
+    depends on the reading: as much as if this rank held all of them.
     """
     if layout == "columns":
         return 8 * (memory_ranks - 1) + 4

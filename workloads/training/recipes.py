@@ -1,9 +1,10 @@
 """Recipes: how a paper trained its models, as defaults for `train:`, each with its source.
 
-`train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes every field that is not written from here. A recipe holds
-every field that bears on it, so that a default of `TrainConfig` may change without changing a recipe. It never holds
-`tokens`: how long to train is the sweep's own question. What a source does not state is said in `source`, together
-with what stands in for it. Batches are the sources' own; on a small machine write smaller ones.
+`train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes every field that is not written from
+here. A recipe holds every field that bears on it, so that a default of `TrainConfig` may change
+without changing a recipe. It never holds `tokens`: how long to train is the sweep's own question.
+What a source does not state is said in `source`, together with what stands in for it. Batches are
+the sources' own; on a small machine write smaller ones.
 """
 
 from collections.abc import Mapping
@@ -40,8 +41,10 @@ def _adamw(**fields: Any) -> dict[str, Any]:
 
 _MEMORY_LAYERS = "Berges et al. 2024, Memory Layers at Scale (arXiv 2412.09764), and its authors' answers to reviewers"
 _MEMORY_CODE = (
-    "the released code's 373M configuration (github.com/facebookresearch/memory): linear to 1 % after 4,000 of 128,000 "
-    "steps, values decayed like the rest, sequences of 4,096; it does not say how many GPUs: 2,048 sequences a step "
+    "the released code's 373M configuration (github.com/facebookresearch/memory): linear to 1 % "
+    "after 4,000 of 128,000 "
+    "steps, values decayed like the rest, sequences of 4,096; it does not say how many GPUs: 2,048 "
+    "sequences a step "
     "is the power of two nearest to 1e12 tokens in 128,000 steps"
 )
 
@@ -60,8 +63,10 @@ def _memory_layers(lr: float, *, stated: str) -> Recipe:
             batch_tokens=8_388_608,
             seq_len=4_096,
         ),
-        source=f"{_MEMORY_LAYERS}: {stated}. Not stated there: all else, for which stands {_MEMORY_CODE}. "
-        "Values learn at 1e-3 whatever the backbone does, the code's default. The code decays norms, biases and embeddings "
+        source=f"{_MEMORY_LAYERS}: {stated}. Not stated there: all else, for which stands "
+        f"{_MEMORY_CODE}. "
+        "Values learn at 1e-3 whatever the backbone does, the code's default. The code decays "
+        "norms, biases and embeddings "
         "too, here they are not.",
         tokens=1_000_000_000_000,
     )
@@ -79,10 +84,14 @@ def _ultramem(lr: float) -> Recipe:
             batch_tokens=4_194_304,
             seq_len=2_048,
         ),
-        source="Huang et al. 2024, Ultra-Sparse Memory Network (arXiv 2411.12364): learning rate of this size, weight "
-        "decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps, values from 10 times the rate down to 1 in a "
-        "straight line. Not in what we read: how long that line is (here the whole run, as in the code released "
-        "with UltraMemV2), warm-up and schedule (here 2 % and cosine to a tenth), betas, clipping, whether values "
+        source="Huang et al. 2024, Ultra-Sparse Memory Network (arXiv 2411.12364): learning rate "
+        "of this size, weight "
+        "decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps, values from 10 times the rate "
+        "down to 1 in a "
+        "straight line. Not in what we read: how long that line is (here the whole run, as in the "
+        "code released "
+        "with UltraMemV2), warm-up and schedule (here 2 % and cosine to a tenth), betas, clipping, "
+        "whether values "
         "are decayed.",
         tokens=238_418 * 4_194_304,
     )
@@ -98,9 +107,12 @@ def _pythia(lr: float, *, remark: str = "") -> Recipe:
             batch_tokens=2_097_152,
             seq_len=2_048,
         ),
-        source="Biderman et al. 2023, Pythia (arXiv 2304.01373) and its configuration files (version 1): Adam with "
-        "decoupled decay, none on norms and biases, 1 % warm-up, cosine to a tenth, 1,024 sequences of 2,048 tokens, "
-        f"143,000 steps.{remark} Embeddings are decayed there, here not. There in fp16 (1B: bf16); precision is left to `auto`.",
+        source="Biderman et al. 2023, Pythia (arXiv 2304.01373) and its configuration files "
+        "(version 1): Adam with "
+        "decoupled decay, none on norms and biases, 1 % warm-up, cosine to a tenth, 1,024 "
+        "sequences of 2,048 tokens, "
+        f"143,000 steps.{remark} Embeddings are decayed there, here not. There in fp16 (1B: bf16); "
+        "precision is left to `auto`.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -115,9 +127,12 @@ def _memoryformer(lr: float, *, pythia: str) -> Recipe:
             batch_tokens=2_097_152,
             seq_len=2_048,
         ),
-        source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, otherwise Pythia's "
-        "optimizer and schedule. Tables are decayed at every step, hit or not, as in the released code. Not stated: "
-        "tokens; Pythia's length is meant by the comparison. Embeddings are decayed there, here not.",
+        source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, "
+        "otherwise Pythia's "
+        "optimizer and schedule. Tables are decayed at every step, hit or not, as in the released "
+        "code. Not stated: "
+        "tokens; Pythia's length is meant by the comparison. Embeddings are decayed there, here "
+        "not.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -140,8 +155,10 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=8_388_608,
             seq_len=4_096,
         ),
-        source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning rate 1e-4 (the paper says "
-        f"3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, biases and embeddings are decayed there, here not.",
+        source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning rate "
+        "1e-4 (the paper says "
+        f"3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, biases and embeddings are "
+        "decayed there, here not.",
         tokens=128_000 * 8_388_608,
     ),
     "pkm_2019": Recipe(
@@ -158,10 +175,14 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=262_144,
             seq_len=256,
         ),
-        source="Lample et al. 2019, Large Memory Layers with Product Keys (arXiv 1907.05242): Adam 2.5e-4, betas 0.9 "
-        "and 0.98, values at a constant 1e-3, 32 GPUs, no decay. Differs: the backbone follows warm-up and inverse "
-        "square root there (no length stated), a constant rate here, so that values keep theirs. Not stated: batch "
-        "and clipping, for which stand the defaults of the released code (32 sequences of 256 per GPU, 5).",
+        source="Lample et al. 2019, Large Memory Layers with Product Keys (arXiv 1907.05242): Adam "
+        "2.5e-4, betas 0.9 "
+        "and 0.98, values at a constant 1e-3, 32 GPUs, no decay. Differs: the backbone follows "
+        "warm-up and inverse "
+        "square root there (no length stated), a constant rate here, so that values keep theirs. "
+        "Not stated: batch "
+        "and clipping, for which stand the defaults of the released code (32 sequences of 256 per "
+        "GPU, 5).",
     ),
     "peer": Recipe(
         fields=_adamw(
@@ -173,8 +194,10 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=262_144,
             seq_len=2_048,
         ),
-        source="He 2024, Mixture of a Million Experts (arXiv 2407.04153): 128 sequences of 2,048 tokens, models compared "
-        "at 6e18 and 2e19 FLOPs on C4. Not stated in what we read: optimizer, learning rate, schedule and decay; all "
+        source="He 2024, Mixture of a Million Experts (arXiv 2407.04153): 128 sequences of 2,048 "
+        "tokens, models compared "
+        "at 6e18 and 2e19 FLOPs on C4. Not stated in what we read: optimizer, learning rate, "
+        "schedule and decay; all "
         "of them are ours.",
     ),
     "olmoe_1b": Recipe(
@@ -186,10 +209,14 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=4_194_304,
             seq_len=4_096,
         ),
-        source="Muennighoff et al. 2024, OLMoE (arXiv 2409.02060), released configuration of a 1.3e11-token run "
-        "(olmoe-8x1b-newhp-newds-cx5-fine1-normreorder): AdamW 4e-4, 8.4e9 tokens of warm-up, cosine to a tenth, "
-        "1,024 sequences of 4,096. Differs: norms, biases and embeddings are decayed there, here not. Balance loss "
-        "0.01 and z-loss 0.001 belong to the model. The final 5.1e12-token run warms up over 1.05e10 tokens: 0.2 %.",
+        source="Muennighoff et al. 2024, OLMoE (arXiv 2409.02060), released configuration of a "
+        "1.3e11-token run "
+        "(olmoe-8x1b-newhp-newds-cx5-fine1-normreorder): AdamW 4e-4, 8.4e9 tokens of warm-up, "
+        "cosine to a tenth, "
+        "1,024 sequences of 4,096. Differs: norms, biases and embeddings are decayed there, here "
+        "not. Balance loss "
+        "0.01 and z-loss 0.001 belong to the model. The final 5.1e12-token run warms up over "
+        "1.05e10 tokens: 0.2 %.",
         tokens=130_000_000_000,
     ),
     "olmoe_227m": Recipe(
@@ -201,9 +228,12 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=3_145_728,
             seq_len=4_096,
         ),
-        source="The 227M active, 1.2B total OLMoE of Huang et al. 2025, UltraMemV2 (arXiv 2508.18756): 4e-4, decay 0.1, "
-        "1.05e10 of 5e11 tokens warm-up, cosine. Batch as in the script released for UltraMemV2 of the same size (768 "
-        "sequences). Not stated there: sequence length, final rate and betas, for which stand OLMoE's (4,096, a "
+        source="The 227M active, 1.2B total OLMoE of Huang et al. 2025, UltraMemV2 (arXiv "
+        "2508.18756): 4e-4, decay 0.1, "
+        "1.05e10 of 5e11 tokens warm-up, cosine. Batch as in the script released for UltraMemV2 of "
+        "the same size (768 "
+        "sequences). Not stated there: sequence length, final rate and betas, for which stand "
+        "OLMoE's (4,096, a "
         "tenth, 0.9 and 0.95).",
         tokens=500_000_000_000,
     ),
@@ -223,10 +253,14 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=3_145_728,
             seq_len=4_096,
         ),
-        source="Huang et al. 2025, UltraMemV2 (arXiv 2508.18756) and its released script for 227M of 1.2B: values from 4 "
-        "times the rate to 1 over the whole run, 1e10 of 5e11 tokens warm-up, 768 sequences. The paper finds a "
-        "constant 1 better from 1.4e12 tokens on. Not stated: learning rate, sequence length, final rate and betas, "
-        "for which stand those of its OLMoE comparison; whether values are decayed (here like the rest).",
+        source="Huang et al. 2025, UltraMemV2 (arXiv 2508.18756) and its released script for 227M "
+        "of 1.2B: values from 4 "
+        "times the rate to 1 over the whole run, 1e10 of 5e11 tokens warm-up, 768 sequences. The "
+        "paper finds a "
+        "constant 1 better from 1.4e12 tokens on. Not stated: learning rate, sequence length, "
+        "final rate and betas, "
+        "for which stand those of its OLMoE comparison; whether values are decayed (here like the "
+        "rest).",
         tokens=500_000_000_000,
     ),
     "engram": Recipe(
@@ -241,9 +275,12 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=5_242_880,
             seq_len=4_096,
         ),
-        source="DeepSeek-AI 2026, Conditional Memory via Scalable Lookup (arXiv 2601.07372): tables at 5 times the rate "
-        "and without decay (Adam), 2.62e11 tokens. Differs: the backbone is trained with Muon there, with AdamW here. "
-        "Not checked against the text: 1,280 sequences of 4,096 (50,000 steps give its tokens), learning rate, "
+        source="DeepSeek-AI 2026, Conditional Memory via Scalable Lookup (arXiv 2601.07372): "
+        "tables at 5 times the rate "
+        "and without decay (Adam), 2.62e11 tokens. Differs: the backbone is trained with Muon "
+        "there, with AdamW here. "
+        "Not checked against the text: 1,280 sequences of 4,096 (50,000 steps give its tokens), "
+        "learning rate, "
         "schedule, warm-up and decay of the rest.",
         tokens=50_000 * 5_242_880,
     ),
@@ -258,8 +295,10 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=32_768,
             seq_len=1_024,
         ),
-        source="An independent replication of Memory+ (github.com/re133/sparse-memory-lm, smlm/train.py and its report): "
-        "AdamW 6e-4, values 2.4e-3 without decay, clipped apart, 5 % warm-up, cosine to a tenth, 32 sequences of "
+        source="An independent replication of Memory+ (github.com/re133/sparse-memory-lm, "
+        "smlm/train.py and its report): "
+        "AdamW 6e-4, values 2.4e-3 without decay, clipped apart, 5 % warm-up, cosine to a tenth, "
+        "32 sequences of "
         "1,024, 5e8 tokens of Wikipedia. Everything is stated.",
         tokens=500_000_000,
     ),
@@ -280,8 +319,10 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=2_097_152,
             seq_len=2_048,
         ),
-        source="The released configuration of MemoryFormer-tiny (github.com/C0-Design/MemoryFormer): as the paper but for "
-        "a last rate of 1 % of the peak and 106,418 steps. Its `small` configuration contradicts the paper (6 layers, "
+        source="The released configuration of MemoryFormer-tiny "
+        "(github.com/C0-Design/MemoryFormer): as the paper but for "
+        "a last rate of 1 % of the peak and 106,418 steps. Its `small` configuration contradicts "
+        "the paper (6 layers, "
         "8 heads, 3e-3) and has no recipe.",
         tokens=106_418 * 2_097_152,
     ),
@@ -298,9 +339,12 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=32_768,
             seq_len=512,
         ),
-        source="Zeng et al. 2023, LookupFFN (arXiv 2403.07221), released configuration lookup-t128-s8-bh4: Adam 1e-4, "
-        "betas 0.9 and 0.98, eps 1e-6, decay 0.01, 10,000 of 250,000 steps warm-up, linear to a thousandth, 64 "
-        "sequences of 512. Differs: a masked encoder with dropout 0.1 there. Not stated: clipping (here 1).",
+        source="Zeng et al. 2023, LookupFFN (arXiv 2403.07221), released configuration "
+        "lookup-t128-s8-bh4: Adam 1e-4, "
+        "betas 0.9 and 0.98, eps 1e-6, decay 0.01, 10,000 of 250,000 steps warm-up, linear to a "
+        "thousandth, 64 "
+        "sequences of 512. Differs: a masked encoder with dropout 0.1 there. Not stated: clipping "
+        "(here 1).",
         tokens=250_000 * 32_768,
     ),
     "all_attention": Recipe(
@@ -316,10 +360,14 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=16_384,
             seq_len=256,
         ),
-        source="Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory (arXiv 1907.01470), released "
-        "WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, 800,000 steps of 64 sequences of 256, clip 1, then "
-        "50,000 steps at a tenth. Differs: that drop is a straight line here; dropout 0.3, adaptive span and a cache "
-        "of 2,048 earlier tokens are missing; betas are taken for PyTorch's. Its character-level runs use Adagrad "
+        source="Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory (arXiv "
+        "1907.01470), released "
+        "WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, 800,000 steps of 64 sequences of "
+        "256, clip 1, then "
+        "50,000 steps at a tenth. Differs: that drop is a straight line here; dropout 0.3, "
+        "adaptive span and a cache "
+        "of 2,048 earlier tokens are missing; betas are taken for PyTorch's. Its character-level "
+        "runs use Adagrad "
         "(0.07, clip 0.03, 32,000 steps warm-up, 64 sequences of 512), which AdamW cannot express.",
         tokens=850_000 * 16_384,
     ),
@@ -347,11 +395,15 @@ def markdown() -> str:
     lines = [
         "# Training recipes",
         "",
-        "`train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes from the recipe what is not written; whatever is written",
-        "wins. `recipe: null` in an entry takes back the base's. The numbers enter a trial's identity, the name does not.",
-        "`memscale plan --recipes` prints this table. Batches are the sources' own: write smaller ones for a small machine.",
+        "`train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes from the recipe what is not "
+        "written; whatever is written",
+        "wins. `recipe: null` in an entry takes back the base's. The numbers enter a trial's "
+        "identity, the name does not.",
+        "`memscale plan --recipes` prints this table. Batches are the sources' own: write smaller "
+        "ones for a small machine.",
         "",
-        "values: learning rate of memory values over `lr`, where it falls from what to what. schedule: with the last rate over",
+        "values: learning rate of memory values over `lr`, where it falls from what to what. "
+        "schedule: with the last rate over",
         "the peak. tokens there: of the source's own run; a recipe never sets `tokens`.",
         "",
         f"| {' | '.join(COLUMNS)} |",

@@ -2,13 +2,14 @@
 
     python -m workloads.training.step_time
 
-reads one request per line from standard input and writes one answer per line to standard output, both JSON.
+reads one request per line from standard input and writes one answer per line to standard output,
+both JSON.
 
-Request: `models` (sections `architecture` and fields), `train` (fields of TrainConfig), `vocab_size`, and how a trial
-would run: `device` (auto, cpu or cuda), `n_threads`, `ranks`, `micro_batch_tokens`; `budget_s` says how many seconds
-of steps to time. Answer: `seconds`, per model a list
-with the seconds per step of every block, in the order in which the blocks took turns, `median_s` and `spread_s` per
-model, `device`, `n_threads`, `versions`; or `error`, a sentence.
+Request: `models` (sections `architecture` and fields), `train` (fields of TrainConfig),
+`vocab_size`, and how a trial would run: `device` (auto, cpu or cuda), `n_threads`, `ranks`,
+`micro_batch_tokens`; `budget_s` says how many seconds of steps to time. Answer: `seconds`, per
+model a list with the seconds per step of every block, in the order in which the blocks took turns,
+`median_s` and `spread_s` per model, `device`, `n_threads`, `versions`; or `error`, a sentence.
 """
 
 import itertools
@@ -90,7 +91,8 @@ def time_steps(
 ) -> StepTimings:
     """Time full optimizer steps (forward, backward, clip, update) on random tokens, the models in turns: A B A B.
 
-    The learning rate is zero: the weights stay as initialised, so that every step does the same work.
+    The learning rate is zero: the weights stay as initialised, so that every step does the same
+    work.
 
     Args:
         models: `architecture` and the fields of its Config.
@@ -98,8 +100,9 @@ def time_steps(
         vocab_size: Token ids.
         setting: Device, threads, ranks, micro batches.
         budget_s: About how long all timed blocks together take.
-        clock: Seconds since whenever. None: the time that passes or, for one thread on a CPU, the time that this
-            process has a core for: the same on a machine that is otherwise idle, and hardly disturbed on others.
+        clock: Seconds since whenever. None: the time that passes or, for one thread on a CPU, the
+            time that this process has a core for: the same on a machine that is otherwise idle, and
+            hardly disturbed on others.
 
     Raises:
         ValueError: If a model or the setting is impossible.
@@ -135,7 +138,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         try:
             answer = _answer(json.loads(line))
         except (ValueError, RuntimeError, ImportError) as error:
-            # Whatever a model may raise is one line for whoever asked; the next request may be a smaller one.
+            # Whatever a model may raise is one line for whoever asked; the next request may be a
+            # smaller one.
             answer = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

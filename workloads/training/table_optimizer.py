@@ -33,14 +33,16 @@ READ_AS: Mapping[str, torch.dtype] = {
 class TableOptimizer:
     """Updates all tables of a model by one rule, clipped together by the norm of all their gradients.
 
-    With `table_clip: exact` the norm is that of the step's own gradients, as in the dense path: on a CPU the update then
-    has the bits of `torch.optim.AdamW(foreach=False)` where a table is read once in a step and nothing is clipped, and
-    otherwise differs by the order of sums. `previous` clips by the norm of the step before, which is known for free
-    (the first step's is exact), so it is another algorithm wherever clipping acts. bf16 tables are rounded
-    stochastically: they follow the fp32 ones on average. With a master their updates are the fp32 ones.
+    With `table_clip: exact` the norm is that of the step's own gradients, as in the dense path: on
+    a CPU the update then has the bits of `torch.optim.AdamW(foreach=False)` where a table is read
+    once in a step and nothing is clipped, and otherwise differs by the order of sums. `previous`
+    clips by the norm of the step before, which is known for free (the first step's is exact), so it
+    is another algorithm wherever clipping acts. bf16 tables are rounded stochastically: they follow
+    the fp32 ones on average. With a master their updates are the fp32 ones.
 
-    Of a table that the ranks of `mesh` share out, each updates its part as the whole would be updated there: norms, and
-    for the rowwise rule under columns the squares of each row, are summed over the ranks that hold it together.
+    Of a table that the ranks of `mesh` share out, each updates its part as the whole would be
+    updated there: norms, and for the rowwise rule under columns the squares of each row, are summed
+    over the ranks that hold it together.
     """
 
     def __init__(
@@ -88,12 +90,14 @@ class TableOptimizer:
     def gather(self) -> None:
         """Take the tables' reads, of all ranks in their order: ranks that hold the same then make the same update.
 
-        A part of a table that is shared out has the reads of all ranks that hold it together already.
+        A part of a table that is shared out has the reads of all ranks that hold it together
+        already.
 
-        Reads are exchanged rather than sums: they are as large as the batch, and a sum over ranks would need a dense
-        gradient. With v numbers of 2 bytes a row and G rows a token, a rank receives (P - 1) (2 v + 6 G) bytes for each
-        of its tokens and layers, against 4 v N (P - 1) / P for a sum of dense gradients: less up to P = 7 ranks where
-        three layers of 64k tokens read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
+        Reads are exchanged rather than sums: they are as large as the batch, and a sum over ranks
+        would need a dense gradient. With v numbers of 2 bytes a row and G rows a token, a rank
+        receives (P - 1) (2 v + 6 G) bytes for each of its tokens and layers, against 4 v N (P - 1)
+        / P for a sum of dense gradients: less up to P = 7 ranks where three layers of 64k tokens
+        read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
         """
         self._hits = {}
         for name, table in self._tables.items():
@@ -101,7 +105,8 @@ class TableOptimizer:
             hits = table.sparse_gradient.take()
             if table.weight.grad is not None:
                 raise ValueError(
-                    f"{name}: has a dense gradient beside its deferred one, some layer reads the weight itself; "
+                    f"{name}: has a dense gradient beside its deferred one, some layer reads the "
+                    "weight itself; "
                     "use table_optimizer: adamw"
                 )
             if hits is not None:

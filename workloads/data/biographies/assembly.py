@@ -1,8 +1,8 @@
 """Word-level documents put together from template rows, vectorised: no Python loop over people.
 
-A document is the separator followed by up to k segments (sentences). A segment is one row of a table of
-codes: a code >= 0 is a token, a code <= FIRST_SLOT stands for a slot of the person (a name part, a value),
-EMPTY pads the row. Slot j has the code FIRST_SLOT - j.
+A document is the separator followed by up to k segments (sentences). A segment is one row of a
+table of codes: a code >= 0 is a token, a code <= FIRST_SLOT stands for a slot of the person (a name
+part, a value), EMPTY pads the row. Slot j has the code FIRST_SLOT - j.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Invented names for synthetic biographies: people, cities, universities, majors, employers, dates.
 
-Every entry is one token of a word-level vocabulary. Names are put together from the syllables below,
-so they read like names and belong to nobody. Entry i of a pool does not depend on the pool's size:
-a smaller pool is a prefix of a larger one.
+Every entry is one token of a word-level vocabulary. Names are put together from the syllables
+below, so they read like names and belong to nobody. Entry i of a pool does not depend on the pool's
+size: a smaller pool is a prefix of a larger one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

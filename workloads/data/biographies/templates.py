@@ -1,8 +1,8 @@
 """Sentences of synthetic biographies: how a fact is stated in training, in probes and as a question.
 
-`{s}` is the person (full name or pronoun), `{o}` the value. The value always comes last before the full
-stop, so the text before it is a prompt. Every word of a held-out wording also occurs in some training
-wording of the same style: a probe meets a new sentence, never an untrained token.
+`{s}` is the person (full name or pronoun), `{o}` the value. The value always comes last before the
+full stop, so the text before it is a prompt. Every word of a held-out wording also occurs in some
+training wording of the same style: a probe meets a new sentence, never an untrained token.
 """
 
 from collections.abc import Mapping
@@ -187,10 +187,10 @@ _QUESTIONS: Mapping[str, tuple[str, ...]] = {
 def statement_templates(style: str, attribute: str, n_wordings: int) -> list[str]:
     """Return the statement wordings of an attribute.
 
-    `sentences`: the first n_wordings training wordings, then the held-out ones. `compact`: n_wordings +
-    N_HELDOUT markers, one token each, none of which is held out as such; which of them are held out
-    depends on the person (`biographies.py`), because a marker that nobody ever saw would be an
-    untrained token.
+    `sentences`: the first n_wordings training wordings, then the held-out ones. `compact`:
+    n_wordings + N_HELDOUT markers, one token each, none of which is held out as such; which of them
+    are held out depends on the person (`biographies.py`), because a marker that nobody ever saw
+    would be an untrained token.
     """
     if style == "compact":
         return [f"{{s}} {attribute}~{i} {{o}}" for i in range(n_wordings + N_HELDOUT)]

@@ -1,7 +1,7 @@
 """The vocabulary of synthetic biographies and their templates in token form.
 
-Tokens: separator, template words, then the pools in the order of the slots. Slots of a person: three
-name parts, pronoun, and the values of the five attributes (a birth date takes three).
+Tokens: separator, template words, then the pools in the order of the slots. Slots of a person:
+three name parts, pronoun, and the values of the five attributes (a birth date takes three).
 """
 
 import math
@@ -32,7 +32,8 @@ VALUE_SLOTS = {
 N_SLOTS = 11
 
 FULL_NAME, SHORT = 0, 1
-"""Forms of a statement: with the full name, or with the pronoun (compact: with nothing) in its place."""
+"""Forms of a statement: with the full name, or with the pronoun (compact: with nothing) in its
+place."""
 WHOLE, PROMPT = 0, 1
 """Cuts of a statement or question: all of it, or up to the value."""
 

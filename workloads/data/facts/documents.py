@@ -35,7 +35,8 @@ def epoch_tokens(
 def tokens_per_epoch(pieces: FactPieces, *, questions_per_fact: int) -> int:
     """Return the length of every epoch.
 
-    Exact where all wordings of a relation agree in whether a space precedes an entity, else an upper bound.
+    Exact where all wordings of a relation agree in whether a space precedes an entity, else an
+    upper bound.
     """
     a, lengths = pieces.arrays, pieces.piece_lengths
     facts, kinds = _documents(pieces, questions_per_fact)

@@ -100,7 +100,8 @@ def _tsv_rows(
             path,
             1,
             f"the header has no column {', '.join(missing)}; it has {', '.join(map(repr, header))}",
-            "separate columns with tabs, or name yours in data.subject_column, data.relation_column "
+            "separate columns with tabs, or name yours in data.subject_column, "
+            "data.relation_column "
             "and data.object_column",
         )
         return

@@ -1,9 +1,10 @@
 """Wordings of facts: statement templates, questions, and how they fall into pieces that are tokenised once.
 
-A wording is cut at its placeholders: before, first entity, middle, second entity, after. A space in front of
-an entity belongs to the entity, and every document begins with a space, so " Paris" is the same piece, hence
-the same tokens, wherever it stands. Pieces are tokenised one by one: the tokens of an answer after a prompt
-are exactly its tokens in training, which tokenising prompt and answer together does not guarantee.
+A wording is cut at its placeholders: before, first entity, middle, second entity, after. A space in
+front of an entity belongs to the entity, and every document begins with a space, so " Paris" is the
+same piece, hence the same tokens, wherever it stands. Pieces are tokenised one by one: the tokens
+of an answer after a prompt are exactly its tokens in training, which tokenising prompt and answer
+together does not guarantee.
 """
 
 import json
@@ -116,7 +117,8 @@ def _relation_wordings(
         problems.add(
             path,
             place,
-            f"{relation} must map to train_statements, heldout_statements and questions, got {entry!r}",
+            f"{relation} must map to train_statements, heldout_statements and questions, got "
+            f"{entry!r}",
             "see the format of relation templates",
         )
         return RelationWordings(name=relation, train=(), heldout=(), questions=())

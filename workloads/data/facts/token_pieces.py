@@ -1,7 +1,7 @@
 """Facts and wordings in token form, on disk and back: what documents and prompts are put together from.
 
-Files of a folder: `pieces` (ragged tokens; piece 0 is the separator alone), `answers` (ragged object numbers per fact),
-flat arrays per fact and per wording, `relations.json`, `tokenizer.json`.
+Files of a folder: `pieces` (ragged tokens; piece 0 is the separator alone), `answers` (ragged
+object numbers per fact), flat arrays per fact and per wording, `relations.json`, `tokenizer.json`.
 """
 
 import json
@@ -190,7 +190,8 @@ def build_pieces(
 def prior_bits(relations: NDArray[np.integer], objects: NDArray[np.integer]) -> NDArray[np.float64]:
     """Return bits per fact of knowing nothing but how often its object occurs in its relation.
 
-    -log2 of (count + 1) / (facts + distinct objects): add-one smoothing over the relation's objects.
+    -log2 of (count + 1) / (facts + distinct objects): add-one smoothing over the relation's
+    objects.
 
     Args:
         relations: (facts,) relation numbers.

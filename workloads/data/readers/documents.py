@@ -31,8 +31,8 @@ def expand(spec: str | Sequence[str]) -> tuple[Path, ...]:
 def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> Iterator[str]:
     """Yield the text of every document; empty ones are passed over.
 
-    Files ending in .jsonl, .json or .ndjson hold one object per line, .parquet a column, all others plain text;
-    any but Parquet may be gzipped.
+    Files ending in .jsonl, .json or .ndjson hold one object per line, .parquet a column, all others
+    plain text; any but Parquet may be gzipped.
     """
     for path in paths:
         kind = file_format(path)

@@ -28,7 +28,8 @@ def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     problems.add(
                         path,
                         number,
-                        f"byte {error.start + 1} of the line is not UTF-8 (0x{raw[error.start]:02x})",
+                        f"byte {error.start + 1} of the line is not UTF-8 "
+                        f"(0x{raw[error.start]:02x})",
                         "convert the file, for example with iconv -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

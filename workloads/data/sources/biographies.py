@@ -1,12 +1,12 @@
 """Synthetic biographies: facts whose number of bits is known exactly, and a vocabulary of our own.
 
-Each person has a unique full name and five attributes, drawn independently and uniformly: birth date
-(month, day, year), birth city, university, major, employer. With the default pools these are 46.6 bits
-a person. The design follows the bioS corpus of "Physics of Language Models" 3.1 and 3.3 (arXiv
-2309.14316, 2404.05405): a new choice of wordings and a new order of sentences for every exposure,
-documents shuffled over the whole corpus. Departures: every name, value and template word is one token;
-the employer's city is left out (it is a function of the employer); the pronoun is a function of the
-first name, so it carries no bits; wordings and vocabularies are new.
+Each person has a unique full name and five attributes, drawn independently and uniformly: birth
+date (month, day, year), birth city, university, major, employer. With the default pools these are
+46.6 bits a person. The design follows the bioS corpus of "Physics of Language Models" 3.1 and 3.3
+(arXiv 2309.14316, 2404.05405): a new choice of wordings and a new order of sentences for every
+exposure, documents shuffled over the whole corpus. Departures: every name, value and template word
+is one token; the employer's city is left out (it is a function of the employer); the pronoun is a
+function of the first name, so it carries no bits; wordings and vocabularies are new.
 
 Stored bits count the values only, not the names: prior_bits of a fact is log2 of its pool.
 """
@@ -59,13 +59,14 @@ class Config:
     order: Literal["permute", "fixed"] = "permute"
     """permute: attributes in a new random order for every exposure."""
     n_wordings: int = 20
-    """Training wordings per attribute; 3 held-out and 3 question wordings come on top. With few of them,
-    words that only held-out wordings use stay untrained."""
+    """Training wordings per attribute; 3 held-out and 3 question wordings come on top. With few of
+    them, words that only held-out wordings use stay untrained."""
     question_share: Share = 0.5
-    """Share of people whose questions are part of training. The others' questions are the `question` probe,
-    which exists only for a share strictly between 0 and 1."""
+    """Share of people whose questions are part of training. The others' questions are the
+    `question` probe, which exists only for a share strictly between 0 and 1."""
     questions_per_biography: Annotated[int, Interval(ge=1, le=_N_ATTRIBUTES)] = 1
-    """Question documents per epoch for each of these people, about different attributes, at most 5."""
+    """Question documents per epoch for each of these people, about different attributes, at most
+    5."""
     n_probe_people: Annotated[int, Interval(ge=1, le=1_000_000)] = 1_000
     """People probed, at most; spread evenly over the corpus."""
     n_first_names: _NamePool = 400
@@ -186,8 +187,8 @@ class Corpus:
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
 
-        An epoch is all its documents in a new order, cut into ceil(tokens_per_epoch / seq_len) windows; the
-        last one is filled up from the epoch's beginning, so no fact is ever left out.
+        An epoch is all its documents in a new order, cut into ceil(tokens_per_epoch / seq_len)
+        windows; the last one is filled up from the epoch's beginning, so no fact is ever left out.
         """
         return self._epochs.windows(
             indices,
@@ -225,8 +226,9 @@ class Corpus:
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
         """Return windows about the same people in draws of wordings and order that training never uses.
 
-        The facts are those of training: this loss falls when facts are learned, not when texts are learned
-        word by word. No questions; at most 65,536 tokens, people spread evenly over the corpus.
+        The facts are those of training: this loss falls when facts are learned, not when texts are
+        learned word by word. No questions; at most 65,536 tokens, people spread evenly over the
+        corpus.
         """
         config, table = self.config, self.config.layout.table
         longest = 1 + _N_ATTRIBUTES * int(table.lengths.max())
@@ -333,8 +335,8 @@ def _probes(config: Config, slots: NDArray[np.int32]) -> tuple[ProbeSet, ...]:
     """Return `train_wording`, `heldout_wording`, and `question` for people never asked about in training.
 
     With `order: permute` a prompt is the separator and one sentence about the full name, up to the
-    value (one sentence in five of training looks like that). With `order: fixed` only birth dates ever
-    follow the name directly, so there the prompt is the biography up to the value.
+    value (one sentence in five of training looks like that). With `order: fixed` only birth dates
+    ever follow the name directly, so there the prompt is the biography up to the value.
     """
     people = _spread(config.n_people, config.n_probe_people)
     prompts = {

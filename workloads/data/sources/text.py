@@ -1,8 +1,8 @@
 """Any text: tokenised once into memory-mapped shards, windows shuffled anew in every epoch.
 
-Documents are joined with the separator in the order of the files and cut into windows; an epoch is a
-pseudo-random permutation of the windows. Held-out text is `valid_path`, or a share of the documents chosen by
-hash of their text, so that copies of a document never stand on both sides.
+Documents are joined with the separator in the order of the files and cut into windows; an epoch is
+a pseudo-random permutation of the windows. Held-out text is `valid_path`, or a share of the
+documents chosen by hash of their text, so that copies of a document never stand on both sides.
 """
 
 import hashlib
@@ -156,8 +156,8 @@ class Corpus:
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
 
-        An epoch is every window once, in a new order; the last window of the text is filled up from its
-        beginning.
+        An epoch is every window once, in a new order; the last window of the text is filled up from
+        its beginning.
         """
         n = windows_per_epoch(len(self.train), seq_len)
         epochs, positions = np.divmod(np.asarray(indices, dtype=np.int64), n)

@@ -1,9 +1,10 @@
 """Real facts (subject, relation, object) as statements to train on and held-out wordings and questions to probe.
 
-One exposure of a fact is one statement in a wording drawn anew; facts are shuffled over the whole corpus in
-every epoch, so wordings of one fact practically never share a window. Questions about the subjects of
-`qa_train` are mixed in; questions about `qa_test` never. Held-out wordings occur in probes and in the
-validation text only. How texts become tokens: `workloads/data/facts/templates.py`.
+One exposure of a fact is one statement in a wording drawn anew; facts are shuffled over the whole
+corpus in every epoch, so wordings of one fact practically never share a window. Questions about the
+subjects of `qa_train` are mixed in; questions about `qa_test` never. Held-out wordings occur in
+probes and in the validation text only. How texts become tokens:
+`workloads/data/facts/templates.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -59,10 +60,11 @@ class Config:
     """Formats of the fields that name other files than facts."""
 
     path: str
-    """Facts. Optional columns: relation_id, all_objects_json (accepted answers), qa_split (qa_train, qa_test)."""
+    """Facts. Optional columns: relation_id, all_objects_json (accepted answers), qa_split
+    (qa_train, qa_test)."""
     templates: str | None = None
-    """JSON: relation id -> {relation, train_statements, heldout_statements, questions} with {s} and {o}.
-    None makes plain wordings from each relation's name."""
+    """JSON: relation id -> {relation, train_statements, heldout_statements, questions} with {s} and
+    {o}. None makes plain wordings from each relation's name."""
     format: Literal["auto", "tsv", "jsonl"] = "auto"
     """auto goes by the extension."""
     subject_column: str = "subject"
@@ -74,7 +76,8 @@ class Config:
     max_facts: PositiveInt | None = None
     """Keep a fair sample of this many facts, chosen by hash of subject and relation."""
     heldout_subjects: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    """Share of subjects never trained on: the probe `unseen_subject` shows what names alone give away."""
+    """Share of subjects never trained on: the probe `unseen_subject` shows what names alone give
+    away."""
     question_share: Share = 0.5
     """Share of subjects whose questions are part of training, where the file has no qa_split."""
     questions_per_fact: Annotated[int, Interval(ge=0, le=100)] = 1
@@ -148,10 +151,11 @@ class Corpus:
     pieces: FactPieces
     vocab_size: int
     tokens_per_epoch: int
-    """Length of every epoch; where wordings of a relation differ in whether a space precedes an entity it is an
-    upper bound, and the epoch's beginning fills the gap."""
+    """Length of every epoch; where wordings of a relation differ in whether a space precedes an
+    entity it is an upper bound, and the epoch's beginning fills the gap."""
     bytes_per_token: float | None
-    """On held-out wordings, or on training wordings where there are none held out; separators count as tokens."""
+    """On held-out wordings, or on training wordings where there are none held out; separators count
+    as tokens."""
     probes: tuple[ProbeSet, ...]
     n_facts: int
     """Facts in training."""
@@ -163,8 +167,8 @@ class Corpus:
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
 
-        An epoch is every fact once, and the questions, in a new order; the last window is filled up from the
-        epoch's beginning.
+        An epoch is every fact once, and the questions, in a new order; the last window is filled up
+        from the epoch's beginning.
         """
         return self._epochs.windows(
             indices,
@@ -183,8 +187,8 @@ class Corpus:
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
         """Return windows of trained facts in held-out wordings, at most 65,536 tokens.
 
-        This loss falls when facts are learned so that they survive a new wording. Empty if no relation has
-        held-out wordings.
+        This loss falls when facts are learned so that they survive a new wording. Empty if no
+        relation has held-out wordings.
         """
         stream = heldout_statements(self.pieces)[0]
         count = min(len(stream) // seq_len, max(1, VALIDATION_TOKENS // seq_len))

@@ -128,7 +128,8 @@ def test_activations_are_those_that_autograd_keeps(config, precision, bytes_kept
     loss = (8 if precision == "fp32" else 6) * vocab_size
     expected = config.activation_bytes_per_token(vocab_size, 64, precision=precision) - loss
 
-    # Left out: token ids, rotation tables, copies of weights. A percent at this size, less in larger batches.
+    # Left out: token ids, rotation tables, copies of weights. A percent at this size, less in
+    # larger batches.
     assert kept / tokens == pytest.approx(expected, rel=0.01)
 
 

@@ -47,12 +47,14 @@ def check_gradients() -> Callable[[Any], None]:
 def check_flops() -> Callable[..., None]:
     """Compare `flops_per_token` with what torch counts in a forward pass of one sequence.
 
-    `unseen` are those that it does not count (sums of rows); it counts scores of later tokens, which are masked.
+    `unseen` are those that it does not count (sums of rows); it counts scores of later tokens,
+    which are masked.
     """
 
     def check(config: Any, *, seq_len: int = 11, unseen: float = 0) -> None:
         counter = FlopCounterMode(display=False)
-        # The fused attention of a CPU is unknown to torch's counter; the plain form is two products.
+        # The fused attention of a CPU is unknown to torch's counter; the plain form is two
+        # products.
         with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
             _model(config)(torch.zeros(1, seq_len, dtype=torch.long))
 

@@ -1,7 +1,8 @@
 """`dense` and `pythia` against implementations that are not ours: Llama and GPT-NeoX of the transformers library.
 
-Small random models, no downloads. Llama has query, key and value apart where ours are one tensor; GPT-NeoX holds query,
-key and value of one head after the other, ours all queries, then all keys, then all values.
+Small random models, no downloads. Llama has query, key and value apart where ours are one tensor;
+GPT-NeoX holds query, key and value of one head after the other, ours all queries, then all keys,
+then all values.
 """
 
 from collections.abc import Iterator, Mapping

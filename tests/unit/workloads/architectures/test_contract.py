@@ -1,6 +1,7 @@
 """What every architecture promises, whatever it is. A new file in workloads/architectures is under test by being there.
 
-The cases are the smallest presets. What is special about an architecture stands in its own test file.
+The cases are the smallest presets. What is special about an architecture stands in its own test
+file.
 """
 
 import dataclasses

@@ -20,7 +20,8 @@ from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 24, "n_layers": 2, "n_heads": 3, "total_tables": 17, "tau": 4}
-"""9 tables in the first layer, 8 in the second: 36 and 32 numbers to hash, hence two bh4 projections and one."""
+"""9 tables in the first layer, 8 in the second: 36 and 32 numbers to hash, hence two bh4
+projections and one."""
 VOCAB_SIZE = 11
 
 

@@ -71,7 +71,8 @@ def test_errors_name_the_field(fields, message):
 @pytest.mark.parametrize(
     ("preset", "layers"),
     [
-        # Berges et al. 2024: three, centred, stride 4 at 134M and 8 at the others; 4, 12, 20 at 373M in their ablation.
+        # Berges et al. 2024: three, centred, stride 4 at 134M and 8 at the others; 4, 12, 20 at
+        # 373M in their ablation.
         ("134m", (2, 6, 10)),
         ("373m", (4, 12, 20)),
         ("720m", (3, 11, 19)),

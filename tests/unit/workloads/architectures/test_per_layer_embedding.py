@@ -71,7 +71,8 @@ def test_parameters_are_the_closed_form(n_layers, per_layer_dim, d_model, tied, 
 
 
 def test_the_table_is_as_large_as_in_gemma_4_e2b():
-    # 262,144 tokens, 35 layers of 256 numbers: the row of 8,960 that users of the released model found.
+    # 262,144 tokens, 35 layers of 256 numbers: the row of 8,960 that users of the released model
+    # found.
     config = Config(**{**SMALL, "n_layers": 35, "per_layer_dim": 256})
 
     assert config.per_layer.all_widths == 8960

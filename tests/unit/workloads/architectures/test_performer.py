@@ -208,6 +208,7 @@ def test_cost():
     ours, base = Config(**PRESETS["410m"]), pythia.Config(**pythia.PRESETS["410m"])
 
     assert ours.param_count(50_304) == base.param_count(50_304)
-    # Per layer of 16 heads: half a chunk's square, a state of 256 x 65, and two projections to 256 features.
+    # Per layer of 16 heads: half a chunk's square, a state of 256 x 65, and two projections to 256
+    # features.
     mixing = 16 * (64 * (256 + 65) + 4 * 256 * 65 + 4 * 64 * 256)
     assert ours.flops_per_token(50_304, 2048).attention == 24 * (8 * 1024**2 + mixing)

@@ -21,7 +21,8 @@ from workloads.layers.modules.init import initialise
 from workloads.training.checkpointing import weights
 from workloads.training.train_step import accumulate_gradients
 
-# Measured per sequence, and loud, what layers add to the loss is the same however sequences are shared out.
+# Measured per sequence, and loud, what layers add to the loss is the same however sequences are
+# shared out.
 ADDING = {"moe": {"group": "sequence", "balance_loss": 1.0, "z_loss": 1.0}}
 windows = torch.randint(37, (6, 17), generator=torch.Generator().manual_seed(0))
 

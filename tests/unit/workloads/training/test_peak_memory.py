@@ -304,7 +304,8 @@ def test_deferred_reads_of_a_part_are_those_of_the_ranks_that_share_the_table(me
     mesh = Mesh(memory=RankGroup(rank=0, size=memory_ranks))
     shard_tables(model, mesh, layout="columns")
     table = next(m for m in model.modules() if isinstance(m, MemoryTable))
-    # What `sharding/sharded_lookup.py` leaves of two layers' reads: ids and weights of all ranks, gradients of this one's columns.
+    # What `sharding/sharded_lookup.py` leaves of two layers' reads: ids and weights of all ranks,
+    # gradients of this one's columns.
     n_bags, bag_size = memory_ranks * train.batch_tokens // 4, CONFIG.memory.lookup.rows_read
     hits = LookupGrad(
         ids=torch.zeros(n_bags, bag_size, dtype=torch.int32),

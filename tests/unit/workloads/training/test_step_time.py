@@ -63,7 +63,8 @@ def test_quick_steps_are_timed_in_blocks_that_fill_the_seconds_asked_for() -> No
         [DENSE, DENSE], TRAIN, vocab_size=11, setting=CPU, budget_s=0.2, clock=Ticking(0.01)
     )
 
-    # Five steps of a hundredth make a block; a block of ours takes no longer, so a step is a fifth of it.
+    # Five steps of a hundredth make a block; a block of ours takes no longer, so a step is a fifth
+    # of it.
     assert times.median_s == pytest.approx((0.002, 0.002))
     assert len(times.seconds[0]) == step_time.FEWEST_ROUNDS
 
