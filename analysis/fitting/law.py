@@ -1,9 +1,10 @@
-"""What a law of several sizes is, and what the optimiser sees of it.
+"""Scaling laws as the optimiser sees them: the interface of a law, and a law on one set of runs.
 
-A law gives the logarithm of the outcome and its derivatives as a function of features (logarithms of the inputs, or
-what else the equation is made of) that are centred on the runs, because raw amplitudes and exponents correlate near
-one. Amplitudes are fitted as logarithms. Everything else (starts, bounds, resampling, status, intervals, hold-out) is
-the same for every law: `analysis/fitting/multistart.py`.
+A law gives the logarithm of the outcome and its derivatives as a function of features: the
+logarithms of the inputs, or whatever else its equation is made of. Features are centred on the
+runs, because raw amplitudes and exponents correlate near one. Amplitudes are fitted as logarithms.
+An outcome that may be zero or negative (an accuracy) has a law on a linear scale. Everything else
+(bounds, resampling, status, intervals, hold-out) is the same for every law.
 """
 
 from abc import ABC, abstractmethod
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.objective import Objective
+from analysis.fitting.objective import SQUARED_ERROR, Objective
 
 Array = NDArray[np.float64]
 
 VANISHING = 16.0
-"""An amplitude this many e-folds below the smallest outcome (1e-7 of it) counts as its bound, zero."""
+"""An amplitude this many e-folds below the smallest outcome (1e-7 of it) counts as zero."""
+
+SMALLEST_OUTCOME = 1e-6
+"""Share of the largest outcome that stands in for a smaller one where only its logarithm's order of
+magnitude is needed (starts and bounds of a fit in the units of the outcome)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class Parameter:
     """What resting on the lower bound means."""
     at_upper: str = "the runs change too abruptly for this law"
     log: bool = False
-    """Fitted as its logarithm without being an amplitude; lower, upper and start are then of the logarithm."""
+    """Fitted as its logarithm, without being an amplitude: lower, upper and start are logarithms."""
 
 
 class Law(ABC):
@@ -54,6 +59,15 @@ class Law(ABC):
     example: Mapping[str, float]
     """Coefficients to make synthetic runs with: those of the source, where it prints them."""
     parameters: tuple[Parameter, ...]
+    default_objective = Objective()
+    """What is minimised unless the caller says otherwise."""
+    min_spare = 2
+    """Degrees of freedom from which on resampling says something about the error."""
+    outcome_is_share = False
+    """Whether the outcome lies in [0, 1]."""
+    allow_singular = False
+    """Whether a fit is usable when the runs do not tell its parameters apart: a curve can be well
+    determined without them."""
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -79,11 +93,24 @@ class Law(ABC):
 
     @abstractmethod
     def uncentre(self, theta: Array, centre: Array) -> Array:
-        """Return the internal parameters (B, p) of the same surface for features that are not shifted by `centre` (n_features,)."""
+        """Return the same surface's internal parameters (B, p) for features without the shift.
+
+        `centre` (n_features,) is what was subtracted from each feature.
+        """
 
     def centre(self, features: Array) -> Array:
         """Return what is subtracted from each feature (n_features,)."""
         return np.asarray(features.mean(axis=1))
+
+    def values(self, features: Array, theta: Array) -> Array:
+        """Return y (B, n) for internal parameters (B, p)."""
+        values: Array = np.exp(np.minimum(self.log_values(features, theta), 700.0))
+        return values
+
+    def jacobian(self, features: Array, theta: Array) -> Array:
+        """Return dy / d theta (B, p, n)."""
+        slopes = self.log_jacobian(features, theta)
+        return slopes * self.values(features, theta)[:, None, :]
 
     def limits(self, features: Array, log_y: Array) -> tuple[Array, Array]:
         """Return the bounds (p,), (p,) of the internal parameters for centred features."""
@@ -93,12 +120,15 @@ class Law(ABC):
             np.asarray([high if p.amplitude else p.upper for p in self.parameters]),
         )
 
-    def starts(self, problem: "LogProblem") -> Array:
-        """Return starting points (S, p): spread over the starting ranges, every amplitude a like share of the outcome."""
+    def starts(self, problem: "LawProblem") -> Array:
+        """Return starting points (S, p), spread over the starting ranges.
+
+        Every amplitude is a like share of the outcome.
+        """
         return spread_starts(self, problem, 64)
 
     def size(self, inputs: Mapping[str, Array]) -> Array:
-        """Return what orders runs from small to large for a hold-out: the product of sizes, so 6 N D is in order of compute."""
+        """Return what orders runs for a hold-out: the log of the product of sizes (compute, 6 N D)."""
         total = np.zeros(len(next(iter(inputs.values()))))
         for name in ("params", "tokens", "n_active", "compute"):
             if name in self.inputs:
@@ -118,6 +148,22 @@ class Law(ABC):
         logs = [p.amplitude or p.log for p in self.parameters]
         return np.where(logs, np.exp(np.where(logs, theta, 0.0)), theta)
 
+    def uncentred_external(self, theta: Array, centre: Array) -> Array:
+        """Return parameters (B, p) in the units of the data of internal, centred ones."""
+        return self.external(self.uncentre(theta, centre))
+
+    def centred_internal(self, parameters: Array, centre: Array) -> Array:
+        """Return internal, centred parameters (B, p) of those in the units of the data."""
+        return self.uncentre(self.internal(parameters), -centre)
+
+    def invert(self, y: Array, parameters: Array) -> Array:
+        """Return the input (k,) at which each curve of one size (k, p) reaches y (k,).
+
+        Raises:
+            ValueError: If this law has no inverse.
+        """
+        raise ValueError(f"{self.name}: no inverse; only curves of one size have one")
+
     def evaluate(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
         """Return the outcome (..., n) at inputs (n,) for parameters (..., p)."""
         flat = np.atleast_2d(np.asarray(parameters, dtype=np.float64))
@@ -126,8 +172,48 @@ class Law(ABC):
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
 
 
-class LogProblem:
-    """A law on one data set, as `analysis/fitting/multistart.py` sees it: centred, with bounds."""
+class LinearScaleLaw(Law):
+    """A law of an outcome that may be zero or negative, fitted in the outcome's own units."""
+
+    default_objective = SQUARED_ERROR
+    min_spare = 1
+    allow_singular = True
+
+    @abstractmethod
+    def values(self, features: Array, theta: Array) -> Array:
+        """Return y (B, n) for internal parameters (B, p)."""
+
+    @abstractmethod
+    def jacobian(self, features: Array, theta: Array) -> Array:
+        """Return dy / d theta (B, p, n)."""
+
+    def log_values(self, features: Array, theta: Array) -> Array:
+        """Return ln y; an outcome of zero or less has none and counts as the smallest number."""
+        return np.asarray(np.log(np.maximum(self.values(features, theta), 1e-300)))
+
+    def log_jacobian(self, features: Array, theta: Array) -> Array:
+        """Return d ln y / d theta."""
+        values = np.maximum(self.values(features, theta), 1e-300)
+        return np.asarray(self.jacobian(features, theta) / values[:, None, :])
+
+    def evaluate(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
+        """Return the outcome (..., n) at inputs (n,) for parameters (..., p)."""
+        flat = np.atleast_2d(np.asarray(parameters, dtype=np.float64))
+        curve = self.values(self.features(inputs), self.internal(flat))
+        return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
+
+
+class LawProblem:
+    """A law on one data set, as the optimiser sees it: centred, with bounds, the outcome scaled.
+
+    Attributes:
+        y: (n,) outcomes to explain: their logarithms, or the outcomes over `y_unit`.
+        y_unit: Units of the residuals per scaled unit.
+        lower: (p,) of the internal parameters.
+        upper: (p,).
+        features: (n_features, n), centred.
+        log_y: (n,) logarithms of the outcomes, for starts and bounds.
+    """
 
     def __init__(
         self, law: Law, inputs: Mapping[str, Array], y: Array, objective: Objective
@@ -136,81 +222,108 @@ class LogProblem:
         raw = law.features(inputs)
         self._centre = law.centre(raw)
         self.features = raw - self._centre[:, None]
-        self.log_y = np.log(y)
         self._of_log = objective.residual == "log"
-        self.y_unit = 1.0 if self._of_log else float(np.exp(self.log_y.mean()))
-        self.y = self.log_y if self._of_log else y / self.y_unit
+        if self._of_log:
+            self.log_y = np.log(y)
+            self.y_unit, self.y = 1.0, self.log_y
+        else:
+            self.log_y = np.log(np.maximum(y, max(SMALLEST_OUTCOME * float(y.max()), 1e-300)))
+            # Divided, never shifted: an amplitude that must not be negative stays so.
+            self.y_unit = float(np.ptp(y)) or 1.0
+            self.y = y / self.y_unit
         self.lower, self.upper = law.limits(self.features, self.log_y)
 
     def values(self, theta: Array) -> Array:
-        """Return ln y, or y over its geometric mean, (B, n)."""
-        log_values = self.law.log_values(self.features, theta)
+        """Return predictions (B, n), scaled as `y`."""
         if self._of_log:
-            return log_values
-        curve: Array = np.exp(np.minimum(log_values, 700.0)) / self.y_unit
-        return curve
+            return self.law.log_values(self.features, theta)
+        return self.law.values(self.features, theta) / self.y_unit
 
     def jacobian(self, theta: Array) -> Array:
         """Return derivatives (B, n, p), a view of (B, p, n)."""
-        slopes = self.law.log_jacobian(self.features, theta)
-        if not self._of_log:
-            slopes = slopes * self.values(theta)[:, None, :]
-        return slopes.transpose(0, 2, 1)
+        if self._of_log:
+            return self.law.log_jacobian(self.features, theta).transpose(0, 2, 1)
+        return (self.law.jacobian(self.features, theta) / self.y_unit).transpose(0, 2, 1)
 
     def starts(self) -> Array:
         """Return starting points (S, p), inside the bounds."""
         return np.clip(self.law.starts(self), self.lower, self.upper)
 
-    def best_on_grid(self, weights: Array) -> Array | None:
-        """Return None: a resample starts from the best of a pool that the engine keeps."""
-        return None
-
     def unscale(self, theta: Array) -> Array:
         """Return parameters (B, p) in the units of the data; an amplitude at its lower bound is zero."""
-        raw = self.law.external(self.law.uncentre(theta, self._centre))
+        raw = self.law.uncentred_external(theta, self._centre)
         gone = [p.amplitude for p in self.law.parameters] & (theta <= self.lower)
         return np.where(gone, 0.0, raw)
 
     def scale(self, parameters: Array) -> Array:
-        """Return internal, centred parameters (B, p), inside the bounds, of parameters in the units of the data."""
-        return np.clip(
-            self.law.uncentre(self.law.internal(parameters), -self._centre), self.lower, self.upper
-        )
+        """Return internal, centred parameters (B, p), inside the bounds: the reverse of `unscale`."""
+        theta = self.law.centred_internal(parameters, self._centre)
+        return np.clip(theta, self.lower, self.upper)
 
     def bounds_met(self, theta: Array) -> list[str]:
         """Return a phrase for every free parameter of theta (p,) that rests on its bound."""
         phrases = []
-        for p, value, low, high in zip(
-            self.law.parameters, theta, self.lower, self.upper, strict=True
+        reported = self.unscale(theta[None, :])[0]
+        for p, value, shown, low, high in zip(
+            self.law.parameters, theta, reported, self.lower, self.upper, strict=True
         ):
             if low == high:
                 continue
-            slack = 1e-9 * max(1.0, high - low)
+            slack = 1e-9 * max(1.0, min(high - low, 1e6))
             if value <= low + slack:
-                shown = 0.0 if p.amplitude else float(np.exp(low)) if p.log else low
                 phrases.append(f"{p.name} is at its bound {shown:g}: {p.at_lower}")
             elif value >= high - slack:
-                shown = float(np.exp(high)) if p.amplitude or p.log else high
                 phrases.append(f"{p.name} is at its bound {shown:g}: {p.at_upper}")
         return phrases
 
     def constant_inputs(self) -> bool:
-        """Whether a feature is the same for all runs, so that its parameter cannot be told from an amplitude."""
+        """Whether a feature never varies: its parameter could not be told from an amplitude."""
         constant = np.ptp(self.features, axis=1) <= 1e-12
         constant[list(self.law.may_be_constant)] = False
         return bool(constant.any())
 
 
-def spread_starts(law: Law, problem: LogProblem, n_starts: int) -> Array:
-    """Return `n_starts` points (S, p) over the starting ranges, the same for the same law (Latin hypercube, fixed seed)."""
-    generator = np.random.default_rng(0)
+def spread_starts(law: Law, problem: LawProblem, n_starts: int) -> Array:
+    """Return `n_starts` points (S, p) over the starting ranges, the same for the same law."""
     columns = []
     level = float(problem.log_y.mean())
-    for p, low, high in zip(law.parameters, problem.lower, problem.upper, strict=True):
-        place = (generator.permutation(n_starts) + generator.random(n_starts)) / n_starts
+    places = latin_hypercube(n_starts, len(law.parameters)).T
+    for p, place, low, high in zip(
+        law.parameters, places, problem.lower, problem.upper, strict=True
+    ):
         if p.amplitude:
             columns.append(level - 0.3 - 2.5 * place)
         else:
             first, last = max(p.start[0], low), min(p.start[1], high)
             columns.append(first + (last - first) * place)
     return np.column_stack(columns)
+
+
+def grid_starts(loss: Array, n_minima: int, n_spread: int) -> NDArray[np.int64]:
+    """Return the places on a grid to start from, flat: its lowest local minima, and an even spread.
+
+    Args:
+        loss: On the grid, any number of dimensions.
+        n_minima: Most minima; a plateau of equal values would count every cell as one.
+        n_spread: Places from end to end of the flat grid.
+    """
+    from scipy.ndimage import minimum_filter  # slow to import
+
+    lowest = minimum_filter(loss, 3, mode="constant", cval=np.inf)
+    minima = np.flatnonzero(loss == lowest)
+    chosen = minima[np.argsort(loss.ravel()[minima])][:n_minima]
+    spread = np.linspace(0, loss.size - 1, n_spread).round().astype(int)
+    return np.unique(np.concatenate([chosen, spread]))
+
+
+def latin_hypercube(n_points: int, n_dimensions: int) -> Array:
+    """Return points (n_points, n_dimensions) of the unit cube, evenly spread on every axis.
+
+    The seed is fixed, so that equal data give equal starts.
+    """
+    generator = np.random.default_rng(0)
+    columns = [
+        (generator.permutation(n_points) + generator.random(n_points)) / n_points
+        for _ in range(n_dimensions)
+    ]
+    return np.stack(columns, axis=1) if columns else np.empty((n_points, 0))

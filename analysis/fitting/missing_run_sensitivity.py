@@ -1,30 +1,32 @@
-"""A fit on part of a sweep: what was missing, and how the answer would move if it were there.
+"""Missing-run sensitivity: a fit to part of a sweep, and how its answer would move with the rest.
 
     found = fit_partial(CHINCHILLA, table)          # rows without a loss are the missing cells
     print(found.sentence)
     found.moves                                     # one row per scenario: answer and parameters
 
-A missing cell is put in, one at a time and all together, at the two ends of the interval in which its run would lie by
-the fit of the others (its prediction interval), and the law is refitted each time: the answer then moves between what
-the missing cells can do to it if they are like the rest. A run that diverged is no number to fit; its cell is
-treated in the same way, as if the run had been repeated. A cell that is there is left out in turn, for comparison:
-an answer that one of them moves further than all missing ones is not in want of more runs of this kind.
+A missing cell is put in, one at a time and all together, at the two ends of the interval in which
+its run would lie by the fit of the others (its prediction interval), and the law is refitted each
+time: the answer then moves between what the missing cells can do to it if they are like the rest.
+A run that diverged is no number to fit; its cell is treated as if the run had been repeated. A cell
+that is there is left out in turn, for comparison: an answer that one of them moves further than all
+missing ones is not in want of more runs of this kind.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import LawFit, LawPrediction, fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
+from analysis.fitting.result import LawFit, LawPrediction
 from analysis.loading.columns import Runs, column, equal_rows, in_words, labels, numbers
-from analysis.loading.validation import WarningKind
+from analysis.loading.validation import ALL_KINDS
 
 Array = NDArray[np.float64]
 
@@ -90,8 +92,8 @@ def fit_partial(
 
     Args:
         law: Of `analysis/laws`.
-        runs: All cells of the sweep, one row each; a missing one has no outcome (NaN, infinite or empty). A column of
-            REASONS says why.
+        runs: All cells of the sweep, one row each; a missing one has no outcome (NaN, infinite or
+            empty). A column of REASONS says why.
         outcome: Column to explain.
         columns: The law's input names to columns, where they differ.
         clusters: Configuration per row, or its column, as in `fit_law`.
@@ -100,89 +102,173 @@ def fit_partial(
         n_draws: Resamples.
         seed: Of the resampling.
         level: Of the intervals.
-        accept: Doubts that were looked into.
+        accept: Kinds of warning that were looked into.
 
     Raises:
         ValueError: As `fit_law`; sizes have to be there for missing cells, too.
     """
-    names = columns or {}
-    inputs = {n: numbers(runs, names.get(n, n), zero=n in law.may_be_zero) for n in law.inputs}
-    y = pd.to_numeric(pd.Series(list(column(runs, outcome))), errors="coerce").to_numpy(np.float64)
-    there = np.isfinite(y)
-    numbers({outcome: y}, outcome, among=there)
-    places = equal_rows(*inputs.values())
-    named = labels(runs, clusters, places)
-    reasons = _reasons(runs, outcome, y)
-    # A cell with one seed left is there.
-    gone = np.flatnonzero(~there & ~np.isin(places, places[there]))
-    _, first = np.unique(places[gone], return_index=True)
-    gone = np.sort(gone[first])
+    cells = _read_cells(law, runs, outcome, columns, clusters)
+    there, inputs = cells.there, cells.inputs
     if at is None:
         largest = int(np.argmax(law.size(inputs)))
         at = {n: float(v[largest]) for n, v in inputs.items()}
-    table: dict[str, Any] = {n: v[there] for n, v in inputs.items()} | {outcome: y[there]}
-    options: dict[str, Any] = {"outcome": outcome, "objective": objective, "seed": seed, "level": level}  # fmt: skip
-    fit = fit_law(law, table, clusters=named[there] if clusters is not None else None, n_draws=n_draws, accept=accept, rows=np.flatnonzero(there), **options)  # fmt: skip
-    n_cells, n_there = len(np.unique(places)), len(np.unique(places[there]))
-    lead = f"{n_there} of {n_cells} cells"
-    if len(gone):
-        counted = Counter(reasons[i] for i in gone)
-        lead += f"; missing: {', '.join(f'{n} {why}' for why, n in counted.items())}"
+    options: dict[str, Any] = {
+        "outcome": outcome,
+        "objective": objective,
+        "seed": seed,
+        "level": level,
+    }
+    fit = fit_law(
+        law,
+        {n: v[there] for n, v in inputs.items()} | {outcome: cells.y[there]},
+        clusters=cells.labels[there] if clusters is not None else None,
+        n_draws=n_draws,
+        accept=accept,
+        controls=FitControls(rows=np.flatnonzero(there)),
+        **options,
+    )
     if not fit.usable:
         return PartialFit(
-            fit=fit, sentence=f"{lead}. No fit: {fit.sentence}", at=at, answer=None, missing=(),
-            could_be=None, left_out=None, moves=pd.DataFrame(),
-        )  # fmt: skip
-    answer = fit.predict({n: [v] for n, v in at.items()})
-    if len(gone):
-        expected = fit.predict({n: v[gone] for n, v in inputs.items()})
-        ends = np.stack([expected.new_low, expected.new_high])
-        # Without an interval, as far as the worst residual.
-        spread = np.exp(np.abs(np.log(y[there] / law.evaluate({n: v[there] for n, v in inputs.items()}, fit._vector()))).max())  # fmt: skip
-        ends = np.where(np.isfinite(ends), ends, np.stack([expected.y / spread, expected.y * spread]))  # fmt: skip
-    else:
-        ends = np.empty((2, 0))
-    scenarios, weights = _scenarios(there, named, gone)
-    filled = {n: np.concatenate([v[there], v[gone], v[gone]]) for n, v in inputs.items()}
-    filled[outcome] = np.concatenate([y[there], *ends])
-    enough = _n_places(filled, law.inputs, weights) > law.n_free
-    refits = fit_law(
-        law, filled, resamples=weights[enough], calibrate=False, hold_out=False, accept=get_args(WarningKind), **options
-    )  # fmt: skip
-    scenarios = [s for s, good in zip(scenarios, enough, strict=True) if good]
-    if not len(refits.draws):
-        scenarios = []
-    answers = law.evaluate({n: np.asarray([v]) for n, v in at.items()}, refits.draws)[:, 0] if scenarios else np.empty(0)  # fmt: skip
-    moves = pd.DataFrame(
-        {"scenario": [s for s, _ in scenarios], "row": [r for _, r in scenarios], "answer": answers}
-        | {n: refits.draws[:, i] for i, n in enumerate(law.parameter_names) if scenarios}
-    )
+            fit=fit,
+            sentence=f"{cells.counted}. No fit: {fit.sentence}",
+            at=at,
+            answer=None,
+            missing=(),
+            could_be=None,
+            left_out=None,
+            moves=pd.DataFrame(),
+        )
+    expected, ends = _expected(fit, cells)
+    moves = _moves(law, cells, ends, at, options)
     put_in = moves[moves["scenario"].isin(["low", "high", "all low", "all high"])]
     taken = moves[moves["scenario"] == "left out"]
-    cells = []
-    for k, row in enumerate(gone):
-        mine = put_in.loc[put_in["row"] == row, "answer"]
-        cells.append(
-            MissingCell(
-                row=int(row),
-                inputs={n: float(v[row]) for n, v in inputs.items()},
-                reason=reasons[row],
-                expected=(float(expected.y[k]), float(ends[0, k]), float(ends[1, k])),
-                answer=_range(mine) or (float("nan"), float("nan")),
-                extrapolated=bool(expected.extrapolated[k]),
-            )
+    missing = [
+        MissingCell(
+            row=int(row),
+            inputs={n: float(v[row]) for n, v in inputs.items()},
+            reason=cells.reasons[row],
+            expected=(float(expected.y[k]), float(ends[0, k]), float(ends[1, k])),
+            answer=_range(put_in.loc[put_in["row"] == row, "answer"]) or (np.nan, np.nan),
+            extrapolated=bool(expected.extrapolated[k]),
         )
+        for k, row in enumerate(cells.gone)
+        if expected is not None
+    ]
     found = PartialFit(
-        fit=fit, sentence="", at=at, answer=answer, missing=tuple(cells),
-        could_be=_range(put_in["answer"]), left_out=_range(taken["answer"]), moves=moves,
-    )  # fmt: skip
-    return PartialFit(**{**vars(found), "sentence": f"{lead}. {_sentence(found, taken)}"})
+        fit=fit,
+        sentence="",
+        at=at,
+        answer=fit.predict({n: [v] for n, v in at.items()}),
+        missing=tuple(missing),
+        could_be=_range(put_in["answer"]),
+        left_out=_range(taken["answer"]),
+        moves=moves,
+    )
+    return replace(found, sentence=f"{cells.counted}. {_sentence(found, taken)}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cells:
+    """The table of a sweep, with and without outcomes; all (n,) unless said otherwise."""
+
+    inputs: Mapping[str, Array]
+    y: Array
+    """NaN or infinite where there is none."""
+    there: NDArray[np.bool_]
+    places: NDArray[np.int64]
+    """The same number for rows of equal inputs."""
+    labels: NDArray[Any]
+    reasons: Sequence[str]
+    gone: NDArray[np.int64]
+    """Rows of the missing cells, one each."""
+
+    @property
+    def counted(self) -> str:
+        """`10 of 12 cells; missing: 2 diverged`."""
+        n_there, n = len(np.unique(self.places[self.there])), len(np.unique(self.places))
+        words = f"{n_there} of {n} cells"
+        if not len(self.gone):
+            return words
+        by_reason = Counter(self.reasons[i] for i in self.gone)
+        return f"{words}; missing: {', '.join(f'{n} {why}' for why, n in by_reason.items())}"
+
+
+def _read_cells(
+    law: Law,
+    runs: Runs,
+    outcome: str,
+    columns: Mapping[str, str] | None,
+    clusters: Sequence[Any] | NDArray[Any] | str | None,
+) -> _Cells:
+    names = columns or {}
+    inputs = {n: numbers(runs, names.get(n, n), zero=n in law.may_be_zero) for n in law.inputs}
+    given = pd.Series(list(column(runs, outcome)))
+    y = pd.to_numeric(given, errors="coerce").to_numpy(np.float64)
+    there = np.isfinite(y)
+    numbers({outcome: y}, outcome, among=there)
+    places = equal_rows(*inputs.values())
+    # A cell with one seed left is there; one without any is named by its first row.
+    gone = np.flatnonzero(~there & ~np.isin(places, places[there]))
+    _, first = np.unique(places[gone], return_index=True)
+    return _Cells(
+        inputs=inputs,
+        y=y,
+        there=there,
+        places=places,
+        labels=labels(runs, clusters, places),
+        reasons=_reasons(runs, outcome, y),
+        gone=np.sort(gone[first]),
+    )
+
+
+def _expected(fit: LawFit, cells: _Cells) -> tuple[LawPrediction | None, Array]:
+    """Return the prediction for the missing cells, and the ends (2, m) between which they would lie."""
+    if not len(cells.gone):
+        return None, np.empty((2, 0))
+    expected = fit.predict({n: v[cells.gone] for n, v in cells.inputs.items()})
+    ends = np.stack([expected.new_low, expected.new_high])
+    # Without an interval, as far as the worst residual.
+    fitted = fit.law.evaluate(fit.inputs, fit.best)
+    spread = np.exp(np.abs(np.log(fit.y / fitted)).max())
+    farthest = np.stack([expected.y / spread, expected.y * spread])
+    return expected, np.where(np.isfinite(ends), ends, farthest)
+
+
+def _moves(
+    law: Law, cells: _Cells, ends: Array, at: Mapping[str, float], options: Mapping[str, Any]
+) -> pd.DataFrame:
+    """Return one row per scenario: the answer and the parameters of its refit."""
+    there, gone = cells.there, cells.gone
+    scenarios, weights = _scenarios(there, cells.labels, gone)
+    filled = {n: np.concatenate([v[there], v[gone], v[gone]]) for n, v in cells.inputs.items()}
+    filled[options["outcome"]] = np.concatenate([cells.y[there], *ends])
+    enough = _n_places(filled, law.inputs, weights) > law.n_free
+    # All scenarios are resamples of one table: one start for all, refitted in one array program.
+    draws = fit_law(
+        law,
+        filled,
+        hold_out=False,
+        accept=ALL_KINDS,
+        controls=FitControls(resamples=weights[enough], calibrate=False),
+        **options,
+    ).draws
+    scenarios = [s for s, good in zip(scenarios, enough, strict=True) if good and len(draws)]
+    answers = np.empty(0)
+    if scenarios:
+        answers = law.evaluate({n: np.asarray([v]) for n, v in at.items()}, draws)[:, 0]
+    return pd.DataFrame(
+        {"scenario": [s for s, _ in scenarios], "row": [r for _, r in scenarios], "answer": answers}
+        | {n: draws[:, i] for i, n in enumerate(law.parameter_names) if scenarios}
+    )
 
 
 def _scenarios(
     there: NDArray[np.bool_], named: NDArray[Any], gone: NDArray[np.int64]
 ) -> tuple[list[tuple[str, int]], Array]:
-    """Return what is put in or left out (scenario, row), and the weight of each row: there, gone low, gone high."""
+    """Return what is put in or left out (scenario, row), and the weights of the rows.
+
+    Rows are those that are there, the missing ones at the low end, and at the high end.
+    """
     n, m = int(there.sum()), len(gone)
     base = np.concatenate([np.ones(n), np.zeros(2 * m)])
     listed: list[tuple[str, int]] = [("as it is", -1)]
@@ -215,12 +301,15 @@ def _n_places(table: Mapping[str, Array], names: Sequence[str], weights: Array) 
 
 
 def _reasons(runs: Runs, outcome: str, y: Array) -> list[str]:
-    """Return why each row has no outcome: what a column says, the text in its place, or what the number shows."""
+    """Return why each row has no outcome.
+
+    What a column says, the text in its place, or what the number shows.
+    """
     name = next((n for n in REASONS if n in runs), None)
     given = list(column(runs, name)) if name else [None] * len(y)
     reasons = []
-    for value, cell, told in zip(y, list(column(runs, outcome)), given, strict=True):
-        words = [str(w).strip() for w in (told, cell) if isinstance(w, str) and w.strip()]
+    for value, cell, reason in zip(y, list(column(runs, outcome)), given, strict=True):
+        words = [str(w).strip() for w in (reason, cell) if isinstance(w, str) and w.strip()]
         reasons.append(words[0] if words else "diverged" if np.isinf(value) else "not run")
     return reasons
 
@@ -243,12 +332,15 @@ def _sentence(found: PartialFit, taken: pd.DataFrame) -> str:
         most = max(found.missing, key=lambda c: c.answer[1] - c.answer[0])
         size = ", ".join(f"{n} {v:.3g}" for n, v in most.inputs.items())
         words.append(
-            f"with the missing cells at the ends of their prediction intervals it would be {low:.5g} to {high:.5g}, moved most by row {most.row} ({size}; {most.reason}): {most.answer[0]:.5g} to {most.answer[1]:.5g}"
+            f"with the missing cells at the ends of their prediction intervals it would be {low:.5g} "
+            f"to {high:.5g}, moved most by row {most.row} ({size}; {most.reason}): "
+            f"{most.answer[0]:.5g} to {most.answer[1]:.5g}"
         )
     if found.left_out is not None:
         low, high = found.left_out
         far = taken.iloc[int(np.abs(taken["answer"].to_numpy() - value).argmax())]
         words.append(
-            f"without one of the cells that are there it would be {low:.5g} to {high:.5g}, moved most by {in_words(np.asarray([int(far['row'])]))}"
+            f"without one of the cells that are there it would be {low:.5g} to {high:.5g}, "
+            f"moved most by {in_words(np.asarray([int(far['row'])]))}"
         )
     return "; ".join(words)

@@ -1,7 +1,8 @@
-"""Which of several laws to believe: by how well each predicts the largest runs from the smaller ones.
+"""Model selection among laws, by how well each predicts the largest runs from the smaller ones.
 
-A richer law always fits better; whether it extrapolates better, the hold-out says. AIC and BIC (Burnham and Anderson
-2002, sections 2.2 and 6.4.1; for least squares, sigma counted as a parameter) stand beside it.
+A richer law always fits better; whether it extrapolates better, the hold-out says. AIC and BIC
+(Burnham and Anderson 2002, sections 2.2 and 6.4.1; for least squares, sigma counted as a parameter)
+stand beside it.
 """
 
 from collections.abc import Sequence
@@ -10,19 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.fit_law import LawFit, Runs, fit_law
+from analysis.fitting.fit_law import Runs, fit_law
 from analysis.fitting.law import Law
+from analysis.fitting.result import LawFit
 
 
 def compare_laws(
     laws: Sequence[Law], runs: Runs, **options: Any
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
-    """Return one row per law, best hold-out first and laws without numbers last, and the fits by name.
+    """Return one row per law, best hold-out first, and the fits by name. Laws without numbers come last.
 
     Args:
         laws: Fitted to the same runs.
         runs: As `analysis.fitting.fit_law.fit_law`.
-        options: The rest of its arguments, the same for all laws. Without `held` the largest quarter is held out.
+        options: The rest of its arguments, the same for all laws.
     """
     fits = {law.name: fit_law(law, runs, **options) for law in laws}
     rows = []

@@ -1,18 +1,19 @@
-"""One procedure for every fit: many starts, exact gradients, a status, and a full refit of every resample.
+"""Multi-start optimisation of a law: many starts, exact gradients, a status, resamples refitted.
 
-What is fitted is a `Problem` (centred parameters, bounds, derivatives); `analysis/fitting/curve_fit.py` makes curves of one size
-with it and `analysis/fitting/fit_law.py` laws of several. Nothing here knows an equation.
+What is fitted is a `LawProblem` (centred parameters, bounds, derivatives). Nothing here knows an
+equation.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import resample_clusters
 from analysis.fitting.interval_calibration import Levels, calibrated
+from analysis.fitting.law import LawProblem
 from analysis.fitting.levenberg_marquardt import Minimum, minimise, rho
 from analysis.fitting.objective import robust_scale
 from analysis.fitting.result import FitStatus
@@ -20,11 +21,13 @@ from analysis.fitting.result import FitStatus
 Array = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-7
-"""Share of the constant's objective below which differences mean nothing: residuals of 0.03 % of the spread."""
+"""Share of the constant's objective below which differences mean nothing: residuals of 0.03 % of the
+spread."""
 
 SCREEN_ABOVE = 512
 SCREENS = ((8, 0.3), (12, 0.1))
-"""More starts than this get 8 steps each; the lowest 30 % get 12 more; the lowest tenth, without repetitions, goes on to its end."""
+"""More starts than this get 8 steps each; the lowest 30 % get 12 more; the lowest tenth, without
+repetitions, goes on to its end."""
 
 ABSOLUTE = 1e-8
 """Threshold, in robust scales of the residuals, that stands for the absolute error."""
@@ -39,36 +42,8 @@ N_LONG, LONG = 8, 3000
 """Where no start comes to rest, that many of the lowest go on, for that many steps."""
 
 SINGULAR = 1e9
-"""Condition number from which on the runs do not tell two parameters apart (the normal matrix has no digit left)."""
-
-
-class FitProblem(Protocol):
-    """A law in the units of one data set's spread, as the optimiser sees it."""
-
-    y: Array
-    """(n,) scaled."""
-    y_unit: float
-    """Units of y per scaled unit."""
-    lower: Array
-    upper: Array
-
-    def values(self, theta: Array) -> Array:
-        """Return predictions (B, n) for parameters (B, p)."""
-
-    def jacobian(self, theta: Array) -> Array:
-        """Return derivatives (B, n, p)."""
-
-    def starts(self) -> Array:
-        """Return starting points (S, p) for all data: local minima of the profile, and points spread over its range."""
-
-    def best_on_grid(self, weights: Array) -> Array | None:
-        """Return, for each row of weights (B, n), the best point (B, p) of a profile grid; None where there is none."""
-
-    def unscale(self, theta: Array) -> Array:
-        """Return parameters (B, p) in the units of the data."""
-
-    def bounds_met(self, theta: Array) -> list[str]:
-        """Return a phrase for every free parameter of theta (p,) that rests on its bound."""
+"""Condition number from which on the runs do not tell two parameters apart: the normal matrix has
+no digit left."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,7 +83,7 @@ class Draws:
 
 
 def search_summary(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
-    """Return what a `FitResult` says about the search and the resamples; without an optimum there are no numbers in it."""
+    """Return the fields of a `LawFit` about the search and the resamples."""
     return {
         "status": found.status,
         "gradient_norm": found.gradient,
@@ -123,21 +98,21 @@ def search_summary(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]
 
 
 def find_optimum(
-    problem: FitProblem,
+    problem: LawProblem,
     *,
     huber: float | None,
     huber_scales: float | None = None,
     starts: Array | None = None,
-    singular: bool = True,
+    allow_singular: bool = False,
 ) -> Optimum:
     """Fit all runs from many starts.
 
     Args:
         problem: What to fit.
         huber: Threshold in scaled units; None is least squares, 0 the absolute error.
-        huber_scales: Threshold in units of the robust scale of the residuals; replaces `huber`.
-        starts: (S, p) scaled; None takes the problem's own.
-        singular: Whether parameters that cannot be told apart make the fit unusable.
+        huber_scales: Threshold in units of the residuals' robust scale; replaces `huber`.
+        starts: (S, p) scaled; None takes the law's own.
+        allow_singular: Whether a fit is usable when its parameters cannot be told apart.
     """
     begin = problem.starts() if starts is None else starts
     begin = np.clip(begin, problem.lower, problem.upper)
@@ -148,75 +123,99 @@ def find_optimum(
         huber, begin = _threshold(problem, begin, huber_scales)
     found = _fit_distinct(problem, begin, huber)
     constant = _constant_objective(problem.y, huber)
-    counts: dict[str, Any] = {"n_starts": n_given, "huber": huber}
     best = _best_at_rest(found, constant)
     if best is None:
         found = _continue_lowest(problem, found, huber)
         best = _best_at_rest(found, constant)
+    counts: dict[str, Any] = {"n_starts": n_given, "huber": huber}
+    rejection = _rejection(problem, found, best, constant, n_given, allow_singular)
+    if rejection is not None or best is None:
+        status, sentence = rejection or (FitStatus.NOT_CONVERGED, "")
+        return Optimum(status=status, sentence=sentence, **counts)
+    return _accepted(problem, found, best, begin, NEGLIGIBLE * constant, counts)
+
+
+def _rejection(
+    problem: LawProblem,
+    found: Minimum,
+    best: int | None,
+    constant: float,
+    n_starts: int,
+    allow_singular: bool,
+) -> tuple[FitStatus, str] | None:
+    """Return why the search gives no numbers, None if it does."""
     if best is None:
-        at = found.objective.argmin()
-        return Optimum(
-            status=FitStatus.NOT_CONVERGED,
-            sentence=f"the best of {n_given} starts did not come to rest (gradient {found.gradient[at]:.1e}); look at the points for outliers",
-            **counts,
+        gradient = found.gradient[found.objective.argmin()]
+        return (
+            FitStatus.NOT_CONVERGED,
+            f"the best of {n_starts} starts did not come to rest (gradient {gradient:.1e}); "
+            "look at the points for outliers",
         )
-    theta = found.parameters[best]
     if found.objective[best] >= constant * (1 - 1e-6):
-        return Optimum(
-            status=FitStatus.FLAT,
-            sentence="no curve of this form is better than a constant: the runs do not improve with size",
-            **counts,
+        return (
+            FitStatus.FLAT,
+            "no curve of this form is better than a constant: the runs do not improve with size",
         )
+    condition = condition_number(problem, found.parameters[best])
+    if condition > SINGULAR and not allow_singular:
+        return (
+            FitStatus.UNDERDETERMINED,
+            f"the runs do not tell the parameters apart (condition number {condition:.0e}); "
+            "vary the sizes independently, or fit a law with fewer parameters",
+        )
+    return None
+
+
+def _accepted(
+    problem: LawProblem,
+    found: Minimum,
+    best: int,
+    begin: Array,
+    floor: float,
+    counts: dict[str, Any],
+) -> Optimum:
+    """Return the optimum with its diagnostics, and a pool of places for resamples to start from."""
+    theta = found.parameters[best]
     met = problem.bounds_met(theta)
-    condition = condition_number(problem, theta)
-    if singular and condition > SINGULAR:
-        return Optimum(
-            status=FitStatus.UNDERDETERMINED,
-            sentence=f"the runs do not tell the parameters apart (condition number {condition:.0e}); vary the sizes independently, or fit a law with fewer parameters",
-            **counts,
-        )
-    floor = NEGLIGIBLE * constant
+    # Starts agree when their objectives do, up to rounding and up to what is negligible.
     agreeing = int((found.objective <= found.objective[best] * (1 + 1e-6) + floor).sum())
     n_optima, representatives = _distinct(problem, found, floor)
     spread = np.unique(np.linspace(0, len(begin) - 1, min(POOL, len(begin))).round().astype(int))
     return Optimum(
         status=FitStatus.HIT_BOUND if met else FitStatus.CONVERGED,
-        sentence=_sentence(met, agreeing, len(begin), n_given, n_optima),
+        sentence=_sentence(met, agreeing, len(begin), counts["n_starts"], n_optima),
         theta=theta,
         pool=np.concatenate([representatives, begin[spread], _cloud(problem, theta)]),
         objective=float(found.objective[best]),
         gradient=float(found.gradient[best]),
         moved=float(np.max(np.abs(theta - begin[best]))),
-        condition_number=condition,
+        condition_number=condition_number(problem, theta),
         n_agreeing=agreeing,
         n_optima=n_optima,
         **counts,
     )
 
 
-def refit(problem: FitProblem, optimum: Optimum, weights: Array) -> Draws:
+def refit(problem: LawProblem, optimum: Optimum, weights: Array) -> Draws:
     """Fit every row of weights (n_draws, n) in full.
 
-    Each begins at the best point of its own profile grid and at the fit of all runs; where a law has no such grid, at
-    the best, for its own weights, of a pool: the fit of all runs, the other minima, the starts, and points spread about
-    the fit. Afterwards every resample is tried with the answers of all others, and goes on from the best of them where
-    that is lower: a minimum that one resample found is then known to all.
+    Each begins at the best, for its own weights, of a pool: the fit of all runs, the other minima,
+    the starts, and points spread about the fit. Afterwards every resample is tried with the
+    answers of all others, and goes on from the best of them where that is lower: a minimum that
+    one resample found is then known to all.
     """
     if optimum.theta is None:
         raise ValueError("refit: the optimum has no parameters")
     if not len(weights):
         return no_draws(problem)
     huber = optimum.huber
-    begin = problem.best_on_grid(weights)
-    if begin is not None:
-        begin = np.concatenate([begin, np.tile(optimum.theta, (len(weights), 1))])
-    else:
-        pool = optimum.theta[None, :]
-        if optimum.pool is not None:
-            pool = np.concatenate([pool, optimum.pool])
-        begin = pool[_losses(problem, pool, huber, weights).argmin(axis=1)]
-    found = _fit(problem, np.tile(weights, (len(begin) // len(weights), 1)), begin, huber)
-    theta, objective, converged = _lowest(found, len(weights))
+    pool = optimum.theta[None, :]
+    if optimum.pool is not None:
+        pool = np.concatenate([pool, optimum.pool])
+    found = _fit(
+        problem, weights, pool[_losses(problem, pool, huber, weights).argmin(axis=1)], huber
+    )
+    theta, objective, converged = found.parameters, found.objective, found.converged
     for _ in range(3):
         losses = _losses(problem, theta, huber, weights)
         better = np.flatnonzero(losses.min(axis=1) < objective * (1 - 1e-9))
@@ -239,7 +238,7 @@ def refit(problem: FitProblem, optimum: Optimum, weights: Array) -> Draws:
     )
 
 
-def no_draws(problem: FitProblem) -> Draws:
+def no_draws(problem: LawProblem) -> Draws:
     """Return no resamples."""
     return Draws(
         theta=np.empty((0, len(problem.lower))),
@@ -249,7 +248,7 @@ def no_draws(problem: FitProblem) -> Draws:
 
 
 def resample(
-    problem: FitProblem,
+    problem: LawProblem,
     optimum: Optimum,
     *,
     labels: NDArray[Any],
@@ -279,9 +278,9 @@ def resample(
 
 
 def levels_for(
-    level: float, problem: FitProblem, optimum: Optimum, drawn: Draws, labels: NDArray[Any]
+    level: float, problem: LawProblem, optimum: Optimum, drawn: Draws, labels: NDArray[Any]
 ) -> Levels:
-    """Return between which percentiles of the draws the truth lies as often as `level` says (`analysis/fitting/interval_calibration.py`).
+    """Return the percentiles of the draws between which the truth lies as often as `level` says.
 
     Args:
         level: Of the intervals.
@@ -307,7 +306,7 @@ def levels_for(
     )
 
 
-def condition_number(problem: FitProblem, theta: Array) -> float:
+def condition_number(problem: LawProblem, theta: Array) -> float:
     """Return the condition number of the Jacobian at theta, columns of length one, those at a bound left out."""
     free = _free(problem, theta)
     J = problem.jacobian(theta[None, :])[0][:, free]
@@ -320,7 +319,7 @@ def condition_number(problem: FitProblem, theta: Array) -> float:
     return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
 
 
-def _free(problem: FitProblem, theta: Array) -> NDArray[np.bool_]:
+def _free(problem: LawProblem, theta: Array) -> NDArray[np.bool_]:
     """Return which parameters do not rest on a bound."""
     slack = 1e-9 * np.maximum(1.0, np.minimum(problem.upper - problem.lower, 1e6))
     return (theta > problem.lower + slack) & (theta < problem.upper - slack)
@@ -337,11 +336,13 @@ def _enough_places(places: NDArray[np.int64], n_free: int) -> Callable[[Array], 
 
 
 def _threshold(
-    problem: FitProblem, begin: Array, huber_scales: float | None
+    problem: LawProblem, begin: Array, huber_scales: float | None
 ) -> tuple[float, Array]:
-    """Return the threshold that stands for the absolute error, or `huber_scales` robust scales of its residuals.
+    """Return the threshold in use, and where to go on from.
 
-    Also where to go on from: what the starts reached by least squares, and some of the starts as they were.
+    The threshold is the one that stands for the absolute error, or `huber_scales` robust scales of
+    that fit's residuals. Minimising goes on from what the starts reached by least squares, and from
+    some of the starts as they were.
     """
 
     def scale_of(found: Minimum) -> float:
@@ -357,7 +358,7 @@ def _threshold(
     return max(huber_scales * scale_of(absolute), smallest), begin
 
 
-def _fit_distinct(problem: FitProblem, starts: Array, huber: float | None) -> Minimum:
+def _fit_distinct(problem: LawProblem, starts: Array, huber: float | None) -> Minimum:
     """Minimise from each start; starts that meet on the way to a small threshold go on as one."""
     ones = np.ones((1, len(problem.y)))
     member = np.arange(len(starts))
@@ -378,8 +379,11 @@ def _fit_distinct(problem: FitProblem, starts: Array, huber: float | None) -> Mi
     )
 
 
-def _continue_lowest(problem: FitProblem, found: Minimum, huber: float | None) -> Minimum:
-    """Return `found` with its lowest points followed further: towards a bound, a valley can be long and bent."""
+def _continue_lowest(problem: LawProblem, found: Minimum, huber: float | None) -> Minimum:
+    """Return `found` with its lowest points followed further.
+
+    Towards a bound, a valley can be long and bent.
+    """
     low = np.argsort(found.objective, kind="stable")[:N_LONG]
     ones = np.ones((1, len(problem.y)))
     further = _minimise(problem, ones, found.parameters[low], huber, iterations=LONG)
@@ -390,7 +394,7 @@ def _continue_lowest(problem: FitProblem, found: Minimum, huber: float | None) -
     return Minimum(**merged)
 
 
-def _fit(problem: FitProblem, weights: Array, starts: Array, huber: float | None) -> Minimum:
+def _fit(problem: LawProblem, weights: Array, starts: Array, huber: float | None) -> Minimum:
     """Minimise from each start with its own weights (S, n)."""
     found: Minimum | None = None
     for threshold in [None] if huber is None else _ladder(problem, starts, huber):
@@ -400,10 +404,11 @@ def _fit(problem: FitProblem, weights: Array, starts: Array, huber: float | None
     return found
 
 
-def _ladder(problem: FitProblem, starts: Array, huber: float) -> list[float]:
+def _ladder(problem: LawProblem, starts: Array, huber: float) -> list[float]:
     """Return thresholds down to `huber`, each a tenth of the last, from a tenth of the residuals' scale.
 
-    With a threshold far below the residuals nearly all curvature is hidden, so the way there is made in steps.
+    With a threshold far below the residuals nearly all curvature is hidden, so the way there is
+    made in steps.
     """
     residuals = problem.values(starts) - problem.y
     scale = robust_scale(residuals[np.abs(residuals).sum(axis=1).argmin()])
@@ -414,7 +419,7 @@ def _ladder(problem: FitProblem, starts: Array, huber: float) -> list[float]:
 
 
 def _minimise(
-    problem: FitProblem, weights: Array, starts: Array, huber: float | None, iterations: int = 300
+    problem: LawProblem, weights: Array, starts: Array, huber: float | None, iterations: int = 300
 ) -> Minimum:
     return minimise(
         problem.values, problem.jacobian, problem.y,
@@ -423,7 +428,7 @@ def _minimise(
     )  # fmt: skip
 
 
-def _screen(problem: FitProblem, begin: Array, huber: float | None) -> Array:
+def _screen(problem: LawProblem, begin: Array, huber: float | None) -> Array:
     threshold = huber if huber != 0 else 1e-3
     ones = np.ones((1, len(problem.y)))
     n_given = len(begin)
@@ -435,7 +440,7 @@ def _screen(problem: FitProblem, begin: Array, huber: float | None) -> Array:
     return np.asarray(begin[np.sort(first)])
 
 
-def _losses(problem: FitProblem, theta: Array, huber: float | None, weights: Array) -> Array:
+def _losses(problem: LawProblem, theta: Array, huber: float | None, weights: Array) -> Array:
     """Return the objective (n_draws, k) of every row of weights at every theta (k, p)."""
     parts = []
     for first in range(0, len(theta), 512):
@@ -444,26 +449,17 @@ def _losses(problem: FitProblem, theta: Array, huber: float | None, weights: Arr
     return losses
 
 
-def _lowest(found: Minimum, n: int) -> tuple[Array, Array, NDArray[np.bool_]]:
-    """Return, of several starts per problem stacked one below the other, the lowest of each problem."""
-    objective = found.objective.reshape(-1, n)
-    pick = objective.argmin(axis=0) * n + np.arange(n)
-    return (
-        found.parameters[pick].copy(),
-        found.objective[pick].copy(),
-        found.converged[pick].copy(),
-    )
-
-
 def _constant_objective(y: Array, huber: float | None) -> float:
-    """Return the objective of the best constant (for Huber: of the better of mean and median, which bounds it)."""
+    """Return the objective of the best constant; for Huber an upper bound, by mean or median."""
     levels = np.asarray([y.mean(), np.median(y)])
     residual = y[None, :] - levels[:, None]
     return float(rho(residual, huber).sum(axis=1).min())
 
 
 def _best_at_rest(found: Minimum, constant: float) -> int | None:
-    """Return the start with the lowest objective, None if it still moves: a worse one at rest is no substitute.
+    """Return the start with the lowest objective, None if it still moves.
+
+    A worse one at rest is no substitute.
 
     A curve through all points counts as resting: there the gradient is rounding.
     """
@@ -474,8 +470,11 @@ def _best_at_rest(found: Minimum, constant: float) -> int | None:
     return int(good[np.argmin(found.objective[good])]) if len(good) else None
 
 
-def _distinct(problem: FitProblem, found: Minimum, floor: float) -> tuple[int, Array]:
-    """Return how many minima differ in their curve at the points, not merely in how a flat direction is cut, and one of each."""
+def _distinct(problem: LawProblem, found: Minimum, floor: float) -> tuple[int, Array]:
+    """Return how many minima differ, and one of each.
+
+    They differ in their curves at the points, not merely in how a flat direction is cut.
+    """
     resting = np.flatnonzero(found.converged | (found.objective <= floor))
     curves = problem.values(found.parameters[resting])
     objective = found.objective[resting]
@@ -492,8 +491,8 @@ def _distinct(problem: FitProblem, found: Minimum, floor: float) -> tuple[int, A
     return len(distinct), found.parameters[resting][distinct]
 
 
-def _cloud(problem: FitProblem, theta: Array) -> Array:
-    """Return POOL points (k, p) spread about theta as resampled fits would be, were the law linear, and twice as far."""
+def _cloud(problem: LawProblem, theta: Array) -> Array:
+    """Return POOL points (k, p) about theta: spread as resampled fits of a linear law, and wider."""
     J = problem.jacobian(theta[None, :])[0]
     scale = robust_scale(problem.values(theta[None, :])[0] - problem.y)
     size = np.maximum(np.linalg.norm(J, axis=0), 1e-300)

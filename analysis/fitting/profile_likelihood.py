@@ -1,9 +1,10 @@
-"""Profile-likelihood intervals: how far a number can be moved before the best fit with it becomes too bad.
+"""Profile-likelihood intervals of a fit's parameters and predictions.
 
-For normal errors of unknown size, theta_0 lies in the interval when n ln(SSR(theta_0) / SSR_min) <= the chi-square
-quantile with one degree of freedom, SSR(theta_0) being the least sum of squares with the number held there (Meeker
-and Escobar 1995; Seber and Wild 1989, section 5.2.3). It follows curved and one-sided likelihoods where a symmetric
-interval cannot. It takes runs as independent: for seeds of one configuration the bootstrap is the honest one.
+For normal errors of unknown size, theta_0 lies in the interval when n ln(SSR(theta_0) / SSR_min) is
+at most the chi-square quantile with one degree of freedom, SSR(theta_0) being the least sum of
+squares with the number held there (Meeker and Escobar 1995; Seber and Wild 1989, section 5.2.3). It
+follows curved and one-sided likelihoods where a symmetric interval cannot. It takes runs as
+independent: for seeds of one configuration the bootstrap is the honest one.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.fit_law import LawFit
-from analysis.fitting.law import LogProblem
+from analysis.fitting.law import LawProblem
 from analysis.fitting.levenberg_marquardt import minimise
+from analysis.fitting.result import LawFit
 
 Array = NDArray[np.float64]
 
@@ -51,11 +52,13 @@ def profile_interval(
     if not fit.usable:
         raise ValueError(f"profile: no numbers ({fit.status}); {fit.sentence}")
     if not fit.objective_of.smooth:
-        raise ValueError(f"profile: needs least squares, got {fit.objective_of.words}; pass objective=SQUARES")  # fmt: skip
+        raise ValueError(
+            f"profile: needs least squares, got {fit.objective_of.words}; pass objective=SQUARES"
+        )
     if isinstance(parameter, str) and parameter not in fit.parameters:
         raise ValueError(f"parameter: no {parameter!r}; there are {', '.join(fit.parameters)}")
     problem = fit.problem()
-    best = problem.scale(np.asarray([list(fit.parameters.values())]))
+    best = problem.scale(fit.best[None, :])
     number = _number(fit, problem, parameter)
     value = float(number(best)[0])
     n = len(problem.y)
@@ -71,9 +74,8 @@ def profile_interval(
 
     ends = [_end(badness, value, side * step, limit) for side in (-1.0, 1.0)]
     transform = np.exp if _is_log(fit, parameter) else np.asarray
-    return ProfileInterval(
-        value=float(transform(value)), low=float(transform(ends[0])), high=float(transform(ends[1])), level=level,
-    )  # fmt: skip
+    low, high = (float(transform(end)) for end in ends)
+    return ProfileInterval(value=float(transform(value)), low=low, high=high, level=level)
 
 
 def _end(
@@ -98,12 +100,13 @@ def _end(
 
 
 def _held(
-    problem: LogProblem, best: Array, number: Callable[[Array], Array], targets: Array
+    problem: LawProblem, best: Array, number: Callable[[Array], Array], targets: Array
 ) -> Array:
     """Return the best parameters (B, p) for each target value, by a pull towards it.
 
-    The pull is finite, so the number stops just short of its target; as it is read off afterwards, the pair of number
-    and sum of squares is exact. A problem's target travels as one more parameter that nothing moves.
+    The pull is finite, so the number stops just short of its target; as it is read off afterwards,
+    the pair of number and sum of squares is exact. A problem's target travels as one more parameter
+    that nothing moves.
     """
     n, p = len(problem.y), best.shape[1]
     spread = float(np.max(np.abs(targets - number(best)[0])))
@@ -120,16 +123,20 @@ def _held(
         return J
 
     result = minimise(
-        values, jacobian, np.append(problem.y, 0.0), np.ones((len(targets), n + 1)),
+        values,
+        jacobian,
+        np.append(problem.y, 0.0),
+        np.ones((len(targets), n + 1)),
         np.column_stack([np.tile(best, (len(targets), 1)), targets]),
-        lower=np.append(problem.lower, -np.inf), upper=np.append(problem.upper, np.inf),
+        lower=np.append(problem.lower, -np.inf),
+        upper=np.append(problem.upper, np.inf),
         tolerance=1e-11,
-    )  # fmt: skip
+    )
     return result.parameters[:, :p]
 
 
 def _number(
-    fit: LawFit, problem: LogProblem, parameter: str | Mapping[str, ArrayLike]
+    fit: LawFit, problem: LawProblem, parameter: str | Mapping[str, ArrayLike]
 ) -> Callable[[Array], Array]:
     law = fit.law
     if isinstance(parameter, str):
@@ -153,7 +160,7 @@ def _is_log(fit: LawFit, parameter: str | Mapping[str, ArrayLike]) -> bool:
 
 
 def _slope(number: Callable[[Array], Array], theta: Array) -> Array:
-    """Return the derivative of the number (B, p), by central differences: it is smooth and the steps are small."""
+    """Return the derivative of the number (B, p) by central differences: it is smooth."""
     slopes = np.empty_like(theta)
     for i in range(theta.shape[1]):
         step = np.zeros(theta.shape[1])
@@ -163,7 +170,7 @@ def _slope(number: Callable[[Array], Array], theta: Array) -> Array:
 
 
 def _standard_error(
-    problem: LogProblem, best: Array, number: Callable[[Array], Array], ssr: float
+    problem: LawProblem, best: Array, number: Callable[[Array], Array], ssr: float
 ) -> float:
     """Return a first guess of the number's standard error, linearised."""
     J = problem.jacobian(best)[0]

@@ -1,7 +1,8 @@
-"""What every fit hands back: a status with a sentence, numbers only where they mean something, and how it was found.
+"""Results of a fit: a status with a sentence, parameters with intervals, predictions, hold-out.
 
-A fit never raises because the data are poor: it says so in `status` and then has no parameters at all, so that no
-number can be mistaken for a result. Only bad arguments, and predictions from a fit without numbers, raise.
+A fit never raises because the data are poor: it says so in `status` and then has no parameters at
+all, so that no number can be mistaken for a result. Only bad arguments, and predictions from a fit
+without numbers, raise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,13 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.interval_calibration import Levels, widened
+from analysis.fitting.law import Law, LawProblem
+from analysis.fitting.objective import Objective
+from analysis.loading.columns import column, numbers
 
 Array = NDArray[np.float64]
 
@@ -30,73 +35,14 @@ class FitStatus(StrEnum):
     FLAT = "flat"
     """No curve of this form is better than a constant. No numbers."""
     UNDERDETERMINED = "underdetermined"
-    """Fewer distinct runs than parameters + 1, or runs that cannot tell two parameters apart. No numbers."""
+    """Fewer distinct runs than parameters + 1, or runs that cannot tell two parameters apart. No
+    numbers."""
     NOT_CONVERGED = "not_converged"
     """No start came to rest. No numbers."""
     DOWNWARD = "downward"
     """A parabola that opens downward has no optimum. No numbers."""
     EDGE = "edge"
     """The optimum lies at or beyond the smallest or largest run. No numbers."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FitResult:
-    """What a fit of any law knows about itself."""
-
-    status: FitStatus
-    sentence: str
-    """What the status means for these data, for people."""
-    parameters: Mapping[str, float]
-    """In the order of the equation; empty without a usable fit."""
-    intervals: Mapping[str, tuple[float, float]]
-    """Percentile intervals over resampled configurations; empty without a usable fit."""
-    level: float
-    levels: Levels
-    """Percentiles of the draws that intervals of `level` are made of (`analysis/fitting/interval_calibration.py`)."""
-    draws: Array
-    """(n_draws, p): the parameters of every resample, columns as in `parameters`."""
-    y: Array
-    clusters: Sequence[Any]
-    """Configuration of each run: what was resampled together."""
-    residuals: Array
-    """Per run, in the order given; empty without a usable fit."""
-    n_configurations: int
-    objective: float
-    """sum rho(residual), rho(r) = r^2 / 2 (Huber: linear beyond the threshold), in the units of the residual squared. NaN without a fit."""
-    gradient_norm: float
-    """Largest |cosine| between residuals and a Jacobian column; near 0 at a minimum. NaN without a fit."""
-    moved: float
-    """Largest change of an internal parameter from the winning start to its end: 0 is a start handed back untouched. NaN without a fit."""
-    condition_number: float
-    """Of the Jacobian at the optimum, columns of length one, parameters at a bound left out. Above 1e4 parameters trade off; the curve may still be well determined. NaN without a fit."""
-    degrees_of_freedom: int
-    """Distinct runs minus fitted parameters."""
-    n_starts: int
-    n_agreeing: int
-    """Starts that reached the best objective to one part in a million."""
-    n_optima: int
-    """Distinct minima that the starts came to rest in."""
-    share_refused: float
-    """Share of resamples redrawn because they held too few distinct runs. Large: read the intervals with caution."""
-    share_unsettled: float
-    """Share of resamples whose refit still moved when it was stopped; their parameters count as they were."""
-    warnings: Sequence[str] = ()
-    """What is odd about the runs (`analysis/loading/validation.py`); also at the end of the sentence."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether there are numbers."""
-        return bool(self.parameters)
-
-    @property
-    def n_points(self) -> int:
-        """Runs fitted."""
-        return len(self.y)
-
-    def _vector(self) -> Array:
-        if not self.usable:
-            raise ValueError(f"fit: no numbers to predict from ({self.status}); {self.sentence}")
-        return np.asarray(list(self.parameters.values()), dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,8 +61,251 @@ class Band:
     """Where a size lies outside the fitted runs."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LawPrediction(Band):
+    """A law at given inputs."""
+
+    inputs: Mapping[str, Array]
+    distance: Array
+    """Largest factor by which an input lies outside the fitted runs; 1 inside."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HoldOut:
+    """The largest runs, predicted by the law fitted to the smaller ones only."""
+
+    rows: NDArray[np.int64]
+    """(n,) row numbers, in the order given."""
+    places: NDArray[np.int64]
+    """(n,): the same number for runs of equal inputs, ascending with the first input."""
+    observed: Array
+    """(n,)."""
+    prediction: LawPrediction
+    """(n,), with the bands of the curve and of a new run."""
+    n_fitted: int
+    """Runs left to fit."""
+
+    @property
+    def predicted(self) -> Array:
+        """(n,)."""
+        return self.prediction.y
+
+    @property
+    def log_errors(self) -> Array:
+        """ln(predicted) - ln(observed) per run."""
+        return np.asarray(np.log(self.predicted) - np.log(self.observed))
+
+    @property
+    def mean_absolute_log_error(self) -> float:
+        """0.01 is one per cent."""
+        return float(np.abs(self.log_errors).mean())
+
+    @property
+    def rms_log_error(self) -> float:
+        """Root mean square of the log errors."""
+        return float(np.sqrt(np.mean(self.log_errors**2)))
+
+    @property
+    def bias(self) -> float:
+        """Mean log error: above 0 the law promises too high a loss."""
+        return float(self.log_errors.mean())
+
+    @property
+    def relative_errors(self) -> Array:
+        """|predicted - observed| / observed per run."""
+        return np.asarray(np.abs(self.predicted - self.observed) / self.observed)
+
+    @property
+    def covered(self) -> float:
+        """Share of runs inside their prediction interval."""
+        p = self.prediction
+        return float(np.mean((self.observed >= p.new_low) & (self.observed <= p.new_high)))
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, float]]:
+        """The first run (as an index into `rows`) of each distinct size, and the mean outcome there."""
+        _, first = np.unique(self.places, return_index=True)
+        return [(int(i), float(self.observed[self.places == self.places[i]].mean())) for i in first]
+
+    @property
+    def mean_absolute_error(self) -> float:
+        """In the units of the outcome, between the law and the mean of each distinct size."""
+        return float(np.mean([abs(self.predicted[i] - mean) for i, mean in self.sizes]))
+
+    @property
+    def mean_relative_error(self) -> float | None:
+        """The same over |observed|; None where a mean is 0."""
+        if any(mean == 0 for _, mean in self.sizes):
+            return None
+        return float(np.mean([abs((self.predicted[i] - mean) / mean) for i, mean in self.sizes]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LawFit:
+    """A law fitted to runs."""
+
+    law: Law
+    status: FitStatus
+    sentence: str
+    """What the status means for these data, for people."""
+    parameters: Mapping[str, float]
+    """In the order of the equation; empty without a usable fit."""
+    intervals: Mapping[str, tuple[float, float]]
+    """Percentile intervals over resampled configurations; empty without a usable fit."""
+    level: float
+    levels: Levels
+    """Percentiles of the draws that intervals of `level` are made of (`Levels`)."""
+    inputs: Mapping[str, Array]
+    """(n,) in the order given, under the law's names."""
+    y: Array
+    """(n,) outcomes."""
+    clusters: Sequence[Any]
+    """Configuration of each run: what was resampled together."""
+    residuals: Array
+    """(n,) in the order given: predicted - observed, or the difference of their logarithms; empty
+    without a usable fit."""
+    draws: Array
+    """(n_draws, p): the parameters of every resample, columns as in `parameters`."""
+    draw_objectives: Array
+    """(n_draws,): objective of every resample's refit."""
+    objective_of: Objective
+    huber: float | None
+    """Threshold in use, in the units of the residuals; None is least squares."""
+    objective: float
+    """sum rho(residual), rho(r) = r^2 / 2 (Huber: linear beyond the threshold), in the units of the
+    residual squared. NaN without a fit."""
+    n_configurations: int
+    degrees_of_freedom: int
+    """Distinct runs minus fitted parameters."""
+    gradient_norm: float
+    """Largest |cosine| between residuals and a Jacobian column; near 0 at a minimum. NaN without a
+    fit."""
+    moved: float
+    """Largest change of an internal parameter from the winning start to its end: 0 is a start handed
+    back untouched. NaN without a fit."""
+    condition_number: float
+    """Of the Jacobian at the optimum, columns of length one, parameters at a bound left out. Above
+    1e4 parameters trade off; the curve may still be well determined. NaN without a fit."""
+    n_starts: int
+    n_agreeing: int
+    """Starts that reached the best objective to one part in a million."""
+    n_optima: int
+    """Distinct minima that the starts came to rest in."""
+    share_refused: float
+    """Share of resamples redrawn because they held too few distinct runs. Large: read the intervals
+    with caution."""
+    share_unsettled: float
+    """Share of resamples whose refit still moved when it was stopped; their parameters count as they
+    were."""
+    hold_out: HoldOut | None
+    hold_out_note: str
+    """Why there is no hold-out error, or what was held out."""
+    warnings: Sequence[str] = ()
+    """What is odd about the runs (`DataWarning`); also at the end of the sentence."""
+    outcome: str = "loss"
+    """Name of the column that was explained."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether there are numbers."""
+        return bool(self.parameters)
+
+    @property
+    def n_free(self) -> int:
+        """Fitted parameters."""
+        return self.law.n_free
+
+    @property
+    def n_points(self) -> int:
+        """Runs fitted."""
+        return len(self.y)
+
+    @property
+    def x(self) -> Array:
+        """The first input (n,): the size of a law of one size."""
+        return self.inputs[self.law.inputs[0]]
+
+    @property
+    def best(self) -> Array:
+        """The parameters (p,), in the order of the equation.
+
+        Raises:
+            ValueError: If the fit has no numbers.
+        """
+        if not self.usable:
+            raise ValueError(f"fit: no numbers to predict from ({self.status}); {self.sentence}")
+        return np.asarray(list(self.parameters.values()), dtype=np.float64)
+
+    def predict(self, inputs: Mapping[str, ArrayLike] | ArrayLike) -> LawPrediction:
+        """Return the law at `inputs` (n,) with its confidence band and the wider one of a new run.
+
+        Args:
+            inputs: By name; numbers alone for a law of one input.
+
+        Raises:
+            ValueError: If the fit has no numbers, or an input is missing or not positive.
+        """
+        best = self.best
+        at = inputs_of(self.law, inputs)
+        y = self.law.evaluate(at, best)
+        curves = self.law.evaluate(at, self.draws) if len(self.draws) else np.empty((0, len(y)))
+        low, high = confidence_band(curves, self.levels.curve)
+        new_low, new_high = prediction_band(
+            curves,
+            self.residuals,
+            n_free=self.n_free,
+            level=self.levels.new_run,
+            relative=self.objective_of.residual == "log",
+        )
+        distance = np.ones(len(y))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for name in self.law.inputs:
+                seen = self.inputs[name]
+                beyond = np.maximum(at[name] / seen.max(), seen.min() / at[name])
+                distance = np.fmax(distance, np.where(at[name] == 0, 1.0, beyond))
+        return LawPrediction(
+            inputs=at,
+            y=y,
+            low=low,
+            high=high,
+            new_low=new_low,
+            new_high=new_high,
+            level=self.level,
+            extrapolated=distance > 1 + 1e-9,
+            distance=distance,
+        )
+
+    def x_reaching(self, y: float, *, y_draws: Array | None = None) -> tuple[float, float, float]:
+        """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
+
+        Args:
+            y: Value to reach.
+            y_draws: Uncertain y, one per draw of this fit; None takes y as exact.
+
+        Raises:
+            ValueError: If the fit has no numbers, or the law no inverse.
+        """
+        best = float(self.law.invert(np.asarray([y]), self.best[None, :])[0])
+        if not len(self.draws):
+            return best, float("nan"), float("nan")
+        wanted = np.full(len(self.draws), y) if y_draws is None else y_draws
+        reached = self.law.invert(wanted, self.draws)
+        # Infinite draws are real (that curve never gets there): percentiles between two of them
+        # would be NaN.
+        logs = np.log(np.clip(reached, 1e-300, 1e300))
+        low, high = percentile_interval(logs, level=self.levels.curve)
+        return best, _un_log(low), _un_log(high)
+
+    def problem(self) -> LawProblem:
+        """Return the optimiser's view of the runs, for a profile likelihood."""
+        return LawProblem(self.law, self.inputs, self.y, self.objective_of)
+
+
 def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:
-    """Return where the curve itself lies: percentiles (m,) over resampled curves (k, m); NaN without draws."""
+    """Return where the curve itself lies: percentiles (m,) over resampled curves (k, m).
+
+    Without draws they are NaN.
+    """
     if not len(curves):
         nothing = np.full(curves.shape[1], np.nan)
         return nothing, nothing.copy()
@@ -127,20 +316,56 @@ def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:
 def prediction_band(
     curves: Array, residuals: Array, *, n_free: int, level: float, relative: bool
 ) -> tuple[Array, Array]:
-    """Return where one new run would lie: resampled curves joined with resampled residuals (Davison and Hinkley 1997, section 6.3.3).
+    """Return where one new run would lie: resampled curves joined with resampled residuals.
+
+    Source: Davison and Hinkley 1997, section 6.3.3.
 
     Args:
         curves: (k, m).
         residuals: Of the fit, all runs.
         n_free: Fitted parameters.
         level: Of the interval.
-        relative: Whether residuals are ln(predicted) - ln(observed) instead of differences.
+        relative: Whether residuals are ln(predicted) - ln(observed) instead of the difference.
     """
     k, m = curves.shape
     if not k or len(residuals) <= n_free:
         nothing = np.full(m, np.nan)
         return nothing, nothing.copy()
-    picked = np.random.default_rng(0).choice(widened(residuals, n_free), size=(DRAWS_PER_CURVE * k, 1))  # fmt: skip
+    spread = widened(residuals, n_free)
+    picked = np.random.default_rng(0).choice(spread, size=(DRAWS_PER_CURVE * k, 1))
     repeated = np.tile(curves, (DRAWS_PER_CURVE, 1))
-    new = repeated * np.exp(picked) if relative else repeated + picked
+    new = repeated * np.exp(picked) if relative else repeated - picked
     return confidence_band(new, level)
+
+
+def inputs_of(
+    law: Law, given: Mapping[str, Any] | ArrayLike, names: Mapping[str, str] | None = None
+) -> dict[str, Array]:
+    """Return the law's inputs as positive numbers (n,), by their names in the law.
+
+    Args:
+        law: Whose inputs.
+        given: Columns by the law's names; numbers alone for a law of one input.
+        names: What the columns were called in the table, for messages.
+
+    Raises:
+        ValueError: If an input is missing, or a value cannot be.
+    """
+    if not isinstance(given, Mapping):
+        if len(law.inputs) > 1:
+            raise ValueError(f"inputs: {law.name} needs {', '.join(law.inputs)}; give them by name")
+        given = {law.inputs[0]: given}
+    inputs = {}
+    for name in law.inputs:
+        theirs = (names or {}).get(name, name)
+        shown = name if theirs == name else f"{name} (column {theirs})"
+        values = np.atleast_1d(np.asarray(column(given, name)))
+        inputs[name] = numbers({shown: values}, shown, zero=name in law.may_be_zero)
+    n = max(len(v) for v in inputs.values())
+    return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}
+
+
+def _un_log(value: float) -> float:
+    if value > np.log(1e250):
+        return float("inf")
+    return 0.0 if value < np.log(1e-250) else float(np.exp(value))

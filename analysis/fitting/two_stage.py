@@ -1,26 +1,23 @@
-"""Two steps in one: sizes to loss by a law, loss to accuracy (or error, or answer NLL) by a link, with one uncertainty.
+"""Two-stage fits: sizes to loss by a law, loss to accuracy (or error, or answer NLL) by a link.
 
-The same resample of training runs refits both steps, so the interval of a predicted accuracy holds the error of the
-law, of the link, and of what they share. Bands of the second step alone are too narrow: they take the predicted loss
-as known (Bhagia et al. 2024 and Gadre et al. 2024 do so).
+The same resample of training runs refits both stages, so the interval of a predicted accuracy
+holds the error of the law, of the link, and of what they share. Bands of the second stage alone
+are too narrow: they take the predicted loss as known (Bhagia et al. 2024 and Gadre et al. 2024 do).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import resample_clusters
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.curve import CurveLaw as Link
-from analysis.fitting.curve_fit import fit_curve
-from analysis.fitting.fit_law import FEWEST_SPARE, LawFit, fit_law
+from analysis.fitting.fit_law import CURVE, FitControls, fit_law
 from analysis.fitting.interval_calibration import widened
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
-from analysis.fitting.result import Band, confidence_band
+from analysis.fitting.result import Band, LawFit, confidence_band
 from analysis.loading.columns import (
     LOSS_ADVICE,
     Runs,
@@ -31,19 +28,23 @@ from analysis.loading.columns import (
     numbers,
 )
 from analysis.loading.validation import (
+    ALL_KINDS,
     SIZES,
-    WarningKind,
     check_runs,
     check_size_units,
     refuse_bad_units,
 )
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwoStagePrediction(Band):
-    """An outcome predicted through loss; a new run's loss scatters around the law and its outcome around the link."""
+    """An outcome predicted through loss.
+
+    A new run's loss scatters around the law, and its outcome around the link.
+    """
 
     inputs: Mapping[str, Array]
     loss: Array
@@ -54,43 +55,38 @@ class TwoStageFit:
     """A law and a link fitted to the same runs."""
 
     to_loss: LawFit
-    to_outcome: CurveFit
+    to_outcome: LawFit
     level: float
     warnings: Sequence[str] = ()
-    """What is odd about the runs (`analysis/loading/validation.py`)."""
+    """What is odd about the runs (`DataWarning`)."""
     outcome: str = "accuracy"
-    """Name of the column that the second step explains."""
+    """Name of the column that the second stage explains."""
 
     @property
     def usable(self) -> bool:
-        """Whether both steps have numbers."""
+        """Whether both stages have numbers."""
         return self.to_loss.usable and self.to_outcome.usable
 
     @property
     def sentence(self) -> str:
-        """Both steps' sentences, and what is odd about the runs."""
+        """Both stages' sentences, and what is odd about the runs."""
         look = f". Look at: {'; '.join(self.warnings)}" if self.warnings else ""
         return f"loss: {self.to_loss.sentence}. outcome: {self.to_outcome.sentence}{look}"
 
     def predict(self, inputs: Mapping[str, ArrayLike]) -> TwoStagePrediction:
-        """Return the outcome at `inputs` with intervals through the whole chain; NaN intervals without draws.
+        """Return the outcome at `inputs` with intervals through both stages; NaN without draws.
 
         Raises:
-            ValueError: If a step has no numbers, or an input is missing or not positive.
+            ValueError: If a stage has no numbers, or an input is missing or not positive.
         """
         first = self.to_loss.predict(inputs)
         second = self.to_outcome.predict(first.y)
-        law, link = self.to_loss.law, self.to_outcome.law
-        losses = law.evaluate(first.inputs, self.to_loss.draws)  # (draws, n)
-        n_draws = min(len(losses), len(self.to_outcome.draws))
-        curves = np.stack(
-            [link.evaluate(losses[i], self.to_outcome.draws[i]) for i in range(n_draws)]
-        ) if n_draws else np.empty((0, len(first.y)))  # fmt: skip
-        steps = (self.to_loss.levels, self.to_outcome.levels)
-        low, high = confidence_band(curves, max(s.curve for s in steps))
-        new_low, new_high = confidence_band(
-            self._new_runs(losses[:n_draws]), max(s.new_run for s in steps)
-        )
+        n_draws = min(len(self.to_loss.draws), len(self.to_outcome.draws))
+        law_draws = self.to_loss.draws[:n_draws]
+        losses = self.to_loss.law.evaluate(first.inputs, law_draws)  # (draws, n)
+        stages = (self.to_loss.levels, self.to_outcome.levels)
+        low, high = confidence_band(self._linked(losses), max(s.curve for s in stages))
+        new_low, new_high = confidence_band(self._new_runs(losses), max(s.new_run for s in stages))
         return TwoStagePrediction(
             inputs=first.inputs,
             loss=first.y,
@@ -103,27 +99,29 @@ class TwoStageFit:
             extrapolated=first.extrapolated | second.extrapolated,
         )
 
+    def _linked(self, losses: Array) -> Array:
+        """Return the outcomes (draws, n) of losses (draws, n), each row by its own resampled link."""
+        link, draws = self.to_outcome.law, self.to_outcome.draws[: len(losses)]
+        (name,) = link.inputs
+        rows = [link.evaluate({name: row}, p) for row, p in zip(losses, draws, strict=True)]
+        return np.stack(rows) if rows else losses
+
     def _new_runs(self, losses: Array) -> Array:
         """Return outcomes of imagined new runs (draws, n)."""
         if not len(losses):
             return losses
         generator = np.random.default_rng(0)
         relative = self.to_loss.objective_of.residual == "log"
-        noise = generator.choice(
-            widened(self.to_loss.residuals, self.to_loss.n_free), size=(len(losses), 1)
-        )
-        scattered = losses * np.exp(noise) if relative else losses + noise
-        link = self.to_outcome.law
-        outcomes = np.stack(
-            [link.evaluate(row, p) for row, p in zip(scattered, self.to_outcome.draws[: len(losses)], strict=True)]
-        )  # fmt: skip
-        own = widened(self.to_outcome.residuals, link.n_free)
-        return np.asarray(outcomes + generator.choice(own, size=(len(losses), 1)))
+        spread = widened(self.to_loss.residuals, self.to_loss.n_free)
+        noise = generator.choice(spread, size=(len(losses), 1))
+        outcomes = self._linked(losses * np.exp(noise) if relative else losses - noise)
+        own = widened(self.to_outcome.residuals, self.to_outcome.n_free)
+        return np.asarray(outcomes - generator.choice(own, size=(len(losses), 1)))
 
 
 def fit_chain(
     law: Law,
-    link: Link,
+    link: Law,
     runs: Runs,
     *,
     loss: str = "loss",
@@ -140,7 +138,7 @@ def fit_chain(
     hold_out: bool = True,
     accept: Collection[str] = (),
 ) -> TwoStageFit:
-    """Fit both steps.
+    """Fit both stages.
 
     Args:
         law: Sizes to loss.
@@ -150,18 +148,19 @@ def fit_chain(
         outcome: Column of the outcome.
         columns: The law's input names to columns, where they differ.
         clusters: Configuration per row, or its column; None makes rows of equal inputs one.
-        law_rows: Mask of the rows for the first step; None takes all.
-        link_rows: Mask of the rows for the second step (checkpoints belong to their run's cluster); None takes all.
-        objective: Of the first step.
-        huber: Threshold of the second step, in units of the outcome; None is least squares.
+        law_rows: Mask of the rows for the first stage; None takes all.
+        link_rows: Mask of the rows for the second stage (checkpoints belong to their run's
+            cluster); None takes all.
+        objective: Of the first stage.
+        huber: Threshold of the second stage, in units of the outcome; None is least squares.
         n_draws: Resamples.
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether the law predicts the largest runs from the smaller ones, too.
-        accept: Doubts that were looked into, as in `fit_law`.
+        accept: Kinds of warning that were looked into, as in `fit_law`.
 
     Raises:
-        ValueError: As `fit_law` and `fit_curve`; rows are those of `runs`, also with masks.
+        ValueError: As `fit_law`; rows are those of `runs`, also with masks.
     """
     n = len(column(runs, loss))
     first, second = (
@@ -175,46 +174,82 @@ def fit_chain(
     }
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
+    if huber is not None and not huber > 0:
+        raise ValueError(f"huber: must be positive, got {huber}; None is least squares")
     places = equal_rows(*table.values())
     configurations = labels(runs, clusters, places)
-    warnings = _doubts(table, losses, first, loss, clusters, accept)
-    levels = np.unique(losses, return_inverse=True)[1]
-    spare = min(
-        len(np.unique(places[first])) - law.n_free, len(np.unique(losses[second])) - link.n_free
-    )
-    if spare < FEWEST_SPARE or n_draws == 0:
-        weights = np.empty((0, n))
-    else:
-
-        def enough(drawn: Array) -> NDArray[np.bool_]:
-            return np.asarray(
-                (_n_different(drawn[:, first], places[first]) >= law.n_free)
-                & (_n_different(drawn[:, second], levels[second]) >= link.n_free)
-            )
-
-        weights = resample_clusters(
-            configurations, n_draws=n_draws, seed=seed, accept=enough
-        ).weights
+    warnings = _warnings(table, losses, first, loss, clusters, accept)
+    weights = np.empty((0, n))
+    if n_draws:
+        stages = [
+            (first, places, law.n_free),
+            (second, np.unique(losses, return_inverse=True)[1], link.n_free),
+        ]
+        weights = _resamples(configurations, stages, law.min_spare, n_draws=n_draws, seed=seed)
     to_loss = fit_law(
-        law, {**{k: v[first] for k, v in table.items()}, loss: losses[first]}, outcome=loss,
-        clusters=configurations[first], objective=objective, level=level, seed=seed,
-        n_draws=n_draws, resamples=weights[:, first], hold_out=hold_out, accept=get_args(WarningKind),
-    )  # fmt: skip
-    to_outcome = fit_curve(
-        link, losses[second], outcomes[second], clusters=list(configurations[second]), huber=huber,
-        level=level, seed=seed, hold_out=False, resamples=weights[:, second],
-    )  # fmt: skip
+        law,
+        {**{k: v[first] for k, v in table.items()}, loss: losses[first]},
+        outcome=loss,
+        clusters=configurations[first],
+        objective=objective,
+        n_draws=n_draws,
+        seed=seed,
+        level=level,
+        hold_out=hold_out,
+        accept=ALL_KINDS,
+        controls=FitControls(resamples=weights[:, first]),
+    )
+    to_outcome = fit_law(
+        link,
+        {link.inputs[0]: losses[second], outcome: outcomes[second]},
+        outcome=outcome,
+        clusters=configurations[second],
+        objective=Objective(residual="value", huber=huber),
+        seed=seed,
+        level=level,
+        hold_out=False,
+        accept=ALL_KINDS,
+        controls=replace(CURVE, resamples=weights[:, second]),
+    )
     return TwoStageFit(
         to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome
     )
 
 
-def _outcomes(runs: Runs, name: str, among: NDArray[np.bool_], accept: Collection[str]) -> Array:
+def _resamples(
+    configurations: NDArray[Any],
+    stages: Sequence[tuple[Mask, NDArray[np.int64], int]],
+    min_spare: int,
+    *,
+    n_draws: int,
+    seed: int,
+) -> Array:
+    """Return how often each row occurs in each resample (n_draws, n); none with too few rows.
+
+    Args:
+        configurations: (n,).
+        stages: Rows, a number per row that is equal for rows of equal inputs, and free parameters.
+        min_spare: Degrees of freedom that both stages need.
+        n_draws: Resamples.
+        seed: Of the generator.
+    """
+    spare = min(len(np.unique(places[rows])) - n_free for rows, places, n_free in stages)
+    if spare < min_spare:
+        return np.empty((0, len(configurations)))
+
+    def enough(drawn: Array) -> Mask:
+        determined = [
+            _n_different(drawn[:, rows], places[rows]) >= n_free for rows, places, n_free in stages
+        ]
+        return np.asarray(np.all(determined, axis=0))
+
+    return resample_clusters(configurations, n_draws=n_draws, seed=seed, accept=enough).weights
+
+
+def _outcomes(runs: Runs, name: str, among: Mask, accept: Collection[str]) -> Array:
     """Return the outcome (n,), which may be zero or negative where it is a share or a logarithm."""
     values = np.asarray(column(runs, name), dtype=np.float64)
-    bad = np.flatnonzero(among & ~np.isfinite(values))
-    if len(bad):
-        raise ValueError(f"{name}, row {bad[0]}: must be finite, got {values[bad[0]]}; take it out with link_rows=")  # fmt: skip
+    numbers({name: values}, name, negative=True, among=among, why="take it out with link_rows=")
     chosen = values[among]
     percent = among & (values > 1.5)
     # Shares beside per cent: none of the larger ones is below ten times the largest share.
@@ -222,25 +257,33 @@ def _outcomes(runs: Runs, name: str, among: NDArray[np.bool_], accept: Collectio
         shares = values[among & ~percent]
         if shares.max() <= 1 and values[percent].min() > 10 * shares.max():
             row = int(np.flatnonzero(percent)[0])
-            raise ValueError(f"{name}: mixed units, {in_words(np.flatnonzero(percent))} (row {row}: {values[row]:.4g}) looks like per cent among shares; write every row in one unit, or say accept={{'units'}}")  # fmt: skip
+            raise ValueError(
+                f"{name}: mixed units, {in_words(np.flatnonzero(percent))} (row {row}: "
+                f"{values[row]:.4g}) looks like per cent among shares; "
+                "write every row in one unit, or say accept={'units'}"
+            )
     return values
 
 
-def _doubts(
+def _warnings(
     table: Mapping[str, Array],
     losses: Array,
-    among: NDArray[np.bool_],
+    among: Mask,
     name: str,
     clusters: object,
     accept: Collection[str],
 ) -> tuple[str, ...]:
-    """Return what is odd about the rows of the first step, by their numbers in the whole table."""
-    blank = {k: np.where(among, v, np.nan) for k, v in table.items()}
-    refuse_bad_units(
-        check_size_units({k: v for k, v in blank.items() if k in SIZES}), accept=accept
+    """Return what is odd about the rows of the first stage, by their numbers in the whole table."""
+    blank = {k: np.where(among, v, np.nan) for k, v in table.items() if k in SIZES}
+    refuse_bad_units(check_size_units(blank), accept=accept)
+    found = check_runs(
+        {k: v[among] for k, v in table.items()},
+        losses[among],
+        outcome=name,
+        seeds_named=clusters is not None,
+        rows=np.flatnonzero(among),
     )
-    doubts = check_runs({k: v[among] for k, v in table.items()}, losses[among], outcome=name, seeds_named=clusters is not None, rows=np.flatnonzero(among))  # fmt: skip
-    return tuple(d.sentence for d in doubts if d.kind not in accept)
+    return tuple(w.sentence for w in found if w.kind not in accept)
 
 
 def _n_different(weights: Array, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter
 from analysis.laws.sum_of_powers import non_negative_squares
 
 Array = NDArray[np.float64]
@@ -76,7 +76,7 @@ class Broken(Law):
         moved[:, 4] += centre[0]
         return moved
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return points spread over the exponents and the break, each with its best a and b."""
         generator = np.random.default_rng(0)
         place = np.stack(

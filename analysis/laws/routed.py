@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter
 
 Array = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ class Routed(Law):
         theta[..., 4] = np.log(parameters[..., 4])
         return theta
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return points spread over E_start and E_max, each with its least-squares a, b, c, d."""
         generator = np.random.default_rng(0)
         n = 32

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter
 from analysis.laws.routed import log_saturated
 from analysis.laws.sum_of_powers import non_negative_squares
 
@@ -108,7 +108,7 @@ class RoutedJoint(Law):
         theta[..., _RATIO] = np.log(parameters[..., _RATIO] / parameters[..., _START])
         return np.asarray(theta)
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return points spread over the exponents and the expert counts, each with its best a, b and c."""
         generator = np.random.default_rng(0)
         theta = np.zeros((_N_STARTS, len(self.parameters)))

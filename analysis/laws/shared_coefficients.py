@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem
+from analysis.fitting.law import Law, LawProblem
 from analysis.laws.sum_of_powers import SumOfPowers
 
 Array = NDArray[np.float64]
@@ -91,7 +91,7 @@ class SharedCoefficients(Law):
             moved[:, columns] = self._law.uncentre(theta[:, columns], centre[:-1])
         return moved
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return the law's own starts for all runs together, the same for every group."""
         features = problem.features
         together = _Without(problem, features[:-1])
@@ -107,8 +107,8 @@ class SharedCoefficients(Law):
         ]
 
 
-class _Without(LogProblem):
+class _Without(LawProblem):
     """A problem as the law without groups sees it, as far as its starts need."""
 
-    def __init__(self, problem: LogProblem, features: Array) -> None:
+    def __init__(self, problem: LawProblem, features: Array) -> None:
         self.features, self.log_y = features, problem.log_y

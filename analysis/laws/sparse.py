@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter
 from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log, non_negative_squares
 
 Array = NDArray[np.float64]
@@ -197,7 +197,7 @@ class Effective(Law):
         moved[..., 5] += theta[..., 7] * np.log(TOKENS_REFERENCE)
         return super().external(moved)
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return points spread over exponents and kappa, each with its best A, B and E."""
         generator = np.random.default_rng(0)
         spread = self.parameters[3:]

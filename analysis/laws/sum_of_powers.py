@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LogProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter
 
 Array = NDArray[np.float64]
 Feature = Callable[[Mapping[str, Array]], Array]
@@ -119,7 +119,7 @@ class SumOfPowers(Law):
                 moved[:, amplitude] -= theta[:, parameter] * centre[row]
         return moved
 
-    def starts(self, problem: LogProblem) -> Array:
+    def starts(self, problem: LawProblem) -> Array:
         """Return a grid over the exponents, each point with its best non-negative amplitudes in relative error."""
         exponents = [i for i, p in enumerate(self.parameters) if not p.amplitude]
         ranges = [self.parameters[i].start for i in exponents]
@@ -141,7 +141,7 @@ class SumOfPowers(Law):
         theta[:, exponents] = grid
         return self.project(problem, theta)
 
-    def project(self, problem: LogProblem, theta: Array) -> Array:
+    def project(self, problem: LawProblem, theta: Array) -> Array:
         """Return theta (S, p) with its amplitudes replaced by the best ones for its exponents (variable projection)."""
         shapes = theta.copy()
         shapes[:, self._amplitude] = 0.0

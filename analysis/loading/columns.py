@@ -1,6 +1,7 @@
-"""Columns of a table of runs as numbers, or one sentence: which column, which row, what it holds, what to do.
+"""Columns of a table of runs as numbers.
 
-Every fit reads its runs through this file, so that all of them say the same about the same mistake.
+Every fit reads its runs through this file, so that all of them say the same about the same mistake:
+which column, which row, what it holds, what to do.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ def column(runs: Runs, name: str) -> Any:
     near = get_close_matches(name, there, n=2, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(
-        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; say which one it is with columns={{{name!r}: …}}"
+        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; "
+        f"say which one it is with columns={{{name!r}: …}}"
     )
 
 
@@ -36,6 +38,7 @@ def numbers(
     name: str,
     *,
     zero: bool = False,
+    negative: bool = False,
     why: str = "",
     among: NDArray[np.bool_] | None = None,
 ) -> Array:
@@ -44,13 +47,14 @@ def numbers(
     Args:
         runs: The table.
         name: Of the column.
-        zero: Whether zero is a value of it.
+        zero: Whether zero is a value of it, too.
+        negative: Whether any finite number is.
         why: What to do about a bad row; the usual advice if empty.
         among: Mask (n,) of the rows that matter; None checks all.
 
     Raises:
-        ValueError: If there is no such column or no row, or a value is no number, not finite, negative or (without
-            `zero`) zero. Rows count from 0.
+        ValueError: If there is no such column or no row, or a value is no number, not finite, or
+            of a sign that it cannot have. Rows count from 0.
     """
     raw = column(runs, name)
     try:
@@ -61,7 +65,9 @@ def numbers(
         raise ValueError(
             f"{name}: must be one number per run, got shape {values.shape}; give at least one run"
         )
-    bad = ~np.isfinite(values) | (values < 0 if zero else values <= 0)
+    bad = ~np.isfinite(values)
+    if not negative:
+        bad |= values < 0 if zero else values <= 0
     if among is not None:
         if among.shape != values.shape:
             raise ValueError(
@@ -71,9 +77,12 @@ def numbers(
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         more = f" (so has {in_words(np.flatnonzero(bad)[1:])})" if bad.sum() > 1 else ""
-        must = "must not be negative, and" if zero else "must be positive and"
+        must = "must be positive and"
+        if zero or negative:
+            must = "must be" if negative else "must not be negative, and"
         raise ValueError(
-            f"{name}, row {row}: {must} finite, got {values[row]}{more}; {why or 'correct the row or take it out'}"
+            f"{name}, row {row}: {must} finite, got {values[row]}{more}; "
+            f"{why or 'correct the row or take it out'}"
         )
     return values
 
@@ -86,7 +95,9 @@ def labels(
     clusters: Sequence[Any] | NDArray[Any] | str | None,
     places: NDArray[np.int64],
 ) -> NDArray[Any]:
-    """Return the configuration of every run (n,): as named by `clusters` or that column, or one for each of `places`.
+    """Return the configuration of every run (n,).
+
+    As named by `clusters`, or by the column of that name, or one for each of `places`.
 
     Raises:
         ValueError: If the column is missing, or there is not one label per run.
@@ -123,5 +134,6 @@ def _number_in_row(value: Any, name: str, row: int) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ValueError(
-            f"{name}, row {row}: not a number, got {str(value)!r}; correct the row or take it out (analysis.load reads 70M and 1.4e9)"
+            f"{name}, row {row}: not a number, got {str(value)!r}; correct the row or take it out "
+            "(analysis.load reads 70M and 1.4e9)"
         ) from None

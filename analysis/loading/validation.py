@@ -14,7 +14,7 @@ would come out, and mean nothing); of the rest they fit all rows and repeat the 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from analysis.loading.columns import equal_rows, in_words
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 WarningKind = Literal["units", "flops", "embeddings", "duplicates", "diverged", "architectures"]
+
+ALL_KINDS: tuple[str, ...] = get_args(WarningKind)
 
 GAP = 1000.0
 """Factor between neighbouring sizes from which on a column is held for one of mixed units: the step from k to M to B."""

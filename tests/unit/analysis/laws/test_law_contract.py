@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.fitting.fit_law import fit_law
-from analysis.fitting.law import LogProblem
+from analysis.fitting.law import LawProblem
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.result import FitStatus
 from analysis.fitting.synthetic import make_inputs, make_runs
@@ -22,7 +22,7 @@ def truth(law):
 
 def problem_of(law, objective=SQUARES, n=40):
     runs = make_runs(law, n, noise=0.01)
-    return LogProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], objective)
+    return LawProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], objective)
 
 
 def near_truth(law, problem, size=0.05):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from analysis.fitting.fit_law import fit_law
-from analysis.fitting.law import LogProblem
+from analysis.fitting.law import LawProblem
 from analysis.fitting.objective import SQUARES
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
@@ -58,7 +58,7 @@ def test_sharing_more_never_fits_better():
 def test_derivatives_are_those_of_finite_differences():
     law = SharedCoefficients(CHINCHILLA, own=["A", "alpha"], groups=GROUPS)
     runs = two_architectures(noise=0.01)
-    problem = LogProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], SQUARES)
+    problem = LawProblem(law, {k: runs[k] for k in law.inputs}, runs["loss"], SQUARES)
     theta = problem.starts()[:3]
 
     exact = problem.jacobian(theta)
