@@ -26,9 +26,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.fit_law import LawFit
-from analysis.fitting.result import Band
+from analysis.fitting.result import Band, LawFit
 from analysis.fitting.two_stage import TwoStageFit
 from analysis.formatting import count
 from analysis.laws.shared_coefficients import SharedCoefficients
@@ -124,7 +122,7 @@ def law_figure(
 
 
 def curve_figure(
-    fits: CurveFit | Mapping[str, CurveFit],
+    fits: LawFit | Mapping[str, LawFit],
     *,
     x: str = "Size",
     outcome: str = "Outcome",
@@ -145,7 +143,7 @@ def curve_figure(
 
 
 def curves_figure(
-    columns: Mapping[str, Mapping[str, CurveFit]],
+    columns: Mapping[str, Mapping[str, LawFit]],
     *,
     x: Mapping[str, str],
     outcome: Mapping[str, str],
@@ -340,9 +338,9 @@ def _law_series(
         return {size: values} | {n: np.full(len(values), v) for n, v in held.items()}
 
     band = fit.predict(slice_at(at))
-    fitted = fit.law.evaluate({n: v[chosen] for n, v in fit.inputs.items()}, _best(fit))
+    fitted = fit.law.evaluate({n: v[chosen] for n, v in fit.inputs.items()}, fit.best)
     ratio = fit.y[chosen] / fitted
-    on_slice = fit.law.evaluate(slice_at(fit.inputs[size][chosen]), _best(fit))
+    on_slice = fit.law.evaluate(slice_at(fit.inputs[size][chosen]), fit.best)
     held_rows, errors = np.empty(0, dtype=np.int64), np.empty(0)
     if fit.hold_out is not None:
         mine = np.flatnonzero(chosen)
@@ -356,11 +354,11 @@ def _law_series(
 
 
 def _curve_series(
-    fit: CurveFit, style: SeriesStyle, beyond: float, *, margin: float = 1.2
+    fit: LawFit, style: SeriesStyle, beyond: float, *, margin: float = 1.2
 ) -> _Series:
     at = np.geomspace(fit.x.min() / margin, fit.x.max() * max(beyond, margin), 160)
     return _Series(
-        x=fit.x, y=fit.y, residuals=fit.residuals, at=at, band=fit.predict(at), style=style,
+        x=fit.x, y=fit.y, residuals=-fit.residuals, at=at, band=fit.predict(at), style=style,
         held=np.empty(0, dtype=np.int64), held_errors=np.empty(0),
     )  # fmt: skip
 
@@ -377,9 +375,11 @@ def _chain_series(
     pairs = [(order[k], j) for j, v in enumerate(link.x) if (k := round(float(v), 12)) in order]
     first = np.asarray([i for i, _ in pairs], dtype=np.int64)
     second = np.asarray([j for _, j in pairs], dtype=np.int64)
-    best = np.asarray(list(link.parameters.values()))
+    best = link.best
+    (name,) = link.law.inputs
     own = chain.predict({n: v[first] for n, v in chain.to_loss.inputs.items()}).y if pairs else np.empty(0)  # fmt: skip
-    moved = link.law.evaluate(law.y[first], best) + (link.y[second] - link.law.evaluate(link.x[second], best))  # fmt: skip
+    on_slice = link.law.evaluate({name: law.y[first]}, best)
+    moved = on_slice + link.y[second] - link.law.evaluate({name: link.x[second]}, best)
     return _Series(
         x=law.x[first], y=moved, residuals=link.y[second] - own, at=law.at, band=chain.predict(at),
         style=style, held=np.empty(0, dtype=np.int64), held_errors=np.empty(0),
@@ -585,10 +585,6 @@ def _plain(fit: LawFit) -> str:
     return fit.law.name.replace("_", " ")
 
 
-def _best(fit: LawFit) -> Array:
-    return np.asarray(list(fit.parameters.values()), dtype=np.float64)
-
-
 def _middle(values: Array) -> float:
     positive = values[values > 0]
     return float(np.exp(np.log(positive).mean())) if len(positive) else 0.0
@@ -602,7 +598,6 @@ def _positive(x: Array) -> Array:
 
 DRAW: Mapping[type, Callable[..., Figure]] = {
     LawFit: law_figure,
-    CurveFit: curve_figure,
     TwoStageFit: chain_figure,
     IsoflopFit: isoflop_figure,
     Envelope: envelope_figure,
@@ -618,4 +613,6 @@ def draw(fit: Any, **options: Any) -> Figure:
     """
     if type(fit) not in DRAW:
         raise ValueError(f"figure: of {', '.join(k.__name__ for k in DRAW)}, got {type(fit).__name__}")  # fmt: skip
+    if isinstance(fit, LawFit) and fit.objective_of.residual == "value" and len(fit.inputs) == 1:
+        return curve_figure(fit, **options)
     return DRAW[type(fit)](fit, **options)

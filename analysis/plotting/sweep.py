@@ -19,7 +19,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from analysis.fitting.curve import CurveFit
+from analysis.fitting.result import LawFit
 from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.plotting.style import SeriesStyle, series_styles
@@ -218,10 +218,11 @@ def _draw_series(
         )
 
 
-def _draw_curve(axis: Axes, fit: CurveFit, style: SeriesStyle, *, band: float) -> None:
-    prediction = fit.predict(np.geomspace(fit.x.min(), fit.x.max(), 200))
+def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
+    x = np.geomspace(fit.x.min(), fit.x.max(), 200)
+    prediction = fit.predict(x)
     axis.plot(
-        prediction.x,
+        x,
         prediction.y,
         color=style.colour,
         linestyle=style.line,
@@ -230,7 +231,7 @@ def _draw_curve(axis: Axes, fit: CurveFit, style: SeriesStyle, *, band: float) -
     )
     if np.isfinite(prediction.low).all():
         axis.fill_between(
-            prediction.x,
+            x,
             prediction.low,
             prediction.high,
             color=style.colour,

@@ -9,8 +9,7 @@ from typing import Any
 import jinja2
 from matplotlib.figure import Figure
 
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.result import FitResult
+from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs, histories
 from analysis.loading.usage import usage_columns
 from analysis.plotting.fits import curves_figure, draw
@@ -110,7 +109,7 @@ def _draw_fits(fits: SweepFits, folder: Path) -> list[str]:
     """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
     pictures = []
     for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
-        columns: dict[str, dict[str, CurveFit]] = {}
+        columns: dict[str, dict[str, LawFit]] = {}
         labels = {}
         for curve in fits.curves:
             q = curve.spec
@@ -197,7 +196,7 @@ def render(
         usage_picture=usage_picture,
         fits_pictures=fits_pictures,
         laws=laws_table(laws or {}),
-        law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, FitResult)}),
+        law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, LawFit)}),
         law_pictures=law_pictures or {},
         compared=compared,
         compared_pictures=compared_pictures or {},

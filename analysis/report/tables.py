@@ -8,9 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.fitting.bootstrap import MeanEstimate
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.fit_law import LawFit
-from analysis.fitting.result import FitResult
+from analysis.fitting.result import LawFit
 from analysis.fitting.two_stage import TwoStageFit
 from analysis.formatting import Table, count, decimals, flops, number, seconds
 from analysis.loading.load import Runs
@@ -319,7 +317,7 @@ def health(fits: SweepFits) -> Table:
     )
 
 
-def law_health(fits: Mapping[str, FitResult]) -> Table:
+def law_health(fits: Mapping[str, LawFit]) -> Table:
     """Return how the optimiser fared with every fit that has numbers."""
     usable = {title: fit for title, fit in fits.items() if fit.usable}
     rows = tuple(
@@ -438,7 +436,7 @@ def trials(runs: Runs) -> Table:
     )
 
 
-def parameters(fit: FitResult) -> str:
+def parameters(fit: LawFit) -> str:
     """Return `E 1.69 [1.60, 1.75], A …`, or a dash without a usable fit."""
     if not fit.usable:
         return "–"
@@ -453,7 +451,7 @@ def parameters(fit: FitResult) -> str:
     return ", ".join(phrases)
 
 
-def hold_out(fit: CurveFit) -> str:
+def hold_out(fit: LawFit) -> str:
     """Return the mean error of the held-out sizes."""
     if fit.hold_out is None:
         return "–"

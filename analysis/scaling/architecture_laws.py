@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import resample_clusters
-from analysis.fitting.fit_law import LawFit, Runs, fit_law
+from analysis.fitting.fit_law import FitControls, Runs, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
+from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
@@ -279,8 +280,7 @@ def fit_families(
             fitted,
             data,
             clusters=table.clusters[rows],
-            resamples=weights[:, rows],
-            rows=table.rows[rows],
+            controls=FitControls(resamples=weights[:, rows], rows=table.rows[rows]),
             **options,
         )
         for number, name in enumerate(members):

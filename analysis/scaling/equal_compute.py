@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_over_seeds
-from analysis.fitting.curve import CurveFit
+from analysis.fitting.result import LawFit
 from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
 
 Row = Any
@@ -156,7 +156,7 @@ def summarise(
 def equal_flops(
     table: pd.DataFrame,
     summaries: Sequence[ConfigurationSummary],
-    fits: Mapping[tuple[str, str], CurveFit],
+    fits: Mapping[tuple[str, str], LawFit],
     *,
     baseline: str = "dense",
     level: float = 0.95,
@@ -219,7 +219,7 @@ def effective_params(
     one: ConfigurationSummary,
     partner: ConfigurationSummary,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    fit: CurveFit | None,
+    fit: LawFit | None,
     *,
     seed: int = 0,
 ) -> EffectiveSize:

@@ -25,8 +25,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import LawFit
 from analysis.fitting.objective import MAD_TO_SIGMA
+from analysis.fitting.result import LawFit
 from analysis.scaling.architecture_laws import SIZE_INPUTS, ArchitectureLaw, ArchitectureLaws, Curve
 from analysis.scaling.compute_multiplier import multipliers_of
 from analysis.scaling.cost_measures import cost_measure

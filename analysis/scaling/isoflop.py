@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval, resample_clusters
-from analysis.fitting.fit_law import LawFit, fit_law
+from analysis.fitting.fit_law import fit_law
 from analysis.fitting.interval_calibration import Imagined, imagine, level_that_holds, summed
 from analysis.fitting.objective import Objective
-from analysis.fitting.result import FitStatus
+from analysis.fitting.result import FitStatus, LawFit
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
 from analysis.loading.validation import check_size_units, refuse_bad_units

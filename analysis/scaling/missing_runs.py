@@ -6,14 +6,15 @@ refitted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.curve_fit import fit_curve
+from analysis.fitting.fit_law import CURVE, fit_law
+from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
+from analysis.loading.validation import ALL_KINDS
 from analysis.scaling.sweep_summary import CurveSpec, SweepFits
 
 Array = NDArray[np.float64]
@@ -72,7 +73,7 @@ def missing_sizes(runs: Runs, fits: SweepFits) -> list[MissingSize]:
 
 
 def _moves(
-    fit: CurveFit, sizes: Array, at: float
+    fit: LawFit, sizes: Array, at: float
 ) -> Sequence[tuple[tuple[float, float, float], float, tuple[float, float]]]:
     """Return for each size what is expected there, the answer at `at`, and the answer with either end put in."""
     expected = fit.predict(sizes)
@@ -83,15 +84,21 @@ def _moves(
     weights = np.zeros((2 * m, n + 2 * m))
     weights[:, :n] = 1
     weights[np.arange(2 * m), n + np.arange(2 * m)] = 1
-    refits = fit_curve(
-        fit.law, np.concatenate([fit.x, sizes, sizes]), np.concatenate([fit.y, *ends]),
-        resamples=weights, calibrate=False, hold_out=False,
-    )  # fmt: skip
+    filled = {"x": np.concatenate([fit.x, sizes, sizes]), "y": np.concatenate([fit.y, *ends])}
+    refits = fit_law(
+        fit.law,
+        filled,
+        outcome="y",
+        objective=fit.objective_of,
+        hold_out=False,
+        accept=ALL_KINDS,
+        controls=replace(CURVE, resamples=weights, calibrate=False),
+    )
     answer = float(fit.predict(at).y[0])
     if not len(refits.draws):
         moved = np.full(2 * m, answer)
     else:
-        moved = fit.law.evaluate(np.asarray([at]), refits.draws)[:, 0]
+        moved = fit.law.evaluate({"x": np.asarray([at])}, refits.draws)[:, 0]
     return [
         (
             (float(expected.y[i]), float(ends[0, i]), float(ends[1, i])),

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.power_curve import fit_power_law
-from analysis.laws.saturating import fit_saturating
+from analysis.fitting.fit_law import CURVE, fit_law
+from analysis.fitting.objective import SQUARED_ERROR
+from analysis.fitting.result import LawFit
+from analysis.laws.power import POWER
+from analysis.laws.saturating import Saturating
 from analysis.loading.load import Runs
-from analysis.loading.validation import check_runs
+from analysis.loading.validation import ALL_KINDS, check_runs
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
 
 
@@ -45,7 +47,7 @@ class SeriesFit:
     series: str
     architecture: str
     spec: CurveSpec
-    fit: CurveFit
+    fit: LawFit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +68,7 @@ class SweepFits:
     warnings: Sequence[str] = ()
     """A sentence for everything odd about the runs of a series (`analysis/loading/validation.py`)."""
 
-    def curve(self, series: str, *, outcome: str, x: str) -> CurveFit | None:
+    def curve(self, series: str, *, outcome: str, x: str) -> LawFit | None:
         """Return the curve of a series, None if that outcome or size was not measured."""
         return next(
             (
@@ -187,12 +189,21 @@ def name_series(table: pd.DataFrame) -> dict[str, str]:
     return names
 
 
-def _fit(spec: CurveSpec, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float) -> CurveFit:
+def _fit(spec: CurveSpec, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float) -> LawFit:
     x = rows[spec.x].to_numpy(dtype=np.float64)
     y = rows[spec.outcome].to_numpy(dtype=np.float64)
-    clusters = list(rows["configuration"])
-    if spec.law == "saturating":
-        return fit_saturating(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
-    if spec.law == "power_law":
-        return fit_power_law(x, y, clusters=clusters, n_draws=n_draws, seed=seed, level=level)
-    raise ValueError(f"law must be power_law or saturating, got {spec.law!r}")
+    laws = {"power_law": POWER, "saturating": Saturating()}
+    if spec.law not in laws:
+        raise ValueError(f"law must be power_law or saturating, got {spec.law!r}")
+    return fit_law(
+        laws[spec.law],
+        {"x": x, spec.outcome: y},
+        outcome=spec.outcome,
+        clusters=list(rows["configuration"]),
+        objective=SQUARED_ERROR,
+        n_draws=n_draws,
+        seed=seed,
+        level=level,
+        accept=ALL_KINDS,  # checked for the whole series, with its seeds and settings
+        controls=CURVE,
+    )
