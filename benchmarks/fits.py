@@ -23,7 +23,7 @@ import pandas as pd
 import scipy
 import scipy.optimize
 
-from analysis.fitting.fit_law import fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 
@@ -95,7 +95,7 @@ def main() -> None:
 
     def ours(weights: np.ndarray):
         began, cpu = time.perf_counter(), time.process_time()
-        fit = fit_law(CHINCHILLA, runs, starts=raw, resamples=weights, hold_out=False)
+        fit = fit_law(CHINCHILLA, runs, hold_out=False, controls=FitControls(starts=raw, resamples=weights))
         return fit, time.perf_counter() - began, time.process_time() - cpu
 
     _, only_starts, _ = ours(np.empty((0, n)))

@@ -15,7 +15,6 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -23,19 +22,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import scipy
 
-from analysis.fitting.curve import CurveFit
-from analysis.fitting.curve import CurveLaw as CurveLaw
-from analysis.fitting.fit_law import fit_law
-from analysis.fitting.law import Law
+from analysis.fitting.fit_law import FitControls, fit_law
+from analysis.fitting.law import Law, LinearScaleLaw
 from analysis.fitting.objective import SQUARES, Objective
-from analysis.fitting.power_curve import PowerLaw, fit_power_law
-from analysis.fitting.result import Band, FitResult
+from analysis.fitting.result import Band, LawFit
 from analysis.fitting.synthetic import make_inputs, make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
+from analysis.laws.power import PowerLaw
 from analysis.laws.registry import all_laws
-from analysis.laws.saturating import Saturating, fit_saturating
+from analysis.laws.saturating import Saturating
 from analysis.scaling.isoflop import fit_isoflop
 
 NOISE = {"sparsity": 0.0005, "broken": 0.005, "fine_grained": 0.001}
@@ -61,7 +58,7 @@ class Tally:
         self._held_new = self._usable = 0
         self._started = time.process_time()
 
-    def add(self, fit: FitResult, forecast: Band, new: float) -> None:
+    def add(self, fit: LawFit, forecast: Band, new: float) -> None:
         """Take in a fit with its prediction at the two places, and a new run at the first of them."""
         self._usable += 1
         ends = np.asarray(list(fit.intervals.values()))
@@ -95,7 +92,7 @@ def recover(
     for replicate in range(replicates):
         runs = make_runs(law, n_runs, noise=noise, seed=replicate + 1)
         starts = truth[None, :] if from_truth else None
-        fit = fit_law(law, runs, objective=objective, starts=starts, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
+        fit = fit_law(law, runs, objective=objective, n_draws=draws, seed=replicate, hold_out=False, controls=FitControls(starts=starts))  # fmt: skip
         if not fit.usable:
             continue
         forecast = fit.predict(at)
@@ -111,13 +108,13 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
     inputs = make_inputs(CHINCHILLA, n_runs)
     at = targets(CHINCHILLA, inputs)
     truth = np.asarray([CHINCHILLA.example[name] for name in CHINCHILLA.parameter_names])
-    curve = link.evaluate(CHINCHILLA.evaluate(at, truth), parameters)
+    curve = link.evaluate({"loss": CHINCHILLA.evaluate(at, truth)}, parameters)
     held, held_link, usable = np.zeros(2), np.zeros(3), 0
     started = time.process_time()
     for replicate in range(replicates):
         runs = make_runs(CHINCHILLA, n_runs, noise=noise, seed=replicate + 1)
         scatter = noise * np.random.default_rng(10**6 + replicate).standard_normal(n_runs)
-        accuracy = np.clip(link.evaluate(runs["loss"], parameters) + scatter, 0, 1)
+        accuracy = np.clip(link.evaluate({"loss": runs["loss"]}, parameters) + scatter, 0, 1)
         fit = fit_chain(
             CHINCHILLA, link, runs | {"accuracy": accuracy}, objective=SQUARES, n_draws=draws, seed=replicate,
             hold_out=False,
@@ -141,16 +138,15 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
 class OneSize:
     """A curve of one size: `n_sizes` sizes of three seeds each, errors of configurations as large as those of seeds."""
 
-    fit: Callable[..., CurveFit]
-    law: CurveLaw
+    law: LinearScaleLaw
     truth: tuple[float, ...]
     span: tuple[float, float]
     noise: float
 
 
 CURVES = {
-    "power law": OneSize(fit_power_law, PowerLaw(), (1.7, 400.0, 0.35), (1e5, 1e8), 0.005),
-    "saturating": OneSize(fit_saturating, Saturating(), (0.8, 3e6, 0.7), (1e5, 1e8), 0.01),
+    "power law": OneSize(PowerLaw(), (1.7, 400.0, 0.35), (1e5, 1e8), 0.005),
+    "saturating": OneSize(Saturating(), (0.8, 3e6, 0.7), (1e5, 1e8), 0.01),
 }
 
 
@@ -160,13 +156,13 @@ def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) 
     x, member = np.repeat(sizes, seeds), np.repeat(np.arange(n_sizes), seeds)
     truth = np.asarray(curve.truth)
     at = np.asarray([np.sqrt(curve.span[0] * curve.span[1]), 10 * curve.span[1]])
-    known, clean = curve.law.evaluate(at, truth), curve.law.evaluate(x, truth)
+    known, clean = curve.law.evaluate({"x": at}, truth), curve.law.evaluate({"x": x}, truth)
     tally = Tally(truth, known)
     for replicate in range(replicates):
         generator = np.random.default_rng(replicate)
         shared, own = generator.standard_normal(n_sizes + 1), generator.standard_normal(len(x) + 1)
         errors = curve.noise / np.sqrt(2) * (shared[member] + own[:-1])
-        fit = curve.fit(x, clean + errors, clusters=member, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
+        fit = fit_law(curve.law, {"x": x, "y": clean + errors}, outcome="y", clusters=member, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
         if not fit.usable:
             continue
         new = known[0] + curve.noise / np.sqrt(2) * (shared[-1] + own[-1])

@@ -70,14 +70,7 @@ class FitControls:
     (`analysis/fitting/interval_calibration.py`); False takes those at `level`."""
     rows: NDArray[np.int64] | None = None
     """(n,): what warnings call the rows, where they are a part of a table; None counts from 0."""
-    min_spare: int | None = None
-    """Degrees of freedom from which on there are intervals; None is the law's."""
-    allow_singular: bool | None = None
-    """Whether a fit is usable when the runs do not tell its parameters apart; None is the law's."""
 
-
-CURVE = FitControls(min_spare=1, allow_singular=True)
-"""For a power law through few sizes, whose curve is well determined before its parameters are."""
 
 _DEFAULT = FitControls()
 
@@ -148,7 +141,7 @@ def fit_law(
             "level": level,
             "n_draws": min(n_draws, HOLD_OUT_DRAWS),
         }
-        held, held_note = _hold_out(law, data, hold_out, controls, options)
+        held, held_note = _hold_out(law, data, hold_out, options)
     # Rows were sorted for the optimiser; residuals go back to the order given.
     residuals = (problem.values(found.theta[None, :])[0] - problem.y) * problem.y_unit
     residuals = residuals[np.argsort(data.order)]
@@ -261,13 +254,12 @@ def _optimise(
             "vary it, or fit a law without it",
         )
     starts = controls.starts
-    singular = controls.allow_singular
     return problem, find_optimum(
         problem,
         huber=None if objective.huber is None else objective.huber / problem.y_unit,
         huber_scales=objective.huber_scales,
         starts=None if starts is None else problem.scale(np.asarray(starts, dtype=np.float64)),
-        allow_singular=law.allow_singular if singular is None else singular,
+        allow_singular=law.allow_singular,
     )
 
 
@@ -282,8 +274,7 @@ def _resample(
 ) -> tuple[Draws, str]:
     """Return the refitted resamples, and a note if there are none for want of runs."""
     n_free = problem.law.n_free
-    fewest = problem.law.min_spare if controls.min_spare is None else controls.min_spare
-    if data.n_distinct - n_free < fewest:
+    if data.n_distinct - n_free < problem.law.min_spare:
         return no_draws(problem), (
             f"; {data.n_distinct} distinct runs for {n_free} parameters are too few for an interval"
         )
@@ -377,7 +368,6 @@ def _hold_out(
     law: Law,
     data: _Data,
     held: bool | ArrayLike,
-    controls: FitControls,
     options: Mapping[str, Any],
 ) -> tuple[HoldOut | None, str]:
     """Return the held-out runs with their predictions, and what was held out or why nothing was."""
@@ -413,7 +403,6 @@ def _hold_out(
         clusters=data.labels[~mask],
         hold_out=False,
         accept=ALL_KINDS,
-        controls=FitControls(min_spare=controls.min_spare, allow_singular=controls.allow_singular),
         **options,
     )
     if not fit.usable:

@@ -6,14 +6,14 @@ are too narrow: they take the predicted loss as known (Bhagia et al. 2024 and Ga
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import resample_clusters
-from analysis.fitting.fit_law import CURVE, FitControls, fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.interval_calibration import widened
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
@@ -209,7 +209,7 @@ def fit_chain(
         level=level,
         hold_out=False,
         accept=ALL_KINDS,
-        controls=replace(CURVE, resamples=weights[:, second]),
+        controls=FitControls(resamples=weights[:, second]),
     )
     return TwoStageFit(
         to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome

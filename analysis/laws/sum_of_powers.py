@@ -166,17 +166,22 @@ class SumOfPowers(Law):
         return logs
 
 
-def non_negative_squares(columns: Array) -> Array:
-    """Return the non-negative amplitudes (S, k) of columns (S, k, n) whose sum is nearest to one everywhere.
+def non_negative_squares(columns: Array, target: Array | float = 1.0) -> Array:
+    """Return the non-negative amplitudes (S, k) of columns (S, k, n) whose sum is nearest to a target.
 
-    Exact: the minimum is the best of the unconstrained ones over subsets of columns that come out non-negative
-    (Lawson and Hanson 1974, theorem 23.4); k is at most 6 here, so all subsets are tried.
+    Exact: the minimum is the best of the unconstrained ones over subsets of columns that come out
+    non-negative (Lawson and Hanson 1974, theorem 23.4); k is at most 6 here, so all subsets are
+    tried.
+
+    Args:
+        columns: What is summed.
+        target: (n,), or one number for all.
     """
     n_sets, k, _ = columns.shape
     size = np.sqrt(np.einsum("skn,skn->sk", columns, columns))
     unit = columns / np.maximum(size, 1e-300)[:, :, None]
     gram = unit @ unit.transpose(0, 2, 1)
-    target = unit.sum(axis=2)
+    products = (unit * target).sum(axis=2)
     best = np.zeros((n_sets, k))
     lowest = np.zeros(n_sets)  # relative to no column at all
     for subset in itertools.chain.from_iterable(
@@ -184,8 +189,8 @@ def non_negative_squares(columns: Array) -> Array:
     ):
         chosen = np.asarray(subset)
         system = gram[:, chosen[:, None], chosen] + 1e-12 * np.eye(len(chosen))
-        solution = np.linalg.solve(system, target[:, chosen, None])[:, :, 0]
-        gain = -0.5 * np.einsum("sk,sk->s", solution, target[:, chosen])
+        solution = np.linalg.solve(system, products[:, chosen, None])[:, :, 0]
+        gain = -0.5 * np.einsum("sk,sk->s", solution, products[:, chosen])
         better = (solution >= 0).all(axis=1) & (gain < lowest)
         lowest = np.where(better, gain, lowest)
         filled = np.zeros((n_sets, k))

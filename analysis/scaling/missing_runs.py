@@ -6,12 +6,12 @@ refitted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import CURVE, fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
 from analysis.loading.validation import ALL_KINDS
@@ -92,7 +92,7 @@ def _moves(
         objective=fit.objective_of,
         hold_out=False,
         accept=ALL_KINDS,
-        controls=replace(CURVE, resamples=weights, calibrate=False),
+        controls=FitControls(resamples=weights, calibrate=False),
     )
     answer = float(fit.predict(at).y[0])
     if not len(refits.draws):

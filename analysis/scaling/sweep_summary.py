@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.fit_law import CURVE, fit_law
-from analysis.fitting.objective import SQUARED_ERROR
+from analysis.fitting.fit_law import fit_law
 from analysis.fitting.result import LawFit
-from analysis.laws.power import POWER
+from analysis.laws.power import PowerLaw
 from analysis.laws.saturating import Saturating
 from analysis.loading.load import Runs
 from analysis.loading.validation import ALL_KINDS, check_runs
@@ -192,7 +191,7 @@ def name_series(table: pd.DataFrame) -> dict[str, str]:
 def _fit(spec: CurveSpec, rows: pd.DataFrame, *, n_draws: int, seed: int, level: float) -> LawFit:
     x = rows[spec.x].to_numpy(dtype=np.float64)
     y = rows[spec.outcome].to_numpy(dtype=np.float64)
-    laws = {"power_law": POWER, "saturating": Saturating()}
+    laws = {"power_law": PowerLaw(), "saturating": Saturating()}
     if spec.law not in laws:
         raise ValueError(f"law must be power_law or saturating, got {spec.law!r}")
     return fit_law(
@@ -200,10 +199,8 @@ def _fit(spec: CurveSpec, rows: pd.DataFrame, *, n_draws: int, seed: int, level:
         {"x": x, spec.outcome: y},
         outcome=spec.outcome,
         clusters=list(rows["configuration"]),
-        objective=SQUARED_ERROR,
         n_draws=n_draws,
         seed=seed,
         level=level,
         accept=ALL_KINDS,  # checked for the whole series, with its seeds and settings
-        controls=CURVE,
     )

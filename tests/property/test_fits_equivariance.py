@@ -4,13 +4,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.fitting.curve import FitStatus
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARES, Objective
-from analysis.fitting.power_curve import fit_power_law
+from analysis.fitting.result import FitStatus
 from analysis.fitting.synthetic import make_inputs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
-from analysis.laws.saturating import fit_saturating
+from analysis.laws.power import PowerLaw
+from analysis.laws.saturating import Saturating
+from analysis.loading.validation import ALL_KINDS
 
 FEW = settings(max_examples=10, deadline=None)
 SIZES = np.geomspace(1e5, 1e8, 6)
@@ -18,6 +19,15 @@ X = np.repeat(SIZES, 2)
 
 scales = st.floats(-6, 6).map(lambda power: 10.0**power)
 seeds = st.integers(0, 2**32 - 1)
+
+
+def fit_power_law(x, y, **options):
+    runs = {"x": x, "loss": y}
+    return fit_law(PowerLaw(), runs, accept=ALL_KINDS, **options)  # fmt: skip
+
+
+def fit_saturating(x, y, **options):
+    return fit_law(Saturating(), {"x": x, "y": y}, outcome="y", accept=ALL_KINDS, **options)
 
 
 def losses(seed):

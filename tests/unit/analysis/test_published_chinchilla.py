@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import huber, logsumexp
 
-from analysis.fitting.fit_law import fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.profile_likelihood import profile_interval
 from analysis.fitting.synthetic import make_runs
@@ -64,7 +64,7 @@ def quick(law, runs, objective=None):
 @pytest.mark.parametrize("starts", [None, classic_grid()], ids=["own starts", "classic grid"])
 def test_huber(published_runs, starts):
     kept = without_outliers(published_runs)
-    fit = fit_law(CHINCHILLA, kept, n_draws=0, hold_out=False, starts=starts)
+    fit = fit_law(CHINCHILLA, kept, n_draws=0, hold_out=False, controls=FitControls(starts=starts))
 
     assert fit.objective <= 0.00101827402
     expected = {"A": 477.83, "B": 2143.4, "E": 1.81722, "alpha": 0.34731, "beta": 0.36717}
@@ -133,7 +133,7 @@ def test_profile_likelihood(published_runs):
 
 def test_extrapolation_and_optimum(published_runs):
     kept = without_outliers(published_runs)
-    fit = fit_law(CHINCHILLA, kept, n_draws=0, held=kept["flops"] >= 1e21)
+    fit = fit_law(CHINCHILLA, kept, n_draws=0, hold_out=kept["flops"] >= 1e21)
 
     assert fit.hold_out.n_fitted == 217
     assert fit.hold_out.mean_absolute_log_error == pytest.approx(0.01052, abs=5e-6)
@@ -155,14 +155,19 @@ def test_standard_errors_and_intervals(published_runs):
     for row in resamples:
         row[:] = np.bincount(generator.choice(len(kept), size=len(kept)), minlength=len(kept))
 
-    fit = fit_law(CHINCHILLA, kept, hold_out=False, resamples=resamples)
+    fit = fit_law(CHINCHILLA, kept, hold_out=False, controls=FitControls(resamples=resamples))
 
     A, _, _, alpha, beta = fit.draws.T
     np.testing.assert_allclose(
         fit.draws.std(axis=0), [124.5, 1293, 0.0257, 0.0154, 0.0206], rtol=4e-3
     )
     assert fit.share_unsettled == 0
-    plain = fit_law(CHINCHILLA, kept, hold_out=False, resamples=resamples[:200], calibrate=False)
+    plain = fit_law(
+        CHINCHILLA,
+        kept,
+        hold_out=False,
+        controls=FitControls(resamples=resamples[:200], calibrate=False),
+    )
     assert plain.intervals["E"] == tuple(np.quantile(plain.draws[:, 2], [0.025, 0.975]))
     ends = np.quantile(fit.draws, [0.025, 0.975], axis=0)
     assert ends[:, 1].round().tolist() == [1042, 5810]
@@ -195,7 +200,13 @@ def test_synthetic_twin_of_the_grid():
     twin = make_runs(CHINCHILLA, 240, noise=0.006, seed=7)
 
     own = quick(CHINCHILLA, twin)
-    grid = fit_law(CHINCHILLA, twin, n_draws=0, hold_out=False, starts=classic_grid()[::5])
+    grid = fit_law(
+        CHINCHILLA,
+        twin,
+        n_draws=0,
+        hold_out=False,
+        controls=FitControls(starts=classic_grid()[::5]),
+    )
 
     assert grid.n_starts == 900
     assert grid.objective == pytest.approx(own.objective, rel=1e-9)

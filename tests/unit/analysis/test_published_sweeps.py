@@ -140,7 +140,7 @@ def test_abrupt_break_runs(published_runs):
     runs = published_runs("bnsl_4digit.csv")
     runs.columns = ["x", "loss"]
 
-    fit = fit_law(BROKEN, runs, objective=SQUARES, n_draws=0, held=np.arange(17) >= 14)
+    fit = fit_law(BROKEN, runs, objective=SQUARES, n_draws=0, hold_out=np.arange(17) >= 14)
 
     assert fit.status == "converged"
     assert fit.hold_out.rms_log_error < 0.0115

@@ -255,7 +255,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="one configuration per run"):
         fit_law(CHINCHILLA, table, clusters=["a"])
     with pytest.raises(ValueError, match="held: must mark some"):
-        fit_law(CHINCHILLA, table, held=np.ones(40, dtype=bool))
+        fit_law(CHINCHILLA, table, hold_out=np.ones(40, dtype=bool))
     with pytest.raises(ValueError, match="huber: must not be negative"):
         Objective(huber=-1)
     with pytest.raises(ValueError, match="residual: must be log or value"):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.fitting.fit_law import fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.interval_calibration import (
     Levels,
     calibrated,
@@ -11,8 +11,8 @@ from analysis.fitting.interval_calibration import (
     summed,
 )
 from analysis.fitting.objective import SQUARES
-from analysis.fitting.power_curve import fit_power_law
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.power import PowerLaw
 
 
 def resamples(n, n_draws, seed=0, at_least=1):
@@ -117,7 +117,13 @@ def test_a_curve_of_six_sizes_takes_its_intervals_further_out_and_keeps_its_draw
     x = np.repeat(np.geomspace(1e5, 1e8, 6), 3)
     y = 1.7 + 400 * x**-0.35 + 0.01 * np.random.default_rng(0).standard_normal(18)
 
-    fit = fit_power_law(x, y, clusters=np.repeat(np.arange(6), 3), n_draws=300, hold_out=False)
+    fit = fit_law(
+        PowerLaw(),
+        {"x": x, "loss": y},
+        clusters=np.repeat(np.arange(6), 3),
+        n_draws=300,
+        hold_out=False,
+    )
 
     assert 0.9 < fit.levels.coefficient < fit.levels.curve < 1
     shares = [(1 - fit.levels.coefficient) / 2, (1 + fit.levels.coefficient) / 2]
@@ -136,7 +142,14 @@ def test_a_law_can_be_asked_for_plain_percentiles():
     runs = {"params": params, "tokens": tokens}
     runs["loss"] = CHINCHILLA.evaluate(runs, truth) * np.exp(0.003 * generator.standard_normal(18))
 
-    fit = fit_law(CHINCHILLA, runs, objective=SQUARES, n_draws=100, hold_out=False, calibrate=False)
+    fit = fit_law(
+        CHINCHILLA,
+        runs,
+        objective=SQUARES,
+        n_draws=100,
+        hold_out=False,
+        controls=FitControls(calibrate=False),
+    )
 
     assert fit.levels == Levels.plain(0.95)
     assert fit.intervals["E"] == tuple(np.quantile(fit.draws[:, 2], [0.025, 0.975]))

@@ -13,7 +13,7 @@ TARGET = {"params": 3e10, "tokens": 1e12}
 def runs(loss_noise=0.01, outcome_noise=0.01, n=60, seed=0):
     table = make_runs(CHINCHILLA, n, noise=loss_noise, seed=seed)
     noise = outcome_noise * np.random.default_rng(seed + 1).standard_normal(n)
-    clean = Sigmoid(chance=0.25).evaluate(table["loss"], LINK)
+    clean = Sigmoid(chance=0.25).evaluate({"loss": table["loss"]}, LINK)
     return table | {"accuracy": np.clip(clean + noise, 0.01, 1)}
 
 
@@ -26,7 +26,7 @@ def test_without_noise_the_target_is_met():
 
     loss = CHINCHILLA.evaluate({k: np.asarray([v]) for k, v in TARGET.items()}, np.asarray(list(CHINCHILLA.example.values())))  # fmt: skip
     np.testing.assert_allclose(at.loss, loss, rtol=1e-6)
-    np.testing.assert_allclose(at.y, Sigmoid(chance=0.25).evaluate(loss, LINK), rtol=1e-6)
+    np.testing.assert_allclose(at.y, Sigmoid(chance=0.25).evaluate({"loss": loss}, LINK), rtol=1e-6)
     assert at.extrapolated.tolist() == [True]
 
 

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit
 
-from analysis.fitting.curve_fit import fit_curve
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.law import LawProblem
+from analysis.fitting.objective import SQUARED_ERROR
 from analysis.fitting.result import FitStatus
 from analysis.laws.loss_to_accuracy import Exponential, Sigmoid
 
@@ -16,11 +18,15 @@ CASES = [
 ]
 
 
+def fit_link(link, losses, y):
+    return fit_law(link, {"loss": losses, "y": y}, outcome="y", n_draws=0, hold_out=False)
+
+
 @pytest.mark.parametrize(("link", "parameters"), CASES)
 def test_known_parameters_come_back(link, parameters):
-    y = link.evaluate(L, np.asarray(parameters))
+    y = link.evaluate({"loss": L}, np.asarray(parameters))
 
-    fit = fit_curve(link, L, y, n_draws=0, hold_out=False)
+    fit = fit_link(link, L, y)
 
     assert fit.status is FitStatus.CONVERGED, fit.sentence
     np.testing.assert_allclose(list(fit.parameters.values()), parameters, rtol=1e-5)
@@ -30,15 +36,15 @@ def test_known_parameters_come_back(link, parameters):
 @pytest.mark.parametrize(("link", "parameters"), CASES)
 def test_the_inverse_leads_back(link, parameters):
     p = np.asarray([parameters])
-    y = link.evaluate(np.asarray([2.9]), p[0])
+    y = link.evaluate({"loss": np.asarray([2.9])}, p[0])
 
     np.testing.assert_allclose(link.invert(y, p), [2.9], rtol=1e-9)
 
 
 @pytest.mark.parametrize(("link", "parameters"), CASES)
 def test_derivatives_are_those_of_finite_differences(link, parameters):
-    y = link.evaluate(L, np.asarray(parameters)) + 0.01 * np.cos(9 * L)
-    problem = link.scaled(L, y)
+    y = link.evaluate({"loss": L}, np.asarray(parameters)) + 0.01 * np.cos(9 * L)
+    problem = LawProblem(link, {"loss": L}, y, SQUARED_ERROR)
     theta = np.clip(problem.starts()[:6] + 0.01, problem.lower, problem.upper)
 
     exact = problem.jacobian(theta)
@@ -51,16 +57,28 @@ def test_derivatives_are_those_of_finite_differences(link, parameters):
 
 
 def test_a_straight_line_is_gamma_zero():
-    fit = fit_curve(Exponential(), L, 0.1 + 0.2 * L, n_draws=0, hold_out=False)
+    fit = fit_link(Exponential(), L, 0.1 + 0.2 * L)
 
     assert abs(fit.parameters["gamma"]) < 1e-3
     np.testing.assert_allclose(fit.predict(L).y, 0.1 + 0.2 * L, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("link", "parameters"), CASES)
+def test_centred_parameters_are_those_of_the_equation(link, parameters):
+    y = link.evaluate({"loss": L}, np.asarray(parameters)) + 0.01 * np.cos(9 * L)
+    problem = LawProblem(link, {"loss": L}, y, SQUARED_ERROR)
+    raw = np.asarray([parameters])
+
+    theta = problem.scale(raw)
+
+    np.testing.assert_allclose(problem.unscale(theta), raw, rtol=1e-9)
+    np.testing.assert_allclose(problem.values(theta)[0] * problem.y_unit, link.evaluate({"loss": L}, raw)[0], rtol=1e-9)  # fmt: skip
+
+
 def test_noisy_errors_are_fitted_as_scipy_does():
     y = 0.85 - 2.1 * np.exp(-0.75 * L) + 0.004 * np.random.default_rng(0).standard_normal(len(L))
 
-    fit = fit_curve(Exponential(), L, y, n_draws=0, hold_out=False)
+    fit = fit_link(Exponential(), L, y)
 
     expected, _ = curve_fit(
         lambda x, e, k, g: e - k * np.exp(-g * x),
@@ -74,7 +92,7 @@ def test_noisy_errors_are_fitted_as_scipy_does():
 
 
 def test_an_outcome_that_falls_with_the_loss_is_not_fitted():
-    fit = fit_curve(Exponential(), L, 1 - 0.2 * L, n_draws=0, hold_out=False)
+    fit = fit_link(Exponential(), L, 1 - 0.2 * L)
 
     assert fit.status is FitStatus.FLAT
     assert not fit.usable

@@ -1,11 +1,18 @@
 import numpy as np
 import pytest
 
-from analysis.fitting.curve import FitStatus
-from analysis.laws.saturating import Saturating, fit_saturating
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.result import FitStatus
+from analysis.laws.saturating import Saturating
+from analysis.loading.validation import ALL_KINDS
 
 X = np.repeat(np.geomspace(3e4, 3e7, 7), 3)
 CLUSTERS = np.repeat(np.arange(7), 3)
+
+
+def fit_saturating(x, y, *, floor=0.0, ceiling=None, **options):
+    law = Saturating(floor=floor, fixed_ceiling=ceiling)
+    return fit_law(law, {"x": x, "accuracy": y}, outcome="accuracy", accept=ALL_KINDS, **options)
 
 
 def truth(x, ceiling=0.9, x0=8e5, k=1.3, floor=0.0):

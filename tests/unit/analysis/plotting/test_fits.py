@@ -7,11 +7,11 @@ from matplotlib.colors import to_hex
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARES
-from analysis.fitting.power_curve import fit_power_law
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
+from analysis.laws.power import PowerLaw
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sparse import JOINT_SHARED
 from analysis.plotting.fits import chain_figure, draw, law_figure
@@ -195,7 +195,7 @@ def test_an_envelope_has_its_line_and_its_grey_edges():
 
 def test_a_curve_of_one_size():
     x = np.geomspace(1e5, 1e8, 8)
-    fit = fit_power_law(x, 1.5 + 40 / x**0.3, n_draws=20)
+    fit = fit_law(PowerLaw(), {"x": x, "loss": 1.5 + 40 / x**0.3}, n_draws=20)
 
     figure = draw(fit, x="total_params", outcome="Loss")
 
@@ -205,7 +205,7 @@ def test_a_curve_of_one_size():
 
 def test_equal_numbers_give_an_equal_picture():
     x = np.geomspace(1e5, 1e8, 8)
-    fit = fit_power_law(x, 1.5 + 40 / x**0.3, n_draws=20)
+    fit = fit_law(PowerLaw(), {"x": x, "loss": 1.5 + 40 / x**0.3}, n_draws=20)
 
     assert image(draw(fit), "svg") == image(draw(fit), "svg")
 

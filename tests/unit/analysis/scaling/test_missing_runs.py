@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import analysis
-from analysis.fitting.curve_fit import fit_curve
+from analysis.fitting.fit_law import fit_law
 from analysis.report.tables import missing
 from analysis.scaling.missing_runs import missing_sizes
 from analysis.scaling.sweep_summary import CURVE_SPECS
@@ -52,10 +52,10 @@ def test_the_scenario_is_the_fit_with_that_run(partial):
     fit = fits.curves[0].fit
 
     ends = [
-        fit_curve(
+        fit_law(
             fit.law,
-            np.append(fit.x, found.x),
-            np.append(fit.y, value),
+            {"x": np.append(fit.x, found.x), "loss": np.append(fit.y, value)},
+            objective=fit.objective_of,
             n_draws=0,
             hold_out=False,
         )
