@@ -1,12 +1,14 @@
-"""Intervals: percentiles over resampled runs for curves, Student's t over seeds for one configuration.
+"""Bootstrap intervals over configurations, and Student's t over the seeds of one.
 
-Runs of one configuration that differ in their seed are not independent evidence about the curve, so a resample
-draws whole configurations (cluster bootstrap; Efron and Tibshirani 1993, chapter 8; Cameron, Gelbach and Miller
-2008). Two to five seeds are too few to resample: there the interval of a mean is Student's t.
+Runs of one configuration that differ in their seed are not independent evidence about the curve, so
+a resample draws whole configurations (cluster bootstrap; Efron and Tibshirani 1993, chapter 8;
+Cameron, Gelbach and Miller 2008). Two to five seeds are too few to resample: there the interval of
+a mean is Student's t.
 
 Percentiles of few resampled clusters hold the truth too seldom or too often, by what the runs are:
-`analysis/fitting/interval_calibration.py` says which to take. Five configurations for three parameters are too few for that, too: all of
-200 draws from the smallest to the largest held the truth in 79 to 94 % of 100 simulated sweeps.
+`analysis/fitting/interval_calibration.py` says which to take. Five configurations for three
+parameters are too few for that, too: all of 200 draws from the smallest to the largest held the
+truth in 79 to 94 % of 100 simulated sweeps.
 """
 
 import math
@@ -44,7 +46,9 @@ def mean_over_seeds(
     level: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> MeanEstimate:
-    """Return the mean over seeds with Student's t interval (n - 1 degrees of freedom), None of it for one seed.
+    """Return the mean over seeds with Student's t interval (n - 1 degrees of freedom).
+
+    One seed has no interval.
 
     Args:
         values: One per seed.
@@ -71,7 +75,9 @@ def mean_over_seeds(
 def difference_of_means(
     first: Sequence[float] | Array, second: Sequence[float] | Array, *, level: float = 0.95
 ) -> MeanEstimate:
-    """Return mean(first) - mean(second) with Welch's t interval; none when either side has a single seed.
+    """Return mean(first) - mean(second) with Welch's t interval.
+
+    There is none when either side has a single seed.
 
     Seeds of different architectures share no weights, so they are not treated as pairs.
 
@@ -124,7 +130,8 @@ def resample_clusters(
         clusters: One label per run; runs of one label are drawn together.
         n_draws: Resamples wanted.
         seed: Of the random generator.
-        accept: Weights (k, n_runs) to (k,): resamples that a curve can be fitted to. Refused ones are redrawn.
+        accept: Weights (k, n_runs) to (k,): resamples that a curve can be fitted to. Refused ones
+            are redrawn.
 
     Raises:
         ValueError: If nearly every resample is refused.
@@ -144,7 +151,8 @@ def resample_clusters(
         n_drawn += n_draws
         if n_drawn >= 1000 * n_draws and n_good < n_draws:
             raise ValueError(
-                f"clusters: {n_good} of {n_drawn} resamples of {len(names)} clusters can be used; add configurations"
+                f"clusters: {n_good} of {n_drawn} resamples of {len(names)} clusters can be used; "
+                "add configurations"
             )
     return Resamples(weights=np.concatenate(kept)[:n_draws], share_refused=1 - n_good / n_drawn)
 

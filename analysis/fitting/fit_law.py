@@ -54,7 +54,8 @@ HOLD_OUT_SHARE = 0.25
 """Share of the configurations held out, the largest."""
 
 HOLD_OUT_DRAWS = 300
-"""Most resamples behind the band of a held-out prediction; it needs less precision than a report."""
+"""Most resamples behind the band of a held-out prediction; it needs less precision than a
+report."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,14 +1,16 @@
-"""Between which percentiles of resampled fits the truth lies as often as an interval says.
+"""Interval calibration: percentiles of resampled fits that hold the truth as often as stated.
 
-Percentiles of resamples err in two ways that few configurations make large. Too narrow: residuals are smaller than
-errors, by (n - p) / n in variance, and a normal's percentiles stand where a t's belong. Too wide: a resample holds two
-thirds of the configurations, which determine p coefficients worse than all of them do. One coefficient and evenly
-spread runs have only the first, for which there is a formula (Hesterberg 2015, section 3.5); 18 configurations for five
-coefficients have so much of the second that plain percentiles are too wide by a fifth, nine for three by two thirds.
+Percentiles of resamples err in two ways that few configurations make large. Too narrow: residuals
+are smaller than errors, by (n - p) / n in variance, and a normal's percentiles stand where a t's
+belong. Too wide: a resample holds two thirds of the configurations, which determine p coefficients
+worse than all of them do. One coefficient and evenly spread runs have only the first, for which
+there is a formula (Hesterberg 2015, section 3.5); 18 configurations for five coefficients have so
+much of the second that plain percentiles are too wide by a fifth, nine for three by two thirds.
 
-In a law made linear at its optimum both can be worked out: errors are drawn, the linear law is fitted to them and
-refitted to the very resamples that were used, and it is counted where the truth lies among the refits (calibration,
-Loh 1987, by matrix products instead of a second bootstrap). What a law's curvature adds is not in it.
+In a law made linear at its optimum both can be worked out: errors are drawn, the linear law is
+fitted to them and refitted to the very resamples that were used, and it is counted where the truth
+lies among the refits (calibration, Loh 1987, by matrix products instead of a second bootstrap).
+What a law's curvature adds is not in it.
 """
 
 from collections.abc import Sequence
@@ -55,7 +57,8 @@ class Imagined:
     """A linear law fitted to imagined errors, of which the truth is zero."""
 
     refitted: Array
-    """(k, draws, imagined): what each of k quantities is in a resample less what it is in the fit of all runs."""
+    """(k, draws, imagined): what each of k quantities is in a resample less what it is in the fit
+    of all runs."""
     true: Array
     """(k, imagined): what it truly is less what it is in the fit of all runs."""
 
@@ -91,7 +94,10 @@ def summed(parts: Sequence[Imagined], factors: Array) -> Imagined:
 
 
 def level_that_holds(level: float, imagined: Imagined) -> float:
-    """Return the percentiles between which a share `level` of the truths lies, over all quantities alike."""
+    """Return the percentiles between which a share `level` of the truths lies.
+
+    All quantities count alike.
+    """
     return float(np.quantile(_depths(imagined), level))
 
 
@@ -105,8 +111,8 @@ def calibrated(
 ) -> Levels:
     """Return what to take for intervals of `level`.
 
-    Fitted values at the runs decide for the curve. For coefficients they and the coefficients count alike, half each:
-    these alone ask for less, which the curvature of laws then lacks.
+    Fitted values at the runs decide for the curve. For coefficients they and the coefficients count
+    alike, half each: these alone ask for less, which the curvature of laws then lacks.
 
     Args:
         level: Asked for.
@@ -167,7 +173,10 @@ class _Linear:
         )
 
     def new_runs(self, at: Imagined) -> Imagined:
-        """Return a new run at each place: its own error beside the curve's, a resampled residual beside a refit's."""
+        """Return a new run at each place.
+
+        Its own error joins the curve's, a resampled residual joins a refit's.
+        """
         k, n_draws, n = at.refitted.shape
         residuals = widened(self._residuals, self._p)
         rows = self._generator.integers(len(residuals), size=(n_draws, n))
@@ -177,7 +186,10 @@ class _Linear:
 
 
 def widened(residuals: Array, n_free: int) -> Array:
-    """Return residuals (n, ...) times sqrt(n / (n - p)): a fit of p parameters lies closer to its own runs than to new ones."""
+    """Return residuals (n, ...) times sqrt(n / (n - p)).
+
+    A fit of p parameters lies closer to its own runs than to new ones.
+    """
     n = len(residuals)
     return np.asarray(residuals * np.sqrt(n / max(n - n_free, 1)))
 

@@ -41,7 +41,8 @@ class Parameter:
     """What resting on the lower bound means."""
     at_upper: str = "the runs change too abruptly for this law"
     log: bool = False
-    """Fitted as its logarithm, without being an amplitude: lower, upper and start are logarithms."""
+    """Fitted as its logarithm, without being an amplitude: lower, upper and start are
+    logarithms."""
 
 
 class Law(ABC):
@@ -128,7 +129,7 @@ class Law(ABC):
         return spread_starts(self, problem, 64)
 
     def size(self, inputs: Mapping[str, Array]) -> Array:
-        """Return what orders runs for a hold-out: the log of the product of sizes (compute, 6 N D)."""
+        """Return what orders runs for a hold-out: the log of the product of sizes, as compute."""
         total = np.zeros(len(next(iter(inputs.values()))))
         for name in ("params", "tokens", "n_active", "compute"):
             if name in self.inputs:
@@ -250,13 +251,13 @@ class LawProblem:
         return np.clip(self.law.starts(self), self.lower, self.upper)
 
     def unscale(self, theta: Array) -> Array:
-        """Return parameters (B, p) in the units of the data; an amplitude at its lower bound is zero."""
+        """Return parameters (B, p) in the units of the data; an amplitude at its bound is zero."""
         raw = self.law.uncentred_external(theta, self._centre)
         gone = [p.amplitude for p in self.law.parameters] & (theta <= self.lower)
         return np.where(gone, 0.0, raw)
 
     def scale(self, parameters: Array) -> Array:
-        """Return internal, centred parameters (B, p), inside the bounds: the reverse of `unscale`."""
+        """Return internal, centred parameters (B, p), inside the bounds: `unscale` reversed."""
         theta = self.law.centred_internal(parameters, self._centre)
         return np.clip(theta, self.lower, self.upper)
 

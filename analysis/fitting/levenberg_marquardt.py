@@ -1,24 +1,27 @@
-"""Bounded nonlinear least squares for many starts, or many resamples, in one array program.
+"""Bounded Levenberg-Marquardt for many starts, or many resamples, in one array program.
 
-Projected Levenberg-Marquardt with exact Jacobians (Marquardt 1963; box bounds by freezing the parameters whose
-gradient points outward, as in Bertsekas 1982). All problems share points and model; each has its own weights and
-start. A Python loop over a thousand resamples takes seconds, this takes tens of milliseconds.
+Projected, with exact Jacobians (Marquardt 1963; box bounds by freezing the parameters whose
+gradient points outward, as in Bertsekas 1982). All problems share points and model; each has its
+own weights and start. A Python loop over a thousand resamples takes seconds, this takes tens of
+milliseconds.
 
-Huber's loss has two curvatures to offer: its own (1 within the threshold, 0 beyond), which gives steps that end after
-a few once the points within the threshold are known, and that of reweighted least squares (Huber 1981, section 7.8),
-which always descends on a linear model but only creeps. A step uses the first plus the damping times the second, so
-that a near-absolute error (a threshold far below the residuals) converges as fast as least squares.
+Huber's loss has two curvatures to offer: its own (1 within the threshold, 0 beyond), which gives
+steps that end after a few once the points within the threshold are known, and that of reweighted
+least squares (Huber 1981, section 7.8), which always descends on a linear model but only creeps. A
+step uses the first plus the damping times the second, so that a near-absolute error (a threshold
+far below the residuals) converges as fast as least squares.
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 BLOCK_NUMBERS = 32_768
 """Numbers (problems x points) worked on at once: a block's arrays stay in a core's cache."""
@@ -30,8 +33,9 @@ _GIVEN_UP = 1e10
 """Damping at which no step can help any more."""
 
 _FREED = 30_000_000
-"""Bytes below which glibc then keeps freed memory instead of handing every block's arrays back to the system, whose
-page faults took four fifths of the time. It learns the size from the largest array that was freed (mallopt(3))."""
+"""Bytes below which glibc then keeps freed memory instead of handing every block's arrays back to
+the system, whose page faults took four fifths of the time. It learns the size from the largest
+array that was freed (mallopt(3))."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,8 @@ class Minimum:
     objective: Array
     """(B,): sum of weight x rho(residual); rho(r) = r^2 / 2, linear beyond the Huber threshold."""
     gradient: Array
-    """(B,): largest |cosine| between the residuals and a column of the Jacobian, over parameters free to move. 0 is a minimum."""
+    """(B,): largest |cosine| between the residuals and a column of the Jacobian, over parameters
+    free to move. 0 is a minimum."""
     converged: NDArray[np.bool_]
     """(B,): gradient below the tolerance."""
     iterations: NDArray[np.int64]
@@ -67,39 +72,34 @@ def minimise(
 
     Args:
         values: Parameters (B, p) to predictions (B, n).
-        jacobian: Parameters (B, p) to derivatives (B, n, p); fastest as a transposed view of (B, p, n).
+        jacobian: Parameters (B, p) to derivatives (B, n, p); fastest as a transposed view of
+            (B, p, n).
         y: (n,), scaled so that its spread is of the order of one.
         weights: (B, n), not negative.
         starts: (B, p); clipped to the bounds.
         lower: (p,). Equal to `upper` where a parameter is fixed.
         upper: (p,).
-        huber: Residual beyond which the objective grows linearly, in units of y; None is least squares.
+        huber: Residual beyond which the objective grows linearly, in units of y; None is least
+            squares.
         iterations: Most steps per problem.
         tolerance: On the gradient, see `Minimum.gradient`.
     """
     starts = np.clip(starts, lower, upper).astype(np.float64)
+    model = _Model(values=values, jacobian=jacobian, y=y, lower=lower, upper=upper, huber=huber)
     block = max(1, BLOCK_NUMBERS // len(y))
     np.empty(_FREED, dtype=np.int8)  # freed at once, never touched
 
     def solve(first: int) -> Minimum:
         rows = slice(first, first + block)
-        return _minimise_block(
-            values, jacobian, y, weights[rows], starts[rows], lower=lower, upper=upper,
-            huber=huber, iterations=iterations, tolerance=tolerance,
-        )  # fmt: skip
+        return _minimise_block(model, weights[rows], starts[rows], iterations, tolerance)
 
     firsts = range(0, len(starts), block)
     if len(firsts) <= 1:
         return solve(0)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1, len(firsts))) as pool:
         parts = list(pool.map(solve, firsts))
-    return Minimum(
-        parameters=np.concatenate([part.parameters for part in parts]),
-        objective=np.concatenate([part.objective for part in parts]),
-        gradient=np.concatenate([part.gradient for part in parts]),
-        converged=np.concatenate([part.converged for part in parts]),
-        iterations=np.concatenate([part.iterations for part in parts]),
-    )
+    names = [field.name for field in fields(Minimum)]
+    return Minimum(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
 
 def rho(residual: Array, huber: float | None) -> Array:
@@ -111,87 +111,83 @@ def rho(residual: Array, huber: float | None) -> Array:
     return loss
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """What all problems share."""
+
+    values: Callable[[Array], Array]
+    jacobian: Callable[[Array], Array]
+    y: Array
+    lower: Array
+    upper: Array
+    huber: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NormalEquations:
+    """The quadratic model of the objective of b problems around their parameters."""
+
+    gradient: Array
+    """(b, p); zero where a parameter is frozen."""
+    hessian: Array
+    """(b, p, p), without damping."""
+    frozen: Mask
+    """(b, p): parameters at a bound whose gradient points outward, and fixed ones."""
+    cosine: Array
+    """(b,): see `Minimum.gradient`."""
+
+    def of(self, rows: Mask) -> "_NormalEquations":
+        """Return those of some problems."""
+        return _NormalEquations(
+            gradient=self.gradient[rows],
+            hessian=self.hessian[rows],
+            frozen=self.frozen[rows],
+            cosine=self.cosine[rows],
+        )
+
+
 def _minimise_block(
-    values: Callable[[Array], Array],
-    jacobian: Callable[[Array], Array],
-    y: Array,
-    weights: Array,
-    starts: Array,
-    *,
-    lower: Array,
-    upper: Array,
-    huber: float | None,
-    iterations: int,
-    tolerance: float,
+    model: _Model, weights: Array, starts: Array, iterations: int, tolerance: float
 ) -> Minimum:
     theta = starts.copy()
-    n_problems, n_parameters = theta.shape
-    eye = np.eye(n_parameters)
+    n_problems = len(theta)
     damping = np.full(n_problems, 1e-3)
-    residual = values(theta) - y
-    objective = np.einsum("bn,bn->b", weights, rho(residual, huber))
+    residual = model.values(theta) - model.y
+    objective = np.einsum("bn,bn->b", weights, rho(residual, model.huber))
     cosine = np.full(n_problems, np.inf)
     tried = np.zeros(n_problems, dtype=np.int64)
     active = np.arange(n_problems)
 
     for step_number in range(iterations + 1):
-        everything = len(active) == n_problems
-        w, r, at = (
-            (weights, residual, theta)
-            if everything
-            else (weights[active], residual[active], theta[active])
+        # While all problems are active nothing is copied.
+        rows = slice(None) if len(active) == n_problems else active
+        equations = _normal_equations(
+            model, theta[rows], weights[rows], residual[rows], objective[active], damping[active]
         )
-        J = jacobian(at).transpose(0, 2, 1)
-        slope, curvature = _influence(r, huber, damping[active])
-        gradient = (J @ (w * slope)[:, :, None])[:, :, 0]
-        hessian = (J * (w * curvature)[:, None, :]) @ J.transpose(0, 2, 1)
-        diagonal = np.einsum("bpp->bp", hessian).copy()
-        # A parameter at its bound whose gradient points outward is frozen: its row and column leave the system.
-        frozen = (
-            ((at <= lower) & (gradient > 0)) | ((at >= upper) & (gradient < 0)) | (lower == upper)
-        )
-        gradient = np.where(frozen, 0.0, gradient)
-        # The floor stands for rounding: with residuals of exactly zero the cosine has no meaning.
-        reach = np.sqrt(diagonal) * (np.sqrt(2 * objective[active]) + 1e-7)[:, None]
-        cosine[active] = np.max(
-            np.abs(gradient) / np.where(reach > 0, reach, 1.0), axis=1, initial=0.0
-        )
-
-        unfinished = (cosine[active] > tolerance) & (damping[active] < _GIVEN_UP)
+        cosine[active] = equations.cosine
+        unfinished = (equations.cosine > tolerance) & (damping[active] < _GIVEN_UP)
         if step_number == iterations or not unfinished.any():
             break
         active = active[unfinished]
-        frozen, gradient, hessian, diagonal = (
-            frozen[unfinished],
-            gradient[unfinished],
-            hessian[unfinished],
-            diagonal[unfinished],
-        )
-        if frozen.any():
-            hessian = np.where(frozen[:, :, None] | frozen[:, None, :], 0.0, hessian)
-        ridge = damping[active, None] * np.maximum(diagonal, 1e-12) + 1e-15 * diagonal.max(
-            axis=1, keepdims=True
-        )
-        hessian += eye * np.where(frozen, 1.0, ridge + 1e-300)[:, None, :]
-        step = np.linalg.solve(hessian, -gradient[:, :, None])[:, :, 0]
-        trial = np.clip(theta[active] + step, lower, upper)
-        trial_residual = values(trial) - y
-        trial_objective = np.einsum(
-            "bn,bn->b",
-            weights if len(active) == n_problems else weights[active],
-            rho(trial_residual, huber),
-        )
+        step = _step(equations.of(unfinished), damping[active])
+        trial = np.clip(theta[active] + step, model.lower, model.upper)
+        trial_residual = model.values(trial) - model.y
+        rows = slice(None) if len(active) == n_problems else active
+        loss = rho(trial_residual, model.huber)
+        trial_objective = np.einsum("bn,bn->b", weights[rows], loss)
         better = trial_objective < objective[active]
         moved = active[better]
         theta[moved] = trial[better]
         residual[moved] = trial_residual[better]
         objective[moved] = trial_objective[better]
         tried[active] += 1
+        # Less damping after a step that descends, towards Gauss-Newton; more after one that fails.
         damping[active] = np.where(
             better, np.maximum(damping[active] / 8, 1e-14), damping[active] * 4
         )
 
-    # Damping that overflowed means that rounding hides any further descent: a looser test tells that from failure.
+    # Damping that overflowed means that rounding hides any further descent: a looser test tells
+    # that from failure.
     return Minimum(
         parameters=theta,
         objective=objective,
@@ -199,6 +195,43 @@ def _minimise_block(
         converged=cosine <= 1e4 * tolerance,
         iterations=tried,
     )
+
+
+def _normal_equations(
+    model: _Model, theta: Array, weights: Array, residual: Array, objective: Array, damping: Array
+) -> _NormalEquations:
+    J = model.jacobian(theta).transpose(0, 2, 1)
+    slope, curvature = _influence(residual, model.huber, damping)
+    gradient = (J @ (weights * slope)[:, :, None])[:, :, 0]
+    hessian = (J * (weights * curvature)[:, None, :]) @ J.transpose(0, 2, 1)
+    outward = ((theta <= model.lower) & (gradient > 0)) | ((theta >= model.upper) & (gradient < 0))
+    frozen = outward | (model.lower == model.upper)
+    gradient = np.where(frozen, 0.0, gradient)
+    # The floor stands for rounding: with residuals of exactly zero the cosine has no meaning.
+    diagonal = np.einsum("bpp->bp", hessian)
+    reach = np.sqrt(diagonal) * (np.sqrt(2 * objective) + 1e-7)[:, None]
+    cosines = np.abs(gradient) / np.where(reach > 0, reach, 1.0)
+    return _NormalEquations(
+        gradient=gradient,
+        hessian=hessian,
+        frozen=frozen,
+        cosine=np.max(cosines, axis=1, initial=0.0),
+    )
+
+
+def _step(equations: _NormalEquations, damping: Array) -> Array:
+    """Return the damped step (b, p)."""
+    frozen, hessian = equations.frozen, equations.hessian
+    # A frozen parameter leaves the system with its row and column.
+    diagonal = np.einsum("bpp->bp", hessian).copy()
+    if frozen.any():
+        hessian = np.where(frozen[:, :, None] | frozen[:, None, :], 0.0, hessian)
+    # Marquardt's scaling by the diagonal, and a floor where a parameter has no influence.
+    floor = 1e-15 * diagonal.max(axis=1, keepdims=True)
+    ridge = damping[:, None] * np.maximum(diagonal, 1e-12) + floor
+    added = np.where(frozen, 1.0, ridge + 1e-300)[:, None, :]
+    system = hessian + np.eye(hessian.shape[1]) * added
+    return np.asarray(np.linalg.solve(system, -equations.gradient[:, :, None])[:, :, 0])
 
 
 def _influence(residual: Array, huber: float | None, damping: Array) -> tuple[Array, Array]:

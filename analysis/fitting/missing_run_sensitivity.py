@@ -66,7 +66,8 @@ class PartialFit:
     left_out: tuple[float, float] | None
     """Lowest and highest answer when one configuration that is there is left out."""
     moves: pd.DataFrame
-    """One row per scenario: `scenario`, `row` (of the cell; -1 for all), `answer`, and the parameters."""
+    """One row per scenario: `scenario`, `row` (of the cell; -1 for all), `answer`, and the
+    parameters."""
 
     @property
     def usable(self) -> bool:
@@ -222,7 +223,7 @@ def _read_cells(
 
 
 def _expected(fit: LawFit, cells: _Cells) -> tuple[LawPrediction | None, Array]:
-    """Return the prediction for the missing cells, and the ends (2, m) between which they would lie."""
+    """Return the prediction for the missing cells, and the ends (2, m) of their intervals."""
     if not len(cells.gone):
         return None, np.empty((2, 0))
     expected = fit.predict({n: v[cells.gone] for n, v in cells.inputs.items()})
@@ -332,8 +333,8 @@ def _sentence(found: PartialFit, taken: pd.DataFrame) -> str:
         most = max(found.missing, key=lambda c: c.answer[1] - c.answer[0])
         size = ", ".join(f"{n} {v:.3g}" for n, v in most.inputs.items())
         words.append(
-            f"with the missing cells at the ends of their prediction intervals it would be {low:.5g} "
-            f"to {high:.5g}, moved most by row {most.row} ({size}; {most.reason}): "
+            "with the missing cells at the ends of their prediction intervals it would be "
+            f"{low:.5g} to {high:.5g}, moved most by row {most.row} ({size}; {most.reason}): "
             f"{most.answer[0]:.5g} to {most.answer[1]:.5g}"
         )
     if found.left_out is not None:

@@ -19,7 +19,9 @@ from analysis.fitting.result import LawFit
 def compare_laws(
     laws: Sequence[Law], runs: Runs, **options: Any
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
-    """Return one row per law, best hold-out first, and the fits by name. Laws without numbers come last.
+    """Return one row per law, best hold-out first, and the fits by name.
+
+    Laws without numbers come last.
 
     Args:
         laws: Fitted to the same runs.

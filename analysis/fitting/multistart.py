@@ -21,8 +21,8 @@ from analysis.fitting.result import FitStatus
 Array = NDArray[np.float64]
 
 NEGLIGIBLE = 1e-7
-"""Share of the constant's objective below which differences mean nothing: residuals of 0.03 % of the
-spread."""
+"""Share of the constant's objective below which differences mean nothing: residuals of 0.03 % of
+the spread."""
 
 SCREEN_ABOVE = 512
 SCREENS = ((8, 0.3), (12, 0.1))
@@ -263,7 +263,8 @@ def resample(
         problem: What was fitted.
         optimum: Of `find_optimum`.
         labels: (n,), runs of one label are drawn together.
-        places: (n,), runs of one number have equal inputs; a resample needs `n_free` different ones.
+        places: (n,), runs of one number have equal inputs; a resample needs `n_free` different
+            ones.
         n_free: Fitted parameters.
         n_draws: Resamples.
         seed: Of the generator.
@@ -307,7 +308,10 @@ def levels_for(
 
 
 def condition_number(problem: LawProblem, theta: Array) -> float:
-    """Return the condition number of the Jacobian at theta, columns of length one, those at a bound left out."""
+    """Return the condition number of the Jacobian at theta.
+
+    Its columns have length one; those of parameters at a bound are left out.
+    """
     free = _free(problem, theta)
     J = problem.jacobian(theta[None, :])[0][:, free]
     size = np.linalg.norm(J, axis=0)
@@ -405,7 +409,9 @@ def _fit(problem: LawProblem, weights: Array, starts: Array, huber: float | None
 
 
 def _ladder(problem: LawProblem, starts: Array, huber: float) -> list[float]:
-    """Return thresholds down to `huber`, each a tenth of the last, from a tenth of the residuals' scale.
+    """Return thresholds down to `huber`, each a tenth of the last.
+
+    They begin at a tenth of the residuals' scale.
 
     With a threshold far below the residuals nearly all curvature is hidden, so the way there is
     made in steps.
@@ -492,7 +498,7 @@ def _distinct(problem: LawProblem, found: Minimum, floor: float) -> tuple[int, A
 
 
 def _cloud(problem: LawProblem, theta: Array) -> Array:
-    """Return POOL points (k, p) about theta: spread as resampled fits of a linear law, and wider."""
+    """Return POOL points (k, p) about theta, spread as fits of a linear law, and wider."""
     J = problem.jacobian(theta[None, :])[0]
     scale = robust_scale(problem.values(theta[None, :])[0] - problem.y)
     size = np.maximum(np.linalg.norm(J, axis=0), 1e-300)

@@ -1,7 +1,7 @@
 """Objectives of a fit: the sum over runs of a loss of the residuals, never the mean.
 
-A mean divides the gradient by the number of runs, and optimisers that stop at a fixed gradient then stop early (the
-slip in Hoffmann et al. 2022, found by Besiroglu et al. 2024).
+A mean divides the gradient by the number of runs, and optimisers that stop at a fixed gradient then
+stop early (the slip in Hoffmann et al. 2022, found by Besiroglu et al. 2024).
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.482602218505602
-"""1 / the upper quartile of the standard normal: the median absolute deviation times this estimates a
-standard deviation."""
+"""1 / the upper quartile of the standard normal: the median absolute deviation times this estimates
+a standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,12 @@ class Objective:
     residual: Literal["log", "value"] = "log"
     """log: ln(predicted) - ln(observed), a relative error. value: in the units of the outcome."""
     huber: float | None = 1e-3
-    """Residual beyond which rho is linear; None is least squares, 0 the absolute error (rho = |r|)."""
+    """Residual beyond which rho is linear; None is least squares, 0 the absolute error (rho =
+    |r|)."""
     huber_scales: float | None = None
-    """The same in units of the residuals' own robust scale: 1.4826 x median |r| of the absolute-error
-    fit to all runs (Huber 1981: 1.345 loses 5 % efficiency on normal errors). Replaces `huber`."""
+    """The same in units of the residuals' own robust scale: 1.4826 x median |r| of the
+    absolute-error fit to all runs (Huber 1981: 1.345 loses 5 % efficiency on normal errors).
+    Replaces `huber`."""
 
     def __post_init__(self) -> None:
         if self.residual not in ("log", "value"):

@@ -47,7 +47,8 @@ def profile_interval(
         level: Of the interval.
 
     Raises:
-        ValueError: If the fit has no numbers or is not least squares, or there is no such parameter.
+        ValueError: If the fit has no numbers or is not least squares, or there is no such
+            parameter.
     """
     if not fit.usable:
         raise ValueError(f"profile: no numbers ({fit.status}); {fit.sentence}")
@@ -81,7 +82,7 @@ def profile_interval(
 def _end(
     badness: Callable[[Array], tuple[Array, Array]], value: float, step: float, limit: float
 ) -> float:
-    """Return where the badness reaches the limit in the direction of `step`, infinite if it never does."""
+    """Return where the badness reaches the limit in the direction of `step`, else infinity."""
     reach = 2.0 * np.sqrt(limit)
     for _ in range(_N_ROUNDS):
         numbers, bad = badness(value + step * reach * np.linspace(1 / _N_STEPS, 1, _N_STEPS))

@@ -31,7 +31,8 @@ class FitStatus(StrEnum):
     CONVERGED = "converged"
     """The gradient vanishes inside the bounds."""
     HIT_BOUND = "hit_bound"
-    """The best curve has a parameter at its bound: the data do not determine it. Numbers are given."""
+    """The best curve has a parameter at its bound: the data do not determine it. Numbers are
+    given."""
     FLAT = "flat"
     """No curve of this form is better than a constant. No numbers."""
     UNDERDETERMINED = "underdetermined"
@@ -123,7 +124,7 @@ class HoldOut:
 
     @property
     def sizes(self) -> Sequence[tuple[int, float]]:
-        """The first run (as an index into `rows`) of each distinct size, and the mean outcome there."""
+        """Each distinct size: its first run (an index into `rows`), and the mean outcome there."""
         _, first = np.unique(self.places, return_index=True)
         return [(int(i), float(self.observed[self.places == self.places[i]].mean())) for i in first]
 
@@ -181,8 +182,8 @@ class LawFit:
     """Largest |cosine| between residuals and a Jacobian column; near 0 at a minimum. NaN without a
     fit."""
     moved: float
-    """Largest change of an internal parameter from the winning start to its end: 0 is a start handed
-    back untouched. NaN without a fit."""
+    """Largest change of an internal parameter from the winning start to its end: 0 is a start
+    handed back untouched. NaN without a fit."""
     condition_number: float
     """Of the Jacobian at the optimum, columns of length one, parameters at a bound left out. Above
     1e4 parameters trade off; the curve may still be well determined. NaN without a fit."""
@@ -195,8 +196,8 @@ class LawFit:
     """Share of resamples redrawn because they held too few distinct runs. Large: read the intervals
     with caution."""
     share_unsettled: float
-    """Share of resamples whose refit still moved when it was stopped; their parameters count as they
-    were."""
+    """Share of resamples whose refit still moved when it was stopped; their parameters count as
+    they were."""
     hold_out: HoldOut | None
     hold_out_note: str
     """Why there is no hold-out error, or what was held out."""

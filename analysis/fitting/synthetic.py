@@ -1,4 +1,4 @@
-"""Runs made up from a law with known coefficients: what fits are tested and demonstrated on."""
+"""Synthetic runs of a law with known coefficients, for tests and demonstrations."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ SHARE_WITHOUT = 0.3
 
 
 def make_inputs(law: Law, n_runs: int, *, seed: int = 0) -> dict[str, Array]:
-    """Return `n_runs` rows of the law's inputs, spread evenly over their ranges (Latin hypercube)."""
+    """Return `n_runs` rows of the law's inputs, evenly spread (Latin hypercube)."""
     generator = np.random.default_rng(seed)
     inputs: dict[str, Array] = {}
     for name in law.inputs:

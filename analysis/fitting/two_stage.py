@@ -100,7 +100,7 @@ class TwoStageFit:
         )
 
     def _linked(self, losses: Array) -> Array:
-        """Return the outcomes (draws, n) of losses (draws, n), each row by its own resampled link."""
+        """Return the outcomes (draws, n) of losses (draws, n), each row by its own link."""
         link, draws = self.to_outcome.law, self.to_outcome.draws[: len(losses)]
         (name,) = link.inputs
         rows = [link.evaluate({name: row}, p) for row, p in zip(losses, draws, strict=True)]

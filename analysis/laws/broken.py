@@ -1,7 +1,8 @@
 """Power law whose exponent changes once, y = a + b x^-c0 (1 + (x/d)^(1/f))^(-c1 f).
 
-Slope -c0 (in log-log, above the floor a) well before the break d, -(c0 + c1) well after; f is how many e-folds wide the
-turn is. Source: Caballero et al. 2023 (smoothly broken power law), with one break. It needs runs on both sides of the break.
+Slope -c0 (in log-log, above the floor a) well before the break d, -(c0 + c1) well after; f is how
+many e-folds wide the turn is. Source: Caballero et al. 2023 (smoothly broken power law), with one
+break. It needs runs on both sides of the break.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter
-from analysis.laws.sum_of_powers import non_negative_squares
+from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.laws.sum_of_powers import log_amplitudes
 
 Array = NDArray[np.float64]
 
@@ -30,13 +31,24 @@ class Broken(Law):
         Parameter("b", amplitude=True, at_lower="the outcome does not fall with x"),
         Parameter("c0", lower=-3.0, upper=5.0, start=(0.0, 0.8)),
         Parameter("c1", lower=-5.0, upper=20.0, start=(-0.5, 1.0)),
-        Parameter("d", lower=-20.0, upper=20.0, log=True,
-                  at_lower="the break lies at or before the smallest run: none is seen",
-                  at_upper="the break lies at or beyond the largest run: none is seen"),
-        Parameter("f", lower=float(np.log(0.02)), upper=float(np.log(5.0)), log=True, start=(-2.5, 0.7),
-                  at_lower="a kink between two neighbouring runs",
-                  at_upper="the turn is wider than the runs show"),
-    )  # fmt: skip
+        Parameter(
+            "d",
+            lower=-20.0,
+            upper=20.0,
+            log=True,
+            at_lower="the break lies at or before the smallest run: none is seen",
+            at_upper="the break lies at or beyond the largest run: none is seen",
+        ),
+        Parameter(
+            "f",
+            lower=float(np.log(0.02)),
+            upper=float(np.log(5.0)),
+            log=True,
+            start=(-2.5, 0.7),
+            at_lower="a kink between two neighbouring runs",
+            at_upper="the turn is wider than the runs show",
+        ),
+    )
 
     example = MappingProxyType({"a": 0.3, "b": 40.0, "c0": 0.1, "c1": 0.35, "d": 3e19, "f": 0.4})
 
@@ -45,7 +57,10 @@ class Broken(Law):
         return np.log(inputs["x"])[None, :]
 
     def limits(self, features: Array, log_y: Array) -> tuple[Array, Array]:
-        """The break lies between the runs; b alone may exceed the outcome, where the break is far from the centre."""
+        """The break lies between the runs.
+
+        b alone may exceed the outcome, where the break is far from the centre.
+        """
         lower, upper = super().limits(features, log_y)
         lower[4], upper[4] = features[0].min(), features[0].max()
         upper[1] += 5 * float(np.ptp(features[0]))
@@ -64,10 +79,8 @@ class Broken(Law):
         c1, middle, f = theta[:, 3:4], theta[:, 4:5], np.exp(theta[:, 5:6])
         by_middle = c1 * share_after
         by_log_f = -c1 * (f * turn - share_after * (x - middle))
-        return np.stack(
-            [floor, falling, -falling * x, -falling * f * turn, falling * by_middle, falling * by_log_f],
-            axis=1,
-        )  # fmt: skip
+        slopes = [-falling * x, -falling * f * turn, falling * by_middle, falling * by_log_f]
+        return np.stack([floor, falling, *slopes], axis=1)
 
     def uncentre(self, theta: Array, centre: Array) -> Array:
         """Move b and the break to ln x = 0."""
@@ -78,23 +91,18 @@ class Broken(Law):
 
     def starts(self, problem: LawProblem) -> Array:
         """Return points spread over the exponents and the break, each with its best a and b."""
-        generator = np.random.default_rng(0)
-        place = np.stack(
-            [(generator.permutation(_N_STARTS) + generator.random(_N_STARTS)) / _N_STARTS for _ in range(4)],
-            axis=1,
-        )  # fmt: skip
         low = np.asarray([p.start[0] for p in self.parameters[2:]])
         high = np.asarray([p.start[1] for p in self.parameters[2:]])
         x = problem.features[0]
         low[2], high[2] = np.quantile(x, [0.1, 0.9])
-        theta = np.column_stack([np.zeros((_N_STARTS, 2)), low + (high - low) * place])
+        theta = np.column_stack(
+            [np.zeros((_N_STARTS, 2)), low + (high - low) * latin_hypercube(_N_STARTS, 4)]
+        )
         columns = np.stack(
             [np.ones((_N_STARTS, len(x))), np.exp(self._falling(problem.features, theta)[0])],
             axis=1,
         )
-        columns /= np.exp(problem.log_y)
-        amplitudes = non_negative_squares(columns)
-        theta[:, :2] = np.log(np.maximum(amplitudes, 1e-3 / columns.mean(axis=2)))
+        theta[:, :2] = log_amplitudes(columns / np.exp(problem.log_y))
         return theta
 
     def _falling(self, features: Array, theta: Array) -> tuple[Array, Array, Array]:

@@ -2,10 +2,11 @@
 
     bits = ((R P)^-k + T^-k)^(-1/k)
 
-P is the number of parameters, T the bits that the data hold, known from their generator, R the capacity in bits per
-parameter that the plateau of bits/P shows, and k how sharply storing stops. Small models are full (bits = R P), large
-ones know everything (bits = T). The two ends: Allen-Zhu and Li 2024 (Physics of language models 3.3), theorem 3.2 and
-result 1 (R about 2 after 1,000 exposures, about 1 after 100); the smooth minimum between them is ours.
+P is the number of parameters, T the bits that the data hold, known from their generator, R the
+capacity in bits per parameter that the plateau of bits/P shows, and k how sharply storing stops.
+Small models are full (bits = R P), large ones know everything (bits = T). The two ends: Allen-Zhu
+and Li 2024 (Physics of language models 3.3), theorem 3.2 and result 1 (R about 2 after 1,000
+exposures, about 1 after 100); the smooth minimum between them is ours.
 """
 
 from collections.abc import Mapping
@@ -27,11 +28,23 @@ class Capacity(Law):
     source = "Allen-Zhu and Li 2024, result 1; joined by a smooth minimum"
     inputs = ("params", "data_bits")
     parameters = (
-        Parameter("R", lower=-20.0, upper=20.0, log=True, start=(-3.0, 3.0),
-                  at_upper="all models know everything: make them smaller to see a capacity"),
-        Parameter("k", lower=float(np.log(0.2)), upper=float(np.log(50.0)), log=True, start=(-1.0, 2.5),
-                  at_upper="a sharp corner: no model is partly full"),
-    )  # fmt: skip
+        Parameter(
+            "R",
+            lower=-20.0,
+            upper=20.0,
+            log=True,
+            start=(-3.0, 3.0),
+            at_upper="all models know everything: make them smaller to see a capacity",
+        ),
+        Parameter(
+            "k",
+            lower=float(np.log(0.2)),
+            upper=float(np.log(50.0)),
+            log=True,
+            start=(-1.0, 2.5),
+            at_upper="a sharp corner: no model is partly full",
+        ),
+    )
 
     may_be_constant = (1,)
     example = MappingProxyType({"R": 2.0, "k": 3.0})

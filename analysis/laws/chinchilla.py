@@ -55,7 +55,8 @@ def compute_optimum(
 ) -> tuple[float, float]:
     """Return the parameters and tokens of lowest loss at a training budget C = k N D.
 
-    N = G (C/k)^(beta/(alpha+beta)) with G = (alpha A / (beta B))^(1/(alpha+beta)). Hoffmann et al. 2022, equation 4.
+    N = G (C/k)^(beta/(alpha+beta)) with G = (alpha A / (beta B))^(1/(alpha+beta)). Hoffmann et al.
+    2022, equation 4.
 
     Args:
         parameters: A, B, alpha, beta of the law.

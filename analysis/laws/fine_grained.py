@@ -1,7 +1,8 @@
 """Loss of mixtures of fine-grained experts, L = c + (g/G^gamma + a)/N^alpha + b/D^beta.
 
-G is the granularity: how many times smaller an expert is than a dense feed-forward block, with as many more experts.
-N counts all parameters without embeddings. Source: Krajewski et al. 2024, equation 9.
+G is the granularity: how many times smaller an expert is than a dense feed-forward block, with as
+many more experts. N counts all parameters without embeddings. Source: Krajewski et al. 2024,
+equation 9.
 """
 
 from analysis.fitting.law import Parameter

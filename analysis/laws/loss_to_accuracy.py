@@ -172,9 +172,9 @@ class Exponential(LinearScaleLaw):
 
 
 def _rise(u: Array, gamma: Array) -> tuple[Array, Array]:
-    """Return (1 - exp(-gamma u)) / gamma and its derivative by gamma, (B, n), of u (n,), gamma (B, 1).
+    """Return (1 - exp(-gamma u)) / gamma and its derivative by gamma, (B, n).
 
-    Where gamma u is small, by their series.
+    u is (n,), gamma (B, 1). Where gamma u is small, their series are used.
     """
     z = gamma * u
     small = np.abs(z) < 1e-4

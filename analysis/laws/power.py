@@ -79,13 +79,13 @@ class PowerLaw(LinearScaleLaw):
         return moved
 
     def evaluate(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
-        """Return E + A x^-alpha; ln A and ln x are joined first, since x^-alpha alone underflows."""
+        """Return E + A x^-alpha; logarithms are joined first, since x^-alpha alone underflows."""
         E, A, alpha = (np.asarray(parameters)[..., i, None] for i in range(3))
         with np.errstate(divide="ignore"):
             return np.asarray(E + np.exp(np.log(A) - alpha * np.log(inputs["x"])))
 
     def invert(self, y: Array, parameters: Array) -> Array:
-        """Return x = (A / (y - E))^(1 / alpha) of each curve (k, 3); inf where y is at or below E."""
+        """Return x = (A / (y - E))^(1 / alpha) of each curve (k, 3); inf where y is at most E."""
         E, A, alpha = parameters.T
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             log_x = (np.log(A) - np.log(np.maximum(y - E, 0.0))) / alpha

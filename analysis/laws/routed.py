@@ -3,9 +3,10 @@
     log10 L = a log10 N + b log10 Eh + c log10 N log10 Eh + d
     1/Eh = 1 / (E - 1 + (1/E_start - 1/E_max)^-1) + 1/E_max
 
-N is the size of the dense model that the experts are added to, E the number of experts. Eh is the saturating expert
-count: E_start at one expert, E_max at infinitely many. a and b are negative (more is better), c positive: experts help
-large models less, and not at all at log10 N = -b/c. Source: Clark et al. 2022, equation 1.
+N is the size of the dense model that the experts are added to, E the number of experts. Eh is the
+saturating expert count: E_start at one expert, E_max at infinitely many. a and b are negative (more
+is better), c positive: experts help large models less, and not at all at log10 N = -b/c. Source:
+Clark et al. 2022, equation 1.
 """
 
 import math
@@ -15,31 +16,57 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
 
 Array = NDArray[np.float64]
 
 LN10 = math.log(10)
 
+SATURATION = (
+    Parameter(
+        "E_start",
+        lower=0.0,
+        upper=math.log(64),
+        log=True,
+        start=(0.0, 1.5),
+        at_lower="one expert counts as one: no start-up effect is seen",
+    ),
+    Parameter(
+        "E_max",
+        lower=math.log(1.5),
+        upper=math.log(1e5),
+        log=True,
+        start=(2.0, 8.0),
+        at_lower="experts have no effect in these runs",
+        at_upper="no saturation with the number of experts is seen",
+    ),
+)
+"""Internally ln E_start and ln(E_max / E_start)."""
+
 
 class Routed(Law):
-    """Internal parameters, natural logs: a, b (at the centre), c, d (at the centre), ln E_start, ln(E_max / E_start)."""
+    """Internal parameters, natural logs: a, b, c, d, ln E_start, ln(E_max / E_start).
+
+    b and d are those at the centre.
+    """
 
     name = "routed"
     equation = "log10 L = a·log10 N + b·log10 Eh + c·log10 N·log10 Eh + d"
     source = "Clark et al. 2022, equation 1"
     inputs = ("params", "experts")
     parameters = (
-        Parameter("a", lower=-2.0, upper=0.0, start=(-0.3, -0.02), at_upper="the loss does not fall with size"),
+        Parameter(
+            "a",
+            lower=-2.0,
+            upper=0.0,
+            start=(-0.3, -0.02),
+            at_upper="the loss does not fall with size",
+        ),
         Parameter("b", lower=-2.0, upper=1.0, start=(-0.3, 0.0)),
         Parameter("c", lower=-0.5, upper=0.5, start=(0.0, 0.02)),
         Parameter("d", lower=-50.0, upper=50.0),
-        Parameter("E_start", lower=0.0, upper=math.log(64), log=True, start=(0.0, 1.5),
-                  at_lower="one expert counts as one: no start-up effect is seen"),
-        Parameter("E_max", lower=math.log(1.5), upper=math.log(1e5), log=True, start=(2.0, 8.0),
-                  at_lower="experts have no effect in these runs",
-                  at_upper="no saturation with the number of experts is seen"),
-    )  # fmt: skip
+        *SATURATION,
+    )
 
     example = MappingProxyType(
         {"a": -0.082, "b": -0.108, "c": 0.009, "d": 1.104, "E_start": 1.847, "E_max": 314.478}
@@ -95,13 +122,9 @@ class Routed(Law):
 
     def starts(self, problem: LawProblem) -> Array:
         """Return points spread over E_start and E_max, each with its least-squares a, b, c, d."""
-        generator = np.random.default_rng(0)
         n = 32
-        place = np.stack(
-            [(generator.permutation(n) + generator.random(n)) / n for _ in range(2)], axis=1
-        )
         low, high = np.asarray([p.start for p in self.parameters[4:]]).T
-        theta = np.column_stack([np.zeros((n, 4)), low + (high - low) * place])
+        theta = np.column_stack([np.zeros((n, 4)), low + (high - low) * latin_hypercube(n, 2)])
         J = self.log_jacobian(problem.features, theta)[:, :4].transpose(0, 2, 1)
         theta[:, :4] = np.stack([np.linalg.lstsq(j, problem.log_y, rcond=None)[0] for j in J])
         return theta
@@ -113,9 +136,12 @@ class Routed(Law):
         return np.asarray(np.exp(log_saturated(np.asarray(experts, dtype=float), *logs)[0][0]))
 
     def dense_equivalent(self, params: Array, experts: Array, fitted: Mapping[str, float]) -> Array:
-        """Return the size of the one-expert model with the same loss (Clark et al. 2022: effective parameter count).
+        """Return the size of the one-expert model with the same loss.
 
-        From a log N' + b log s + c log N' log s = a log N + b log Eh + c log N log Eh with s = Eh(1) = E_start.
+        Clark et al. 2022 call it the effective parameter count.
+
+        From a log N' + b log s + c log N' log s = a log N + b log Eh + c log N log Eh with s =
+        Eh(1) = E_start.
         """
         a, b, c = fitted["a"], fitted["b"], fitted["c"]
         n = np.log10(np.asarray(params, dtype=float))
@@ -125,10 +151,10 @@ class Routed(Law):
 
 
 def log_saturated(experts: Array, log_start: Array, log_ratio: Array) -> tuple[Array, Array, Array]:
-    """Return ln Eh of expert counts (n,) and its derivatives by ln E_start and ln(E_max / E_start), each (B, n).
+    """Return ln Eh and its derivatives by ln E_start and ln(E_max / E_start), each (B, n).
 
     Args:
-        experts: E.
+        experts: E (n,).
         log_start: ln E_start (B, 1).
         log_ratio: ln(E_max / E_start) (B, 1).
     """
@@ -137,7 +163,8 @@ def log_saturated(experts: Array, log_start: Array, log_ratio: Array) -> tuple[A
     gap = 1 / start - 1 / maximum
     q = experts - 1 + 1 / gap
     inverse = 1 / q + 1 / maximum
-    # d inverse = d gap / (gap q)^2 - d E_max / E_max^2; both logs move E_max, the first moves E_start too.
+    # d inverse = d gap / (gap q)^2 - d E_max / E_max^2; both logs move E_max, the first moves
+    # E_start too.
     weight = 1 / (gap * q) ** 2
     by_start = (gap * weight + 1 / maximum) / inverse
     by_ratio = (-weight / maximum + 1 / maximum) / inverse

@@ -2,35 +2,43 @@
 
     L = a Eh^delta N^(alpha + gamma ln Eh) + b Eh^omega D^(beta + zeta ln Eh) + c
 
-Eh is the saturating expert count of Clark et al. 2022 (`analysis/laws/routed.py`), N counts active parameters. The signs
-are those of the source: alpha and beta are negative. At a given number of experts it is a Chinchilla law with exponents
-and amplitudes of its own. Source: Ludziejewski et al. 2025, joint law; coefficients: table 3.
+Eh is the saturating expert count of Clark et al. 2022 (`analysis/laws/routed.py`), N counts active
+parameters. The signs are those of the source: alpha and beta are negative. At a given number of
+experts it is a Chinchilla law with exponents and amplitudes of its own. Source: Ludziejewski et al.
+2025, joint law; coefficients: table 3.
 """
 
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter
-from analysis.laws.routed import log_saturated
-from analysis.laws.sum_of_powers import non_negative_squares
+from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.laws.routed import SATURATION, log_saturated
+from analysis.laws.sum_of_powers import log_amplitudes
 
 Array = NDArray[np.float64]
 
 _N_STARTS = 96
-_NAMES = ("a", "alpha", "delta", "gamma", "b", "beta", "omega", "zeta", "E_start", "E_max", "c")
 _A, _ALPHA, _DELTA, _GAMMA, _B, _BETA, _OMEGA, _ZETA, _START, _RATIO, _C = range(11)
 
 
 def _power(name: str, of: str) -> Parameter:
-    return Parameter(name, lower=-3.0, upper=0.0, start=(-0.6, -0.05), at_upper=f"the loss does not fall with {of}")  # fmt: skip
+    return Parameter(
+        name,
+        lower=-3.0,
+        upper=0.0,
+        start=(-0.6, -0.05),
+        at_upper=f"the loss does not fall with {of}",
+    )
 
 
 class RoutedJoint(Law):
-    """Internal parameters: ln a and ln b at the centre, exponents, delta and omega at the centre, ln E_start, ln(E_max / E_start), ln c."""
+    """Internal parameters: amplitudes and expert counts as logarithms, E_max over E_start.
+
+    ln a, ln b, delta and omega are those at the centre.
+    """
 
     name = "routed_joint"
     equation = "L = a·Eh^delta·N^(alpha + gamma·ln Eh) + b·Eh^omega·D^(beta + zeta·ln Eh) + c"
@@ -45,16 +53,26 @@ class RoutedJoint(Law):
         _power("beta", "tokens"),
         Parameter("omega", lower=-5.0, upper=5.0, start=(-0.3, 0.2)),
         Parameter("zeta", lower=-0.5, upper=0.5, start=(-0.04, 0.02)),
-        Parameter("E_start", lower=0.0, upper=math.log(64), log=True, start=(0.0, 1.5),
-                  at_lower="one expert counts as one: no start-up effect is seen"),
-        Parameter("E_max", lower=math.log(1.5), upper=math.log(1e5), log=True, start=(2.0, 8.0),
-                  at_lower="experts have no effect in these runs",
-                  at_upper="no saturation with the number of experts is seen"),
-        Parameter("c", amplitude=True, at_lower="these runs show no floor, do not extrapolate to one"),
-    )  # fmt: skip
+        *SATURATION,
+        Parameter(
+            "c", amplitude=True, at_lower="these runs show no floor, do not extrapolate to one"
+        ),
+    )
     example = MappingProxyType(
-        dict(zip(_NAMES, (35.91, -0.1889, -0.2285, 0.0098, 35.98, -0.1775, 0.5529, -0.0259, 2.0732, 290.4521, 1.3637), strict=True))
-    )  # fmt: skip
+        {
+            "a": 35.91,
+            "alpha": -0.1889,
+            "delta": -0.2285,
+            "gamma": 0.0098,
+            "b": 35.98,
+            "beta": -0.1775,
+            "omega": 0.5529,
+            "zeta": -0.0259,
+            "E_start": 2.0732,
+            "E_max": 290.4521,
+            "c": 1.3637,
+        }
+    )
 
     def features(self, inputs: Mapping[str, Array]) -> Array:
         """Return ln N, ln D and E."""
@@ -75,17 +93,18 @@ class RoutedJoint(Law):
         return np.asarray(np.logaddexp.reduce(self._log_terms(features, theta)[0], axis=0))
 
     def log_jacobian(self, features: Array, theta: Array) -> Array:
-        """Return derivatives by all eleven: shares of the terms, times what a parameter multiplies in them."""
+        """Return derivatives by all eleven.
+
+        They are shares of the terms, times what a parameter multiplies in them.
+        """
         logs, w, by_start, by_ratio = self._log_terms(features, theta)
         first, second, floor = np.exp(logs - np.logaddexp.reduce(logs, axis=0))
         u, v = features[0], features[1]
         slope = first * (theta[:, _DELTA, None] + theta[:, _GAMMA, None] * u)
         slope += second * (theta[:, _OMEGA, None] + theta[:, _ZETA, None] * v)
-        return np.stack(
-            [first, first * u, first * w, first * w * u, second, second * v, second * w, second * w * v,
-             slope * by_start, slope * by_ratio, floor],
-            axis=1,
-        )  # fmt: skip
+        of_params = [first, first * u, first * w, first * w * u]
+        of_tokens = [second, second * v, second * w, second * w * v]
+        return np.stack([*of_params, *of_tokens, slope * by_start, slope * by_ratio, floor], axis=1)
 
     def uncentre(self, theta: Array, centre: Array) -> Array:
         """Move a, delta, b and omega to ln N = ln D = 0."""
@@ -109,26 +128,21 @@ class RoutedJoint(Law):
         return np.asarray(theta)
 
     def starts(self, problem: LawProblem) -> Array:
-        """Return points spread over the exponents and the expert counts, each with its best a, b and c."""
-        generator = np.random.default_rng(0)
+        """Return points over the exponents and expert counts, each with its best a, b and c."""
         theta = np.zeros((_N_STARTS, len(self.parameters)))
-        for i, p in enumerate(self.parameters):
-            if not p.amplitude:
-                place = (generator.permutation(_N_STARTS) + generator.random(_N_STARTS)) / _N_STARTS
-                theta[:, i] = p.start[0] + (p.start[1] - p.start[0]) * place
+        free = [i for i, p in enumerate(self.parameters) if not p.amplitude]
+        low, high = np.asarray([self.parameters[i].start for i in free]).T
+        theta[:, free] = low + (high - low) * latin_hypercube(_N_STARTS, len(free))
         logs = self._log_terms(problem.features, theta)[0]
         columns = np.exp(logs - problem.log_y).transpose(1, 0, 2)
-        amplitudes = non_negative_squares(columns)
-        # A vanished term would stay so, where its slope is nothing: it gets a little to come back from.
-        smallest = 1e-3 / columns.mean(axis=2)
-        theta[:, [_A, _B, _C]] = np.log(np.maximum(amplitudes, smallest))
+        theta[:, [_A, _B, _C]] = log_amplitudes(columns)
         return theta
 
     def _log_terms(self, features: Array, theta: Array) -> tuple[Array, Array, Array, Array]:
-        """Return the logarithms of the terms (3, B, n), ln Eh and its two derivatives, each (B, n)."""
+        """Return the logarithms of the terms (3, B, n), ln Eh and its derivatives, each (B, n)."""
         u, v = features[0], features[1]
-        w, by_start, by_ratio = log_saturated(features[2], theta[:, _START, None], theta[:, _RATIO, None])  # fmt: skip
-        t = [theta[:, i, None] for i in range(len(_NAMES))]
+        t = [theta[:, i, None] for i in range(len(self.parameters))]
+        w, by_start, by_ratio = log_saturated(features[2], t[_START], t[_RATIO])
         first = t[_A] + t[_ALPHA] * u + (t[_DELTA] + t[_GAMMA] * u) * w
         second = t[_B] + t[_BETA] * v + (t[_OMEGA] + t[_ZETA] * v) * w
         return np.stack([first, second, np.broadcast_to(t[_C], first.shape)]), w, by_start, by_ratio

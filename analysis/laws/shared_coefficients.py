@@ -1,8 +1,9 @@
-"""One law for several architectures at once, with some coefficients shared and others each architecture's own.
+"""Shared coefficients: one law for several architectures, with some coefficients each one's own.
 
-Separate fits of a five-parameter law to few runs each are ill-determined; sharing what the data share (the floor E, the
-data term B, beta) leaves the question, how much an architecture changes the rest, to the runs. Rows say which
-architecture they are of by a number 0, 1, ... in the column `group`.
+Separate fits of a five-parameter law to few runs each are ill-determined; sharing what the data
+share (the floor E, the data term B, beta) leaves the question, how much an architecture changes the
+rest, to the runs. Rows say which architecture they are of by a number 0, 1, ... in the column
+`group`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,21 @@ class SharedCoefficients(Law):
     def __init__(self, law: SumOfPowers, *, own: Sequence[str], groups: Sequence[str]) -> None:
         unknown = set(own) - set(law.parameter_names)
         if unknown or not own:
-            raise ValueError(f"own: must name parameters of {law.name} ({', '.join(law.parameter_names)}), got {sorted(unknown) or 'none'}")  # fmt: skip
+            names = ", ".join(law.parameter_names)
+            raise ValueError(
+                f"own: must name parameters of {law.name} ({names}), "
+                f"got {sorted(unknown) or 'none'}"
+            )
         if len(set(groups)) < 2 or len(set(groups)) < len(groups):
             raise ValueError(f"groups: must be two or more different names, got {list(groups)}")
         for term in law.terms:
             split = set(term.powers) & set(own)
             if split and term.amplitude not in own:
-                # With exponents of its own, an amplitude at N = 1 is an extrapolation over many decades.
-                raise ValueError(f"own: {', '.join(sorted(split))} needs {term.amplitude} too, because a shared amplitude with different exponents depends on the unit of size")  # fmt: skip
+                # With exponents of its own, an amplitude at N = 1 is an extrapolation over decades.
+                raise ValueError(
+                    f"own: {', '.join(sorted(split))} needs {term.amplitude} too, because a shared "
+                    "amplitude with different exponents depends on the unit of size"
+                )
         self._law, self._groups = law, tuple(groups)
         self.name = f"{law.name}_by_group"
         self.equation = f"{law.equation}; {', '.join(own)} per group"
@@ -62,7 +70,10 @@ class SharedCoefficients(Law):
         """Return the law's features and the group of each run."""
         group = np.asarray(inputs["group"], dtype=np.float64)
         if not np.isin(group, np.arange(len(self._groups))).all():
-            raise ValueError(f"group: must be 0..{len(self._groups) - 1} ({', '.join(self._groups)}), got {sorted(set(group))}")  # fmt: skip
+            raise ValueError(
+                f"group: must be 0..{len(self._groups) - 1} ({', '.join(self._groups)}), "
+                f"got {sorted(set(group))}"
+            )
         return np.vstack([self._law.features(inputs), group])
 
     def centre(self, features: Array) -> Array:

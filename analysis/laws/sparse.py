@@ -1,13 +1,16 @@
-"""Loss of models with memory (or experts), L(N_active, N_memory, D): three candidate forms, each dense at no memory.
+"""Loss of models with memory (or experts), L(N_active, N_memory, D), dense at no memory.
 
-No law for memory tables has been published; these carry over what is known of experts. At N_memory = 0 each is
-L = E + A/N^alpha + B/D^beta, so dense runs belong into the same fit and share E, B, beta and alpha. Which form fits is a
-matter of prediction, not of the fit: `analysis/fitting/model_selection.py` compares them by hold-out.
+Three candidate forms: no law for memory tables has been published; these carry over what is known
+of experts. At N_memory = 0 each is L = E + A/N^alpha + B/D^beta, so dense runs belong into the same
+fit and share E, B, beta and alpha. Which form fits is a matter of prediction, not of the fit:
+`analysis/fitting/model_selection.py` compares them by hold-out.
 
-    effective    memory adds effective parameters:     A / (N + kappa M^rho)^alpha
+    effective           memory adds effective parameters: A / (N + kappa M^rho)^alpha
     effective_growing   the same, more with more data: kappa (D / 10^9)^tau
-    interaction  sparsity rescales the parameter term: A N^-(alpha + gamma ln S) S^-delta      (Clark et al. 2022, equation 1)
-    joint        ... and the data term as well:        B D^-(beta + zeta ln S) S^-omega        (Ludziejewski et al. 2025, joint law)
+    interaction         sparsity rescales the parameter term: A N^-(alpha + gamma ln S) S^-delta
+                        (Clark et al. 2022, equation 1)
+    joint               and the data term as well: B D^-(beta + zeta ln S) S^-omega
+                        (Ludziejewski et al. 2025, joint law)
 
 with S = 1 + M/N, and "sparse_joint_shared" the joint form with one rate for both interactions.
 """
@@ -17,8 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter
-from analysis.laws.sum_of_powers import SumOfPowers, Term, minus_log, non_negative_squares
+from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.laws.sum_of_powers import SumOfPowers, Term, log_amplitudes, minus_log
 
 Array = NDArray[np.float64]
 INPUTS = ("n_active", "n_memory", "tokens")
@@ -51,8 +54,13 @@ _BETA = Parameter("beta", at_lower="the loss does not fall with tokens")
 
 
 _SPARSE_PARAMS = Term(
-    "A", {"alpha": minus_log("n_active"), "delta": _minus_log_sparsity, "gamma": _params_and_sparsity}
-)  # fmt: skip
+    "A",
+    {
+        "alpha": minus_log("n_active"),
+        "delta": _minus_log_sparsity,
+        "gamma": _params_and_sparsity,
+    },
+)
 """A N^-(alpha + gamma ln S) S^-delta."""
 
 
@@ -75,11 +83,12 @@ INTERACTION = SumOfPowers(
     exponents=(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5)),
     order=("A", "B", "E", "alpha", "beta", "delta", "gamma"),
     example=_DENSE | {"delta": 0.4, "gamma": -0.012},
-)  # fmt: skip
+)
 
 JOINT = SumOfPowers(
     name="sparse_joint",
-    equation="L = E + A·N^-(alpha + gamma·ln S)·S^-delta + B·D^-(beta + zeta·ln S)·S^-omega, S = 1 + M/N",
+    equation="L = E + A·N^-(alpha + gamma·ln S)·S^-delta + B·D^-(beta + zeta·ln S)·S^-omega, "
+    "S = 1 + M/N",
     source="Ludziejewski et al. 2025, joint law",
     inputs=INPUTS,
     may_be_zero=("n_memory",),
@@ -87,19 +96,27 @@ JOINT = SumOfPowers(
         _SPARSE_PARAMS,
         Term(
             "B",
-            {"beta": minus_log("tokens"), "omega": _minus_log_sparsity, "zeta": _tokens_and_sparsity},
+            {
+                "beta": minus_log("tokens"),
+                "omega": _minus_log_sparsity,
+                "zeta": _tokens_and_sparsity,
+            },
         ),
         Term("E"),
     ),
-    exponents=(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5), _free("omega", 6.0), _free("zeta", 0.5)),
+    exponents=(
+        *(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5)),
+        *(_free("omega", 6.0), _free("zeta", 0.5)),
+    ),
     order=("A", "B", "E", "alpha", "beta", "delta", "gamma", "omega", "zeta"),
     example=_DENSE | {"delta": 0.4, "gamma": -0.012, "omega": -0.3, "zeta": 0.012},
-)  # fmt: skip
+)
 
 JOINT_SHARED = SumOfPowers(
     name="sparse_joint_shared",
     equation="L = E + A·N^-alpha·S^-delta + B·D^-beta·S^-omega, S = 1 + M/N",
-    source="Ludziejewski et al. 2025, joint law, with exponents shared by dense and sparse (gamma = zeta = 0)",
+    source="Ludziejewski et al. 2025, joint law, with exponents shared by dense and sparse "
+    "(gamma = zeta = 0)",
     inputs=INPUTS,
     may_be_zero=("n_memory",),
     terms=(
@@ -116,8 +133,9 @@ JOINT_SHARED = SumOfPowers(
 class Effective(Law):
     """A / (N + kappa M^rho)^alpha: memory as effective parameters.
 
-    Internal parameters: ln A, ln B (at the centre), ln E, alpha, beta, ln of kappa M^rho / N at the centre, rho
-    (, tau). The feature rows are -ln N, -ln D, ln M (0 without memory) and whether there is memory.
+    Internal parameters: ln A, ln B (at the centre), ln E, alpha, beta, ln of kappa M^rho / N at the
+    centre, rho (, tau). The feature rows are -ln N, -ln D, ln M (0 without memory) and whether
+    there is memory.
     """
 
     inputs = INPUTS
@@ -128,10 +146,15 @@ class Effective(Law):
         self.name = "sparse_effective_growing" if growing else "sparse_effective"
         factor = "·(D/1e9)^tau" if growing else ""
         self.equation = f"L = E + A/(N + kappa{factor}·M^rho)^alpha + B/D^beta"
-        self.source = "memory as effective parameters, after the effective parameter count of Clark et al. 2022"
+        self.source = (
+            "memory as effective parameters, after the effective parameter count of "
+            "Clark et al. 2022"
+        )
         self.may_be_constant = (3,)
         self.example = _DENSE | {"kappa": 40.0, "rho": 0.75} | ({"tau": 0.3} if growing else {})
         none = "memory is worth no parameters in these runs"
+        same = "more memory is worth no more than less"
+        growth = (Parameter("tau", lower=-2.0, upper=2.0, start=(-0.3, 0.5)),)
         self.parameters = (
             Parameter("A", amplitude=True, at_lower="the loss does not fall with parameters"),
             Parameter("B", amplitude=True, at_lower="the loss does not fall with tokens"),
@@ -139,8 +162,9 @@ class Effective(Law):
             _ALPHA,
             _BETA,
             Parameter("kappa", lower=-12.0, upper=9.0, log=True, start=(-4.0, 2.0), at_lower=none),
-            Parameter("rho", upper=3.0, start=(0.1, 1.2), at_lower="more memory is worth no more than less"),
-        ) + ((Parameter("tau", lower=-2.0, upper=2.0, start=(-0.3, 0.5)),) if growing else ())  # fmt: skip
+            Parameter("rho", upper=3.0, start=(0.1, 1.2), at_lower=same),
+            *(growth if growing else ()),
+        )
 
     def features(self, inputs: Mapping[str, Array]) -> Array:
         """Return -ln N, -ln D, ln M, and 1 where M > 0."""
@@ -199,25 +223,19 @@ class Effective(Law):
 
     def starts(self, problem: LawProblem) -> Array:
         """Return points spread over exponents and kappa, each with its best A, B and E."""
-        generator = np.random.default_rng(0)
-        spread = self.parameters[3:]
         n = 96
-        place = np.stack(
-            [(generator.permutation(n) + generator.random(n)) / n for _ in spread], axis=1
-        )
-        low, high = np.asarray([p.start for p in spread]).T
+        low, high = np.asarray([p.start for p in self.parameters[3:]]).T
+        place = latin_hypercube(n, len(low))
         theta = np.column_stack([np.zeros((n, 3)), low + (high - low) * place])
         terms, _ = self._terms(problem.features, theta)
         columns = np.exp(np.stack([np.broadcast_to(t, terms[0].shape) for t in terms], axis=1))
-        columns /= np.exp(problem.log_y)
-        amplitudes = non_negative_squares(columns)
-        theta[:, :3] = np.log(np.maximum(amplitudes, 1e-3 / columns.mean(axis=2)))
+        theta[:, :3] = log_amplitudes(columns / np.exp(problem.log_y))
         return theta
 
     def _terms(
         self, features: Array, theta: Array
     ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array, Array]]:
-        """Return the logs of the three terms, and ln(1 + memory/N), memory's share, -ln D and ln M."""
+        """Return the logs of the terms, and ln(1 + memory/N), memory's share, -ln D and ln M."""
         minus_n, minus_d, memory, has = features
         log_a, log_b, log_e, alpha, beta, log_kappa, rho = (theta[:, i, None] for i in range(7))
         ratio = log_kappa + rho * memory + minus_n

@@ -1,9 +1,12 @@
-"""Loss of mixtures of experts against size, tokens and sparsity S, the share of parameters a token does not touch.
+"""Loss of mixtures of experts against size, tokens and sparsity S.
+
+S is the share of parameters that a token does not touch.
 
     L = e + a/N^alpha + b/D^beta + c/(1-S)^lambda + d/((1-S)^delta N^gamma)
 
-N counts all parameters. Ten coefficients: it interpolates and hardly extrapolates (its authors' held-out sparsity
-missed ten times as far as the fitted ones). Source: Abnar et al. 2025, equation 6.
+N counts all parameters. Ten coefficients: it interpolates and hardly extrapolates (its authors'
+held-out sparsity missed ten times as far as the fitted ones). Source: Abnar et al. 2025, equation
+6.
 """
 
 from collections.abc import Mapping

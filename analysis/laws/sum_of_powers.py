@@ -1,9 +1,9 @@
-"""Laws that are sums of power-law terms: y = sum over terms of amplitude x product of sizes to exponents.
+"""Sums of power-law terms, y = sum of amplitude x product of sizes to exponents.
 
-Most scaling laws are of this kind (a posynomial in the sizes). In ln y the sum is a log-sum-exp, which never
-overflows, and the derivatives are the shares of the terms. The amplitudes enter linearly: for every choice of
-exponents the best non-negative ones have a closed form (variable projection, Golub and Pereyra 1973), so starts are
-searched over the exponents alone.
+Most scaling laws are of this kind (a posynomial in the sizes). In ln y the sum is a log-sum-exp,
+which never overflows, and the derivatives are the shares of the terms. The amplitudes enter
+linearly: for every choice of exponents the best non-negative ones have a closed form (variable
+projection, Golub and Pereyra 1973), so starts are searched over the exponents alone.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter
+from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
 
 Array = NDArray[np.float64]
 Feature = Callable[[Mapping[str, Array]], Array]
@@ -120,7 +120,7 @@ class SumOfPowers(Law):
         return moved
 
     def starts(self, problem: LawProblem) -> Array:
-        """Return a grid over the exponents, each point with its best non-negative amplitudes in relative error."""
+        """Return a grid over the exponents, each point with its best non-negative amplitudes."""
         exponents = [i for i, p in enumerate(self.parameters) if not p.amplitude]
         ranges = [self.parameters[i].start for i in exponents]
         if not exponents:
@@ -130,30 +130,24 @@ class SumOfPowers(Law):
             axes = [np.linspace(*r, n) for r in ranges]
             grid = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
         else:
-            generator = np.random.default_rng(0)
-            place = np.stack(
-                [(generator.permutation(_N_STARTS) + generator.random(_N_STARTS)) / _N_STARTS for _ in ranges],
-                axis=1,
-            )  # fmt: skip
             low, high = np.asarray(ranges).T
-            grid = low + (high - low) * place
+            grid = low + (high - low) * latin_hypercube(_N_STARTS, len(ranges))
         theta = np.zeros((len(grid), len(self.parameters)))
         theta[:, exponents] = grid
         return self.project(problem, theta)
 
     def project(self, problem: LawProblem, theta: Array) -> Array:
-        """Return theta (S, p) with its amplitudes replaced by the best ones for its exponents (variable projection)."""
+        """Return theta (S, p) with the best amplitudes for its exponents, in relative error.
+
+        This is variable projection.
+        """
         shapes = theta.copy()
         shapes[:, self._amplitude] = 0.0
         columns = np.exp(
             np.stack(self._log_terms(problem.features, shapes), axis=1) - problem.log_y
         )  # (S, terms, n), in units of y: relative errors
-        amplitudes = non_negative_squares(columns)
-        # A vanished term would stay so, where its slope is nothing: it gets a little to come back from.
-        smallest = 1e-3 / np.maximum(columns.mean(axis=2), 1e-300)
-        result = shapes
-        result[:, self._amplitude] = np.log(np.maximum(amplitudes, smallest))
-        return result
+        shapes[:, self._amplitude] = log_amplitudes(columns)
+        return shapes
 
     def _log_terms(self, features: Array, theta: Array) -> list[Array]:
         n = features.shape[1]
@@ -166,8 +160,17 @@ class SumOfPowers(Law):
         return logs
 
 
+def log_amplitudes(columns: Array) -> Array:
+    """Return ln of the best amplitudes (S, k) of terms (S, k, n), each a share of the outcome.
+
+    A vanished term would stay so, where its slope is nothing: it gets a little to come back from.
+    """
+    smallest = 1e-3 / np.maximum(columns.mean(axis=2), 1e-300)
+    return np.asarray(np.log(np.maximum(non_negative_squares(columns), smallest)))
+
+
 def non_negative_squares(columns: Array, target: Array | float = 1.0) -> Array:
-    """Return the non-negative amplitudes (S, k) of columns (S, k, n) whose sum is nearest to a target.
+    """Return the non-negative amplitudes (S, k) of columns (S, k, n) nearest to a target.
 
     Exact: the minimum is the best of the unconstrained ones over subsets of columns that come out
     non-negative (Lawson and Hanson 1974, theorem 23.4); k is at most 6 here, so all subsets are

@@ -1,4 +1,4 @@
-"""Read trials from a runs folder, the state of record (layout: orchestrator/records/trial_dir.py)."""
+"""Reader of a runs folder, the state of record (layout: orchestrator/records/trial_dir.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,9 @@ from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
 
 def read_folder(path: Path, sweep: str | None) -> Reading:
-    """Return the finished trials under a runs folder (or the folder of one sweep), and why others are not.
+    """Return the finished trials under a runs folder, and why others do not count.
+
+    The folder of one sweep will do, too.
 
     Raises:
         StoreError: If there is no sweep, or not the one asked for.
@@ -69,7 +71,9 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
 def folder_histories(
     path: Path, trials: Iterable[tuple[str, str]], metrics: Sequence[str]
 ) -> Iterator[HistoryPoint]:
-    """Yield what the trials measured, each step once: a repeated step with the value of the weights that were kept.
+    """Yield what the trials measured, each step once.
+
+    A repeated step has the value of the weights that were kept.
 
     Args:
         path: A runs folder, or the folder of one sweep.
@@ -99,7 +103,8 @@ def _sweeps(path: Path, sweep: str | None) -> list[SweepDir]:
     if (path / "trials").is_dir():
         if sweep not in {None, path.name}:
             raise StoreError(
-                f"{path}: is the folder of sweep {path.name}, not of {sweep}; give the folder above it"
+                f"{path}: is the folder of sweep {path.name}, not of {sweep}; "
+                "give the folder above it"
             )
         return [SweepDir(path)]
     there = sorted(child.name for child in path.iterdir() if (child / "trials").is_dir())
@@ -148,12 +153,15 @@ def _why_not_done(trial: TrialDir, state: TrialState) -> str:
         kind = "diverged" if end.get("outcome") == Outcome.DIVERGED else "failed"
         return f"{kind} in attempt {attempts[-1].number}: {reason}"
     if attempts:
-        return f"not finished: waits for another attempt after attempt {attempts[-1].number} ended ({reason})"
+        return (
+            "not finished: waits for another attempt after "
+            f"attempt {attempts[-1].number} ended ({reason})"
+        )
     return "not started"
 
 
 def _question(path: Path) -> str | None:
-    """Return what the sweep file's opening comment says after `Question:`, with its continuation lines."""
+    """Return what the sweep file's opening comment says after `Question:`."""
     if not path.is_file():
         return None
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Metrics over the steps of training, one row per measurement; `analysis.loading.load.histories` loads them. Pure."""
+"""Training histories: metrics over steps, one row per measurement."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -37,7 +37,8 @@ class HistoryPoint(NamedTuple):
 def framed(points: Iterable[HistoryPoint], table: pd.DataFrame) -> pd.DataFrame:
     """Return the points of trials in the table with COLUMNS, sorted by trial, metric and step.
 
-    `tokens` are those trained on by that step, NaN where the table does not say how many a step takes.
+    `tokens` are those trained on by that step, NaN where the table does not say how many a step
+    takes.
     """
     frame = pd.DataFrame(list(points), columns=list(HistoryPoint._fields))
     frame = frame.astype({"step": "int64", "value": "float64"})

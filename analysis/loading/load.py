@@ -1,11 +1,11 @@
-"""Read finished trials into one checked table: from a runs folder, an MLflow tracking URI, or anybody's table of runs.
+"""Loading of finished trials into one checked table, from a folder, a tracker or a table.
 
     load("runs", sweep="quickstart")
     load("sqlite:///runs/mlflow.db", sweep="quickstart")
-    load("published.csv", columns={"params": "N (non-emb)", "loss": "c4_val"}, units={"tokens": 1e9})
+    load("published.csv", columns={"params": "N (non-emb)"}, units={"tokens": 1e9})
 
-All sources give the same table for the same sweep (docs/architecture.md, "The table of runs"). This is the only file
-of `analysis` that meets MLflow, and only inside a function.
+All sources give the same table for the same sweep (docs/architecture.md, "The table of runs"). This
+is the only file of `analysis` that meets MLflow, and only inside a function.
 """
 
 import json
@@ -26,7 +26,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.loading.from_folder import folder_histories, read_folder
-from analysis.loading.from_table import import_table
 from analysis.loading.histories import USAGE_METRICS, HistoryPoint, framed
 from analysis.loading.provenance import common_facts
 from analysis.loading.schema import (
@@ -40,6 +39,7 @@ from analysis.loading.schema import (
     plain_row,
 )
 from analysis.loading.table_file import SUFFIXES, table_suffix
+from analysis.loading.table_import import import_table
 from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_spec import TrialState
 
@@ -71,7 +71,8 @@ class Runs:
     table: pd.DataFrame
     """One row per trial that counts."""
     excluded: pd.DataFrame
-    """The others: trial_id, sweep, architecture, seed, state, reason, and their sizes where they are known."""
+    """The others: trial_id, sweep, architecture, seed, state, reason, and their sizes where they
+    are known."""
     source: str
     """Where the rows were read."""
     sweep: str | None
@@ -79,7 +80,8 @@ class Runs:
     question: str | None = None
     """What the sweep file says it asks."""
     notes: Sequence[str] = ()
-    """Of somebody's table: which column was taken for what, and what is doubtful (`analysis/loading/validation.py`)."""
+    """Of somebody's table: which column was taken for what, and what is doubtful
+    (`analysis/loading/validation.py`)."""
     call: str | None = None
     """How somebody's table was loaded, to do it again."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -97,19 +99,24 @@ def load(
     """Return the table of runs and what was excluded.
 
     Somebody's table needs a column of sizes (`params`, `tokens` or `flops`) and one of an outcome;
-    `architecture`, `run`, `seed` and `status` are used where they are there. Rows are counted from 0.
+    `architecture`, `run`, `seed` and `status` are used where they are there. Rows are counted from
+    0.
 
     Args:
-        source: A runs folder (or the folder of one sweep), a tracking URI (`sqlite:///runs/mlflow.db`, `http://…`),
-            or a table: a file (.csv, .tsv, .parquet, .json, .jsonl), a DataFrame or a dict of columns.
+        source: A runs folder (or the folder of one sweep), a tracking URI
+            (`sqlite:///runs/mlflow.db`, `http://…`), or a table: a file (.csv, .tsv, .parquet,
+            .json, .jsonl), a DataFrame or a dict of columns.
         sweep: Name of one sweep; None reads all.
-        columns: Of a table, this package's names to the table's own: `{"params": "N", "loss": "val/loss"}`.
+        columns: Of a table, this package's names to the table's own: `{"params": "N", "loss":
+            "val/loss"}`.
         units: Of a table, how many one of theirs is: `{"params": 1e6}` for millions.
-        accept: Of a table, doubts that were looked into (`analysis/loading/validation.py`).
+        accept: Of a table, kinds of warning that were looked into (`analysis/loading/validation.py`).
 
     Raises:
-        StoreError: If nothing readable is there, or the sweep is not; the message lists the sweeps that are.
-        ValueError: If a table cannot be read, lacks a needed column, or has units that cannot be right.
+        StoreError: If nothing readable is there, or the sweep is not; the message lists the sweeps
+            that are.
+        ValueError: If a table cannot be read, lacks a needed column, or has units that cannot be
+            right.
     """
     if isinstance(source, pd.DataFrame | Mapping):
         return _read_table(source, DATA_FRAME, sweep, columns, units, accept)
@@ -119,7 +126,8 @@ def load(
         return _read_table(path, text, sweep, columns, units, accept)
     if columns or units or accept:
         raise ValueError(
-            f"{text}: columns, units and accept are for tables ({', '.join(SUFFIXES)}); a sweep's names are fixed"
+            f"{text}: columns, units and accept are for tables ({', '.join(SUFFIXES)}); "
+            "a sweep's names are fixed"
         )
     if "://" in text:
         return _completed(_read_tracker(text, sweep), text, sweep)
@@ -128,19 +136,23 @@ def load(
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
         return load(f"sqlite:///{path}", sweep)
     raise StoreError(
-        f"{text}: nothing there that can be read; give a runs folder, a tracking URI like sqlite:///runs/mlflow.db, or a table ({', '.join(SUFFIXES)})"
+        f"{text}: nothing there that can be read; give a runs folder, "
+        f"a tracking URI like sqlite:///runs/mlflow.db, or a table ({', '.join(SUFFIXES)})"
     )
 
 
 def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFrame:
-    """Return how metrics developed in training: trial_id, sweep, architecture, configuration, seed, step, tokens, metric, value.
+    """Return how metrics developed in training.
 
-    They are read now, not by `load`. A step that a resume repeated appears once: a journal gives the value of the
-    weights that were kept, a tracker the one it holds (docs/architecture.md says which). Somebody's table
-    has none.
+    Columns are trial_id, sweep, architecture, configuration, seed, step, tokens, metric and value.
+
+    They are read now, not by `load`. A step that a resume repeated appears once: a journal gives
+    the value of the weights that were kept, a tracker the one it holds (docs/architecture.md says
+    which). Somebody's table has none.
 
     Args:
-        runs: Of `load`; only trials in its table are read. `dataclasses.replace(runs, table=…)` narrows them.
+        runs: Of `load`; only trials in its table are read. `dataclasses.replace(runs, table=…)`
+            narrows them.
         metrics: How the names begin.
 
     Raises:
@@ -199,7 +211,10 @@ def _read_tracker(uri: str, sweep: str | None) -> Reading:
 
 
 def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple[str, Any]]]:
-    """Return the client, the experiments asked for, and (experiment, run) of every trial in them, oldest first."""
+    """Return the client, the experiments asked for, and their trials as (experiment, run).
+
+    Trials come oldest first.
+    """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         # MLflow would create an empty database and report that it holds nothing.
         raise StoreError(
@@ -247,7 +262,7 @@ def _unreadable(uri: str, error: Exception) -> StoreError:
 def _tracked_histories(
     uri: str, sweep: str | None, trials: Sequence[tuple[str, str]], metrics: Sequence[str]
 ) -> Iterator[HistoryPoint]:
-    """Yield what the trials measured; of a step that the tracker has twice, the value it got last."""
+    """Yield what the trials measured; of a repeated step, the value that the tracker got last."""
     client, _, found = _trial_runs(uri, sweep)
     runs: dict[tuple[str, str], Any] = {}
     for name, run in found:
@@ -279,8 +294,9 @@ def _tracked_points(
 ) -> Iterable[dict[int, float]]:
     """Return step -> value for each (run id, metric), in order.
 
-    MLflow's client takes a request for each: 11 ms on two shared cores, a minute for 45 trials of 100 metrics. So
-    the table of an SQLite file is read as it is (3 s); should it look different one day, the client it is.
+    MLflow's client takes a request for each: 11 ms on two shared cores, a minute for 45 trials of
+    100 metrics. So the table of an SQLite file is read as it is (3 s); should it look different one
+    day, the client it is.
     """
     if uri.startswith("sqlite:///"):
         try:
@@ -304,7 +320,10 @@ def _points_of_database(path: Path, pairs: Sequence[tuple[str, str]]) -> Iterabl
     wanted: dict[str, dict[str, dict[int, float]]] = {}
     for run_id, metric in pairs:
         wanted.setdefault(run_id, {})[metric] = {}
-    query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY timestamp, step, value"
+    query = (
+        "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? "
+        "ORDER BY timestamp, step, value"
+    )
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
         for run_id, of_run in wanted.items():
             for key, step, value, is_nan in database.execute(query, (run_id,)):
@@ -366,7 +385,8 @@ def _trial_id(run: Any) -> str:
 
 def _failure(tags: Mapping[str, str]) -> str:
     outcome = tags.get("memscale.outcome", "failed")
-    return f"{outcome} in attempt {tags.get('memscale.attempt', '?')}: {tags.get('memscale.reason', 'no reason recorded')}"
+    attempt = tags.get("memscale.attempt", "?")
+    return f"{outcome} in attempt {attempt}: {tags.get('memscale.reason', 'no reason recorded')}"
 
 
 def _pages(search: Any, **arguments: Any) -> Iterator[Any]:
@@ -408,7 +428,9 @@ def _read_table(
     there = ", ".join(c for c in map(str, table.columns) if c != "row")
     if not {"params", "total_params", *_SWEEP_NAMES, *_SWEEP_NAMES.values()} & set(table.columns):
         raise ValueError(
-            f"{name}: no column of sizes, got {there}; needed are params (or total_params), tokens or flops, and one of {', '.join(OUTCOMES)}; say which they are with columns="
+            f"{name}: no column of sizes, got {there}; needed are params (or total_params), "
+            f"tokens or flops, and one of {', '.join(OUTCOMES)}; "
+            "say which they are with columns="
         )
     measured = [source_ for short in OUTCOMES for source_ in (short, *SHORT_NAMES[short])]
     if not set(measured) & set(table.columns):
@@ -416,9 +438,12 @@ def _read_table(
             (c for c in table if re.search(r"(^|[_/ ])(ppl|perplexity)$", str(c).lower())), None
         )
         alike = [str(c) for c in table if _LIKE_A_LOSS.search(str(c)) and c != perplexity]
-        hint = f" (the loss is ln({perplexity}))" if perplexity else f", as columns={{'loss': {alike[0]!r}}}" if alike else ""  # fmt: skip
+        hint = f", as columns={{'loss': {alike[0]!r}}}" if alike else ""
+        if perplexity:
+            hint = f" (the loss is ln({perplexity}))"
         raise ValueError(
-            f"{name}: no outcome, got {there}; needed is one of {', '.join(OUTCOMES)}; say which it is with columns={hint}"
+            f"{name}: no outcome, got {there}; needed is one of {', '.join(OUTCOMES)}; "
+            f"say which it is with columns={hint}"
         )
     for long, short in _SWEEP_NAMES.items():
         if long not in table and short in table:
@@ -455,17 +480,25 @@ def _empty(value: Any) -> bool:
 
 
 def _as_trial(row: dict[str, Any], number: int, sweep: str) -> dict[str, Any]:
-    named: dict[str, Any] = {"trial_id": f"row {number}", "sweep": sweep, "architecture": ANY_ARCHITECTURE}  # fmt: skip
-    row = named | {"seed": 0} | row
+    named: dict[str, Any] = {
+        "trial_id": f"row {number}",
+        "sweep": sweep,
+        "architecture": ANY_ARCHITECTURE,
+        "seed": 0,
+    }
+    row = named | row
     try:
         row["seed"] = int(float(row["seed"]))
     except (TypeError, ValueError):
-        raise ValueError(f"seed, row {number}: must be a whole number, got {row['seed']!r}; correct the row, or rename the column") from None  # fmt: skip
+        raise ValueError(
+            f"seed, row {number}: must be a whole number, got {row['seed']!r}; "
+            "correct the row, or rename the column"
+        ) from None
     return row | {"architecture": str(row["architecture"])}
 
 
 def _unambiguous(rows: Sequence[dict[str, Any]]) -> None:
-    """Name a row by its number where its run has several: checkpoints are not the same trial again."""
+    """Name rows by number where their run has several: checkpoints are not the trial again."""
     seen = Counter((str(row["trial_id"]), row["seed"]) for row in rows)
     for row in rows:
         if seen[str(row["trial_id"]), row["seed"]] > 1:

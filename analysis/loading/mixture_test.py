@@ -1,15 +1,17 @@
-"""Whether runs under one name are of two kinds: one curve, or the same curve twice, some way apart.
+"""Mixture test: whether runs under one name are one curve, or two of them some way apart.
 
-At equal sizes two kinds are seen at once (`analysis/loading/validation.py`). At sizes of their own, in equal numbers, the curve goes
-between them and nothing looks odd by itself. So the runs are split: over all assignments of configurations to two
-groups, a search minimises the squares that remain of
+At equal sizes two kinds are seen at once (`analysis/loading/validation.py`). At sizes of their own,
+in equal numbers, the curve goes between them and nothing looks odd by itself. So the runs are
+split: over all assignments of configurations to two groups, a search minimises the squares that
+remain of
 
     ln(loss) = curve + offset * (0 or 1)
 
-with the curve linear in its coefficients, as it nearly is around the fit; the statistic is the offset in units of the
-spread that remains. Among so many assignments one always fits well, so what it is for runs of one kind is simulated:
-the same design, the same search, normal noise. A law that is wrong leaves smooth residuals, and their best split is
-smooth too, small models against large ones: a split that a quadratic in the logs of the sizes foretells is no second kind.
+with the curve linear in its coefficients, as it nearly is around the fit; the statistic is the
+offset in units of the spread that remains. Among so many assignments one always fits well, so what
+it is for runs of one kind is simulated: the same design, the same search, normal noise. A law that
+is wrong leaves smooth residuals, and their best split is smooth too, small models against large
+ones: a split that a quadratic in the logs of the sizes foretells is no second kind.
 """
 
 from dataclasses import dataclass
@@ -24,8 +26,8 @@ N_STARTS = 24
 """Assignments that the search begins with."""
 
 SIMULATED_UP_TO = 60
-"""Configurations up to which the ratio for one kind is simulated. With more of them it depends on little else than their
-number (`_rare`), and simulating takes seconds."""
+"""Configurations up to which the ratio for one kind is simulated. With more of them it depends on
+little else than their number (`_rare`), and simulating takes seconds."""
 
 MOST = 1000
 """Configurations beyond which nothing is searched."""
@@ -62,7 +64,7 @@ class Mixture:
 
 
 def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture | None:
-    """Return the split of configurations into two kinds, None if noise of one kind explains the residuals.
+    """Return the split of configurations into two kinds, None if noise of one kind explains them.
 
     Args:
         residuals: Of ln(loss), one per configuration (n,): the mean of its seeds.
@@ -95,18 +97,23 @@ def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture
 
 
 def _common(n: int, spare: int) -> float:
-    """Return about the ratio that one in ten tables of one kind exceeds: below it nothing needs to be simulated.
+    """Return about the ratio that one in ten tables of one kind exceeds.
 
-    Found by simulation for 12 to 200 configurations and 3 to 6 coefficients, where it is off by 15 % of what it adds to 2.3.
+    Below it nothing needs to be simulated.
+
+    Found by simulation for 12 to 200 configurations and 3 to 6 coefficients, where it is off by 15
+    % of what it adds to 2.3.
     """
     return float(2.3 + 2.5 * n**2.1 / spare**2.35)
 
 
 def _rare(n: int, spare: int) -> float:
-    """Return a ratio that fewer than one in 200 tables of one kind exceed, for more than SIMULATED_UP_TO configurations.
+    """Return a ratio that fewer than one in 200 tables of one kind exceed.
 
-    Found like `_common`, a quarter of what it adds to 2.3 put on top; never below 4, since noise that is even, not
-    normal, has 3.5 when it is cut in its middle.
+    For more than SIMULATED_UP_TO configurations.
+
+    Found like `_common`, a quarter of what it adds to 2.3 put on top; never below 4, since noise
+    that is even, not normal, has 3.5 when it is cut in its middle.
     """
     return float(max(4.0, 2.3 + 5.0 * n**2.5 / spare**2.8))
 
@@ -127,7 +134,10 @@ def _smooth(upper: Mask, log_sizes: Array) -> bool:
 
 
 def _orthonormal(columns: Array) -> Array:
-    """Return orthonormal columns (n, q) that span these (n, p), but for directions that they hardly have."""
+    """Return orthonormal columns (n, q) that span these (n, p).
+
+    Directions that they hardly have are left out.
+    """
     columns = columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-300)
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(u[:, s > 1e-4 * s[0]])
@@ -136,7 +146,8 @@ def _orthonormal(columns: Array) -> Array:
 def _split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, Mask, Array]:
     """Return for each table the best |offset| / spread (k,), the split (k, n) and the offset (k,).
 
-    From every start single configurations change sides, always the one that brings most, until none does.
+    From every start single configurations change sides, always the one that brings most, until none
+    does.
 
     Args:
         left: Residuals (k, n), orthogonal to the basis.
@@ -162,7 +173,10 @@ def _split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, 
 
 
 def _climbed(z: Mask, left: Array, free: Array) -> Mask:
-    """Return the assignments (r, n) from which no change of one configuration takes more of the squares of `left` (r, n)."""
+    """Return the assignments (r, n) that no change of one configuration improves.
+
+    An assignment is better if it takes more of the squares of `left` (r, n).
+    """
     n = z.shape[1]
     least = max(2, int(np.ceil(SMALLEST_SHARE * n)))
     z = z.copy()

@@ -1,4 +1,4 @@
-"""What trials ran on, told once: facts that all share, and counts where they differ."""
+"""Provenance of trials: facts of their environments, counted where they differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,16 +11,19 @@ MOST_CHARACTERS = 200
 
 
 def common_facts(environments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return every fact of the environment.json files once, keys joined by dots; where trials differ, each value with the number of trials."""
+    """Return every fact of the environment.json files once, keys joined by dots.
+
+    Where trials differ, each value comes with the number of trials.
+    """
     values: dict[str, dict[str, int]] = {}
     for environment in environments:
         for name, value in _leaves(environment):
             counts = values.setdefault(name, {})
             counts[value] = counts.get(value, 0) + 1
-    return {name: _told(counts) for name, counts in values.items()}
+    return {name: _in_words(counts) for name, counts in values.items()}
 
 
-def _told(counts: Mapping[str, int]) -> str:
+def _in_words(counts: Mapping[str, int]) -> str:
     if len(counts) == 1:
         return _shortened(next(iter(counts)))
     if len(counts) > MOST_VALUES:

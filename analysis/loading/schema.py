@@ -1,6 +1,7 @@
-"""The checked table: one row per finished trial under the names of docs/architecture.md, and why the others are out.
+"""Schema of the table of runs: one checked row per finished trial, and why others are out.
 
-Readers (`analysis/loading/load.py`) hand over plain rows; everything that decides which of them count is here.
+Readers (`analysis/loading/load.py`) hand over plain rows; everything that decides which of them
+count is here.
 """
 
 import ast
@@ -70,11 +71,13 @@ EXCLUDED_SIZES = ("total_params", "active_params", "training_flops", "training_t
 """Further columns of the second table, where the source knows the sizes of what does not count."""
 
 WORSE_THAN_GUESSING = 1.1
-"""Factor above the loss of an even guess from which on a run has diverged; an untrained model is a little above 1."""
+"""Factor above the loss of an even guess from which on a run has diverged; an untrained model is a
+little above 1."""
 
 FLOPS_PER_PARAM_TOKEN = (1.0, 1000.0)
-"""Training FLOPs per active parameter and token that can be: our counts include attention scores and the output head,
-which no non-embedding parameter stands for, and in tiny models on long sequences they are nearly everything."""
+"""Training FLOPs per active parameter and token that can be: our counts include attention scores
+and the output head, which no non-embedding parameter stands for, and in tiny models on long
+sequences they are nearly everything."""
 
 _MACHINE_METRICS = "system/"
 """Samples of the machine, logged to the tracker only; no result of a trial."""
@@ -178,7 +181,10 @@ def plain_row(
 
 
 def declaration(value: object) -> str | None:
-    """Return when and why a model is not causal, `in training` if it does not say, None if nothing is declared."""
+    """Return when and why a model is not causal, None if nothing is declared.
+
+    It is `in training` if the declaration does not say when.
+    """
     if value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value)):
         return None
     text = str(value).strip()
@@ -243,7 +249,8 @@ def _with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
             found = next((source for source in sources if source in row), None)
             if found is not None:
                 known[short] = row[found]
-    # NaN that a trial reported is a result (divergence), not a gap, so it survives where it was measured.
+    # NaN that a trial reported is a result (divergence), not a gap: it survives where it was
+    # measured.
     for key, value in row.items():
         if isinstance(value, float) and math.isnan(value) and _is_metric(key):
             known[key] = value
@@ -307,12 +314,16 @@ def _fault(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
     if row.get("vocab_size", 0) > 1 and "loss" in row:
         guess = math.log(row["vocab_size"])
         if row["loss"] > WORSE_THAN_GUESSING * guess:
-            return f"diverged: loss is {row['loss']:.4g}, and guessing evenly among {row['vocab_size']:g} tokens has {guess:.4g}; lower the learning rate and run it again"
+            return (
+                f"diverged: loss is {row['loss']:.4g}, and guessing evenly among "
+                f"{row['vocab_size']:g} tokens has {guess:.4g}; "
+                "lower the learning rate and run it again"
+            )
     return _cost_fault(row)
 
 
 def _cost_fault(row: Mapping[str, Any]) -> str | None:
-    """Return why the training FLOPs cannot be those of the parameters and tokens, None if they can."""
+    """Return why the training FLOPs cannot be those of the sizes, None if they can."""
     names = ("training_flops", "active_params", "training_tokens")
     if not all(name in row and row[name] > 0 for name in names):
         return None
@@ -321,7 +332,11 @@ def _cost_fault(row: Mapping[str, Any]) -> str | None:
     low, high = FLOPS_PER_PARAM_TOKEN
     if low <= cost <= high:
         return None
-    return f"impossible: training_flops is {flops:.3g}, {cost:.3g} per active parameter and token, where training takes about 6; correct the unit of training_flops, active_params or training_tokens"
+    return (
+        f"impossible: training_flops is {flops:.3g}, {cost:.3g} per active parameter and token, "
+        "where training takes about 6; "
+        "correct the unit of training_flops, active_params or training_tokens"
+    )
 
 
 def _missing(value: Any) -> bool:

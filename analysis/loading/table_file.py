@@ -1,8 +1,9 @@
-"""A file that holds one table of runs, as a DataFrame: CSV, TSV, parquet, JSON, JSON lines, also compressed.
+"""Files that hold one table of runs: CSV, TSV, parquet, JSON, JSON lines, also compressed.
 
-JSON comes in four shapes, all with one object per run: a list of them, one a line, an object that holds such a list
-(`{"runs": [...]}`), or one of runs by name (`{"190M-1xC": {...}}`, the name becomes the column `name`). An object of
-columns is a table too. What is nested inside a run becomes columns of joined names: `metrics/val_loss`.
+JSON comes in four shapes, all with one object per run: a list of them, one a line, an object that
+holds such a list (`{"runs": [...]}`), or one of runs by name (`{"190M-1xC": {...}}`, the name
+becomes the column `name`). An object of columns is a table too. What is nested inside a run becomes
+columns of joined names: `metrics/val_loss`.
 """
 
 import bz2
@@ -20,7 +21,15 @@ import pandas as pd
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl")
 """Of files that hold one table; all but parquet may be compressed (COMPRESSED)."""
 
-COMPRESSED: dict[str, Callable[..., IO[Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # fmt: skip
+COMPRESSED: dict[str, Callable[..., IO[Any]]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+
+
+class _RepeatedColumnsError(ValueError):
+    """A header names two columns alike."""
 
 
 def table_suffix(path: Path) -> str | None:
@@ -37,7 +46,8 @@ def read_table_file(path: Path, *, column_names: Collection[str] = ()) -> pd.Dat
 
     Args:
         path: The file.
-        column_names: Names that columns have, lower case: they tell an object of columns from one of runs by name.
+        column_names: Names that columns have, lower case: they tell an object of columns from one
+            of runs by name.
 
     Raises:
         ValueError: If it cannot be read as a table.
@@ -54,25 +64,32 @@ def read_table_file(path: Path, *, column_names: Collection[str] = ()) -> pd.Dat
             return _object(json.loads(text), column_names)
         return _delimited(text)
     except ImportError as error:
-        raise ValueError(f"{path}: parquet needs pyarrow ({error}); install it, or save the table as .csv") from error  # fmt: skip
+        raise ValueError(
+            f"{path}: parquet needs pyarrow ({error}); install it, or save the table as .csv"
+        ) from error
+    except _RepeatedColumnsError as error:
+        raise ValueError(f"{path}: {error}") from error
     except (ValueError, EOFError, UnicodeDecodeError, OSError, lzma.LZMAError) as error:
-        told = str(error)
-        if told.startswith("two columns"):
-            raise ValueError(f"{path}: {told}") from error
-        how = "give one object per run" if suffix in {".json", ".jsonl"} else "the first line must name the columns"  # fmt: skip
-        raise ValueError(f"{path}: not readable as a table ({told}); {how}") from error
+        how = "the first line must name the columns"
+        if suffix in {".json", ".jsonl"}:
+            how = "give one object per run"
+        raise ValueError(f"{path}: not readable as a table ({error}); {how}") from error
 
 
 def _delimited(text: str) -> pd.DataFrame:
     lines = text.splitlines()
-    # Remarks above the header are skipped; one below it would be a row, and is told as such.
-    remarks = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)  # fmt: skip
+    # Remarks above the header are skipped; one below it is read as a row.
+    kept = (i for i, line in enumerate(lines) if line.strip() and not line.startswith("#"))
+    remarks = next(kept, 0)
     header = lines[remarks] if lines else ""
     separator = max(",;\t|", key=header.count)
     names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
-        raise ValueError(f"two columns are named {', '.join(twice)}; rename one, so that it is clear which counts")  # fmt: skip
+        raise _RepeatedColumnsError(
+            f"two columns are named {', '.join(twice)}; "
+            "rename one, so that it is clear which counts"
+        )
     return pd.read_csv(io.StringIO(text), sep=separator, skiprows=remarks)
 
 
@@ -83,7 +100,10 @@ def _object(value: Any, column_names: Collection[str]) -> pd.DataFrame:
         raise ValueError(f"one {type(value).__name__} is no table")
     tables = [key for key, part in value.items() if _are_runs(part)]
     if len(tables) > 1:
-        raise ValueError(f"there are several lists of runs: {', '.join(tables)}; save one, or give a DataFrame of them")  # fmt: skip
+        raise ValueError(
+            f"there are several lists of runs: {', '.join(tables)}; "
+            "save one, or give a DataFrame of them"
+        )
     if tables:
         return _flat(value[tables[0]])
     parts = list(value.values())

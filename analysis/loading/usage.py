@@ -1,4 +1,4 @@
-"""What sparse layers report of their use, by its parts: `memory/layer_03/usage` is a kind, a layer and a statistic. Pure.
+"""Usage metrics of sparse layers: `memory/layer_03/usage` is a kind, a layer and a statistic.
 
 Names and meanings: docs/architecture.md, "Metrics".
 """
@@ -60,7 +60,7 @@ class UsageColumns:
 
 
 def usage_columns(columns: Iterable[object]) -> list[tuple[str, str, UsageColumns]]:
-    """Return (kind, statistic, its columns) for every statistic among the names of columns, by kind."""
+    """Return (kind, statistic, its columns) for every statistic among the columns, by kind."""
     found: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for column in map(str, columns):
         name = usage_name(column)
@@ -74,7 +74,10 @@ def usage_columns(columns: Iterable[object]) -> list[tuple[str, str, UsageColumn
 
 
 def by_parts(histories: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `analysis.histories` about use, with columns kind, layer (None: mean over layers) and stat."""
+    """Return the rows of `analysis.histories` about use, with columns kind, layer and stat.
+
+    The layer is None for the mean over layers.
+    """
     names = {
         metric: name
         for metric in histories["metric"].unique()

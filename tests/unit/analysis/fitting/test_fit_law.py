@@ -254,7 +254,7 @@ def test_bad_arguments():
         fit_law(CHINCHILLA, {k: table[k] for k in ("params", "loss")})
     with pytest.raises(ValueError, match="one configuration per run"):
         fit_law(CHINCHILLA, table, clusters=["a"])
-    with pytest.raises(ValueError, match="held: must mark some"):
+    with pytest.raises(ValueError, match="hold_out: must mark some"):
         fit_law(CHINCHILLA, table, hold_out=np.ones(40, dtype=bool))
     with pytest.raises(ValueError, match="huber: must not be negative"):
         Objective(huber=-1)

@@ -130,7 +130,7 @@ def test_a_curve_of_six_sizes_takes_its_intervals_further_out_and_keeps_its_draw
     assert fit.intervals["alpha"] == tuple(np.quantile(fit.draws[:, 2], shares))
     shares = [(1 - fit.levels.curve) / 2, (1 + fit.levels.curve) / 2]
     at = fit.predict([1e6])
-    curves = fit.law.evaluate(np.asarray([1e6]), fit.draws)[:, 0]
+    curves = fit.law.evaluate({"x": np.asarray([1e6])}, fit.draws)[:, 0]
     assert (at.low[0], at.high[0]) == tuple(np.quantile(curves, shares))
 
 
