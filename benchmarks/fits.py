@@ -95,7 +95,9 @@ def main() -> None:
 
     def ours(weights: np.ndarray):
         began, cpu = time.perf_counter(), time.process_time()
-        fit = fit_law(CHINCHILLA, runs, hold_out=False, controls=FitControls(starts=raw, resamples=weights))
+        fit = fit_law(
+            CHINCHILLA, runs, hold_out=False, controls=FitControls(starts=raw, resamples=weights)
+        )
         return fit, time.perf_counter() - began, time.process_time() - cpu
 
     _, only_starts, _ = ours(np.empty((0, n)))
