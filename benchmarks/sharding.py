@@ -105,7 +105,7 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
     ):
         mesh = make_mesh(world, memory=size)
         found = []
-        with mesh.even():
+        with mesh.equal_bags():
             if size > 1:
                 cases = [("rows", size), ("width", size)]
             else:
@@ -160,7 +160,7 @@ def _measured(
     rows = []
     in_pieces = size > 1 and arguments.layout == "columns"
     for pieces in [int(n) for n in arguments.pieces.split(",")] if in_pieces else [1]:
-        mesh.pieces = pieces
+        mesh.n_chunks = pieces
         step_s = _timed(step, mesh, here, arguments)
         rows.append(
             Row(
@@ -217,9 +217,9 @@ def _parts(
     part = table.weight.detach().requires_grad_()
     shard = table.shard
     held_ids, held_weights = ids, weights
-    mesh.pieces = 1
+    mesh.n_chunks = 1
     if shard is not None:
-        held_ids, held_weights = shard.route(ids).with_numbers(weights)()
+        held_ids, held_weights = shard.route(ids).send_scalars_with_ids(weights)()
     held_weights = held_weights.detach().requires_grad_()
     sums = torch.randn(len(held_ids), part.shape[1], device=here).to(part.dtype)
 
@@ -233,10 +233,10 @@ def _parts(
 
     def messages() -> None:
         route = shard.route(ids)
-        _, numbers = route.with_numbers(weights)()
-        output = route.vectors_back(sums)()
-        route.vectors_there(output)()
-        route.numbers_back(numbers)()
+        _, numbers = route.send_scalars_with_ids(weights)()
+        output = route.return_vectors(sums)()
+        route.send_vectors(output)()
+        route.return_scalars(numbers)()
 
     return bag_s, _timed(messages, mesh, here, arguments)
 
@@ -274,8 +274,8 @@ def _error(table: MemoryTable, ids: Tensor, weights: Tensor) -> float:
 
 def _in_fp32(shard: TableShard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     route = shard.route(ids)
-    held_ids, held_weights = route.with_numbers(weights)()
-    return route.vectors_back(_summed(part, held_ids, held_weights))()
+    held_ids, held_weights = route.send_scalars_with_ids(weights)()
+    return route.return_vectors(_summed(part, held_ids, held_weights))()
 
 
 def _summed(rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

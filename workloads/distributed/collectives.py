@@ -1,10 +1,10 @@
-"""What ranks send each other, on its way while other work goes on.
+"""Asynchronous collectives: all-gather and all-to-all, and several tensors in one message.
 
-Both messages start at once and return an `Arrival`: call it where the content is needed. On a GPU the messages travel on
-NCCL's own stream, and an arrival makes the current stream wait, not the host.
+A collective starts at once and returns a `Pending`; call it where the content is needed. On a GPU,
+messages travel on NCCL's own stream, and the call makes the current stream wait, not the host.
 
-Content travels bit for bit in the type it has, several tensors in one message: a message costs a tenth of a millisecond
-before its first byte.
+Tensors are sent bit for bit. Several are packed into one message, because a message takes a tenth
+of a millisecond before its first byte.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,80 +17,81 @@ from torch import Tensor
 
 from workloads.distributed.process_group import RankGroup, communication_errors
 
-Arrival: TypeAlias = Callable[[], Tensor]
-"""Returns what was sent, once it may be used on the current stream."""
+Pending: TypeAlias = Callable[[], Tensor]
+"""Waits for a message; returns what arrived, ready for use on the current stream."""
 _WORD_BYTES = 8
 # torch 2.13 has another name for it, and warns of this one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def gather(world: RankGroup, x: Shaped[Tensor, " n"]) -> Arrival:
-    """Send `x`, as long on every rank, to all; [ranks, n] arrives."""
+def all_gather(world: RankGroup, x: Shaped[Tensor, " n"]) -> Pending:
+    """Send `x`, equally long on every rank, to all ranks; [ranks, n] arrives."""
     x = x.contiguous()  # NCCL refuses what is not; gloo takes it
-    everybodys = x.new_empty(world.size, len(x))
+    result = x.new_empty(world.size, len(x))
     if not len(x):
-        return lambda: everybodys
+        return lambda: result
     with communication_errors("gather"):
-        work = _all_gather(everybodys.view(-1), x, group=world.group, async_op=True)
-    return _arrival(work, x, everybodys)
+        work = _all_gather(result.view(-1), x, group=world.group, async_op=True)
+    return _pending(work, x, result)
 
 
-def exchange(
+def all_to_all(
     world: RankGroup, x: Shaped[Tensor, " n"], *, sent: Sequence[int], received: Sequence[int]
-) -> Arrival:
-    """Send the first `sent[0]` numbers of `x` to rank 0, the next to rank 1; arrives what others sent, in their order."""
+) -> Pending:
+    """Send the first `sent[0]` numbers of `x` to rank 0, the next `sent[1]` to rank 1, and so on.
+
+    What the ranks sent here arrives in their order, `received[i]` numbers of rank i.
+    """
     x = x.contiguous()
     result = x.new_empty(sum(received))
     with communication_errors("exchange"):
         work = dist.all_to_all_single(
             result, x, list(received), list(sent), group=world.group, async_op=True
         )
-    return _arrival(work, x, result)
+    return _pending(work, x, result)
 
 
-def _arrival(work: dist.Work, sent: Tensor, result: Tensor) -> Arrival:
-    def arrive() -> Tensor:
+def _pending(work: dist.Work, sent: Tensor, result: Tensor) -> Pending:
+    def wait() -> Tensor:
         with communication_errors("message"):
             work.wait()
-        # Kept until here: what is on its way must not be written over.
-        del holds[:]
+        # Held until here: nobody may write over what is being sent.
+        del held[:]
         return result
 
-    holds = [sent]
-    return arrive
+    held = [sent]
+    return wait
 
 
-Content: TypeAlias = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor in a parcel."""
+TensorSpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor in a packed message."""
 
 
-def words(contents: Sequence[Content]) -> int:
-    """Return how many words a parcel has. Each tensor begins with a word of its own."""
-    return sum(_words(content) for content in contents)
+def packed_words(specs: Sequence[TensorSpec]) -> int:
+    """Return the length of a packed message. Each tensor begins at a word of 8 bytes."""
+    return sum(_words(spec) for spec in specs)
 
 
 def pack(
-    tensors: Sequence[Tensor], contents: Sequence[Content], into: Int64[Tensor, " words"]
+    tensors: Sequence[Tensor], specs: Sequence[TensorSpec], into: Int64[Tensor, " words"]
 ) -> None:
-    """Write tensors into a parcel, one after another, each in the type that `contents` has for it."""
-    regions = torch.split(into, [_words(content) for content in contents])
-    for tensor, region, (shape, dtype) in zip(tensors, regions, contents, strict=True):
-        _part(region, shape, dtype).copy_(tensor)
+    """Write tensors into a message, one after another, each in the type of its spec."""
+    regions = torch.split(into, [_words(spec) for spec in specs])
+    for tensor, region, spec in zip(tensors, regions, specs, strict=True):
+        _viewed(region, spec).copy_(tensor)
 
 
-def unpack(parcel: Int64[Tensor, " words"], contents: Sequence[Content]) -> list[Tensor]:
-    """Return the tensors of a parcel, which they remain parts of."""
-    regions = torch.split(parcel, [_words(content) for content in contents])
-    return [
-        _part(region, shape, dtype)
-        for region, (shape, dtype) in zip(regions, contents, strict=True)
-    ]
+def unpack(message: Int64[Tensor, " words"], specs: Sequence[TensorSpec]) -> list[Tensor]:
+    """Return the tensors of a message as views of it."""
+    regions = torch.split(message, [_words(spec) for spec in specs])
+    return [_viewed(*each) for each in zip(regions, specs, strict=True)]
 
 
-def _words(content: Content) -> int:
-    shape, dtype = content
+def _words(spec: TensorSpec) -> int:
+    shape, dtype = spec
     return -(-torch.Size(shape).numel() * dtype.itemsize // _WORD_BYTES)
 
 
-def _part(region: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _viewed(region: Tensor, spec: TensorSpec) -> Tensor:
+    shape, dtype = spec
     return region.view(dtype)[: torch.Size(shape).numel()].view(shape)

@@ -1,11 +1,11 @@
-"""Which ranks hold a table together, and which hold copies of the same part: a mesh of data × memory.
+"""Device mesh of data x memory ranks: who shards a table, and who holds copies of the same shard.
 
     memory ranks 2     memory 0   memory 1
-    data 0             rank 0     rank 1      share one copy of every table
-    data 1             rank 2     rank 3      share another
+    data 0             rank 0     rank 1      shard one copy of every table
+    data 1             rank 2     rank 3      shard another
 
-Each rank has tokens of its own, so for everything but the tables all ranks are data-parallel. Neighbours in rank
-share a table: ranks of one host have neighbouring numbers, and reading a table is what needs the bandwidth.
+Each rank has tokens of its own, so all ranks are data-parallel for everything but the tables.
+Neighbouring ranks shard a table: they are on one host, and lookups need the bandwidth.
 """
 
 from collections.abc import Iterator
@@ -32,30 +32,32 @@ class Mesh:
         self.world = world or RankGroup()
         """All ranks."""
         self.memory = memory or RankGroup()
-        """The ranks that hold a copy of the tables together with this one."""
+        """The ranks that shard a copy of the tables with this one."""
         self.data = data or RankGroup()
-        """The ranks that hold the same part of them as this one."""
-        self.pieces = 1
-        """Into how many pieces a read by columns is cut, to send one while another is read. Between two H200 of one host
-        more than one gains nothing (docs/kernels.md); slower links may differ."""
+        """The ranks that hold the same shard as this one."""
+        self.n_chunks = 1
+        """Chunks of a column-parallel lookup, of which one is sent while another is computed.
+
+        Between two H200 of one host more than one gains nothing (docs/kernels.md); slower links may
+        differ."""
         self._host = host or self.memory
-        self._even = False
+        self._equal_bags = False
 
     @contextmanager
-    def even(self, promised: bool = True) -> Iterator[None]:
-        """Within, every rank of a memory group reads as many bags at a time as the others, so nobody has to ask."""
-        before, self._even = self._even, promised
+    def equal_bags(self, promised: bool = True) -> Iterator[None]:
+        """Promise that within, ranks of a memory group read equally many bags at a time."""
+        before, self._equal_bags = self._equal_bags, promised
         try:
             yield
         finally:
-            self._even = before
+            self._equal_bags = before
 
-    def bags_of_each(self, n_bags: int) -> list[int]:
+    def bags_per_rank(self, n_bags: int) -> list[int]:
         """Return how many bags each rank of the memory group brings, given this rank's.
 
-        Asked on the host, where the answer is needed: no GPU waits, though this rank waits for the slowest one.
+        Gathered on the host, where it is needed: no GPU waits, but this rank waits for the slowest.
         """
-        if self._even:
+        if self._equal_bags:
             return [n_bags] * self.memory.size
         mine = torch.tensor([n_bags])
         everybodys = [torch.empty_like(mine) for _ in range(self.memory.size)]
@@ -65,16 +67,17 @@ class Mesh:
 
 
 def make_mesh(world: RankGroup, *, memory: int) -> Mesh:
-    """Return the mesh in which each `memory` neighbouring ranks share the tables. Every rank must call this.
+    """Return the mesh in which each `memory` neighbouring ranks shard the tables. Collective.
 
     Raises:
-        ValueError: If the ranks cannot be grouped so.
+        ValueError: If `memory` does not divide the number of ranks.
     """
     if memory < 1 or world.size % memory:
         divisors = [n for n in range(1, world.size + 1) if world.size % n == 0]
         nearest = max(n for n in divisors if n <= max(1, memory))
         raise ValueError(
-            f"memory_ranks must divide the number of ranks ({world.size}), got {memory}; the nearest is {nearest}"
+            f"memory_ranks must divide the number of ranks ({world.size}), got {memory}; "
+            f"the nearest is {nearest}"
         )
     if memory == 1:
         return Mesh(world=world, data=world)
@@ -88,7 +91,7 @@ def make_mesh(world: RankGroup, *, memory: int) -> Mesh:
 
 
 def _parts(world: RankGroup, parts: list[range], *, backend: str | None = None) -> RankGroup:
-    """Return this rank's view of the part that it is in. Groups are made by all ranks together, in order."""
+    """Return the group that this rank is in. All ranks make all groups, in order."""
     mine = RankGroup()
     for ranks in parts:
         if len(ranks) == 1:

@@ -1,8 +1,9 @@
-"""The processes of one trial: how they find each other, and the few things they tell each other.
+"""Process group of a trial's ranks: rendezvous, and collectives that are deterministic.
 
-Every rank holds the whole model but for memory tables and dense parameters that are shared out (`workloads/sharding`),
-takes its slice of every global batch, and gradients are summed. What is summed and in which order depends on the number of ranks alone,
-so a repeated run repeats its bits.
+Every rank takes its slice of each global batch, and gradients are summed over the ranks. It holds
+the whole model, except for sharded memory tables and sharded dense parameters
+(`workloads/sharding`). What is summed, and in which order, depends on the number of ranks alone, so
+a repeated run repeats its bits.
 """
 
 import json
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore  # where torch.distributed takes
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than rank 0 needs to write a checkpoint while the others wait."""
 _ALONE_ELEMENTS = 2**20
-"""Tensors from this size on are summed by themselves; smaller ones are joined, since a call costs a round trip."""
+"""Tensors from this size on are summed by themselves; smaller ones are joined into one message."""
 
 
 class CommunicationError(Exception):
@@ -33,20 +34,20 @@ class CommunicationError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """One rank's view of its group. With one rank every method is free."""
+    """One rank's view of a group of ranks. In a group of one every method is free."""
 
     rank: int = 0
     size: int = 1
     group: dist.ProcessGroup | None = None
-    """Of torch.distributed; None is that of all ranks."""
+    """Of torch.distributed; None is the group of all ranks."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank reports and writes checkpoints."""
+        """Whether this rank reports metrics and writes checkpoints."""
         return self.rank == 0
 
     def local_range(self, n: int) -> range:
-        """Return this rank's contiguous slice of 0..n-1; sizes differ by one at most."""
+        """Return this rank's contiguous part of 0..n-1; sizes differ by one at most."""
         return range(self.rank * n // self.size, (self.rank + 1) * n // self.size)
 
     def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
@@ -75,10 +76,10 @@ class RankGroup:
                 dist.all_reduce(tensor.view(torch.uint8), op=dist.ReduceOp.MAX, group=self.group)
 
     def all_gather_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return every tensor with those of the other ranks, one after another along the first dimension.
+        """Return every tensor concatenated over the ranks along the first dimension.
 
-        The tensors have one first dimension on a rank, which may be another on each; otherwise shapes and types agree.
-        The host waits for the lengths.
+        All tensors of a rank have the same length, which may differ between ranks; other dimensions
+        and types agree. The host waits for the lengths.
         """
         if self.size == 1:
             return list(tensors)
@@ -88,7 +89,7 @@ class RankGroup:
             return [_gather(tensor.contiguous(), lengths, self.group) for tensor in tensors]
 
     def broadcast(self, value: str | None) -> str | None:
-        """Return what rank 0 passed, on every rank."""
+        """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -97,7 +98,7 @@ class RankGroup:
         return box[0]
 
     def all_gather_objects(self, value: Any) -> list[Any]:
-        """Return what every rank passed, by rank, on every rank. Plain values."""
+        """Return the values of all ranks, by rank, on every rank. Plain values only."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
@@ -106,16 +107,16 @@ class RankGroup:
         return box
 
     def barrier(self) -> None:
-        """Return when every rank has called this."""
+        """Wait until every rank has called this."""
         if self.size > 1:
             with communication_errors("barrier"):
                 dist.barrier(group=self.group)
 
 
 def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None) -> Tensor:
-    # As bytes, since gloo does not know every type; padded, since it wants equal lengths.
+    # As bytes, because gloo does not know every type; padded, because it wants equal lengths.
     rows = tensor.new_zeros(max(lengths), *tensor.shape[1:])
-    if not rows.numel():  # on no rank is anything: a part without columns, or that nobody reads
+    if not rows.numel():  # empty on every rank: a part without columns, or that nobody reads
         return tensor.new_zeros(sum(lengths), *tensor.shape[1:])
     rows[: len(tensor)] = tensor
     flat = rows.flatten().view(torch.uint8)
@@ -126,7 +127,7 @@ def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None)
 
 
 def all_reduce_default_group(tensor: Tensor) -> None:
-    """Replace a tensor by its sum over the ranks of this process's group; leave it alone where there is none.
+    """Replace a tensor by its sum over all ranks, if this process belongs to a group.
 
     For layers that need a sum inside a pass. Every rank must call it as often, in the same order.
     """
@@ -145,11 +146,12 @@ def join(
     address: str | None = None,
     timeout_s: float = 300.0,
 ) -> Iterator[RankGroup]:
-    """Enter the group of a trial's ranks, leave it at the end.
+    """Enter the process group of a trial's ranks; leave it at the end.
 
-    Rank 0 listens on a free port and writes its address to `rendezvous`, a path on storage that all ranks share;
-    the others wait for that file. It is removed once everybody is there, so a later attempt may reuse the path.
-    `address` is what it writes for ranks on other machines, which need not know this one by its name.
+    Rank 0 listens on a free port and writes its address to `rendezvous`, a path on storage that all
+    ranks share; the others wait for that file. It is removed once all ranks are there, so a later
+    attempt may reuse the path. `address` is what rank 0 writes for ranks on other machines, which
+    may not know this machine by its host name.
 
     Raises:
         CommunicationError: If they have not met after `timeout_s` seconds.
@@ -206,7 +208,10 @@ def _listen(rendezvous: Path, *, size: int, address: str | None, timeout_s: floa
 def _find(
     rendezvous: Path, *, rank: int, size: int, deadline: float, own: str | None = None
 ) -> TCPStore:
-    """Return a connection to rank 0's store. The file is read anew at each try: an old attempt may have left one."""
+    """Return a connection to rank 0's store.
+
+    The file is read again at each try: an old attempt may have left one.
+    """
     problem = "the file never appeared"
     while time.monotonic() < deadline:
         try:
@@ -247,7 +252,7 @@ def _loopback() -> str:
 
 @contextmanager
 def communication_errors(what: str) -> Iterator[None]:
-    """Give torch's many network errors, which are plain RuntimeErrors at worst, one name."""
+    """Turn torch's network errors, some of them plain RuntimeErrors, into CommunicationError."""
     try:
         yield
     except RuntimeError as error:

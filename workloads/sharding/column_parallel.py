@@ -1,34 +1,35 @@
-"""A table by columns: every rank holds a slice of every row, so all work alike however uneven the reading is.
+"""Column-parallel tables: every rank holds a slice of every row, so all ranks do equal work.
 
-    weighted sums   ids and weights to all, sum slices of rows for the bags of all ranks, slices to their bags
-    products        ids to all and with them slices of x to their columns, multiply, add up the partial products
+| lookup       | there                                      | here                   | back                  |
+|--------------|--------------------------------------------|------------------------|-----------------------|
+| weighted_bag | ids and weights to all                     | sum slices of the rows | slices to their bags  |
+| gathered_dot | ids to all, with each the rank's part of x | partial dot products   | added up at their bag |
 
-Source of the scheme: Berges et al. 2024 (arXiv 2412.09764), section 3.1; "dimension-wise" in UltraMem (2411.12364).
+Source of the scheme: Berges et al. 2024 (arXiv 2412.09764), section 3.1; "dimension-wise" in
+UltraMem (arXiv 2411.12364).
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.distributed.collectives import (
-    Arrival,
-    Content,
-    exchange,
-    gather,
+    Pending,
+    TensorSpec,
+    all_gather,
     pack,
+    packed_words,
     unpack,
-    words,
 )
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
-from workloads.sharding.table_route import ArrivingReads, TableRoute
+from workloads.sharding.table_route import PendingReads, TableRoute
 from workloads.sharding.table_shard import TableShard
 
 ALIGNED = 8
-"""Columns are dealt out in units of as many: 16 bytes of bf16, so that the rows of a part begin where wide loads can."""
+"""Unit of columns: 16 bytes of bf16, so that the rows of a part begin where wide loads can."""
 
 
 class ColumnParallelShard(TableShard):
@@ -38,33 +39,33 @@ class ColumnParallelShard(TableShard):
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
-        self.of_each = columns_of_each(width, mesh.memory.size)
-        self.rows, self.columns = range(n_rows), self.of_each[mesh.memory.rank]
+        self.columns_per_rank = split_columns(width, mesh.memory.size)
+        self.rows, self.columns = range(n_rows), self.columns_per_rank[mesh.memory.rank]
 
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnParallelRoute":
-        """Return the route of a read of these bags. Collective."""
-        bags = self.mesh.bags_of_each(len(ids))
-        return self._route(ids, bags, n_pieces=max(1, min(self.mesh.pieces, max(bags))))
+        """Return the route of a lookup of these ids. Collective."""
+        bags = self.mesh.bags_per_rank(len(ids))
+        return self._route(ids, bags, n_chunks=max(1, min(self.mesh.n_chunks, max(bags))))
 
     def restore_route(
         self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
     ) -> "ColumnParallelRoute":
-        """Return the route of a read, for its backward pass."""
-        n_pieces, *bags = numbers
-        return self._route(ids, bags, n_pieces=n_pieces)
+        """Return the route of a lookup, for its backward pass."""
+        n_chunks, *bags = numbers
+        return self._route(ids, bags, n_chunks=n_chunks)
 
-    def _route(self, ids: Tensor, bags: Sequence[int], *, n_pieces: int) -> "ColumnParallelRoute":
+    def _route(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> "ColumnParallelRoute":
         return ColumnParallelRoute(
             self.mesh.memory,
             ids.to(self.id_dtype),
             bags=bags,
-            columns=self.of_each,
-            n_pieces=n_pieces,
+            columns=self.columns_per_rank,
+            n_chunks=n_chunks,
         )
 
 
 class ColumnParallelRoute(TableRoute):
-    """Numbers to all ranks, of vectors to each its columns: every rank makes every read."""
+    """Scalars to all ranks, of vectors to each rank its columns: every rank makes every read."""
 
     def __init__(
         self,
@@ -73,175 +74,165 @@ class ColumnParallelRoute(TableRoute):
         *,
         bags: Sequence[int],
         columns: Sequence[range],
-        n_pieces: int = 1,
+        n_chunks: int = 1,
         start: int = 0,
     ) -> None:
-        """Take `bags` of each rank, of this one those that read `ids` and are numbered from `start`."""
-        self._memory, self._ids = memory, ids
-        self._bags_of_each, self._columns = bags, columns
-        self._mine, self._held = len(ids), len(columns[memory.rank])
-        self._pieces = [
-            [RankGroup(rank=i, size=n_pieces).local_range(n) for n in bags] for i in range(n_pieces)
+        """Take `bags` of each rank; those of this rank read `ids` and are numbered from `start`."""
+        self.memory, self._ids = memory, ids
+        self.bags_per_rank, self._columns = bags, columns
+        self._n_bags, self._n_columns = len(ids), len(columns[memory.rank])
+        # Of each chunk, the range of every rank's bags.
+        self._chunks = [
+            [RankGroup(rank=i, size=n_chunks).local_range(n) for n in bags] for i in range(n_chunks)
         ]
         self.bags = slice(start, start + len(ids))
 
     def state(self) -> tuple[list[int], list[Tensor]]:
-        """Return the number of pieces and the bags of each rank; ids are at hand in the backward pass."""
-        return [len(self._pieces), *self._bags_of_each], []
+        """Return the number of chunks and of each rank's bags; ids are at hand later."""
+        return [len(self._chunks), *self.bags_per_rank], []
 
-    def pieces(self) -> Sequence["ColumnParallelRoute"]:
+    def chunks(self) -> Sequence["ColumnParallelRoute"]:
         """Return routes of an equal part of every rank's bags each."""
-        if len(self._pieces) == 1:
+        if len(self._chunks) == 1:
             return [self]
-        mine = [shares[self._memory.rank] for shares in self._pieces]
         return [
             ColumnParallelRoute(
-                self._memory,
+                self.memory,
                 self._ids[own.start : own.stop],
-                bags=[len(share) for share in shares],
+                bags=[len(part) for part in chunk],
                 columns=self._columns,
                 start=own.start,
             )
-            for own, shares in zip(mine, self._pieces, strict=True)
+            for chunk in self._chunks
+            for own in [chunk[self.memory.rank]]
         ]
 
-    def join(self, pieces: Sequence[Tensor]) -> Tensor:
+    def join_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
         """Return the bags in the order of the ranks."""
-        if len(pieces) == 1:
-            return pieces[0]
-        of_pieces = [
-            torch.split(piece, [len(share) for share in shares])
-            for piece, shares in zip(pieces, self._pieces, strict=True)
+        if len(chunks) == 1:
+            return chunks[0]
+        parts = [
+            torch.split(chunk, [len(part) for part in ranges])
+            for chunk, ranges in zip(chunks, self._chunks, strict=True)
         ]
-        return torch.cat([part for of_rank in zip(*of_pieces, strict=True) for part in of_rank])
+        return torch.cat([part for of_rank in zip(*parts, strict=True) for part in of_rank])
 
-    def cut(self, whole: Tensor) -> Sequence[Tensor]:
-        """Return the bags in the order of the pieces."""
-        if len(self._pieces) == 1:
+    def split_chunks(self, whole: Tensor) -> Sequence[Tensor]:
+        """Return the bags in the order of the chunks."""
+        if len(self._chunks) == 1:
             return [whole]
-        firsts = [0, *accumulate(self._bags_of_each)]
+        of_ranks = torch.split(whole, list(self.bags_per_rank))
         return [
             torch.cat(
-                [
-                    whole[first + share.start : first + share.stop]
-                    for first, share in zip(firsts, shares, strict=False)
-                ]
+                [bags[part.start : part.stop] for bags, part in zip(of_ranks, chunk, strict=True)]
             )
-            for shares in self._pieces
+            for chunk in self._chunks
         ]
 
-    def with_numbers(self, x: Float[Tensor, "bags bag_size"]) -> ArrivingReads:
+    def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
         """Gather both in one message."""
-        of_each = [[self._numbers(n, self._ids), self._numbers(n, x)] for n in self._bags_of_each]
-        # Collectives want equal parts, so an uneven one is filled up; what it is filled with is never looked at.
-        parcel = self._ids.new_empty(max(words(each) for each in of_each), dtype=torch.int64)
-        mine = of_each[self._memory.rank]
-        pack([self._ids, x], mine, parcel[: words(mine)])
-        arriving = gather(self._memory, parcel)
+        specs = [[self._spec(n, self._ids), self._spec(n, x)] for n in self.bags_per_rank]
+        # Collectives want equal lengths, so shorter messages are padded with arbitrary numbers.
+        message = self._ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
+        own = specs[self.memory.rank]
+        pack([self._ids, x], own, message[: packed_words(own)])
+        pending = all_gather(self.memory, message)
 
-        def arrive() -> tuple[Tensor, Tensor]:
-            parcels = zip(arriving(), of_each, strict=True)
-            opened = [unpack(parcel[: words(each)], each) for parcel, each in parcels]
-            ids, numbers = zip(*opened, strict=True)
-            return torch.cat(ids), torch.cat(numbers)
+        def wait() -> tuple[Tensor, Tensor]:
+            messages = zip(pending(), specs, strict=True)
+            unpacked = [unpack(message[: packed_words(spec)], spec) for message, spec in messages]
+            ids, scalars = zip(*unpacked, strict=True)
+            return torch.cat(ids), torch.cat(scalars)
 
-        return arrive
+        return wait
 
-    def with_vectors(self, x: Float[Tensor, "bags width"]) -> ArrivingReads:
+    def send_vectors_with_ids(self, x: Float[Tensor, "bags width"]) -> PendingReads:
         """Send to each rank its columns and the ids in one message."""
-        own = self._numbers(self._mine, self._ids)
-        sent = [[own, ((self._mine, len(columns)), x.dtype)] for columns in self._columns]
+        own = self._spec(self._n_bags, self._ids)
+        sent = [[own, ((self._n_bags, len(columns)), x.dtype)] for columns in self._columns]
         received = [
-            [self._numbers(n, self._ids), ((n, self._held), x.dtype)] for n in self._bags_of_each
+            [self._spec(n, self._ids), ((n, self._n_columns), x.dtype)] for n in self.bags_per_rank
         ]
-        n_sent, n_received = ([words(each) for each in side] for side in (sent, received))
-        parcels = self._ids.new_empty(sum(n_sent), dtype=torch.int64)
-        for rank, parcel in enumerate(torch.split(parcels, n_sent)):
-            pack([self._ids, self._slice(x, rank)], sent[rank], parcel)
-        arriving = self._exchange(parcels, sent=n_sent, received=n_received)
+        n_sent, n_received = ([packed_words(spec) for spec in side] for side in (sent, received))
+        messages = self._ids.new_empty(sum(n_sent), dtype=torch.int64)
+        for rank, message in enumerate(torch.split(messages, n_sent)):
+            pack([self._ids, self._slice(x, rank)], sent[rank], message)
+        pending = self._all_to_all(messages, sent=n_sent, received=n_received)
 
-        def arrive() -> tuple[Tensor, Tensor]:
-            of_each = zip(torch.split(arriving(), n_received), received, strict=True)
-            ids, vectors = zip(*(unpack(*each) for each in of_each), strict=True)
+        def wait() -> tuple[Tensor, Tensor]:
+            messages = zip(torch.split(pending(), n_received), received, strict=True)
+            ids, vectors = zip(*(unpack(*each) for each in messages), strict=True)
             return torch.cat(ids), torch.cat(vectors)
 
-        return arrive
+        return wait
 
-    def numbers_there(self, x: Float[Tensor, "bags bag_size"]) -> Arrival:
+    def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
         """Gather them."""
-        most = max(self._bags_of_each)
+        most = max(self.bags_per_rank)
         padded = x
         if len(x) < most:
             padded = x.new_empty(most, x.shape[1])
             padded[: len(x)] = x
-        arriving = gather(self._memory, padded.reshape(-1))
+        pending = all_gather(self.memory, padded.reshape(-1))
 
-        def arrive() -> Tensor:
-            of_each = arriving().view(self._memory.size, most, x.shape[1])
-            if min(self._bags_of_each) == most:
-                return of_each.flatten(0, 1)
-            return torch.cat([own[:n] for own, n in zip(of_each, self._bags_of_each, strict=True)])
+        def wait() -> Tensor:
+            of_ranks = pending().view(self.memory.size, most, x.shape[1])
+            if min(self.bags_per_rank) == most:
+                return of_ranks.flatten(0, 1)
+            return torch.cat([own[:n] for own, n in zip(of_ranks, self.bags_per_rank, strict=True)])
 
-        return arrive
+        return wait
 
-    def numbers_back(self, x: Float[Tensor, "held_bags bag_size"]) -> Arrival:
+    def return_scalars(self, x: Float[Tensor, "held_bags bag_size"]) -> Pending:
         """Send each rank its bags, where they are added up: no more is sent than a ring sends."""
-        each = x.shape[1]
-        arriving = self._exchange(
+        bag_size = x.shape[1]
+        pending = self._all_to_all(
             x.reshape(-1),
-            sent=[n * each for n in self._bags_of_each],
-            received=[self._mine * each] * self._memory.size,
+            sent=[n * bag_size for n in self.bags_per_rank],
+            received=[self._n_bags * bag_size] * self.memory.size,
         )
 
-        def arrive() -> Tensor:
+        def wait() -> Tensor:
             wide = torch.promote_types(x.dtype, torch.float32)
-            parts = arriving().view(self._memory.size, self._mine, each)
+            parts = pending().view(self.memory.size, self._n_bags, bag_size)
             return parts.sum(0, dtype=wide).to(x.dtype)
 
-        return arrive
+        return wait
 
-    def vectors_there(self, x: Float[Tensor, "bags width"]) -> Arrival:
+    def send_vectors(self, x: Float[Tensor, "bags width"]) -> Pending:
         """Send each rank its columns."""
-        sent = [self._mine * len(columns) for columns in self._columns]
+        sent = [self._n_bags * len(columns) for columns in self._columns]
         parts = x.new_empty(sum(sent))
         for rank, part in enumerate(torch.split(parts, sent)):
-            part.view(self._mine, len(self._columns[rank])).copy_(self._slice(x, rank))
-        arriving = self._exchange(
-            parts, sent=sent, received=[n * self._held for n in self._bags_of_each]
-        )
-        return lambda: arriving().view(sum(self._bags_of_each), self._held)
+            part.view(self._n_bags, len(self._columns[rank])).copy_(self._slice(x, rank))
+        received = [n * self._n_columns for n in self.bags_per_rank]
+        pending = self._all_to_all(parts, sent=sent, received=received)
+        return lambda: pending().view(sum(self.bags_per_rank), self._n_columns)
 
-    def vectors_back(self, x: Float[Tensor, "held_bags columns"]) -> Arrival:
+    def return_vectors(self, x: Float[Tensor, "held_bags columns"]) -> Pending:
         """Send each rank its bags' columns held here."""
-        received = [self._mine * len(columns) for columns in self._columns]
-        arriving = self._exchange(
-            x.reshape(-1), sent=[n * self._held for n in self._bags_of_each], received=received
-        )
+        sent = [n * self._n_columns for n in self.bags_per_rank]
+        received = [self._n_bags * len(columns) for columns in self._columns]
+        pending = self._all_to_all(x.reshape(-1), sent=sent, received=received)
 
-        def arrive() -> Tensor:
-            parts = zip(torch.split(arriving(), received), self._columns, strict=True)
-            return torch.cat([part.view(self._mine, len(c)) for part, c in parts], dim=1)
+        def wait() -> Tensor:
+            parts = zip(torch.split(pending(), received), self._columns, strict=True)
+            return torch.cat([part.view(self._n_bags, len(c)) for part, c in parts], dim=1)
 
-        return arrive
+        return wait
 
-    def _numbers(self, n_bags: int, like: Tensor) -> Content:
+    def _spec(self, n_bags: int, like: Tensor) -> TensorSpec:
         return (n_bags, self._ids.shape[1]), like.dtype
 
     def _slice(self, x: Tensor, rank: int) -> Tensor:
         columns = self._columns[rank]
         return x[:, columns.start : columns.stop]
 
-    def _exchange(self, x: Tensor, *, sent: Sequence[int], received: Sequence[int]) -> Arrival:
-        if not any(self._bags_of_each):
-            empty = x.new_empty(0)
-            return lambda: empty
-        return exchange(self._memory, x, sent=sent, received=received)
 
-
-def columns_of_each(width: int, n_ranks: int) -> list[range]:
-    """Return the columns of every rank: contiguous, complete, in units of ALIGNED where every rank gets one."""
+def split_columns(width: int, n_ranks: int) -> list[range]:
+    """Return the columns of every rank: contiguous, complete, in units of ALIGNED if possible."""
     unit = ALIGNED if width % ALIGNED == 0 and width >= ALIGNED * n_ranks else 1
-    shares = (
+    parts = (
         RankGroup(rank=rank, size=n_ranks).local_range(width // unit) for rank in range(n_ranks)
     )
-    return [range(unit * share.start, unit * share.stop) for share in shares]
+    return [range(unit * part.start, unit * part.stop) for part in parts]

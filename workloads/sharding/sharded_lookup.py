@@ -1,47 +1,75 @@
-"""A table read by the ranks that hold it together: local kernels between messages, while messages travel.
+"""Lookups of a table that ranks hold together: local kernels between messages.
 
-    weighted sums   forward   ids and weights there -> weighted_bag -> sums back
-                    backward  gradients of sums there (meanwhile: sort) -> table, products -> products back
-    products        forward   ids and x there -> gathered_dot -> products back
-                    backward  their gradients there -> weighted_bag -> gradients of x back (meanwhile: table)
+| lookup       | pass     | there                        | here                | back             |
+|--------------|----------|------------------------------|---------------------|------------------|
+| weighted_bag | forward  | ids and weights              | weighted_bag        | sums             |
+|              | backward | gradients of sums, with sort | table, dot products | dot products     |
+| gathered_dot | forward  | ids and x                    | gathered_dot        | dot products     |
+|              | backward | their gradients              | weighted_bag        | gradients of x, with table |
 
-Where the route has pieces, one is read while the next ones arrive and the ones before go back. The table's gradient is
-one pass over the reads of all pieces: it sorts them, and it writes the whole table, so two halves would cost twice as
-much. The products of a bag's backward pass come out of the same pass, hence all at once; where the pass is left to the
-optimizer (`SparseGradient`) they are made in pieces too.
+Local work listed after "with" is done while the messages travel.
+
+Where the route has chunks, one is computed while the next ones arrive and those before return. The
+table's gradient is one pass over the reads of all chunks: it sorts them and writes the whole table,
+so two halves would cost twice as much. In the backward pass of `weighted_bag` the dot products come
+out of that same pass, so they return all at once. With a `SparseGradient` the optimizer makes that
+pass, and the backward pass has chunks too.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.distributed.collectives import Arrival
+from workloads.distributed.collectives import Pending
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.segment_sum.op import sorted_reads
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.sparse_gradient import SparseGradient
-from workloads.sharding.table_route import TableRoute
+from workloads.layers.memory.sparse_gradient_ops import LOOKUPS
+from workloads.sharding.table_route import PendingReads, TableRoute
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a read returns, and what it keeps for its backward pass: the reads that were made here."""
+    """The output of a lookup, and the reads made here, which its backward pass needs."""
 
     output: Tensor
     ids: Int[Tensor, "held_bags held_size"]
     second: Tensor
-    """Of a weighted sum the weights, [held_bags, held_size], of products x, [held_bags, columns]."""
+    """weighted_bag: weights [held_bags, held_size]; gathered_dot: x [held_bags, columns]."""
 
 
-class Backward(Protocol):
-    """The backward pass of a read."""
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A lookup's messages and local kernels; its second tensor is weights or x."""
 
-    def __call__(
+    name: str
+    send_second: Callable[[TableRoute, Tensor], PendingReads]
+    local: Callable[[Tensor, Tensor, Tensor], Tensor]
+    return_output: Callable[[TableRoute, Tensor], Pending]
+    send_grad: Callable[[TableRoute, Tensor], Pending]
+    local_backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    return_second_grad: Callable[[TableRoute, Tensor], Pending]
+    one_pass: bool
+    """Whether the pass that sums the table's gradient also makes that of the second tensor."""
+
+    def forward(self, part: Tensor, second: Tensor, route: TableRoute) -> Found:
+        """Return the lookup of the whole table. Collective."""
+        chunks = route.chunks()
+        pending = [self.send_second(chunk, second[chunk.bags]) for chunk in chunks]
+        held, returning = [], []
+        for chunk, reads in zip(chunks, pending, strict=True):
+            held.append(reads())
+            returning.append(self.return_output(chunk, self.local(part, *held[-1])))
+        ids, held_second = (route.join_chunks(each) for each in zip(*held, strict=True))
+        return Found(output=_concatenated(returning), ids=ids, second=held_second)
+
+    def backward(
         self,
         part: Tensor,
         ids: Tensor,
@@ -49,20 +77,36 @@ class Backward(Protocol):
         grad: Tensor,
         route: TableRoute,
         sparse_gradient: SparseGradient | None,
-        /,
         *,
         needs_part: bool,
         needs_second: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the part, None where `sparse_gradient` has it, and of the read's second tensor."""
+        """Return the gradients of the part and of the second tensor, given the output's.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """A read's two passes; what it reads with is its second tensor, weights or x."""
-
-    forward: Callable[[Tensor, Tensor, TableRoute], Found]
-    backward: Backward
+        That of the part is None where it is added to `sparse_gradient`. Collective.
+        """
+        if self.one_pass and needs_part and sparse_gradient is None:
+            arriving = self.send_grad(route, grad)
+            gradients = sorted_reads(part, ids, second, products=needs_second)
+            part_grad, products = gradients(arriving())
+            return part_grad, None if products is None else route.return_scalars(products)()
+        chunks = route.chunks()
+        pending = [self.send_grad(chunk, grad[chunk.bags]) for chunk in chunks]
+        arrived, returning = [], []
+        for chunk, its_ids, its_grad in zip(chunks, route.split_chunks(ids), pending, strict=True):
+            arrived.append(its_grad())
+            if needs_second:
+                found = self.local_backward(part, its_ids, arrived[-1])
+                returning.append(self.return_second_grad(chunk, found))
+        part_grad: Tensor | None = None
+        if needs_part:
+            weights_and_x = LOOKUPS[self.name].weights_and_x
+            weights, x = weights_and_x(second, route.join_chunks(arrived))
+            if sparse_gradient is not None:
+                sparse_gradient.add(len(part), ids, weights, x)
+            else:
+                part_grad, _ = sorted_reads(part, ids, weights, products=False)(x)
+        return part_grad, _concatenated(returning) if needs_second else None
 
 
 def read(
@@ -74,7 +118,7 @@ def read(
 ) -> Tensor:
     """Return an operation of `OPERATIONS` on the whole table, of the ids that `route` is for.
 
-    The gradient of `part` is added to `sparse_gradient` if there is one.
+    The gradient of `part` is added to `sparse_gradient` if there is one. Collective.
     """
     found: Tensor = _Read.apply(part, second, route, sparse_gradient, OPERATIONS[operation])  # type: ignore[no-untyped-call]
     return found
@@ -92,7 +136,7 @@ class _Read(torch.autograd.Function):
     ) -> Tensor:
         found = operation.forward(part, second, route)
         ctx.save_for_backward(part, found.ids, found.second)
-        ctx.route, ctx.sparse_gradient, ctx.operation = route, sparse_gradient, operation
+        ctx.objects, ctx.operation = (route, sparse_gradient), operation
         return found.output
 
     @staticmethod
@@ -100,102 +144,13 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         needs_part, needs_second, *_ = ctx.needs_input_grad
         part_grad, second_grad = ctx.operation.backward(
-            *ctx.saved_tensors,
-            grad,
-            ctx.route,
-            ctx.sparse_gradient,
-            needs_part=needs_part,
-            needs_second=needs_second,
+            *ctx.saved_tensors, grad, *ctx.objects, needs_part=needs_part, needs_second=needs_second
         )
         return part_grad, second_grad, None, None, None
 
 
-def _bag_forward(part: Tensor, weights: Tensor, route: TableRoute) -> Found:
-    pieces = route.pieces()
-    arriving = [piece.with_numbers(weights[piece.bags]) for piece in pieces]
-    held, leaving = [], []
-    for piece, reads in zip(pieces, arriving, strict=True):
-        held.append(reads())
-        leaving.append(piece.vectors_back(_local_bag(part, *held[-1])))
-    ids, all_weights = (route.join(each) for each in zip(*held, strict=True))
-    return Found(output=_concatenated(leaving), ids=ids, second=all_weights)
-
-
-def _bag_backward(
-    part: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    grad: Tensor,
-    route: TableRoute,
-    sparse_gradient: SparseGradient | None,
-    *,
-    needs_part: bool,
-    needs_second: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    if needs_part and sparse_gradient is None:
-        arriving = route.vectors_there(grad)
-        gradients = sorted_reads(part, ids, weights, products=needs_second)
-        part_grad, products = gradients(arriving())
-        return part_grad, None if products is None else route.numbers_back(products)()
-    pieces = route.pieces()
-    travelling = [piece.vectors_there(grad[piece.bags]) for piece in pieces]
-    arrived, leaving = [], []
-    for piece, its_ids, vectors in zip(pieces, route.cut(ids), travelling, strict=True):
-        arrived.append(vectors())
-        if needs_second:
-            leaving.append(piece.numbers_back(_local_dot(part, its_ids, arrived[-1])))
-    if needs_part and sparse_gradient is not None:
-        sparse_gradient.add(len(part), ids, weights, route.join(arrived))
-    return None, _concatenated(leaving) if needs_second else None
-
-
-def _dot_forward(part: Tensor, x: Tensor, route: TableRoute) -> Found:
-    pieces = route.pieces()
-    arriving = [piece.with_vectors(x[piece.bags]) for piece in pieces]
-    held, leaving = [], []
-    for piece, reads in zip(pieces, arriving, strict=True):
-        held.append(reads())
-        leaving.append(piece.numbers_back(_local_dot(part, *held[-1])))
-    ids, all_x = (route.join(each) for each in zip(*held, strict=True))
-    return Found(output=_concatenated(leaving), ids=ids, second=all_x)
-
-
-def _dot_backward(
-    part: Tensor,
-    ids: Tensor,
-    x: Tensor,
-    grad: Tensor,
-    route: TableRoute,
-    sparse_gradient: SparseGradient | None,
-    *,
-    needs_part: bool,
-    needs_second: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    pieces = route.pieces()
-    travelling = [piece.numbers_there(grad[piece.bags]) for piece in pieces]
-    arrived, leaving = [], []
-    for piece, its_ids, numbers in zip(pieces, route.cut(ids), travelling, strict=True):
-        arrived.append(numbers())
-        if needs_second:
-            leaving.append(piece.vectors_back(_local_bag(part, its_ids, arrived[-1])))
-    part_grad = None
-    if needs_part and sparse_gradient is not None:
-        sparse_gradient.add(len(part), ids, route.join(arrived), x)
-    elif needs_part:
-        gradients = sorted_reads(part, ids, route.join(arrived), products=False)
-        part_grad, _ = gradients(x)
-    return part_grad, _concatenated(leaving) if needs_second else None
-
-
-OPERATIONS = {
-    "weighted_bag": Operation(forward=_bag_forward, backward=_bag_backward),
-    "gathered_dot": Operation(forward=_dot_forward, backward=_dot_backward),
-}
-"""The two lookups of a sharded table, by the names of those of a whole one."""
-
-
-def _concatenated(pieces: Sequence[Arrival]) -> Tensor:
-    arrived = [piece() for piece in pieces]
+def _concatenated(chunks: Sequence[Pending]) -> Tensor:
+    arrived = [chunk() for chunk in chunks]
     return arrived[0] if len(arrived) == 1 else torch.cat(arrived)
 
 
@@ -210,3 +165,28 @@ def _local_dot(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
     if not part.numel() or not ids.numel():
         return part.new_zeros(ids.shape)
     return gathered_dot(part, ids, x)
+
+
+OPERATIONS = {
+    "weighted_bag": Operation(
+        name="weighted_bag",
+        send_second=lambda route, weights: route.send_scalars_with_ids(weights),
+        local=_local_bag,
+        return_output=lambda route, sums: route.return_vectors(sums),
+        send_grad=lambda route, grad: route.send_vectors(grad),
+        local_backward=_local_dot,
+        return_second_grad=lambda route, products: route.return_scalars(products),
+        one_pass=True,
+    ),
+    "gathered_dot": Operation(
+        name="gathered_dot",
+        send_second=lambda route, x: route.send_vectors_with_ids(x),
+        local=_local_dot,
+        return_output=lambda route, products: route.return_scalars(products),
+        send_grad=lambda route, grad: route.send_scalars(grad),
+        local_backward=_local_bag,
+        return_second_grad=lambda route, sums: route.return_vectors(sums),
+        one_pass=False,
+    ),
+}
+"""The two lookups of a sharded table, by the names of those of a whole one."""

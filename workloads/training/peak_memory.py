@@ -9,7 +9,7 @@ import torch
 from workloads.accounting.counts import Components, ParamCount, Precision
 from workloads.kernels.table_update.update_rules import new_state
 from workloads.layers.memory.table import TableComponent
-from workloads.sharding.column_parallel import columns_of_each
+from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
 from workloads.training.table_optimizer import READ_AS, RULE_OF
@@ -214,7 +214,7 @@ def _largest_part(table: TableComponent, memory_ranks: int, layout: Layout) -> t
     """Return rows and columns of the largest part of a table that ranks share out."""
     if layout == "rows":
         return -(-table.n_rows // memory_ranks), table.width
-    return table.n_rows, max(map(len, columns_of_each(table.width, memory_ranks)))
+    return table.n_rows, max(map(len, split_columns(table.width, memory_ranks)))
 
 
 def _kept_of_a_shared_read(memory_ranks: int, layout: Layout) -> int:

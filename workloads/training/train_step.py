@@ -108,7 +108,7 @@ class TrainStep:
 
         On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
         """
-        with self._mesh.even(self._equal_shares):
+        with self._mesh.equal_bags(self._equal_shares):
             losses = accumulate_gradients(
                 self.model,
                 windows,

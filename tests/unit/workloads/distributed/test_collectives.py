@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.distributed.collectives import pack, unpack, words
+from workloads.distributed.collectives import pack, packed_words, unpack
 
 TYPES = [torch.int32, torch.int64, torch.bfloat16, torch.float32, torch.float64]
 CONTENTS = st.lists(
@@ -26,7 +26,7 @@ def test_a_parcel_holds_every_tensor_bit_for_bit(contents, before):
         .view(shape)
         for shape, dtype in contents
     ]
-    buffer = torch.full((before + words(contents),), -1)
+    buffer = torch.full((before + packed_words(contents),), -1)
 
     pack(tensors, contents, buffer[before:])
     found = unpack(buffer[before:].clone(), contents)
@@ -40,10 +40,10 @@ def test_a_parcel_holds_every_tensor_bit_for_bit(contents, before):
         )
 
 
-def test_no_more_is_sent_than_what_it_holds_but_for_whole_words():
+def test_no_more_is_sent_than_what_it_holds_but_for_whole_packed_words():
     ids, weights = ((3, 5), torch.int32), ((3, 5), torch.bfloat16)
 
-    assert words([ids, weights]) == -(-3 * 5 * 4 // 8) + -(-3 * 5 * 2 // 8)
+    assert packed_words([ids, weights]) == -(-3 * 5 * 4 // 8) + -(-3 * 5 * 2 // 8)
 
 
 def test_ids_become_as_narrow_as_the_parcel_has_them():

@@ -168,7 +168,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                 else:
                     expected = to(output_grad)
                     wanted = (torch.zeros_like(whole), torch.zeros_like(other))
-                for layout, (kind, mesh.pieces) in READ_BY.items():
+                for layout, (kind, mesh.n_chunks) in READ_BY.items():
                     shard = kind(mesh, n_rows=n_rows, width=width)
                     inside = (
                         slice(shard.rows.start, shard.rows.stop),
@@ -181,7 +181,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                     strided = to(output_grad)[mine].T.contiguous().T
                     read = shard.weighted_bag if operation == "bag" else shard.gathered_dot
                     deferred = SparseGradient()
-                    with mesh.even(len(set(bags)) == 1):
+                    with mesh.equal_bags(len(set(bags)) == 1):
                         found = read(part, own_ids, own)
                         part_grad, own_grad = torch.autograd.grad(found, (part, own), strided)
                         read(part, own_ids, own, deferred).backward(strided)
@@ -213,7 +213,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                         exact = found.detach() == expected[mine].detach()
                         if here.type == "cpu":
                             yield f"{name}/same_bits", float((~exact).sum())
-    mesh.pieces = 1
+    mesh.n_chunks = 1
 
 
 def compiled(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
@@ -223,7 +223,7 @@ def compiled(world: process_group.RankGroup, here: torch.device) -> Iterator[tup
     draw = torch.Generator().manual_seed(7)
     table = torch.randn(n_rows, width, generator=draw, dtype=torch.float64).to(here)
     for layout, deferred in (("columns_in_pieces", SparseGradient(device=here)), ("rows", None)):
-        kind, mesh.pieces = READ_BY[layout]
+        kind, mesh.n_chunks = READ_BY[layout]
         shard = kind(mesh, n_rows=n_rows, width=width)
         part = inside(table, shard).clone().requires_grad_()
         read = one_graph(shard, part, deferred)
@@ -231,7 +231,7 @@ def compiled(world: process_group.RankGroup, here: torch.device) -> Iterator[tup
         for case, bags in enumerate(([2, 3], [4, 2], [0, 2])):
             name = f"float64/{layout}/{case}"
             yield from one_read(name, read, part, deferred, table, shard, bags, bag_size, draw)
-    mesh.pieces = 1
+    mesh.n_chunks = 1
 
 
 def one_graph(
@@ -419,7 +419,7 @@ def some(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[s
     if world.size > 1:  # alone, nothing is shared out
         yield from reads(mesh, here)
     # Somewhere in pieces.
-    mesh.pieces = 2 if world.size == 3 else 1
+    mesh.n_chunks = 2 if world.size == 3 else 1
     yield from models(mesh, here, SOME[world.size])
     if world.size == 4:
         yield from models(make_mesh(world, memory=2), here, TWO_BY_TWO)

@@ -15,24 +15,24 @@ IDS = torch.tensor([[0, 1], [2, 2], [1, 0], [3, 1]])
 
 
 class Alone(TableRoute):
-    """A route from one rank to itself, in pieces, that logs what starts and what arrives."""
+    """A route from one rank to itself, in chunks, that logs what starts and what arrives."""
 
-    def __init__(self, log: list[str], bags: slice, number: str = "", n_pieces: int = 1) -> None:
-        self._log, self._number, self._n_pieces = log, number, n_pieces
+    def __init__(self, log: list[str], bags: slice, number: str = "", n_chunks: int = 1) -> None:
+        self._log, self._number, self._n_chunks = log, number, n_chunks
         self.bags, self._ids = bags, IDS[bags]
 
-    def pieces(self) -> Sequence[TableRoute]:
-        if self._n_pieces == 1:
+    def chunks(self) -> Sequence[TableRoute]:
+        if self._n_chunks == 1:
             return [self]
-        size = len(IDS) // self._n_pieces
+        size = len(IDS) // self._n_chunks
         starts = range(0, len(IDS), size)
         return [Alone(self._log, slice(i, i + size), str(n)) for n, i in enumerate(starts)]
 
-    def join(self, pieces: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(pieces))
+    def join_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(chunks))
 
-    def cut(self, whole: Tensor) -> Sequence[Tensor]:
-        return whole.chunk(self._n_pieces)
+    def split_chunks(self, whole: Tensor) -> Sequence[Tensor]:
+        return whole.chunk(self._n_chunks)
 
     def _sent(self, what: str, x: Tensor) -> Callable[[], Tensor]:
         self._log.append(f"start {what}{self._number}")
@@ -47,7 +47,7 @@ class Alone(TableRoute):
         arrive = self._sent("there", x)
         return lambda: (self._ids, arrive())
 
-    with_numbers = with_vectors = _with_ids
+    send_scalars_with_ids = send_vectors_with_ids = _with_ids
 
     def _there(self, x: Tensor) -> Callable[[], Tensor]:
         return self._sent("there", x)
@@ -55,8 +55,8 @@ class Alone(TableRoute):
     def _back(self, x: Tensor) -> Callable[[], Tensor]:
         return self._sent("back", x)
 
-    numbers_there = vectors_there = _there
-    numbers_back = vectors_back = _back
+    send_scalars = send_vectors = _there
+    return_scalars = return_vectors = _back
 
     def state(self) -> tuple[list[int], list[Tensor]]:
         return [], []
@@ -96,7 +96,7 @@ def part_and_second(operation: str) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
 def test_a_piece_is_read_while_later_ones_arrive_and_earlier_ones_go_back(log, operation):
-    route = Alone(log, slice(0, 4), n_pieces=2)
+    route = Alone(log, slice(0, 4), n_chunks=2)
 
     sharded_lookup.read(operation, *part_and_second(operation), route, None)
 
@@ -105,7 +105,7 @@ def test_a_piece_is_read_while_later_ones_arrive_and_earlier_ones_go_back(log, o
 
 def test_the_reads_are_sorted_while_gradients_travel_and_once(log):
     output = sharded_lookup.read(
-        "weighted_bag", *part_and_second("weighted_bag"), Alone(log, slice(0, 4), n_pieces=2), None
+        "weighted_bag", *part_and_second("weighted_bag"), Alone(log, slice(0, 4), n_chunks=2), None
     )
     log.clear()
     output.sum().backward()
@@ -115,7 +115,7 @@ def test_the_reads_are_sorted_while_gradients_travel_and_once(log):
 
 def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
     output = sharded_lookup.read(
-        "gathered_dot", *part_and_second("gathered_dot"), Alone(log, slice(0, 4), n_pieces=2), None
+        "gathered_dot", *part_and_second("gathered_dot"), Alone(log, slice(0, 4), n_chunks=2), None
     )
     log.clear()
     output.sum().backward()
@@ -124,11 +124,11 @@ def test_the_gradients_of_x_travel_while_the_tables_is_summed(log):
 
 
 @pytest.mark.parametrize("operation", ["weighted_bag", "gathered_dot"])
-def test_a_backward_pass_that_leaves_the_tables_gradient_has_pieces_too(log, operation):
+def test_a_backward_pass_that_leaves_the_tables_gradient_has_chunks_too(log, operation):
     part, second = part_and_second(operation)
     deferred = SparseGradient()
     output = sharded_lookup.read(
-        operation, part, second, Alone(log, slice(0, 4), n_pieces=2), deferred
+        operation, part, second, Alone(log, slice(0, 4), n_chunks=2), deferred
     )
     log.clear()
     output.sum().backward()

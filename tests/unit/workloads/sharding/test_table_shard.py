@@ -14,7 +14,7 @@ from workloads.sharding.column_parallel import (
     ALIGNED,
     ColumnParallelRoute,
     ColumnParallelShard,
-    columns_of_each,
+    split_columns,
 )
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.row_parallel import RowParallelShard
@@ -31,7 +31,7 @@ def second_of_three() -> Mesh:
 
 @given(width=st.integers(1, 300), n_ranks=st.integers(1, 9))
 def test_columns_are_complete_and_even_and_rows_of_a_part_aligned_where_they_can_be(width, n_ranks):
-    of_each = columns_of_each(width, n_ranks)
+    of_each = split_columns(width, n_ranks)
 
     assert [column for columns in of_each for column in columns] == list(range(width))
     sizes = [len(columns) for columns in of_each]
@@ -43,29 +43,29 @@ def test_columns_are_complete_and_even_and_rows_of_a_part_aligned_where_they_can
 
 @given(
     bags=st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any),
-    n_pieces=st.integers(1, 5),
+    n_chunks=st.integers(1, 5),
     bag_size=st.integers(0, 3),
 )
-def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
-    bags, n_pieces, bag_size
+def test_chunks_are_all_bags_in_their_order_and_split_and_join_undo_each_other(
+    bags, n_chunks, bag_size
 ):
     route = ColumnParallelRoute(
         RankGroup(rank=1, size=3),
         torch.zeros(bags[1], bag_size, dtype=torch.int32),
         bags=bags,
-        columns=columns_of_each(8, 3),
-        n_pieces=n_pieces,
+        columns=split_columns(8, 3),
+        n_chunks=n_chunks,
     )
 
-    own = [bag for piece in route.pieces() for bag in range(bags[1])[piece.bags]]
+    own = [bag for piece in route.chunks() for bag in range(bags[1])[piece.bags]]
     assert own == list(range(bags[1]))
     whole = torch.arange(sum(bags))[:, None]
-    cut = route.cut(whole)
-    assert len(cut) == len(route.pieces()) == n_pieces
-    assert torch.equal(route.join(cut), whole)
+    cut = route.split_chunks(whole)
+    assert len(cut) == len(route.chunks()) == n_chunks
+    assert torch.equal(route.join_chunks(cut), whole)
     of_ranks = torch.split(whole, bags)
     for number, piece in enumerate(cut):
-        shares = [RankGroup(rank=number, size=n_pieces).local_range(n) for n in bags]
+        shares = [RankGroup(rank=number, size=n_chunks).local_range(n) for n in bags]
         expected = [
             int(x)
             for of, share in zip(of_ranks, shares, strict=True)
@@ -75,15 +75,15 @@ def test_pieces_are_all_bags_in_their_order_and_cut_and_join_undo_each_other(
 
 
 @pytest.mark.parametrize(("asked", "found"), [(1, 1), (3, 3), (9, 4)])
-def test_a_read_has_the_pieces_that_were_asked_for_but_no_more_than_bags(asked, found):
+def test_a_read_has_the_chunks_that_were_asked_for_but_no_more_than_bags(asked, found):
     mesh = second_of_three()
-    mesh.pieces = asked
+    mesh.n_chunks = asked
     shard = ColumnParallelShard(mesh, n_rows=5, width=16)
 
-    with mesh.even():
+    with mesh.equal_bags():
         route = shard.route(torch.zeros(4, 2, dtype=torch.int64))
 
-    assert len(route.pieces()) == found
+    assert len(route.chunks()) == found
 
 
 def test_skew_is_what_the_busiest_rank_reads_over_the_mean():

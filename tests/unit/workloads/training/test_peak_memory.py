@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from orchestrator.sweep import registry
 from workloads.architectures import dense, memory_plus
-from workloads.distributed.collectives import Arrival
+from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.memory.sparse_gradient import LookupGrad
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
-from workloads.sharding import column_parallel, row_parallel
+from workloads.sharding import column_parallel, row_parallel, table_route
 from workloads.sharding.materialise import shard_tables
 from workloads.sharding.table_route import TableRoute
 from workloads.training.adamw import Optimizer
@@ -188,19 +188,19 @@ def test_of_shared_tables_it_counts_the_largest_part(name, memory_ranks, layout)
 def _kept_by_one_of(memory_ranks: int, layout: str, bytes_kept: Any, monkeypatch: Any) -> int:
     """Return what a rank's forward pass keeps, other ranks bringing the same bags and no sums."""
 
-    def gather(world: RankGroup, x: Tensor) -> Arrival:
+    def all_gather(world: RankGroup, x: Tensor) -> Pending:
         return lambda: x.repeat(world.size, 1)
 
-    def exchange(world: RankGroup, x: Tensor, *, sent: list[int], received: list[int]) -> Arrival:
+    def all_to_all(world: RankGroup, x: Tensor, *, sent: list[int], received: list[int]) -> Pending:
         # Others send here what is sent from here to here.
         if received == [sent[0]] * world.size:
             return lambda: x[: sent[0]].repeat(world.size)
         return lambda: x.new_zeros(sum(received))
 
     routes: list[TableRoute] = []
+    monkeypatch.setattr(table_route, "all_to_all", all_to_all)
     for module, route in ROUTES.items():
-        monkeypatch.setattr(module, "gather", gather)
-        monkeypatch.setattr(module, "exchange", exchange)
+        monkeypatch.setattr(module, "all_gather", all_gather)
         monkeypatch.setattr(module, route.__name__, partial(_noted, route, routes))
     mesh = Mesh(memory=RankGroup(rank=0, size=memory_ranks))
     model = CONFIG.build(VOCAB_SIZE)
@@ -208,7 +208,7 @@ def _kept_by_one_of(memory_ranks: int, layout: str, bytes_kept: Any, monkeypatch
     initialise(model, 0)
     model.recording_usage = False
     tokens = torch.randint(VOCAB_SIZE, (64, SEQ_LEN), generator=torch.Generator().manual_seed(0))
-    with mesh.even():
+    with mesh.equal_bags():
         kept: int = bytes_kept(model, tokens, "fp32")
     assert routes
     # A read's backward pass goes by the route of its forward pass, which autograd does not count.
