@@ -91,7 +91,7 @@ def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
     next_in_line = None
     if reservation is not None:
         next_in_line = NextInLine(
-            trial_id=first.trial_id,
+            trial_id=first.trial.trial_id,
             demand=largest.demand,
             start=reservation.start,
             nodes=tuple(reservation.left_over),
@@ -129,7 +129,7 @@ class _DecisionDraft:
     ) -> None:
         self._cluster = cluster
         self._now = now
-        self._usage = {one.sweep: cluster.usage(one.sweep) for one in classes}
+        self._usage = {sweep: cluster.usage(sweep) for sweep in {one.sweep for one in classes}}
         self._share = {sweep: cluster.dominant_share(usage) for sweep, usage in self._usage.items()}
         self.capacity = capacity
         self.starts: list[Start] = []
@@ -143,7 +143,7 @@ class _DecisionDraft:
         self._share[sweep] = self._cluster.dominant_share(self._usage[sweep])
         self.starts.append(
             Start(
-                trial_id=entry.trial_id,
+                trial_id=entry.trial.trial_id,
                 allocation=allocation,
                 predicted_end=self._predicted_end(entry),
                 sweep=sweep,

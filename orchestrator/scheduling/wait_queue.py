@@ -7,7 +7,6 @@ with ten.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import NamedTuple
 
 from orchestrator.scheduling.demand import Demand
@@ -37,14 +36,13 @@ class Waiting:
 class QueueEntry(NamedTuple):
     """A waiting trial with its corrected prediction."""
 
+    trial: Waiting
     predicted_s: float
-    order: int
-    trial_id: str
 
 
 def longest_first(entry: QueueEntry) -> tuple[float, int, str]:
     """Return the sort key of entries: longest predicted first, then by place in the sweep file."""
-    return -entry.predicted_s, entry.order, entry.trial_id
+    return -entry.predicted_s, entry.trial.order, entry.trial.trial_id
 
 
 class DemandClass:
@@ -85,13 +83,17 @@ class WaitQueue:
                 (`ClusterState.representative`): the fewer classes, the quicker.
         """
         self._representative = representative
-        # Sorted once: longest_first is this order and a stable sort by length.
-        ranked = sorted(waiting, key=lambda trial: (trial.order, trial.trial_id))
-        self._trials = {trial.trial_id: trial for trial in ranked}
+        self._trials = {trial.trial_id: trial for trial in waiting}
         self._ratios: dict[str, float] = {}
         self._classes: dict[tuple[int, str, Demand], DemandClass] = {}
-        self._ranked: list[DemandClass] = []
-        self._sort()
+        for trial in self._trials.values():
+            key = self._key(trial)
+            if key not in self._classes:
+                self._classes[key] = DemandClass(*key)
+            self._classes[key].entries.append(self._entry(trial))
+        for one in self._classes.values():
+            one.entries.sort(key=longest_first)
+        self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -116,24 +118,15 @@ class WaitQueue:
 
     def correct(self, ratios: Mapping[str, float]) -> None:
         """Multiply first predictions by a ratio per prediction group, instead of earlier ratios."""
-        if ratios != self._ratios:
-            self._ratios = dict(ratios)
-            self._sort()
-
-    def _sort(self) -> None:
-        self._classes.clear()
-        for trial in self._trials.values():
-            key = self._key(trial)
-            if key not in self._classes:
-                self._classes[key] = DemandClass(*key)
-            self._classes[key].entries.append(self._entry(trial))
-        for one in self._classes.values():
-            one.entries.sort(key=attrgetter("predicted_s"), reverse=True)
-        self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
+        if ratios == self._ratios:
+            return
+        self._ratios = dict(ratios)
+        for one in self._ranked:
+            one.entries = sorted((self._entry(e.trial) for e in one.entries), key=longest_first)
 
     def _entry(self, trial: Waiting) -> QueueEntry:
         predicted_s = trial.predicted_s * self._ratios.get(trial.prediction_group, 1.0)
-        return QueueEntry(predicted_s, trial.order, trial.trial_id)
+        return QueueEntry(trial, predicted_s)
 
     def _key(self, trial: Waiting) -> tuple[int, str, Demand]:
         return trial.priority, trial.sweep, self._representative(trial.demand)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.records import units
-from orchestrator.simulation import gantt
+from orchestrator.simulation import gantt_rows
 from orchestrator.simulation.cluster_spec import ClusterSpec
 from orchestrator.simulation.simulate import LabelTotals, Simulation, hours_by
 
@@ -151,11 +151,11 @@ def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
     """Return time to the right, GPUs (or cores) downwards; a cell's colour is what fills most of it, its shade how full it is."""
     names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.runs))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
-    height = gantt.height(simulation)
+    height = gantt_rows.height(simulation)
     rows = min(ROWS, height)
     area = np.zeros((len(names), rows, COLUMNS))
     across = COLUMNS / max(simulation.makespan_s, 1e-9)
-    for bar in gantt.bars(simulation):
+    for bar in gantt_rows.bars(simulation):
         which = names.index(label[bar.run.trial.trial_id])
         vertical = _overlaps(bar.low * rows / height, bar.high * rows / height, rows)
         horizontal = _overlaps(bar.run.start_s * across, bar.run.end_s * across, COLUMNS)

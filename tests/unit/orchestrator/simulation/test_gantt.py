@@ -11,8 +11,7 @@ from rich.console import Console
 
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.wait_queue import Waiting
-from orchestrator.simulation import cluster_spec, gantt, summary
-from orchestrator.simulation import gantt as lanes
+from orchestrator.simulation import cluster_spec, gantt, gantt_rows, summary
 from orchestrator.simulation.simulate import LabelTotals, hours_by, simulate
 
 
@@ -44,13 +43,13 @@ COLOURS = {"dense": "#0072B2", "memory": "#D55E00"}
 def test_bars_never_cover_one_another_and_have_the_area_of_the_work(cluster, rows):
     nodes = cluster_spec.parse(cluster).nodes
     simulation = simulate(nodes, trials(*rows))
-    bars = lanes.bars(simulation)
+    bars = gantt_rows.bars(simulation)
 
     drawn = sum((bar.high - bar.low) * bar.run.seconds for bar in bars)
     work = simulation.gpu_seconds if simulation.gpus else simulation.core_seconds
     assert drawn == pytest.approx(work)
     for i, one in enumerate(bars):
-        assert 0 <= one.low < one.high <= lanes.height(simulation) + 1e-6
+        assert 0 <= one.low < one.high <= gantt_rows.height(simulation) + 1e-6
         for other in bars[:i]:
             apart = one.run.start_s >= other.run.end_s or other.run.start_s >= one.run.end_s
             assert apart or one.low >= other.high - 1e-6 or other.low >= one.high - 1e-6
