@@ -1,4 +1,4 @@
-"""The other end of the exporter: start it beside a sweep, let it finish, ask what is missing. Needs no mlflow."""
+"""The exporter as its parent sees it: started beside a sweep, drained at its end. No mlflow."""
 
 import os
 import subprocess
@@ -15,17 +15,18 @@ from orchestrator.tracking import sync_state
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 DRAIN_S = 120.0
-"""How long the end of a sweep may wait for a tracker that is slow. For one that is down: `exporter.OUTAGE_S`."""
+"""How long the end of a sweep may wait for a slow tracker. For one that is down:
+`exporter.OUTAGE_S`."""
 RESTART_S = 30.0
-"""Between two starts while a sweep runs: one that dies at once would only take time from training."""
+"""Between two starts while a sweep runs: one that dies at once would only slow training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrainResult:
-    """What became of the last points."""
+    """Result of a drain."""
 
     points_waiting: int
-    """Points the tracker does not have; they are in the journals, and the next `submit` or `sync` sends them."""
+    """Points the tracker lacks; the journals have them, the next `submit` or `sync` sends them."""
     problem: str | None
     """Why, in one sentence; None if everything was sent."""
 
@@ -41,12 +42,12 @@ class ExporterProcess:
     def __init__(
         self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
     ) -> None:
-        """Start it; returns at once. What it says goes to RUNS/SWEEP/tracking.log.
+        """Start it; returns at once. It logs to RUNS/SWEEP/tracking.log.
 
         Args:
             sweep: Its folder exists.
             tracking_uri: Default: the SQLite store beside the sweeps.
-            code: Folder that it imports from; None: where this very program lies.
+            code: Folder that it imports from; None: where this program is.
         """
         self.code = code
         self.sweep = SweepDir(sweep.path.absolute())
@@ -60,7 +61,8 @@ class ExporterProcess:
                 bufsize=0,
                 stdout=log,
                 stderr=log,
-                # Not an argument: a URI may hold a password, and every user of a machine sees arguments.
+                # Not an argument: a URI may hold a password, and all users of a machine see
+                # arguments.
                 env=with_code(code, {**os.environ, "MLFLOW_TRACKING_URI": self.tracking_uri}),
             )
 
@@ -70,7 +72,7 @@ class ExporterProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it runs. One that ended by itself is no reason to stop training: start another."""
+        """Return whether it runs. One that ended by itself is replaced; training goes on."""
         return self._process.poll() is None
 
     def points_waiting(self) -> int:
@@ -82,7 +84,7 @@ class ExporterProcess:
         return sync_state.problem(self.sweep, self.tracking_uri)
 
     def drain(self, timeout_s: float = DRAIN_S) -> DrainResult:
-        """Have it send what is left and end; returns after `timeout_s` seconds at the latest, and a moment."""
+        """Make it send what is left and end, within `timeout_s` seconds and a moment."""
         code = self._end(f"drain {timeout_s}\n", timeout_s)
         waiting = self.points_waiting()
         if code == 0:
@@ -110,14 +112,14 @@ class ExporterProcess:
 
 @dataclass
 class ExportSession:
-    """What the body and the end of `exporting` learn."""
+    """The exporter of a running sweep, and the result of its drain."""
 
     process: ExporterProcess
     drained: DrainResult | None = None
     """None until the end."""
 
     def keep_alive(self) -> None:
-        """Start another exporter if this one has died, but not again and again. Cheap enough to call every second."""
+        """Replace a dead exporter, but not again and again. Cheap enough to call every second."""
         if not self.process.alive() and time.monotonic() - self.process.started_at >= RESTART_S:
             self.replace()
 
@@ -149,13 +151,15 @@ def exporting(
     drain_s: float = DRAIN_S,
     code: Path | None = None,
 ) -> Iterator[ExportSession]:
-    """Export a sweep while the body runs, and what is left at its end. With an empty body: send what a tracker lacks.
+    """Export a sweep while the body runs, and what is left at its end.
+
+    With an empty body it sends what a tracker lacks.
 
     Args:
         sweep: Its folder exists.
         tracking_uri: Default: the SQLite store beside the sweeps.
         drain_s: What the end may take. A body that raised is not kept waiting.
-        code: Folder that it imports from; None: where this very program lies.
+        code: Folder that it imports from; None: where this program is.
     """
     session = ExportSession(process=ExporterProcess(sweep, tracking_uri, code=code))
     try:

@@ -1,4 +1,4 @@
-"""Journals to batches of points, each with the state to keep once the tracker has it. Pure, but for reading."""
+"""Batches of points from journals, each with the offset to keep once the tracker has it."""
 
 import logging
 import math
@@ -13,7 +13,8 @@ from orchestrator.records.trial_dir import AttemptDir, JournalLine
 LOG = logging.getLogger(__name__)
 
 MAX_POINTS = 1000
-"""Metrics that one call of MLflow's REST API takes. At 250 characters a name that stays below its 1 MB."""
+"""Metrics that one call of MLflow's REST API takes. With names of 250 characters that stays below
+its 1 MB."""
 MAX_NAME = 250
 _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
 
@@ -47,7 +48,7 @@ class Batch:
 
 
 def metric_name(name: str) -> str:
-    """Return the name as MLflow accepts it: letters, digits, `_`, `-`, `.`, `:`, `/` and spaces."""
+    """Return the name as MLflow accepts it: letters, digits, `_`, `-`, `.`, `:`, `/`, spaces."""
     return _NOT_IN_A_NAME.sub("_", name)[:MAX_NAME]
 
 
@@ -56,11 +57,12 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield what an attempt's journal holds from byte `offset` on.
 
-    A resume repeats the steps after its checkpoint. The tracker cannot take points back, so only steps above a
-    metric's mark are sent: no (metric, step) is ever doubled. What was sent first stays.
+    A resume repeats the steps after its checkpoint. The tracker cannot delete points, so only steps
+    above a metric's mark are sent: no (metric, step) is ever doubled. What was sent first stays.
 
     Args:
-        attempt: Earlier attempts of the trial must have been taken up whole: their marks decide what is new.
+        attempt: Earlier attempts of the trial must have been read to their end: their marks decide
+            what is new.
         offset: As the last batch said; 0 for a new attempt.
         marks: As the last batch said, of whichever attempt.
         limit: Points of one batch at most; one line is never divided.
@@ -85,9 +87,10 @@ def final_points(
 ) -> list[Point]:
     """Return the points that make the tracker's last values those of result.json.
 
-    Usually none: the journal said the same. A metric that was never logged is added, and one that a repeated
-    last step changed (a kill between the last evaluation and result.json, on a device that is not deterministic)
-    gets a second point, later in time, so that tables show the value of the weights that were kept.
+    Usually none: the journal said the same. A metric that was never logged is added. One that a
+    repeated last step changed (a kill between the last evaluation and result.json, on a device that
+    is not deterministic) gets a second point, later in time, so that tables show the value of the
+    weights that were kept.
     """
     points = []
     for name, value in metrics.items():

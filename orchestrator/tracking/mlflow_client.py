@@ -1,4 +1,4 @@
-"""The tracker, behind a dozen calls. The only file that meets mlflow, and only once a store is opened."""
+"""Client of the MLflow tracker. The only file that imports mlflow, and only once it is opened."""
 
 import fcntl
 import logging
@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking.journal_reader import Point
-from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND
+from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, SUBMISSION_KIND
 from orchestrator.tracking.tracking_uri import database_file, without_password
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""An outage is waited out by the exporter, which can be told to stop; MLflow's own retries block for minutes."""
+"""The exporter waits out an outage and can be stopped; MLflow's own retries block for minutes."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,6 +51,20 @@ class TrackedRun:
     deleted: bool
     tags: Mapping[str, str]
 
+    @property
+    def is_submission(self) -> bool:
+        """Whether it is the parent run of a submission rather than a trial's."""
+        return self.tags.get(KIND) == SUBMISSION_KIND
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedSweep:
+    """The experiment of a sweep, and its runs by (kind, key)."""
+
+    experiment_id: str
+    folder_id: str
+    runs: dict[tuple[str, str], TrackedRun]
+
 
 def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
     """Turn whatever mlflow, its HTTP client or its database layer raises into a TrackerError."""
@@ -68,7 +82,7 @@ def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class TrackingClient:
-    """One tracker. Every method raises TrackerError, and nothing else, when the tracker does not do it."""
+    """One tracker. Every method raises TrackerError, and nothing else, when the tracker fails."""
 
     def __init__(self, uri: str) -> None:
         """Prepare; nothing is opened yet."""
@@ -97,7 +111,10 @@ class TrackingClient:
 
     @opens_tracker
     def experiment(self, name: str, *, artifacts: str | None, tags: Mapping[str, str]) -> str:
-        """Return the id of the experiment of this name, made if missing, brought back if deleted; set its tags."""
+        """Return the id of the experiment of this name; set its tags.
+
+        It is made if missing, restored if deleted.
+        """
         found = self._client.get_experiment_by_name(name)
         if found is None:
             made: str = self._client.create_experiment(
@@ -114,7 +131,10 @@ class TrackingClient:
 
     @opens_tracker
     def runs(self, experiment_id: str, folder_id: str) -> dict[tuple[str, str], TrackedRun]:
-        """Return the runs of a sweep's folder by (kind, key), deleted ones too. Of several the oldest counts."""
+        """Return the runs of a sweep's folder by (kind, key), deleted ones too.
+
+        Of several with one key the oldest counts.
+        """
         found: dict[tuple[str, str], TrackedRun] = {}
         for run in self._search(
             experiment_id, f"tags.`{FOLDER_ID}` = '{folder_id}'", deleted_too=True
@@ -157,7 +177,7 @@ class TrackingClient:
     def create_run(
         self, experiment_id: str, *, start_s: float, name: str, tags: Mapping[str, str]
     ) -> str:
-        """Make a run and return its id. Its tags come with it, so that a run without them never exists."""
+        """Make a run with its tags and return its id: a run without them never exists."""
         run = self._client.create_run(
             experiment_id, start_time=round(start_s * 1000), tags=dict(tags), run_name=name
         )
@@ -209,7 +229,10 @@ class TrackingClient:
 
 @contextmanager
 def schema_lock(uri: str) -> Iterator[None]:
-    """Keep two processes of this machine from making the tables of one SQLite file at the same time, which fails."""
+    """Keep two processes of this machine from making the tables of one SQLite file at once.
+
+    Both would fail.
+    """
     file = database_file(uri)
     if file is None:
         yield
@@ -243,7 +266,7 @@ def _translated(error: Exception) -> TrackerError:
 
 
 def artifact_text(path: Path, *, limit_bytes: int = 4_000_000) -> str:
-    """Return a file as text: all of it, or its beginning and its end when it is longer than `limit_bytes`."""
+    """Return a file as text: all of it, or its beginning and end if longer than `limit_bytes`."""
     size = path.stat().st_size
     with path.open("rb") as file:
         if size <= limit_bytes:
@@ -251,7 +274,6 @@ def artifact_text(path: Path, *, limit_bytes: int = 4_000_000) -> str:
         head = file.read(limit_bytes // 4)
         file.seek(size - limit_bytes * 3 // 4)
         tail = file.read()
-    left_out = (
-        f"\n\n… {size - len(head) - len(tail):,} bytes are left out here; all of it: {path} …\n\n"
-    )
+    n_left_out = size - len(head) - len(tail)
+    left_out = f"\n\n… {n_left_out:,} bytes are left out here; all of it: {path} …\n\n"
     return head.decode(errors="replace") + left_out + tail.decode(errors="replace")

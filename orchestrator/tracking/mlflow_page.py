@@ -1,9 +1,9 @@
-"""What the MLflow page shows when it opens on a sweep: columns, charts, colours, and the question as description.
+"""Views of the MLflow page: columns, charts, colours, and the sweep's question as description.
 
-MLflow keeps a view that somebody shares as a tag of the experiment, and opens it for whoever follows the link.
-The exporter writes two such views, so a link shows the columns and charts that matter instead of the first ten
-metrics by name. The form of the tag is that of MLflow 3.13 to 3.17; another version that does not know it shows its
-own defaults and says so.
+MLflow keeps a shared view as a tag of the experiment, and opens it for whoever follows the link.
+The exporter writes two such views, so a link shows the columns and charts that matter instead of
+the first ten metrics by name. The form of the tag is that of MLflow 3.13 to 3.17; a version that
+does not know it shows its own defaults and says so.
 """
 
 import hashlib
@@ -107,7 +107,7 @@ def table_view() -> dict[str, Any]:
 def charts_view() -> dict[str, Any]:
     """Return the state of the charts: every trial a point, coloured by its architecture."""
     sections = [_section(ACCURACY), _section(CURVES), _section(USE)]
-    # What else there is, folded: the page adds charts of all metrics to the sections of their names.
+    # The rest, folded: the page adds charts of all metrics to the sections of their names.
     sections += [_section(name, display=False) for name in ("Model metrics", "System metrics")]
     charts = [_scatter(x, y) for x, y in SCATTERS] + [_line(metric) for metric in LINES]
     charts += [_line(metric, section=USE) for metric in USE_LINES]
@@ -128,7 +128,7 @@ def charts_view() -> dict[str, Any]:
 
 
 def colours(architectures: Iterable[str]) -> dict[str, str]:
-    """Return a colour per architecture, in the order of their first appearance: growing a sweep changes none."""
+    """Return a colour per architecture, by first appearance: growing a sweep changes none."""
     names = list(dict.fromkeys(architectures))
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 

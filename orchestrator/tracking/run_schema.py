@@ -1,4 +1,7 @@
-"""What the runs of a sweep are called in the tracker and what they carry: docs/architecture.md, "MLflow layout". Pure."""
+"""Schema of the runs in MLflow: names, tags, params, metrics and status. Pure.
+
+See "MLflow layout" in docs/architecture.md.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,19 +16,20 @@ KIND = "memscale.kind"
 SUBMISSION_KIND = "submission"
 TRIAL_KIND = "trial"
 FOLDER_ID = "memscale.folder_id"
-"""Tag: which folder a run belongs to, so that two people's runs of one sweep stay apart on one server."""
+"""Tag: which folder a run belongs to, so that two people's runs of one sweep stay apart."""
 KEY = "memscale.key"
-"""Tag: trial id or submission number; with KIND and FOLDER_ID it names a run, so that none is made twice."""
+"""Tag: trial id or submission number; with KIND and FOLDER_ID it identifies a run."""
 CANCEL = "memscale.cancel"
 """Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
 CANCEL_TAKEN = "memscale.cancel_taken"
 RETRY = "memscale.retry"
-"""Tag that somebody sets on the page to have another attempt of a trial, or on the parent run of all that failed or were cancelled."""
+"""Tag that somebody sets on the page to retry a trial, or on the parent run to retry all that
+failed or were cancelled."""
 RETRY_TAKEN = "memscale.retry_taken"
 
 
 def trial_name(spec: TrialSpec) -> str:
-    """Return what the row is called: enough to know it by, and the beginning of the id that `memscale logs` takes."""
+    """Return the name of a trial's row, with the beginning of the id that `memscale logs` takes."""
     size = spec.preset or _short_count(spec.accounting.get("total_params"))
     short = spec.trial_id.removeprefix(f"{spec.architecture}-")[:6]
     return " ".join(part for part in (spec.architecture, size, f"seed {spec.seed}", short) if part)
@@ -41,7 +45,10 @@ def _short_count(count: float | None) -> str:
 
 
 def trial_params(spec: TrialSpec) -> dict[str, str]:
-    """Return the params of a trial's run. All of them are on every child: a filter on the page sees one run at a time."""
+    """Return the params of a trial's run.
+
+    All of them are on every child: a filter on the page sees one run at a time.
+    """
     params = {"architecture": spec.architecture, "seed": str(spec.seed)}
     for key in ("preset", "recipe"):
         if getattr(spec, key) is not None:
@@ -54,7 +61,7 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
 
 
 def trial_accounting(spec: TrialSpec, *, t: int) -> list[Point]:
-    """Return the counts known before training, as metrics at step 0: that makes them columns and chart axes."""
+    """Return the counts known before training as metrics at step 0: columns and chart axes."""
     return [
         Point(metric_name(key), float(value), t, 0)
         for key, value in sorted(spec.accounting.items())
@@ -70,6 +77,7 @@ def trial_tags(
     colour: str,
 ) -> dict[str, str]:
     """Return the tags of a trial's run."""
+    note = f"{view.outcome}: {view.reason}" if view.state is TrialState.FAILED else ""
     tags = {
         "memscale.sweep": spec.sweep,
         "memscale.trial_id": spec.trial_id,
@@ -85,9 +93,7 @@ def trial_tags(
         "memscale.reason": view.reason,
         "mlflow.runName": trial_name(spec),
         "mlflow.runColor": colour,
-        "mlflow.note.content": f"{view.outcome}: {view.reason}"
-        if view.state is TrialState.FAILED
-        else "",
+        "mlflow.note.content": note,
         **SOURCE,
     }
     commit = (environment.get("git") or {}).get("commit")
@@ -130,21 +136,21 @@ def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
 
 
 def submission_points(
-    endings: Sequence[Sequence[tuple[float, TrialState]]], *, n_trials: int, submitted_at_s: float
+    ends: Sequence[Sequence[tuple[float, TrialState]]], *, n_trials: int, submitted_at_s: float
 ) -> list[Point]:
-    """Return how the sweep went over time: trials done and failed after each ending.
+    """Return how the sweep went over time: trials done and failed after each end.
 
     Args:
-        endings: Of each trial, oldest first: when it ended for good in this submission, seconds since 1970, and how.
-            More than one if somebody asked for a retry; then the last one so far counts. Trials that were done before
-            count at its start.
+        ends: Of each trial, oldest first: when it ended for good in this submission, seconds since
+            1970, and how. More than one if somebody asked for a retry; then the last one so far
+            counts. Trials that were done before count at its start.
         n_trials: Trials the submission asked for.
         submitted_at_s: Its start; step 0.
     """
-    earlier = [state for of in endings for at, state in of if at <= submitted_at_s]
+    earlier = [state for of in ends for at, state in of if at <= submitted_at_s]
     later = sorted(
         (at, state, before)
-        for of in endings
+        for of in ends
         for (at, state), before in zip(of, (None, *(state for _, state in of)), strict=False)
         if at > submitted_at_s
     )

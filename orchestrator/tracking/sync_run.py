@@ -1,10 +1,10 @@
-"""The news of one submission to its parent run."""
+"""Sync of one run: what its tracker lacks is sent, and what was taken is kept at once."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
@@ -17,162 +17,166 @@ from orchestrator.tracking.mlflow_client import (
     artifact_text,
 )
 from orchestrator.tracking.sync_state import SubmissionProgress, TrialProgress
-from orchestrator.tracking.trial_view import ENDED, TrialSnapshot, TrialView, endings
+from orchestrator.tracking.trial_view import ENDED, TrialSnapshot, terminal_states
+
+LOG = logging.getLogger(__name__)
+ProgressT = TypeVar("ProgressT", TrialProgress, SubmissionProgress)
+
+
+class _RunSync(Generic[ProgressT]):
+    """Sends tags, status and artifacts to one run. Each method raises TrackerError."""
+
+    def __init__(
+        self,
+        client: TrackingClient,
+        run_id: str,
+        *,
+        kept: ProgressT,
+        save: Callable[[ProgressT], None],
+    ) -> None:
+        """Go on from `kept`; progress that belongs to another run does not count."""
+        self._client = client
+        self._run_id = run_id
+        self._save: Callable[[ProgressT], None] = save
+        self.kept: ProgressT = kept if kept.run_id == run_id else type(kept)(run_id=run_id)
+
+    def keep(self, **changes: Any) -> None:
+        """Save what the tracker has taken."""
+        changed = replace(self.kept, **changes)
+        if changed != self.kept:
+            self.kept = changed
+            self._save(changed)
+
+    def sync_tags(self, tags: Mapping[str, str]) -> None:
+        """Send the tags if any changed."""
+        digest = sync_state.digest(tags)
+        if digest != self.kept.tags:
+            self._client.set_tags(self._run_id, tags)
+            self.keep(tags=digest)
+
+    def sync_status(self, status: str, *, ended_at_s: float | None) -> None:
+        """Send the run's status if it changed."""
+        if status != self.kept.status:
+            ended_at_s = ended_at_s if status in ENDED else None
+            self._client.set_status(self._run_id, status, ended_at_s=ended_at_s)
+            self.keep(status=status)
+
+    def sync_artifact(self, name: str, path: Path) -> None:
+        """Store a file once it exists."""
+        if name not in self.kept.artifacts and path.exists():
+            self._client.log_text(self._run_id, artifact_text(path), name)
+            self.keep(artifacts=(*self.kept.artifacts, name))
 
 
 def sync_submission(
-    store: TrackingClient,
+    client: TrackingClient,
     sweep: SweepDir,
     submission: Mapping[str, Any],
     *,
     run_id: str,
-    looks: Mapping[str, TrialSnapshot],
-    working_on: frozenset[str],
+    snapshots: Mapping[str, TrialSnapshot],
+    controlled: frozenset[str],
 ) -> None:
     """Send what is missing of a submission's counts, tags, status and sweep file.
 
     Args:
-        store: The tracker.
+        client: Of the tracker.
         sweep: Its folder.
         submission: Its record.
         run_id: The parent run.
-        looks: Trial id to how it looks; what is not there could not be read.
-        working_on: Ids of the trials that a live controller works on.
+        snapshots: By trial; trials that could not be read are missing.
+        controlled: Trials that a live controller works on.
 
     Raises:
         TrackerError: If the tracker does not take it.
     """
-    number = int(submission["number"])
-    kept = sync_state.load_submission(sweep, store.uri, number)
-    if kept.run_id != run_id:
-        kept = SubmissionProgress(run_id=run_id)
-    news = kept
-    seen = {i: looks[i] for i in map(str, submission["trial_ids"]) if i in looks}
-    at_s = float(submission["submitted_at"])
-    found = [
-        endings(sweep.trial(i), look.attempts, submission=number, submitted_at_s=at_s)
-        for i, look in seen.items()
-    ]
-
-    points = run_schema.submission_points(found, n_trials=len(seen), submitted_at_s=at_s)
-    for first in range(kept.points, len(points), MAX_POINTS):
-        store.log_points(run_id, points[first : first + MAX_POINTS])
-    news = replace(news, points=max(kept.points, len(points)))
-    tags = run_schema.submission_tags(sweep, submission, n_trials=len(seen))
-    if sync_state.digest(tags) != kept.tags:
-        store.set_tags(run_id, tags)
-        news = replace(news, tags=sync_state.digest(tags))
-    status = run_schema.submission_status(
-        [look.view.state for look in seen.values()],
-        controlled=any(
-            look.view.state is TrialState.WAITING and i in working_on for i, look in seen.items()
-        ),
+    number, at_s = int(submission["number"]), float(submission["submitted_at"])
+    run = _RunSync(
+        client,
+        run_id,
+        kept=sync_state.load_submission(sweep, client.uri, number),
+        save=lambda kept: sync_state.save_submission(sweep, client.uri, number, kept),
     )
-    if status != kept.status:
-        ended_at_s = max((at for of in found for at, _ in of), default=at_s)
-        store.set_status(run_id, status, ended_at_s=ended_at_s if status in ENDED else None)
-        news = replace(news, status=status)
-    sweep_file = sweep.path / "sweep.yaml"
-    if sweep_file.exists() and not kept.artifacts:
-        store.log_text(run_id, artifact_text(sweep_file), "config/sweep.yaml")
-        news = replace(news, artifacts=("config/sweep.yaml",))
-    if news != kept:
-        sync_state.save_submission(sweep, store.uri, number, news)
+    known = {i: snapshots[i] for i in map(str, submission["trial_ids"]) if i in snapshots}
+    states = [
+        terminal_states(sweep.trial(i), one.attempts, submission=number, submitted_at_s=at_s)
+        for i, one in known.items()
+    ]
+    points = run_schema.submission_points(states, n_trials=len(known), submitted_at_s=at_s)
+    for first in range(run.kept.points, len(points), MAX_POINTS):
+        client.log_points(run_id, points[first : first + MAX_POINTS])
+    run.keep(points=max(run.kept.points, len(points)))
+    run.sync_tags(run_schema.submission_tags(sweep, submission, n_trials=len(known)))
+    waiting = {i for i, one in known.items() if one.view.state is TrialState.WAITING}
+    status = run_schema.submission_status(
+        [one.view.state for one in known.values()], controlled=bool(waiting & controlled)
+    )
+    run.sync_status(status, ended_at_s=max((at for of in states for at, _ in of), default=at_s))
+    run.sync_artifact("config/sweep.yaml", sweep.path / "sweep.yaml")
 
 
-# The news of one trial to its run. What the tracker took is kept at once.
+class TrialSync(_RunSync[TrialProgress]):
+    """Sends one trial to one run. Each method sends what is missing and raises TrackerError."""
 
-
-LOG = logging.getLogger(__name__)
-
-
-class TrialSync:
-    """Sends one trial to one run. Each method sends what is missing and raises TrackerError if it is not taken."""
-
-    def __init__(self, *, store: TrackingClient, trial: TrialDir, run_id: str) -> None:
-        """Read how far the trial was sent; progress that belongs to another run does not count."""
-        self._store = store
+    def __init__(self, client: TrackingClient, trial: TrialDir, run_id: str) -> None:
+        """Read how far the trial was sent."""
+        super().__init__(
+            client,
+            run_id,
+            kept=sync_state.load_trial(trial, client.uri),
+            save=lambda kept: sync_state.save_trial(trial, client.uri, kept),
+        )
         self._trial = trial
-        self._run_id = run_id
-        kept = sync_state.load_trial(trial, store.uri)
-        self._kept = kept if kept.run_id == run_id else TrialProgress(run_id=run_id)
 
-    def ignore(self, ignored: bool) -> None:
-        """Keep whether somebody deleted the run from the page; a restored one is taken up again."""
-        self._keep(ignored=ignored)
-
-    def _keep(self, **changes: Any) -> None:
-        changed = replace(self._kept, **changes)
-        if changed != self._kept:
-            self._kept = changed
-            sync_state.save_trial(self._trial, self._store.uri, changed)
-
-    def describe(self, spec: TrialSpec, *, t: int) -> None:
+    def sync_params(self, spec: TrialSpec, *, t: int) -> None:
         """Send params and accounting; `t` is the accounting's time, milliseconds since 1970."""
         params = run_schema.trial_params(spec)
         digest = sync_state.digest({"params": params, "accounting": dict(spec.accounting)})
-        if digest == self._kept.described:
+        if digest == self.kept.described:
             return
         if spec.accounting:
-            self._store.log_points(self._run_id, run_schema.trial_accounting(spec, t=t))
+            self._client.log_points(self._run_id, run_schema.trial_accounting(spec, t=t))
         try:
-            self._store.log_params(self._run_id, params)
+            self._client.log_params(self._run_id, params)
         except RunGoneError:
             raise
         except RefusedError as error:
-            # A preset renamed, a default added: what the run said first stays, the tracker allows no change.
+            # A preset renamed, a default added: the first params stay, MLflow allows no change.
             LOG.warning("trial %s: its params stay as they were: %s", spec.trial_id, error)
-        self._keep(described=digest)
+        self.keep(described=digest)
 
-    def journals(self, attempts: Sequence[AttemptDir]) -> None:
+    def sync_journals(self, attempts: Sequence[AttemptDir]) -> None:
         """Send the measurements of all attempts, oldest first."""
         for attempt in attempts:
             number = str(attempt.number)
-            offset = self._kept.offsets.get(number, 0)
+            offset = self.kept.offsets.get(number, 0)
             if not attempt.journal.exists() or attempt.journal.stat().st_size == offset:
                 continue
-            for batch in batches(attempt, offset=offset, marks=self._kept.marks):
+            for batch in batches(attempt, offset=offset, marks=self.kept.marks):
                 if batch.points:
-                    self._store.log_points(self._run_id, batch.points)
-                self._keep(offsets={**self._kept.offsets, number: batch.offset}, marks=batch.marks)
+                    self._client.log_points(self._run_id, batch.points)
+                self.keep(offsets={**self.kept.offsets, number: batch.offset}, marks=batch.marks)
 
-    def finals(self) -> None:
+    def sync_final_metrics(self) -> None:
         """Make the last values those of result.json."""
-        if self._kept.finals:
+        if self.kept.finals:
             return
         result = self._trial.result() or {}
         points = final_points(
             result["metrics"],
             step=int(result["steps"]),
             t=round(float(result["finished_at"]) * 1000),
-            marks=self._kept.marks,
+            marks=self.kept.marks,
         )
         if points:
-            self._store.log_points(self._run_id, points)
-        self._keep(finals=True)
+            self._client.log_points(self._run_id, points)
+        self.keep(finals=True)
 
-    def tags(self, tags: Mapping[str, str]) -> None:
-        """Send the tags if any changed."""
-        digest = sync_state.digest(tags)
-        if digest != self._kept.tags:
-            self._store.set_tags(self._run_id, tags)
-            self._keep(tags=digest)
-
-    def status(self, view: TrialView) -> None:
-        """Send the run's status if it changed."""
-        if view.status != self._kept.status:
-            ended_at_s = view.ended_at_s if view.status in ENDED else None
-            self._store.set_status(self._run_id, view.status, ended_at_s=ended_at_s)
-            self._keep(status=view.status)
-
-    def artifacts(self, attempts: Sequence[AttemptDir]) -> None:
-        """Store the spec, and of every attempt its environment and, once it ended, its log."""
-        files: dict[str, Path] = {"config/spec.json": self._trial.path / "spec.json"}
+    def sync_artifacts(self, attempts: Sequence[AttemptDir]) -> None:
+        """Store the spec, every attempt's environment and, once it ended, its log."""
+        self.sync_artifact("config/spec.json", self._trial.path / "spec.json")
         for attempt in attempts:
-            files[f"environment/attempt-{attempt.number}.json"] = attempt.path / "environment.json"
+            environment = attempt.path / "environment.json"
+            self.sync_artifact(f"environment/attempt-{attempt.number}.json", environment)
             if attempt.end() is not None:
-                files[f"log/attempt-{attempt.number}.txt"] = attempt.log
-        for name, path in files.items():
-            if name not in self._kept.artifacts and path.exists():
-                self._store.log_text(self._run_id, artifact_text(path), name)
-                self._keep(artifacts=(*self._kept.artifacts, name))
+                self.sync_artifact(f"log/attempt-{attempt.number}.txt", attempt.log)

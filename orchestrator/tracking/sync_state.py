@@ -1,6 +1,7 @@
-"""How far a run was sent: tracking.json beside the trial, and one for the sweep. Keyed by tracking URI.
+"""State of the sync: what each tracker has, in tracking.json beside the trial and the sweep.
 
-Losing a trial's file loses nothing: everything is sent again, with the same timestamps, into the same run.
+Keyed by tracking URI. Losing a trial's file loses nothing: everything is sent again, with the same
+timestamps, into the same run.
 """
 
 import hashlib
@@ -91,7 +92,7 @@ def load_trial(trial: TrialDir, uri: str) -> TrialProgress:
 
 
 def save_trial(trial: TrialDir, uri: str, progress: TrialProgress) -> None:
-    """Replace what is kept for this tracker. Not waiting for the disk: what a crash loses is sent again."""
+    """Replace what is kept for this tracker, without fsync: what a crash loses is sent again."""
     path = trial.path / FILE
     write_json(
         path, {**_read_trial(path), without_password(uri): progress.to_json()}, durable=False
@@ -114,7 +115,7 @@ def save_submission(sweep: SweepDir, uri: str, number: int, progress: Submission
 
 
 def problem(sweep: SweepDir, uri: str) -> str | None:
-    """Return why the tracker did not take everything when it was last tried; None if it did."""
+    """Return why the tracker did not take everything in the last round; None if it did."""
     found = _tracker(sweep, uri).get("problem")
     return None if found is None else str(found)
 
@@ -127,13 +128,13 @@ def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
 
 
 def retries_taken(sweep: SweepDir, uri: str) -> dict[str, dict[str, int]]:
-    """Return the retry tags that are being acted on: run id to trial id to the number of its last attempt."""
+    """Return the retry tags being acted on: run id to trial id to its last attempt's number."""
     found: dict[str, dict[str, int]] = _tracker(sweep, uri).get("retries_taken", {})
     return found
 
 
 def save_retries_taken(sweep: SweepDir, uri: str, taken: Mapping[str, Mapping[str, int]]) -> None:
-    """Keep which retry tags are being acted on, so that a killed exporter's successor acts on none of them twice."""
+    """Keep the retry tags being acted on: a killed exporter's successor acts on none twice."""
     kept = _tracker(sweep, uri)
     if kept.get("retries_taken", {}) != taken:
         _save_tracker(sweep, uri, {**kept, "retries_taken": taken})
@@ -153,7 +154,7 @@ def folder_id(sweep: SweepDir) -> str:
 
 
 def points_waiting(sweep: SweepDir, uri: str) -> int:
-    """Return how many points of the journals the tracker does not have yet. Needs no tracker and no mlflow."""
+    """Return how many points of the journals the tracker lacks. Needs no tracker, no mlflow."""
     waiting = 0
     for trial in sweep.trials():
         progress = load_trial(trial, uri)

@@ -1,4 +1,4 @@
-"""Where a trial stands, as a tracker is to show it: read from its directory, for one round."""
+"""View of a trial for the tracker: state, attempts and reasons, read from its directory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ FINAL = {Outcome.DONE: TrialState.DONE, Outcome.CANCELLED: TrialState.CANCELLED}
 
 @dataclass(frozen=True, kw_only=True)
 class TrialView:
-    """What a tracker shows of a trial, at one moment."""
+    """State of a trial as a tracker shows it."""
 
     state: TrialState
     attempt: int
@@ -34,7 +34,10 @@ class TrialView:
 
     @property
     def status(self) -> str:
-        """MLflow's word for the state. A trial that was stopped and may go on later is KILLED until it does."""
+        """MLflow's word for the state.
+
+        A trial that was stopped and may go on later is KILLED until it does.
+        """
         if self.state is TrialState.WAITING:
             return "SCHEDULED" if self.ended_at_s is None else "KILLED"
         return STATUSES[self.state]
@@ -43,12 +46,13 @@ class TrialView:
 def view_of(
     trial: TrialDir, attempts: Sequence[AttemptDir], *, controlled: bool, why_new: str
 ) -> TrialView:
-    """Read where a trial stands.
+    """Read the state of a trial.
 
     Args:
         trial: Its folder.
         attempts: Its attempts, oldest first.
-        controlled: Whether a live controller works on it. Without one it does not run, whatever the files say.
+        controlled: Whether a live controller works on it. Without one it does not run, whatever
+            the files say.
         why_new: Why the submission asked for it; the reason until it starts.
     """
     state = trial.state()
@@ -83,7 +87,7 @@ def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSnapshot:
-    """How a trial looked at the start of a round."""
+    """A trial at the start of a round."""
 
     view: TrialView
     attempts: tuple[AttemptDir, ...]
@@ -91,13 +95,13 @@ class TrialSnapshot:
 
     @property
     def over(self) -> bool:
-        """Whether nothing about it will change unless it is submitted again."""
+        """Whether nothing of it will change unless it is submitted again."""
         ended = self.n_ended == len(self.attempts)
         return ended and self.view.state not in {TrialState.RUNNING, TrialState.WAITING}
 
 
 def snapshot(trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapshot:
-    """Look at a trial; the arguments are those of `view_of`."""
+    """Read a trial; the arguments are those of `view_of`."""
     attempts = tuple(trial.attempts())
     return TrialSnapshot(
         view=view_of(trial, attempts, controlled=controlled, why_new=why_new),
@@ -106,12 +110,13 @@ def snapshot(trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapsho
     )
 
 
-def endings(
+def terminal_states(
     trial: TrialDir, attempts: Sequence[AttemptDir], *, submission: int, submitted_at_s: float
 ) -> list[tuple[float, TrialState]]:
-    """Return when, in seconds since 1970, and how a trial ended for good in a submission, oldest first.
+    """Return when, in seconds since 1970, and how a trial ended for good in a submission.
 
-    Once at most, unless somebody asked for a retry. A trial that was done before the submission has that ending.
+    Oldest first. Once at most, unless somebody asked for a retry. A trial that was done before the
+    submission has that end.
     """
     found = []
     for attempt in reversed(attempts):

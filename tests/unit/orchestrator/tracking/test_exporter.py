@@ -27,7 +27,7 @@ class Clock:
 
 
 class Waits(ExporterCommands):
-    """Instructions on a clock of their own: waiting makes the time pass, and scripted words come."""
+    """Commands on a clock of their own: waiting makes the time pass, and scripted words come."""
 
     def __init__(self, clock, script=()):
         super().__init__(clock=clock)
@@ -41,7 +41,7 @@ class Waits(ExporterCommands):
 
 
 class Rounds:
-    """Stands for the Sender: each round returns or raises what the script says; the last one repeats."""
+    """Stands for the SweepSync: each round returns or raises what the script says; the last one repeats."""
 
     def __init__(self, *script, duration_s=0.0, clock=None):
         self.script, self.n, self.looks, self.tags = list(script), 0, 0, {}
@@ -100,7 +100,7 @@ def test_an_outage_is_waited_out_with_growing_pauses_and_told():
     waits = Waits(clock, [(200.0, drain(5))])
     told = []
 
-    assert export_rounds(Rounds(*[DOWN] * 9, True), waits, clock=clock, tell=told.append) is True
+    assert export_rounds(Rounds(*[DOWN] * 9, True), waits, clock=clock, report=told.append) is True
 
     assert waits.waited[:9] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     assert max(waits.waited) == LONGEST_BACKOFF_S
@@ -124,7 +124,7 @@ def test_storage_that_fails_is_waited_for_as_an_outage(code):
     rounds, told = Rounds(True, *[failing] * 3, True), []
 
     assert (
-        export_rounds(rounds, Waits(clock, [(60.0, drain(5))]), clock=clock, tell=told.append)
+        export_rounds(rounds, Waits(clock, [(60.0, drain(5))]), clock=clock, report=told.append)
         is True
     )
 

@@ -1,0 +1,59 @@
+"""Tracking URIs: the default store, databases, artifacts, passwords."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.tracking.tracking_uri import (
+    artifact_location,
+    database_file,
+    default_tracking_uri,
+    is_database,
+    without_password,
+)
+
+
+def test_the_default_store_lies_beside_the_sweeps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert default_tracking_uri(Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
+    assert database_file(default_tracking_uri(Path("runs"))) == tmp_path / "runs" / "mlflow.db"
+
+
+@pytest.mark.parametrize(
+    ("uri", "database"),
+    [
+        ("sqlite:///a.db", True),
+        ("postgresql+psycopg://ada@host/db", True),
+        ("http://127.0.0.1:5000", False),
+        ("https://host", False),
+    ],
+)
+def test_only_databases_are_opened_without_a_server(uri, database):
+    assert is_database(uri) is database
+    assert (artifact_location(uri, Path("runs"), "s") is not None) is database
+
+
+def test_artifacts_have_an_absolute_uri_even_with_spaces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    location = artifact_location("sqlite:///x.db", Path("my runs"), "recall")
+
+    assert location == f"file://{tmp_path}/my%20runs/mlartifacts/recall"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://ada:pw@host:5432/db", "postgresql://host:5432/db"),
+        ("http://ada:p%40w@host/x", "http://host/x"),
+        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
+        (
+            "cannot reach postgresql://ada:pw@host/db: refused",
+            "cannot reach postgresql://host/db: refused",
+        ),
+        ("https://host/?token=abc&x=1", "https://host/?token=***&x=1"),
+    ],
+)
+def test_no_password_is_shown(text, shown):
+    assert without_password(text) == shown
