@@ -1,5 +1,6 @@
-"""Bytes that training holds at once on one rank: closed forms, by what holds them."""
+"""Peak memory of training on one rank, in closed form and by category."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
@@ -31,11 +32,11 @@ this."""
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """What one rank holds, beside what the process and libraries take.
+    """Bytes that one rank holds, beside those of the process and libraries.
 
     Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW
-    keeps two moments like the weights; `table_update.rule` says what the others keep of a table and
-    of a master. Of tables that `memory_ranks` share out it is the largest part, and of dense
+    keeps two moments like the weights; `kernels/table_update/update_rules.py` says what the others keep of a table
+    and of a master. Of tables that `memory_ranks` share out it is the largest part, and of dense
     parameters that all ranks shard an equal part. Of tables in the host's memory, the rank's device
     holds only the rows that it fetched, and what is kept per row or block of a row. Left out: step
     counts, buffers, the batch, and how much more than an equal part one rank has of what does not
@@ -100,7 +101,7 @@ class Trainable(Protocol):
     def bytes_per_token(
         self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
     ) -> dict[str, float]:
-        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once."""
+        """Return bytes of parameters read per token and group, in batches of `batch_tokens`."""
 
 
 def training_memory(
@@ -116,7 +117,7 @@ def training_memory(
     tables_on_host: bool = False,
     dense_sharded: bool = False,
 ) -> TrainingMemory:
-    """Count what the rank holds that holds most.
+    """Return the peak memory of the most loaded rank, by category.
 
     Args:
         config: Of the architecture.
@@ -131,94 +132,108 @@ def training_memory(
         tables_on_host: Whether the tables, and moments as large, lie in the host's memory instead.
         dense_sharded: Whether all else is sharded over the ranks.
     """
+    count = config.param_count(vocab_size)
     tables = [
         (n, component)
         for n, component in config.components(vocab_size)
         if n and isinstance(component, TableComponent)
     ]
-    count = config.param_count(vocab_size)
-    rest = count.total - count.memory_values
-    shapes = [
-        _largest_part(table, memory_ranks, memory_layout) for n, table in tables for _ in range(n)
+    largest = [
+        (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
     ]
-    values = sum(map(prod, shapes))
-    # fp32: value, gradient, two moments.
-    own, copied, gathered = rest, rest - count.embedding, 0
-    if dense_sharded and ranks > 1:
-        # Copies are made anew for each block (`sharding/autocast_recompute.py`).
-        outside = count.embedding + count.head
-        block = -(-(rest - outside) // config.n_layers)
-        own, copied = -(-rest // ranks), count.head + block
-        gathered = 8 * outside + 16 * block
-    parameters, gradients, state = 4 * own, 4 * own, 8 * own
+    shapes = [shape for n, _, shape in largest for _ in range(n)]
+    held, copied, gathered = _dense_shares(count, config.n_layers, ranks if dense_sharded else 1)
+    values, gradients, state = _table_bytes(shapes, train, on_host=tables_on_host)
     activations = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
-    reads = reads_bytes = 0
-    fetched = 0.0
-    if train.table_optimizer == "adamw":
-        parameters, gradients, state = (
-            parameters + 4 * values,
-            gradients + 4 * values,
-            state + 8 * values,
-        )
-    else:
-        dtype = READ_AS[train.table_precision]
-        master = train.table_precision == "bf16_master"
-        for shape in shapes:
-            with torch.device("meta"):
-                table = torch.empty(shape, dtype=dtype)
-            parameters += 0 if tables_on_host else table.nbytes
-            state += sum(
-                kept.nbytes
-                for kept in new_state(
-                    RULE_OF[train.table_optimizer],
-                    table,
-                    master=master,
-                ).values()
-                if not (tables_on_host and kept.shape == table.shape)
+    reads = sum(n * table.reads for n, table in tables)
+    if memory_ranks > 1:
+        activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
+
+    # A gradient that is deferred is kept as its reads.
+    reads_bytes, sorted_reads, fetched = 0, 0, 0.0
+    if train.table_optimizer != "adamw":
+        element_bytes = READ_AS[train.table_precision].itemsize
+        sorted_reads = reads
+        # Of a row that ranks share by columns, each keeps its columns.
+        reads_bytes = sum(
+            n
+            * replace(table, width=width).sparse_gradient_bytes_per_token(
+                element_bytes=element_bytes
             )
+            for n, table, (_, width) in largest
+        )
         if tables_on_host and micro_batch_tokens:
             read = config.bytes_per_token(
-                vocab_size, batch_tokens=micro_batch_tokens, element_bytes=dtype.itemsize
+                vocab_size, batch_tokens=micro_batch_tokens, element_bytes=element_bytes
             )
             fetched = read["memory_values"] * micro_batch_tokens
-        reads = sum(n * table.reads for n, table in tables)
-        # Of a row that ranks share by columns, each keeps its columns.
-        held = [
-            (n, replace(table, width=_largest_part(table, memory_ranks, memory_layout)[1]))
-            for n, table in tables
-        ]
-        reads_bytes = sum(
-            n * table.sparse_gradient_bytes_per_token(element_bytes=dtype.itemsize)
-            for n, table in held
-        )
-    if memory_ranks > 1:
-        read_bytes = _kept_of_a_shared_read(memory_ranks, memory_layout)
-        activations += read_bytes * sum(n * table.reads for n, table in tables)
     return TrainingMemory(
-        parameters=parameters,
-        gradients=gradients,
-        optimizer_state=state,
+        # In fp32: value, gradient, two moments.
+        parameters=4 * held + values,
+        gradients=4 * held + gradients,
+        optimizer_state=8 * held + state,
         weight_copies=2 * copied if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
-        # A part of a table has the reads of all ranks that hold the table together; by rows at
-        # most, if all read there.
+        # A shard has the reads of all ranks that hold the table together. By rows this is a bound:
+        # all of them could read from this rank.
         own_reads=reads_bytes * memory_ranks * -(-train.batch_tokens // ranks),
         all_reads=reads_bytes * train.batch_tokens,
-        sorting=SORTED_READ_BYTES * reads * train.batch_tokens,
+        sorting=SORTED_READ_BYTES * sorted_reads * train.batch_tokens,
         gathered=gathered,
     )
 
 
-def _largest_part(table: TableComponent, memory_ranks: int, layout: Layout) -> tuple[int, int]:
-    """Return rows and columns of the largest part of a table that ranks share out."""
+def _dense_shares(count: ParamCount, n_layers: int, ranks: int) -> tuple[int, int, int]:
+    """Return what a rank has of dense parameters that `ranks` shard.
+
+    Returns:
+        Numbers that it holds, numbers of which bf16 copies exist at once, and bytes of what is
+        gathered for a while.
+    """
+    dense = count.total - count.memory_values
+    if ranks == 1:
+        return dense, dense - count.embedding, 0
+    # Copies are made anew for each block (`sharding/autocast_recompute.py`).
+    outside = count.embedding + count.head
+    block = -(-(dense - outside) // n_layers)
+    return -(-dense // ranks), count.head + block, 8 * outside + 16 * block
+
+
+def _table_bytes(
+    shapes: Sequence[tuple[int, int]], train: TrainConfig, *, on_host: bool
+) -> tuple[int, int, int]:
+    """Return bytes of values, gradients and optimizer state of tables of these shapes.
+
+    With `on_host`, of the last two what stays on the device: numbers kept per row.
+    """
+    if train.table_optimizer == "adamw":
+        values = sum(map(prod, shapes))
+        return 4 * values, 4 * values, 8 * values
+    values = state = 0
+    for shape in shapes:
+        table = torch.empty(shape, dtype=READ_AS[train.table_precision], device="meta")
+        kept = new_state(
+            RULE_OF[train.table_optimizer], table, master=train.table_precision == "bf16_master"
+        )
+        values += 0 if on_host else table.nbytes
+        state += sum(
+            tensor.nbytes
+            for tensor in kept.values()
+            if not (on_host and tensor.shape == table.shape)
+        )
+    return values, 0, state
+
+
+def _largest_shard(table: TableComponent, memory_ranks: int, layout: Layout) -> tuple[int, int]:
+    """Return rows and columns of the largest shard of a table."""
     if layout == "rows":
         return -(-table.n_rows // memory_ranks), table.width
     return table.n_rows, max(map(len, split_columns(table.width, memory_ranks)))
 
 
-def _kept_of_a_shared_read(memory_ranks: int, layout: Layout) -> int:
-    """Return what a read keeps for the backward pass beside what it keeps where the table is whole.
+def _kept_per_sharded_read(memory_ranks: int, layout: Layout) -> int:
+    """Return bytes that a read of a sharded table keeps beyond one of a whole table.
 
     By columns: ids and weights of the other ranks' reads, 8 bytes each, and its own ids as they
     were sent. By rows: of its own reads order and ids, which a whole table keeps too, if other

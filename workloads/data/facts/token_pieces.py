@@ -1,11 +1,11 @@
-"""Facts and wordings in token form, on disk and back: what documents and prompts are put together from.
+"""Tokenised pieces of facts and templates, from which documents and prompts are assembled.
 
 Files of a folder: `pieces` (ragged tokens; piece 0 is the separator alone), `answers` (ragged
 object numbers per fact), flat arrays per fact and per wording, `relations.json`, `tokenizer.json`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -135,56 +135,70 @@ def build_pieces(
     """
     relations = list(dict.fromkeys(fact.relation for fact in facts))
     relation_number = {relation: i for i, relation in enumerate(relations)}
+    relation = np.array([relation_number[fact.relation] for fact in facts], dtype=np.int64)
+    flat, wording_range = _flat_wordings([wordings[relation] for relation in relations])
+    objects: dict[str, int] = {}
+    answers = [[objects.setdefault(a, len(objects)) for a in fact.answers] for fact in facts]
+    # Pieces are numbered in the order in which they are first met here; 0 is the separator.
     texts: dict[str, int] = {}
 
     def piece(text: str) -> int:
-        """Return the number of a piece; 0 is the separator."""
         return texts.setdefault(text, len(texts) + 1)
 
-    flat: list[Wording] = []
-    wording_range = np.empty((len(relations), len(KINDS), 2), dtype=np.int64)
-    for r, relation in enumerate(relations):
-        for k, kind in enumerate(KINDS):
-            of_kind = getattr(wordings[relation], kind)
-            wording_range[r, k] = len(flat), len(flat) + len(of_kind)
-            flat += of_kind
+    def forms(entities: Iterable[str], *, unspaced: bool) -> NDArray[np.int64]:
+        """Return (entities, 2) pieces; the unspaced form only where some wording has it."""
+        rows = []
+        for text in entities:
+            spaced = piece(" " + text)
+            rows.append((spaced, piece(text) if unspaced else spaced))
+        return np.array(rows, dtype=np.int64)
+
     wording_pieces = [[piece(w.before), piece(w.middle), piece(w.after)] for w in flat]
-    wording_flags = [
-        [w.object_first, w.subject_spaced, w.object_spaced, w.ends_with_object] for w in flat
-    ]
-    bare_subject = not all(w.subject_spaced for w in flat)
-    bare_object = not all(w.object_spaced for w in flat)
-    objects: dict[str, int] = {}
-    answers = [[objects.setdefault(a, len(objects)) for a in fact.answers] for fact in facts]
     arrays = FactArrays(
-        relation=np.array([relation_number[fact.relation] for fact in facts], dtype=np.int64),
-        subject=np.array(
-            [_forms(fact.subject, piece, unspaced=bare_subject) for fact in facts], dtype=np.int64
+        relation=relation,
+        subject=forms(
+            (fact.subject for fact in facts), unspaced=not all(w.subject_spaced for w in flat)
         ),
-        object_pieces=np.array(
-            [_forms(text, piece, unspaced=bare_object) for text in objects], dtype=np.int64
-        ),
-        prior_bits=prior_bits(
-            np.array([relation_number[fact.relation] for fact in facts]),
-            np.array([row[0] for row in answers]),
-        ),
+        object_pieces=forms(objects, unspaced=not all(w.object_spaced for w in flat)),
+        prior_bits=prior_bits(relation, np.array([row[0] for row in answers])),
         asked=np.array(asked, dtype=np.bool_),
         unseen=np.array(unseen, dtype=np.bool_),
         wording_pieces=np.array(wording_pieces, dtype=np.int64),
-        wording_flags=np.array(wording_flags, dtype=np.bool_),
+        wording_flags=np.array(
+            [[w.object_first, w.subject_spaced, w.object_spaced, w.ends_with_object] for w in flat],
+            dtype=np.bool_,
+        ),
         wording_range=wording_range,
         piece_bytes=np.array([0, *(len(text.encode()) for text in texts)], dtype=np.int64),
     )
-    tokens = [[tokenizer.separator]]
-    listed = list(texts)
-    for start in range(0, len(listed), _ENCODE_AT_ONCE):
-        tokens += tokenizer.encode(listed[start : start + _ENCODE_AT_ONCE])
     return FactPieces(
-        pieces=Ragged.of(tokens, token_dtype(vocab_size)),
+        pieces=Ragged.of(_tokenise([*texts], tokenizer), token_dtype(vocab_size)),
         answers=Ragged.of(answers, np.int64),
         arrays=arrays,
         relation_names=[wordings[relation].name for relation in relations],
     )
+
+
+def _flat_wordings(
+    by_relation: Sequence[RelationWordings],
+) -> tuple[list[Wording], NDArray[np.int64]]:
+    """Return all wordings in one list, and (relations, 3 kinds, 2) ranges in it."""
+    flat: list[Wording] = []
+    ranges = np.empty((len(by_relation), len(KINDS), 2), dtype=np.int64)
+    for r, wordings in enumerate(by_relation):
+        for k, kind in enumerate(KINDS):
+            of_kind = getattr(wordings, kind)
+            ranges[r, k] = len(flat), len(flat) + len(of_kind)
+            flat += of_kind
+    return flat, ranges
+
+
+def _tokenise(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
+    """Return the separator and the tokens of each text, encoded some at a time to bound memory."""
+    tokens = [[tokenizer.separator]]
+    for start in range(0, len(texts), _ENCODE_AT_ONCE):
+        tokens += tokenizer.encode(texts[start : start + _ENCODE_AT_ONCE])
+    return tokens
 
 
 def prior_bits(relations: NDArray[np.integer], objects: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -203,9 +217,3 @@ def prior_bits(relations: NDArray[np.integer], objects: NDArray[np.integer]) -> 
     kinds_of = np.bincount(distinct[:, 0], minlength=len(facts_of))
     share = (counts[which.reshape(-1)] + 1) / (facts_of + kinds_of)[relations]
     return np.asarray(-np.log2(share), dtype=np.float64)
-
-
-def _forms(text: str, piece: Callable[[str], int], *, unspaced: bool) -> tuple[int, int]:
-    """Return the pieces of an entity; the unspaced one only where some wording has it."""
-    spaced = piece(" " + text)
-    return spaced, piece(text) if unspaced else spaced
