@@ -1,6 +1,6 @@
-"""AdamW in three groups: memory values, matrices, and everything that is not decayed.
+"""AdamW in three groups: memory values, matrices, and parameters without weight decay.
 
-Memory values may have an optimizer of their own instead (`table_optim.py`).
+Memory values may have an optimizer of their own instead (`table_optimizer.py`).
 """
 
 from typing import Any
@@ -36,32 +36,23 @@ class Optimizer:
         *,
         seed: int = 0,
     ) -> None:
-        """Sort the parameters by what their modules say they count as (`param_groups`).
+        """Group the parameters by what their modules declare (`param_groups`).
 
-        Of what the ranks of `mesh` hold together, tables or dense parameters, this rank's optimizer
-        knows its part only. `seed` is for the rounding of tables stored in bf16.
+        Of sharded parameters and tables, this rank's optimizer has its own shard only.
+
+        Args:
+            model: Whose parameters.
+            config: Learning rates, decay, clipping.
+            mesh: The ranks that shard tables or dense parameters; None is one rank alone.
+            seed: Of the stochastic rounding of tables stored in bf16.
 
         Raises:
             ValueError: If `table_optimizer` is not adamw and a memory value is no row of a
                 `MemoryTable`; if it is adamw and a table lies in host memory.
         """
         groups = group_parameters(model)
-        if config.table_optimizer == "adamw" and any(
-            isinstance(module, MemoryTable) and module.on_host and module.weight.requires_grad
-            for module in model.modules()
-        ):
-            raise ValueError(
-                "table_optimizer: adamw needs a gradient as large as the table beside it, which memory_tables: host is "
-                "there to avoid; use lazy_adamw, rowwise or sgd, or memory_tables: device"
-            )
-        self.tables: TableOptimizer | None = None
-        if config.table_optimizer != "adamw" and groups[VALUES]:
-            self.tables = TableOptimizer(model, config, mesh, seed=seed)
-            if {*groups[VALUES]} != self.tables.parameters:
-                raise ValueError(
-                    f"table_optimizer: {config.table_optimizer} updates the rows of memory tables only, and this model "
-                    "has other memory values; use adamw"
-                )
+        self.tables = _table_optimizer(model, groups[VALUES], config, mesh, seed=seed)
+        if self.tables is not None:
             groups[VALUES] = []
         name_of = {parameter: name for name, parameter in model.named_parameters()}
         self.names = [name_of[p] for parameters in groups.values() for p in parameters]
@@ -103,7 +94,7 @@ class Optimizer:
         return set() if self.tables is None else self.tables.parameters
 
     def clip(self) -> dict[str, Tensor]:
-        """Scale gradients whose norm exceeds `grad_clip` down to it, values and the rest apart.
+        """Clip gradients by their norm to `grad_clip`, memory values and the rest separately.
 
         Returns:
             The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values
@@ -119,7 +110,7 @@ class Optimizer:
         return norms
 
     def gather(self) -> None:
-        """Exchange with the other ranks what of the gradients is no gradient yet: the reads of tables."""
+        """Gather the table reads of all ranks, of which deferred gradients are made."""
         if self.tables is not None:
             self.tables.gather()
 
@@ -131,8 +122,7 @@ class Optimizer:
             (self._mesh.world, [p for p in parameters if p in self._dense.all]),
         ):
             if held:
-                # The norm of what ranks hold together is that of all its parts; each of them finds
-                # the same.
+                # The norm of a sharded gradient is that of all shards; each rank finds the same.
                 of_parts = _norm(held).to(held[0].device)
                 squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
                 norm = (norm.square() + all_reduce_copy(world, squares)).sqrt()
@@ -189,8 +179,39 @@ class Optimizer:
                 group["lr"] = torch.zeros((), device=group["params"][0].device)
 
 
+def _table_optimizer(
+    model: nn.Module,
+    values: list[nn.Parameter],
+    config: TrainConfig,
+    mesh: Mesh | None,
+    *,
+    seed: int,
+) -> TableOptimizer | None:
+    """Return the optimizer of memory values, None where AdamW is theirs too."""
+    if config.table_optimizer == "adamw":
+        if any(
+            isinstance(module, MemoryTable) and module.on_host and module.weight.requires_grad
+            for module in model.modules()
+        ):
+            raise ValueError(
+                "table_optimizer: adamw needs a gradient as large as the table beside it, "
+                "which memory_tables: host is there to avoid; "
+                "use lazy_adamw, rowwise or sgd, or memory_tables: device"
+            )
+        return None
+    if not values:
+        return None
+    tables = TableOptimizer(model, config, mesh, seed=seed)
+    if {*values} != tables.parameters:
+        raise ValueError(
+            f"table_optimizer: {config.table_optimizer} updates the rows of memory tables only, "
+            "and this model has other memory values; use adamw"
+        )
+    return tables
+
+
 def group_parameters(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Return values, matrices and undecayed; every parameter that wants a gradient is in exactly one.
+    """Return trainable parameters by group: values, matrices, undecayed; each is in exactly one.
 
     Undecayed are embeddings, norms and whatever has fewer than two dimensions.
     """
