@@ -8,12 +8,6 @@ from workloads.layers.modules.init import initialise
 from workloads.training import compilation
 from workloads.training.train_step import accumulate_gradients, plain_loss
 
-pytestmark = [
-    # Dynamo looks at every input of a graph, and torch warns of it.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of how dynamo calls functions
-]
 WINDOWS = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
 
 
