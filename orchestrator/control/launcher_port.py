@@ -1,4 +1,7 @@
-"""What the controller asks of whoever starts processes. Ray, plain processes and the debugger look alike to it."""
+"""Launcher interface of the controller: starts attempts on nodes, and tells when they end.
+
+Ray, plain processes and the debugger implement it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,12 +18,19 @@ from orchestrator.scheduling.interface import Running
 
 
 class NotPlaced(Exception):
-    """The resources were not there after all: nothing was started, try again later. The message says what was short."""
+    """The resources were not free after all: nothing was started, try again later.
+
+    The message says what was short.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One attempt to start: on one node, or as a gang on several whole ones. `on_node` gives each of these its part."""
+    """One attempt to start: on one node, or as a gang on several whole ones.
+
+    Ranks go to the nodes of a gang in order, as evenly as can be, so rank 0 is on the first.
+    `on_node` returns the launch as one of these nodes sees it.
+    """
 
     trial_id: str
     trial_path: str
@@ -37,20 +47,20 @@ class Launch:
     cache: str
     micro_batch_tokens: int | None = None
     gpu_memory_share: float | None = None
-    """Part of a GPU's memory that each rank may take; None: all of it."""
+    """Fraction of a GPU's memory that each rank may take; None: all of it."""
     hang_after_s: float | None = None
-    """Seconds without progress that count as a hang; None: what `orchestrator/node/hang_detection.py` says."""
+    """Seconds without progress that count as a hang; None: as `hang_detection.py` says."""
     job: str = TRAIN
     other_nodes: tuple[NodeGpus, ...] = ()
-    """The further nodes of a gang; ranks go to nodes in order, as evenly as can be, so rank 0 is on the first."""
+    """The further nodes of a gang."""
     node_index: int = 0
-    """Which of these nodes this is about: 0 is `node_id`."""
+    """Which of the nodes this is about: 0 is `node_id`."""
     address: str | None = None
-    """Of this part's node, as the others reach it; None where all ranks are on one."""
+    """Of that node, as the others reach it; None where all ranks are on one."""
 
     @property
     def key(self) -> str:
-        """What names the attempt among those that run."""
+        """Unique name of the attempt among those that run."""
         return f"{self.trial_id}/{self.attempt}"
 
     @property
@@ -65,26 +75,30 @@ class Launch:
 
     @property
     def all_nodes(self) -> tuple[NodeGpus, ...]:
-        """All its nodes."""
+        """Its nodes, with the GPUs that the scheduler suggests."""
         return (NodeGpus(node_id=self.node_id, gpus=self.gpu_ids), *self.other_nodes)
 
     @property
     def local_ranks(self) -> range:
-        """The ranks of this part."""
+        """The ranks on this node."""
         n = len(self.all_nodes)
-        return range(self.node_index * self.ranks // n, (self.node_index + 1) * self.ranks // n)
+        first, end = (i * self.ranks // n for i in (self.node_index, self.node_index + 1))
+        return range(first, end)
 
     @property
     def local_gpus(self) -> float:
-        """GPUs of this part: a gang's lie where its ranks do."""
+        """GPUs on this node: those of a gang are where its ranks are."""
         return self.gpus * len(self.local_ranks) / self.ranks if self.other_nodes else self.gpus
 
     def on_node(self, node_index: int, *, address: str | None = None) -> "Launch":
-        """Return the part of one node, which is reached by others at that address."""
+        """Return the launch as one node sees it, which the others reach at that address."""
         return replace(self, node_index=node_index, address=address)
 
     def rank_requests(self, gpu_ids: Sequence[str]) -> list[RankRequest]:
-        """Return one request per rank of this part; its GPUs are dealt out evenly, several ranks may share one."""
+        """Return one request per rank on this node.
+
+        The node's GPUs are dealt out evenly; several ranks may share one.
+        """
         n, ranks = len(gpu_ids), len(self.local_ranks)
         return [
             RankRequest(
@@ -105,17 +119,17 @@ class Launch:
 
 
 class Launcher(Protocol):
-    """Starts attempts on nodes and tells when they end. Used by one thread, the one that called `start`."""
+    """Starts attempts on nodes. Used by one thread, the one that called `start`."""
 
     def start(self) -> None:
-        """Make ready: whatever `launch` needs is there when this returns.
+        """Make ready: all that `launch` needs is there when this returns.
 
         Raises:
             ExperimentError: If that fails; says what to do.
         """
 
     def nodes(self) -> Sequence[Node]:
-        """Return the nodes there are now, with everything they have in all."""
+        """Return the nodes of the cluster, with all that they have."""
 
     def launch(self, launch: Launch) -> tuple[str, ...]:
         """Start the ranks of an attempt; return the ids of the GPUs that it got.
@@ -125,37 +139,43 @@ class Launcher(Protocol):
         """
 
     def poll(self) -> list[AttemptExit]:
-        """Return the attempts that ended since the last call; all their ranks are gone. Returns at once."""
+        """Return the attempts that ended since the last call; all their ranks are gone.
+
+        Returns at once.
+        """
 
     def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:
-        """Ask an attempt to checkpoint and leave (SIGTERM), or end it now (SIGKILL). `poll` tells when it has."""
+        """Ask an attempt to checkpoint and leave (SIGTERM), or end it now (SIGKILL).
+
+        Returns at once; `poll` tells when it has ended.
+        """
 
     def end_orphans(self, processes: Sequence[ProcessId]) -> list[ProcessId]:
-        """End ranks of an earlier controller; return those that could not be reached or would not die."""
+        """End ranks of a dead controller; return those that remain or cannot be reached."""
 
     def close(self) -> None:
-        """End everything that was started. May be called twice."""
+        """End all that was started. May be called twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedUsage:
-    """What other users of a cluster have, and leave."""
+    """What other users of a cluster hold, and what they leave to this sweep."""
 
     foreign_load: Sequence[Running] = ()
-    """What is not free on nodes although this controller holds nothing of it, as trials with made-up names."""
+    """Placeholder trials for all that is taken on nodes and not held by this controller."""
     grant: Grant = field(default_factory=Grant)
     """What this sweep may start."""
     may_grow: bool = False
-    """Whether more nodes may come soon: what fits nowhere now is waited for."""
+    """Whether more nodes may come soon: then what fits nowhere waits for them."""
 
 
 @runtime_checkable
 class SharedLauncher(Protocol):
     """A launcher on a cluster that others may use too."""
 
-    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
-        """Tell the other sweeps how this one stands; return what they and strangers leave to it.
+    def exchange_usage(self, usage: SweepUsage) -> SharedUsage:
+        """Tell the other sweeps what this one holds and wants; return what is left to it.
 
         Args:
-            standing: What this sweep holds, wants and keeps; its name, priority and weight are the launcher's to fill in.
+            usage: Of this sweep; its name, priority and weight are the launcher's to fill in.
         """

@@ -1,9 +1,10 @@
-"""Where a sweep stands, as one frozen record: from its folder alone, by any process that can read it."""
+"""Status of a sweep and its trials, read from the sweep's folder by any process."""
 
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,14 +18,14 @@ from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
 SPEC_FIELDS = ("trial_id", "architecture", "preset", "seed", "steps")
-"""What a status takes from the spec alone."""
+"""Fields of a status that the spec alone determines."""
 RESULT_FIELDS = ("attempt", "step", "loss", "reason")
-"""What else of the status of a trial that is done is kept as it is."""
+"""Further fields that are final once a trial is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialStatus:
-    """Where one trial stands."""
+    """Status of one trial."""
 
     trial_id: str
     architecture: str
@@ -40,10 +41,11 @@ class TrialStatus:
     phase: str | None = None
     """data, train, evaluate or checkpoint; None unless it runs."""
     loss: float | None = None
-    """Last training loss while it runs; `valid/loss`, else `train/loss`, of the result when it is done. Nats per token."""
+    """Nats per token: the last training loss while it runs; when it is done `valid/loss`, else
+    `train/loss`, of the result."""
     tokens_per_s: float | None = None
     eta_s: float | None = None
-    """Predicted seconds of training left, from its own rate; None when that is not known yet."""
+    """Predicted seconds of training left, from its own rate; None: not known yet."""
     wait: str = ""
     """Why it waits, in one sentence; empty unless it does."""
     outcome: Outcome | None = None
@@ -54,7 +56,7 @@ class TrialStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
-    """Where a sweep stands."""
+    """Status of a sweep."""
 
     sweep: str
     submission: int | None
@@ -65,13 +67,13 @@ class SweepStatus:
     controller: str
     """`pid 123 on host`, empty when there never was one."""
     stopping: bool
-    """Whether the controller was asked to stop and waits for checkpoints."""
+    """Whether the controller was asked to stop, and waits for checkpoints."""
     time_left_s: float | None
-    """Predicted seconds until nothing is left to do; None when there is no telling."""
+    """Predicted seconds until nothing is left to do; None: not known."""
     updated_at: float
     """Seconds since 1970."""
     excluded: tuple[str, ...] = ()
-    """Nodes that are left out, a sentence each."""
+    """Excluded nodes, a sentence each."""
 
     def count(self, state: TrialState) -> int:
         """Return how many trials are in a state."""
@@ -113,7 +115,7 @@ def status_from_disk(
     now: float | None = None,
     ask_queue: Callable[[SweepDir], QueueReasons | None] = lambda sweep: None,
 ) -> SweepStatus:
-    """Return where a sweep stands, whoever runs it and wherever.
+    """Return the status of a sweep, whatever process runs it on whatever machine.
 
     Args:
         sweep: Its folder.
@@ -125,93 +127,109 @@ def status_from_disk(
         StoreError: If a file of it is damaged.
     """
     now = time.time() if now is None else now
-    record = sweep.controller()
-    alive = is_alive(record, now=now)
-    submissions = sweep.submissions()
-    listed: Sequence[str] = (
-        record["trial_ids"]
-        if record is not None and "trial_ids" in record
-        else submissions[-1]["trial_ids"]
-        if submissions
-        else [trial.trial_id for trial in sweep.trials()]
-    )
-    if not alive and submissions:
-        listed = submissions[-1]["trial_ids"]
-    waits: Mapping[str, str] = record.get("waits", {}) if record is not None and alive else {}
+    record = sweep.controller() or {}
+    alive = is_alive(record or None, now=now)
+    # Of a controller that is dead, controller.json is out of date.
+    live = record if alive else {}
+    listed = _listed_trials(sweep, record, alive=alive)
+    waits: Mapping[str, str] = live.get("waits", {})
+    controlled = set(listed) if alive else set()
     queue = None if alive else ask_queue(sweep)
-    controlled = {
-        trial_id
-        for trial_id in listed
-        if alive or (queue is not None and is_alive(sweep.trial(trial_id).controller(), now=now))
-    }
     if queue is not None:
-        waits = {
-            trial_id: reason
-            for trial_id in listed
-            if (reason := queue.reason(sweep.trial(trial_id))) is not None
-        }
-    cancelled = sweep.cancel_requested()
-    known = status_cache.read(sweep)
-    folder = str(sweep.path / "trials")
-    trials = tuple(
-        _without_reading(
-            known.get(trial_id),
-            f"{folder}/{trial_id}",
-            wait=waits.get(trial_id),
-            controlled=trial_id in controlled,
-            sweep_cancelled=cancelled,
-        )
-        or _read(sweep.trial(trial_id), waits.get(trial_id), trial_id in controlled, cancelled)
-        for trial_id in listed
-    )
+        folders = {trial_id: sweep.trial(trial_id) for trial_id in listed}
+        controlled = {i for i, trial in folders.items() if is_alive(trial.controller(), now=now)}
+        reasons = {trial_id: queue.reason(trial) for trial_id, trial in folders.items()}
+        waits = {trial_id: reason for trial_id, reason in reasons.items() if reason is not None}
     return SweepStatus(
         sweep=sweep.name,
-        submission=None if record is None else record.get("submission"),
-        trials=trials,
+        submission=record.get("submission"),
+        trials=_trial_statuses(sweep, listed, waits=waits, controlled=controlled),
         controller_alive=alive or bool(controlled) or (queue is not None and queue.n_jobs > 0),
-        controller="" if record is None else f"pid {record['pid']} on {record['host']}",
-        stopping=alive and record is not None and bool(record.get("stopping")),
-        time_left_s=record.get("time_left_s") if record is not None and alive else None,
+        controller=f"pid {record['pid']} on {record['host']}" if record else "",
+        stopping=bool(live.get("stopping")),
+        time_left_s=live.get("time_left_s"),
         updated_at=now,
         excluded=tuple(excluded(sweep.excluded_nodes()).values()),
     )
 
 
-def _read(trial: TrialDir, wait: str | None, controlled: bool, cancelled: bool) -> TrialStatus:
-    record = trial.record()
-    return trial_status(
-        record, record.spec, wait=wait, controlled=controlled, sweep_cancelled=cancelled
-    )
+def _listed_trials(sweep: SweepDir, record: Mapping[str, Any], *, alive: bool) -> Sequence[str]:
+    """Return the trials to show.
+
+    They are those of the live controller, else of the last submission, else of the last
+    controller, else all.
+    """
+    listed: Sequence[str] | None = record.get("trial_ids")
+    if not (alive and listed is not None) and (submissions := sweep.submissions()):
+        listed = submissions[-1]["trial_ids"]
+    return [trial.trial_id for trial in sweep.trials()] if listed is None else listed
 
 
-def _without_reading(
-    known: Mapping[str, Any] | None,
+def _trial_statuses(
+    sweep: SweepDir,
+    trial_ids: Sequence[str],
+    *,
+    waits: Mapping[str, str],
+    controlled: AbstractSet[str],
+) -> tuple[TrialStatus, ...]:
+    """Return the status of each trial, from the status cache where that is final."""
+    cancelled = sweep.cancel_requested()
+    cache = status_cache.read(sweep)
+    folder = str(sweep.path / "trials")
+    statuses = []
+    for trial_id in trial_ids:
+        wait, is_controlled = waits.get(trial_id), trial_id in controlled
+        status = _cached_status(
+            cache.get(trial_id),
+            f"{folder}/{trial_id}",
+            wait=wait,
+            controlled=is_controlled,
+            sweep_cancelled=cancelled,
+        )
+        if status is None:
+            record = sweep.trial(trial_id).record()
+            status = trial_status(
+                record,
+                record.spec,
+                wait=wait,
+                controlled=is_controlled,
+                sweep_cancelled=cancelled,
+            )
+        statuses.append(status)
+    return tuple(statuses)
+
+
+def _cached_status(
+    line: Mapping[str, Any] | None,
     folder: str,
     *,
     wait: str | None,
     controlled: bool,
     sweep_cancelled: bool,
 ) -> TrialStatus | None:
-    """Return the status of a trial that is done, or was never started, from its known line; None: read its folder."""
-    if known is None:
+    """Return the status of a trial that is done or was never started, from its line in the cache.
+
+    None means that its folder must be read.
+    """
+    if line is None:
         return None
     try:
-        if "result_ns" in known:
-            if known["result_ns"] != status_cache.result_ns(folder):
+        if "result_ns" in line:
+            if line["result_ns"] != status_cache.result_ns(folder):
                 return None
             return TrialStatus(
-                **{field: known[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
+                **{field: line[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
                 state=TrialState.DONE,
-                outcome=Outcome(known["outcome"]) if known["outcome"] else None,
+                outcome=Outcome(line["outcome"]) if line["outcome"] else None,
             )
         names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
         if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
             return None
-        facts = {field: known[field] for field in SPEC_FIELDS}
+        fields = {field: line[field] for field in SPEC_FIELDS}
     except (KeyError, ValueError, TypeError, OSError):
         return None
     return never_started(
-        facts,
+        fields,
         wait=wait,
         controlled=controlled,
         cancelled=sweep_cancelled or "cancel.json" in names,
@@ -219,18 +237,25 @@ def _without_reading(
 
 
 def never_started(
-    facts: Mapping[str, Any], *, wait: str | None, controlled: bool, cancelled: bool
+    fields: Mapping[str, Any], *, wait: str | None, controlled: bool, cancelled: bool
 ) -> TrialStatus:
-    """Return the status of a trial without attempts; `facts` as `spec_fields` returns them."""
+    """Return the status of a trial without attempts.
+
+    Args:
+        fields: As `spec_fields` returns them.
+        wait: As in `trial_status`.
+        controlled: As in `trial_status`.
+        cancelled: Whether the trial or its sweep was cancelled.
+    """
     if cancelled:
-        return TrialStatus(**facts, state=TrialState.CANCELLED, step=0)
+        return TrialStatus(**fields, state=TrialState.CANCELLED, step=0)
     if wait is None:
         wait = "" if controlled else NO_CONTROLLER
-    return TrialStatus(**facts, state=TrialState.WAITING, step=0, wait=wait)
+    return TrialStatus(**fields, state=TrialState.WAITING, step=0, wait=wait)
 
 
 def spec_fields(spec: TrialSpec) -> dict[str, Any]:
-    """Return what a status takes from the spec alone."""
+    """Return the fields of a status that the spec alone determines."""
     return {
         "trial_id": spec.trial_id,
         "architecture": spec.architecture,
@@ -241,7 +266,7 @@ def spec_fields(spec: TrialSpec) -> dict[str, Any]:
 
 
 def cache_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
-    """Return what statuses.jsonl keeps of a trial that is done."""
+    """Return the line of a done trial in the status cache."""
     fields = {field: getattr(status, field) for field in (*SPEC_FIELDS, *RESULT_FIELDS)}
     return {**fields, "outcome": status.outcome and status.outcome.value, "result_ns": result_ns}
 
@@ -254,12 +279,13 @@ def trial_status(
     controlled: bool,
     sweep_cancelled: bool,
 ) -> TrialStatus:
-    """Return where one trial stands.
+    """Return the status of one trial, read from its folder.
 
     Args:
         trial: Its files, as `TrialDir.record` reads them for a status.
         spec: Its spec.
-        wait: The controller's sentence; a trial that has one waits, even if an earlier submission gave it up.
+        wait: The controller's sentence. A trial that has one waits, even if an earlier submission
+            gave it up.
         controlled: Whether a live controller runs the sweep.
         sweep_cancelled: Whether somebody cancelled the whole sweep.
     """
