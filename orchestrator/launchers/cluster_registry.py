@@ -8,7 +8,7 @@ behind by a controller that was killed.
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from orchestrator.scheduling.fair_share import SweepUsage
@@ -30,12 +30,6 @@ class KeyValueStore(Protocol):
         """Delete a name, if it is there."""
 
 
-@dataclass
-class _Seen:
-    entry: bytes
-    since: float
-
-
 class ClusterRegistry:
     """One sweep's entry, and what it reads of the others'."""
 
@@ -52,7 +46,8 @@ class ClusterRegistry:
         self._store = store
         self._sweep = sweep
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        """Entries of all sweeps, and since when each has not changed."""
         self._beat = 0
         self._started = 0
         self._turn = 0
@@ -77,10 +72,10 @@ class ClusterRegistry:
         found: list[SweepUsage] = []
         entries = self._store.get_all()
         for name, entry in entries.items():
-            seen = self._seen.get(name)
-            if seen is None or seen.entry != entry:
-                seen = self._seen[name] = _Seen(entry=entry, since=now)
-            if name != self._sweep and now - seen.since <= SILENT_S:
+            before, since = self._seen.get(name, (None, now))
+            since = since if before == entry else now
+            self._seen[name] = entry, since
+            if name != self._sweep and now - since <= SILENT_S:
                 found += _read(entry)
         self._seen = {name: seen for name, seen in self._seen.items() if name in entries}
         return found

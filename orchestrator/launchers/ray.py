@@ -330,7 +330,6 @@ class RayLauncher:
         """Note what died with a supervisor, and put another one in its place."""
         node = supervisor.node
         LOG.warning("node %s: its supervisor is gone (%s)", node.host, why)
-        self._supervisors.forget(node.node_id)
         self._reservations.release_node(node.node_id)
         attempts = [one for one in self._running.values() if node.node_id in one.running_on]
         lost = _LostSupervisor(

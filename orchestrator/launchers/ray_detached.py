@@ -72,24 +72,28 @@ def start_detached_controller(
         actor = actor_class.options(name=name, lifetime="detached").remote(
             str(sweep.path.absolute()), number, dict(environment)
         )
-        deadline = time.monotonic() + timeout_s
-        while not started():
-            try:
-                exit_code = ray.get(actor.exit_code.remote(), timeout=timeout_s)
-            except RayError as error:
-                died = isinstance(error, RayActorError)
-                if died and started():
-                    break
-                why = death_reason(error) if died else first_line(error)
-                raise StoreError(f"{log}: the controller did not start ({why})") from error
-            if exit_code is not None and not started():
-                raise StoreError(f"{log}: the controller ended at once; see there")
-            if time.monotonic() > deadline:
-                ray.kill(actor)
-                raise StoreError(
-                    f"{log}: the controller did not start in {timeout_s:.0f} s; see there"
-                )
-            time.sleep(0.2)
+        _wait_until_started(actor, log, started, timeout_s)
     finally:
         ray.shutdown()
     return log
+
+
+def _wait_until_started(
+    actor: Any, log: Path, started: Callable[[], bool], timeout_s: float
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not started():
+        try:
+            exit_code = ray.get(actor.exit_code.remote(), timeout=timeout_s)
+        except RayError as error:
+            died = isinstance(error, RayActorError)
+            if died and started():
+                return
+            why = death_reason(error) if died else first_line(error)
+            raise StoreError(f"{log}: the controller did not start ({why})") from error
+        if exit_code is not None and not started():
+            raise StoreError(f"{log}: the controller ended at once; see there")
+        if time.monotonic() > deadline:
+            ray.kill(actor)
+            raise StoreError(f"{log}: the controller did not start in {timeout_s:.0f} s; see there")
+        time.sleep(0.2)

@@ -108,16 +108,13 @@ class SupervisorPool:
 
     def replace_dead(self, node_id: str) -> bool:
         """Start another supervisor in the place of a dead one; return whether the node lives."""
+        del self.ready[node_id]
+        self.changed_at = time.monotonic()
         living = [node for node in self._list_nodes() if node.node_id == node_id]
         if living:
             self._start_on(living[0])
             self._warn(self._wait(REPLACE_TIMEOUT_S, only=[node_id]))
         return bool(living)
-
-    def forget(self, node_id: str) -> None:
-        """Count a node's supervisor as dead."""
-        del self.ready[node_id]
-        self.changed_at = time.monotonic()
 
     def close(self, timeout_s: float) -> None:
         """End all supervisors and with them their ranks."""

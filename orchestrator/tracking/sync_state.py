@@ -39,30 +39,11 @@ class TrialProgress:
     status: str = ""
     artifacts: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON form."""
-        return {
-            "run_id": self.run_id,
-            "ignored": self.ignored,
-            "described": self.described,
-            "offsets": dict(self.offsets),
-            "marks": {key: list(mark) for key, mark in self.marks.items()},
-            "finals": self.finals,
-            "tags": self.tags,
-            "status": self.status,
-            "artifacts": list(self.artifacts),
-        }
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "TrialProgress":
-        """Read what `to_json` wrote."""
-        return cls(
-            **{
-                **record,
-                "marks": {key: Mark(*mark) for key, mark in record["marks"].items()},
-                "artifacts": tuple(record["artifacts"]),
-            }
-        )
+        """Read what `dataclasses.asdict` and JSON made of one."""
+        marks = {key: Mark(*mark) for key, mark in record["marks"].items()}
+        return cls(**{**record, "marks": marks, "artifacts": tuple(record["artifacts"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +75,8 @@ def load_trial(trial: TrialDir, uri: str) -> TrialProgress:
 def save_trial(trial: TrialDir, uri: str, progress: TrialProgress) -> None:
     """Replace what is kept for this tracker, without fsync: what a crash loses is sent again."""
     path = trial.path / FILE
-    write_json(
-        path, {**_read_trial(path), without_password(uri): progress.to_json()}, durable=False
-    )
+    record = {**_read_trial(path), without_password(uri): asdict(progress)}
+    write_json(path, record, durable=False)
 
 
 def load_submission(sweep: SweepDir, uri: str, number: int) -> SubmissionProgress:

@@ -1,8 +1,7 @@
 """View of a trial for the tracker: state, attempts and reasons, read from its directory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.records.trial_dir import AttemptDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialState
@@ -43,48 +42,6 @@ class TrialView:
         return STATUSES[self.state]
 
 
-def view_of(
-    trial: TrialDir, attempts: Sequence[AttemptDir], *, controlled: bool, why_new: str
-) -> TrialView:
-    """Read the state of a trial.
-
-    Args:
-        trial: Its folder.
-        attempts: Its attempts, oldest first.
-        controlled: Whether a live controller works on it. Without one it does not run, whatever
-            the files say.
-        why_new: Why the submission asked for it; the reason until it starts.
-    """
-    state = trial.state()
-    last = attempts[-1] if attempts else None
-    end = last.end() if last else None
-    launch = (last.launch() if last else None) or {}
-    ended_at = None if end is None else float(end["ended_at"])
-    outcome = "" if end is None else str(end["outcome"])
-    reason = str(end["reason"]) if end else str(launch.get("why", why_new))
-    if state is TrialState.DONE:
-        result = trial.result() or {}
-        ended_at, outcome = float(result["finished_at"]), Outcome.DONE.value
-    elif state is TrialState.RUNNING and not controlled:
-        state = TrialState.CANCELLED if trial.cancel_requested() else TrialState.WAITING
-        outcome = Outcome.NODE_LOST.value
-        reason = "the process that ran the sweep is gone; submit again to go on"
-        ended_at = _last_sign(trial, launch)
-    elif state is TrialState.WAITING and controlled:
-        ended_at = None
-    return TrialView(
-        state=state,
-        attempt=last.number if last else 0,
-        outcome=outcome,
-        reason=reason,
-        ended_at_s=ended_at,
-    )
-
-
-def _last_sign(trial: TrialDir, launch: Mapping[str, Any]) -> float:
-    return float((trial.heartbeat() or {}).get("updated_at", launch.get("started_at", 0.0)))
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrialSnapshot:
     """A trial at the start of a round."""
@@ -101,13 +58,41 @@ class TrialSnapshot:
 
 
 def snapshot(trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapshot:
-    """Read a trial; the arguments are those of `view_of`."""
+    """Read a trial's directory.
+
+    Args:
+        trial: Its folder.
+        controlled: Whether a live controller works on it. Without one it does not run, whatever
+            the files say.
+        why_new: Why the submission asked for it; the reason until it starts.
+    """
     attempts = tuple(trial.attempts())
-    return TrialSnapshot(
-        view=view_of(trial, attempts, controlled=controlled, why_new=why_new),
-        attempts=attempts,
-        n_ended=sum(attempt.end() is not None for attempt in attempts),
+    state = trial.state()
+    last = attempts[-1] if attempts else None
+    end = last.end() if last else None
+    launch = (last.launch() if last else None) or {}
+    ended_at = None if end is None else float(end["ended_at"])
+    outcome = "" if end is None else str(end["outcome"])
+    reason = str(end["reason"]) if end else str(launch.get("why", why_new))
+    if state is TrialState.DONE:
+        result = trial.result() or {}
+        ended_at, outcome = float(result["finished_at"]), Outcome.DONE.value
+    elif state is TrialState.RUNNING and not controlled:
+        state = TrialState.CANCELLED if trial.cancel_requested() else TrialState.WAITING
+        outcome = Outcome.NODE_LOST.value
+        reason = "the process that ran the sweep is gone; submit again to go on"
+        ended_at = float((trial.heartbeat() or {}).get("updated_at", launch.get("started_at", 0.0)))
+    elif state is TrialState.WAITING and controlled:
+        ended_at = None
+    view = TrialView(
+        state=state,
+        attempt=last.number if last else 0,
+        outcome=outcome,
+        reason=reason,
+        ended_at_s=ended_at,
     )
+    n_ended = sum(attempt.end() is not None for attempt in attempts)
+    return TrialSnapshot(view=view, attempts=attempts, n_ended=n_ended)
 
 
 def terminal_states(

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.records.errors import ExperimentError
 
@@ -68,26 +68,18 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     """Read `sinfo -o %P|%D|%c|%G`: one line for each kind of node of each partition."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        name, n_nodes, cpus, gres = line.strip().split("|")
+        name, n_nodes, n_cpus, gres = line.strip().split("|")
         kind = Partition(
             name=name.removesuffix("*"),
             default=name.endswith("*"),
-            cpus=int(cpus.rstrip("+")),
+            cpus=int(n_cpus.rstrip("+")),
             gpus=_gpus(gres),
             nodes=int(n_nodes),
         )
-        other = found.get(kind.name)
-        found[kind.name] = (
-            kind
-            if other is None
-            else Partition(
-                name=kind.name,
-                default=kind.default,
-                cpus=min(kind.cpus, other.cpus),
-                gpus=max(kind.gpus, other.gpus),
-                nodes=kind.nodes + other.nodes,
-            )
-        )
+        if other := found.get(kind.name):
+            cpus, gpus = min(kind.cpus, other.cpus), max(kind.gpus, other.gpus)
+            kind = replace(kind, cpus=cpus, gpus=gpus, nodes=kind.nodes + other.nodes)
+        found[kind.name] = kind
     return found
 
 

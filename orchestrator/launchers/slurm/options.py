@@ -89,16 +89,11 @@ def parse_minutes(text: str) -> int:
         raise ValueError(
             f"must be minutes or a time as Slurm writes it (90, 4:00:00, 2-12:00); got {text!r}"
         )
-    days, *rest = (None if part is None else int(part) for part in found.groups())
-    first, second, third = rest
-    assert first is not None, "the expression has it"
-    if days is not None:
-        hours, minutes, seconds = first, second or 0, third or 0
-    elif third is not None:
-        hours, minutes, seconds = first, second or 0, third
-    else:
-        hours, minutes, seconds = 0, first, second or 0
-    total = ((days or 0) * 24 + hours) * 60 + minutes + (seconds > 0)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    if found[1] is None and found[4] is None:
+        # Without days one number is minutes, and two are minutes and seconds.
+        hours, minutes, seconds = 0, hours, minutes
+    total = (days * 24 + hours) * 60 + minutes + (seconds > 0)
     if total < 1:
         raise ValueError(f"must be at least a minute, got {text!r}")
     return total

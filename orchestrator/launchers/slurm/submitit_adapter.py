@@ -68,6 +68,31 @@ def submit(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder.mkdir(parents=True, exist_ok=True)
+    parameters = _parameters(
+        request, name=name, nodes=nodes, cpus=cpus, gpus=gpus, requeue=requeue, code=code
+    )
+    with _outside_any_job():
+        executor = submitit.SlurmExecutor(folder=folder)
+        executor.update_parameters(**parameters)
+        try:
+            with executor.batch():
+                jobs = [executor.submit(call) for call in calls]
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise SlurmError(f"sbatch refused: {_said(error)}") from error
+        return [str(job.job_id) for job in jobs]
+
+
+def _parameters(
+    request: SlurmOptions,
+    *,
+    name: str,
+    nodes: int,
+    cpus: int | None,
+    gpus: int,
+    requeue: bool,
+    code: Path | None,
+) -> dict[str, Any]:
+    """Return the parameters of submitit's executor; the arguments are those of `submit`."""
     path = with_code(code, {})["PYTHONPATH"]
     parameters: dict[str, Any] = {
         "job_name": name,
@@ -97,15 +122,7 @@ def submit(
         parameters["cpus_per_task"] = cpus
     if gpus:
         parameters["gres"] = f"gpu:{gpus}"
-    with _outside_any_job():
-        executor = submitit.SlurmExecutor(folder=folder)
-        executor.update_parameters(**parameters)
-        try:
-            with executor.batch():
-                jobs = [executor.submit(call) for call in calls]
-        except (FailedJobError, FailedSubmissionError) as error:
-            raise SlurmError(f"sbatch refused: {_said(error)}") from error
-        return [str(job.job_id) for job in jobs]
+    return parameters
 
 
 def _said(error: BaseException) -> str:
