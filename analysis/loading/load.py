@@ -4,7 +4,7 @@
     load("sqlite:///runs/mlflow.db", sweep="quickstart")
     load("published.csv", columns={"params": "N (non-emb)"}, units={"tokens": 1e9})
 
-All sources give the same table for the same sweep (docs/architecture.md, "The table of runs"). This
+All sources give the same table for the same sweep (docs/metrics.md, "The table of runs"). This
 is the only file of `analysis` that meets MLflow, and only inside a function.
 """
 
@@ -147,7 +147,7 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     Columns are trial_id, sweep, architecture, configuration, seed, step, tokens, metric and value.
 
     They are read now, not by `load`. A step that a resume repeated appears once: a journal gives
-    the value of the weights that were kept, a tracker the one it holds (docs/architecture.md says
+    the value of the weights that were kept, a tracker the one it holds (docs/metrics.md says
     which). Somebody's table has none.
 
     Args:
@@ -196,7 +196,7 @@ def _completed(
 
 
 def _read_tracker(uri: str, sweep: str | None) -> Reading:
-    """Read the child runs that docs/architecture.md, "MLflow layout", describes."""
+    """Read the child runs that docs/mlflow.md, "MLflow layout", describes."""
     client, experiments, found = _trial_runs(uri, sweep)
     question = experiments[0].tags.get("mlflow.note.content") if len(experiments) == 1 else None
     reading = Reading(question=question)

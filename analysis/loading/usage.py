@@ -1,6 +1,6 @@
 """Usage metrics of sparse layers: `memory/layer_03/usage` is a kind, a layer and a statistic.
 
-Names and meanings: docs/architecture.md, "Metrics".
+Names and meanings: docs/metrics.md, "Metrics".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ USAGE_LABELS = {
     "dropped_share": "dropped tokens (share)",
     "output_ratio": "output over residual (std)",
 }
-"""Of the statistics that docs/architecture.md names, in the order of a table's columns."""
+"""Of the statistics that docs/metrics.md names, in the order of a table's columns."""
 
 
 class UsageName(NamedTuple):

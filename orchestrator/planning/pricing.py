@@ -195,7 +195,7 @@ def check_data(plan: Plan) -> tuple[str, ...]:
 
 
 def account(spec: TrialSpec) -> dict[str, float]:
-    """Return every number of docs/architecture.md, "Accounting", for one trial."""
+    """Return every number of docs/metrics.md, "Accounting", for one trial."""
     model = {key: value for key, value in spec.model.items() if key != "architecture"}
     config = registry.build_config(registry.architecture(spec.architecture).Config, model)
     data = {key: value for key, value in spec.data.items() if key != "source"}

@@ -215,7 +215,7 @@ class TrialSpec:
     retries: Retries = field(default_factory=Retries)
     logging: Logging = field(default_factory=Logging)
     accounting: Mapping[str, float] = field(default_factory=dict)
-    """Names and units: docs/architecture.md, "Accounting". Derived from the rest, so not in the identity."""
+    """Names and units: docs/metrics.md, "Accounting". Derived from the rest, so not in the identity."""
     not_causal: str | None = None
     """When and why an output can depend on later tokens, as the architecture declares it: `in training: experts choose
     among all tokens of the batch`. Derived from the rest, so not in the identity."""

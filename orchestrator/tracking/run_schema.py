@@ -1,6 +1,6 @@
 """Schema of the runs in MLflow: names, tags, params, metrics and status. Pure.
 
-See "MLflow layout" in docs/architecture.md.
+See docs/mlflow.md.
 """
 
 import json

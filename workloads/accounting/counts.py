@@ -1,6 +1,6 @@
 """Parameters, FLOPs and bytes, counted once and the same way for every architecture.
 
-Conventions (docs/architecture.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores
+Conventions (docs/metrics.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores
 count half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole
 table.
 

@@ -48,7 +48,7 @@ def evaluate(
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     progress: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Return `valid/…`, `recall/…` and `knowledge/…` (docs/architecture.md, "Metrics").
+    """Return `valid/…`, `recall/…` and `knowledge/…` (docs/metrics.md, "Metrics").
 
     Collective: every rank calls it and gets the same numbers. `progress` is called between batches.
     A corpus without held-out windows, or without probes, gives no metric of that kind.

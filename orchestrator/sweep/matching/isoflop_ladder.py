@@ -24,7 +24,7 @@ class Frame(NamedTuple):
 
 
 def training_flops(model: Any, frame: Frame, *, tokens: int) -> float:
-    """Return 3 x forward over whole steps (docs/architecture.md, "Accounting")."""
+    """Return 3 x forward over whole steps (docs/metrics.md, "Accounting")."""
     steps = budget.steps_for_tokens(tokens, batch_tokens=frame.batch_tokens)
     return 3.0 * _forward(model, frame) * frame.batch_tokens * steps
 

@@ -55,4 +55,4 @@ QUANTITIES = {
         "seconds per step", "0.05", lambda seconds: f"{seconds:.3g}", None, by_tokens=True
     ),
 }
-"""Definitions: docs/architecture.md, "Accounting". bytes_per_token: read for one token decoded alone, in bf16."""
+"""Definitions: docs/metrics.md, "Accounting". bytes_per_token: read for one token decoded alone, in bf16."""

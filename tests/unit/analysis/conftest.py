@@ -170,7 +170,7 @@ def write_reporting(runs: Path, trials, *, moe=(), layers=("layer_01", "layer_03
 
 
 def write_tracker(uri: str, trials, *, artifacts: Path, states=None):
-    """Log trials as docs/architecture.md, "MLflow layout" says; `states` overrides the state of the first ones."""
+    """Log trials as docs/mlflow.md, "MLflow layout" says; `states` overrides the state of the first ones."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param, RunTag

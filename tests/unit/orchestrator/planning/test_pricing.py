@@ -113,7 +113,7 @@ def test_the_peak_knows_that_dense_parameters_are_sharded(loaded):
 
 
 def test_every_number_is_explained(loaded, sweep):
-    page = (Path(__file__).parents[4] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text(encoding="utf-8")
     _, _, accounting = page.partition("## Accounting")
 
     for name in make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec.accounting:
