@@ -68,7 +68,10 @@ class RankGroup:
                     start += tensor.numel()
 
     def all_reduce_any(self, tensors: Sequence[Tensor]) -> None:
-        """Set every element of boolean tensors that is set on some rank. Same shapes and order on every rank."""
+        """Set every element of boolean tensors that is set on some rank.
+
+        Same shapes and order on every rank.
+        """
         if self.size == 1:
             return
         with communication_errors("union"):
@@ -169,7 +172,8 @@ def join(
     with communication_errors("start"):
         places = _exchange_places(store, rank=rank, size=size, device=device)
         if len({place["host"] for place in places}) == 1:
-            # gloo otherwise binds to the address of the host's name, which need not exist in a container.
+            # gloo otherwise binds to the address of the host's name, which need not exist in a
+            # container.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         gpus = {(place["host"], place["gpu"]) for place in places if place["gpu"]}
         dist.init_process_group(

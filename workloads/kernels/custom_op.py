@@ -1,7 +1,10 @@
-"""Registration of custom operations of torch: one node of a compiled graph, with a gradient of its own.
+"""Registration of custom operations of torch.
 
-An operation is described once, by annotated functions: `forward` and `backward` give the schemas, `fake` and
-`fake_backward` make outputs without values for tracing, `save` and `gradients` connect the two for autograd.
+One node of a compiled graph, with a gradient of its own.
+
+An operation is described once, by annotated functions: `forward` and `backward` give the schemas,
+`fake` and `fake_backward` make outputs without values for tracing, `save` and `gradients` connect
+the two for autograd.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +36,8 @@ def register_op(
         fake: Makes outputs without values, of the arguments of `forward`.
         fake_backward: Makes gradients without values, of the arguments of `backward`.
         save: Keeps in `ctx` what the backward pass needs, of `ctx`, inputs and output.
-        gradients: Returns the gradients of all inputs, of the backward operation, `ctx` and the outputs' gradients.
+        gradients: Returns the gradients of all inputs, of the backward operation, `ctx` and the
+            outputs' gradients.
         tags: Of both operations.
     """
     operation, gradient = (
@@ -47,7 +51,10 @@ def register_op(
 
 
 def or_empty(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """Return a gradient, or an empty tensor in the place of none: an operation returns tensors only."""
+    """Return a gradient, or an empty tensor in the place of none.
+
+    An operation returns tensors only.
+    """
     return like.new_empty(0) if gradient is None else gradient
 
 
@@ -64,8 +71,9 @@ def register_lookup(
 
     Args:
         name: Of the operation.
-        implementation: Of a table, the module with `forward(table, ids, second)` and `backward(table, ids, second,
-            grad, needs_table=…, needs_SECOND=…)`, which returns None for a gradient that is not needed.
+        implementation: Of a table, the module with `forward(table, ids, second)` and
+            `backward(table, ids, second, grad, needs_table=…, needs_SECOND=…)`, which returns None
+            for a gradient that is not needed.
         second: What `implementation` calls the second tensor.
         new_output: Makes an open output, as `forward` returns it, of the operation's arguments.
     """

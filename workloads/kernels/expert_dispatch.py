@@ -20,11 +20,13 @@ def spread(
     Args:
         x: One vector per token.
         token_of_row: A token may have any number of rows, or none.
-        rows_by_token: All rows, those of the first token first: for the gradient, which sums each token's rows in
-            this order, so the sum is deterministic.
+        rows_by_token: All rows, those of the first token first: for the gradient, which sums each
+            token's rows in this order, so the sum is deterministic.
         starts: Where each token's rows start in `rows_by_token`.
     """
-    result: Tensor = _Spread.apply(x, token_of_row, rows_by_token, starts)  # type: ignore[no-untyped-call]
+    result: Tensor = _Spread.apply(  # type: ignore[no-untyped-call]
+        x, token_of_row, rows_by_token, starts
+    )
     return result
 
 
@@ -34,8 +36,13 @@ def collect(
     rows_by_token: Int[Tensor, " rows"],
     starts: Int[Tensor, " tokens"],
 ) -> Float[Tensor, "tokens width"]:
-    """Return for every token the sum of its rows, zero where it has none: what `spread` does, backwards."""
-    result: Tensor = _Collect.apply(rows, token_of_row, rows_by_token, starts)  # type: ignore[no-untyped-call]
+    """Return for every token the sum of its rows, zero where it has none.
+
+    What `spread` does, backwards.
+    """
+    result: Tensor = _Collect.apply(  # type: ignore[no-untyped-call]
+        rows, token_of_row, rows_by_token, starts
+    )
     return result
 
 

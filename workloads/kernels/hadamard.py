@@ -10,10 +10,11 @@ LARGEST = 64
 
 
 def hadamard(x: Tensor, dim: int = -1) -> Tensor:
-    """Return `H x` along `dim`, where H is Sylvester's matrix of entries +-1 (natural order, unnormalised).
+    """Return `H x` along `dim`, with Sylvester's H of entries +-1 (natural order, unnormalised).
 
-    `H_(a b) = H_a (x) H_b`, so a long transform is a short one along each of two dimensions: n log2 n additions if
-    taken to the end. It ends at `LARGEST`, where a product of n LARGEST multiply-adds is faster.
+    `H_(a b) = H_a (x) H_b`, so a long transform is a short one along each of two dimensions: n log2
+    n additions if taken to the end. It ends at `LARGEST`, where a product of n LARGEST
+    multiply-adds is faster.
 
     Raises:
         ValueError: If the length is not a power of two.
@@ -25,7 +26,9 @@ def hadamard(x: Tensor, dim: int = -1) -> Tensor:
             f"hadamard: the length must be a power of two, got {length}; pad with zeros"
         )
     if length > LARGEST:
-        split: Tensor = x.unflatten(dim, (length // LARGEST, LARGEST))  # type: ignore[no-untyped-call]
+        split: Tensor = x.unflatten(  # type: ignore[no-untyped-call]
+            dim, (length // LARGEST, LARGEST)
+        )
         return hadamard(hadamard(split, dim), dim + 1).flatten(dim, dim + 1)
     matrix = _matrix(length, x.dtype, x.device)
     if dim == x.ndim - 1:

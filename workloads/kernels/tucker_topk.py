@@ -8,7 +8,8 @@ from torch.nn import functional
 from workloads.kernels.product_key_topk.reference import ordered_topk
 
 _SQUARINGS = 8
-"""Of C^T C in `leading_pair`: of two singular values 1 % apart, 0.6 % of the smaller one's vector is left."""
+"""Of C^T C in `leading_pair`: of two singular values 1 % apart, 0.6 % of the smaller one's vector
+is left."""
 
 
 def tucker_topk(
@@ -17,17 +18,18 @@ def tucker_topk(
     core: Float[Tensor, "heads rank rank"],
     knn: int,
 ) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
-    """Return scores and ids of about the best `knn` slots of the grid `S_row^T C S_column`, best first.
+    """Return scores and ids of about the best `knn` slots of `S_row^T C S_column`, best first.
 
-    Slot `i * n_keys + j` scores `sum_ab S_row[a, i] C[a, b] S_column[b, j]`. Candidates are the pairs of the `knn` best
-    rows and the `knn` best columns by the approximation of rank one, `C ~ s u t^T` with the largest singular value s:
-    rows by `u^T S_row`, columns by `t^T S_column`. Among them the choice is exact, so all of it is where knn is n_keys.
-    Unlike those of product keys no pair can be left out beforehand: the exact score need not rise with both
-    approximate ones. Equal scores are ordered by id, lowest first.
-    Source: Huang et al. 2024 (arXiv 2411.12364), "Tucker decomposed query-key retrieval".
+    Slot `i * n_keys + j` scores `sum_ab S_row[a, i] C[a, b] S_column[b, j]`. Candidates are the
+    pairs of the `knn` best rows and the `knn` best columns by the approximation of rank one, `C ~ s
+    u t^T` with the largest singular value s: rows by `u^T S_row`, columns by `t^T S_column`. Among
+    them the choice is exact, so all of it is where knn is n_keys. Unlike those of product keys no
+    pair can be left out beforehand: the exact score need not rise with both approximate ones. Equal
+    scores are ordered by id, lowest first. Source: Huang et al. 2024 (arXiv 2411.12364), "Tucker
+    decomposed query-key retrieval".
 
-    Scores are differentiable in all three arguments; ids, and so the approximation, are not. Types narrower than fp32
-    are scored in fp32.
+    Scores are differentiable in all three arguments; ids, and so the approximation, are not. Types
+    narrower than fp32 are scored in fp32.
 
     Raises:
         ValueError: If knn lies outside 1..n_keys.
@@ -52,9 +54,10 @@ def leading_pair(
 ) -> tuple[Float[Tensor, "heads rank"], Float[Tensor, "heads rank"]]:
     """Return left and right singular vectors u, t of the largest singular value of every core.
 
-    By squaring C^T C again and again, which takes no host synchronisation. Of the two signs that u t^T leaves open it
-    is the one with sum(t) >= 0, so for a core of positive numbers both vectors are positive (Perron & Frobenius), and
-    they change smoothly with the core as long as sum(t) stays away from 0.
+    By squaring C^T C again and again, which takes no host synchronisation. Of the two signs that u
+    t^T leaves open it is the one with sum(t) >= 0, so for a core of positive numbers both vectors
+    are positive (Perron & Frobenius), and they change smoothly with the core as long as sum(t)
+    stays away from 0.
     """
     gram = core.mT @ core
     for _ in range(_SQUARINGS):

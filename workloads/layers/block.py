@@ -1,7 +1,7 @@
-"""Pre-norm transformer blocks with two slots: what mixes positions, and what works on each alone.
+"""Pre-norm transformer blocks with two slots: a position mixer and a feed-forward part.
 
-A slot is a module of (x, context). One that keeps account of its use has a method `record_usage(output, residual)`, which
-is called where the context asks for it.
+A slot is a module of (x, context). One that keeps account of its use has a method
+`record_usage(output, residual)`, which is called where the context asks for it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,10 @@ from workloads.layers.context import Context
 
 
 class Block(nn.Module):
-    """`x + mixer(norm x)`, then `x + feed_forward(norm x)`; with `parallel` both read the same x and are added at once."""
+    """`x + mixer(norm x)`, then `x + feed_forward(norm x)`.
+
+    With `parallel` both read the same x and are added at once.
+    """
 
     def __init__(
         self,
@@ -23,7 +26,10 @@ class Block(nn.Module):
         feed_forward: nn.Module | None,
         parallel: bool = False,
     ) -> None:
-        """Fill the slots; each gets a norm of its own from `norm`. Without `feed_forward` there is only the mixer."""
+        """Fill the slots; each gets a norm of its own from `norm`.
+
+        Without `feed_forward` there is only the mixer.
+        """
         super().__init__()
         self.mixer_norm = norm()
         self.mixer = mixer
@@ -45,7 +51,10 @@ class Block(nn.Module):
 
 
 def apply_slot(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
-    """Return what a slot makes of `x`, to be added to `residual`, after it has taken note where the context asks for it."""
+    """Return a slot's output for `x`, to be added to `residual`.
+
+    Record usage if the context asks.
+    """
     output: Tensor = slot(x, context)
     record: Callable[[Tensor, Tensor], None] | None = getattr(slot, "record_usage", None)
     if context.record_usage and record is not None:

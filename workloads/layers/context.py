@@ -1,4 +1,4 @@
-"""What the blocks of a model share during one forward pass, and what they remember for the next token."""
+"""Context of a forward pass, shared by the blocks of a model, and their decoding caches."""
 
 from dataclasses import dataclass, field, replace
 
@@ -7,13 +7,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 LayerCache = dict[str, Tensor]
-"""What one layer remembers of earlier tokens, by names of its own; batch is the first dimension of every entry."""
+"""What one layer remembers of earlier tokens, by names of its own; batch is the first dimension of
+every entry."""
 
 
 class Cache:
     """What a model remembers of the tokens it has read, so that reading one more costs one step.
 
-    Empty at first. A forward pass that is given a cache continues after the tokens in it and adds its own.
+    Empty at first. A forward pass that is given a cache continues after the tokens in it and adds
+    its own.
     """
 
     def __init__(self) -> None:
@@ -29,8 +31,9 @@ class Cache:
 class ForwardState:
     """What layers leave in one pass for others.
 
-    No dataclass: FSDP (`sharding/fsdp.py`) hands a block copies of dataclasses, lists and dicts that hold tensors with a
-    gradient, and what the block left in a copy would be lost. It hands on an object like this as it is.
+    No dataclass: FSDP (`sharding/fsdp.py`) hands a block copies of dataclasses, lists and dicts
+    that hold tensors with a gradient, and what the block left in a copy would be lost. It hands on
+    an object like this as it is.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,8 @@ class Context:
     tokens: Int[Tensor, "batch seq"]
     """Token ids of this pass."""
     rotation: Float[Tensor, "2 seq 1 columns"] | None = None
-    """Cosines and sines of this pass's positions (`attention.rotation_table`); None in models without rotary positions."""
+    """Cosines and sines of this pass's positions (`attention.rotation_table`); None in models
+    without rotary positions."""
     start: int = 0
     """Position of the first token: how many tokens the cache held before."""
     cache: LayerCache | None = None
@@ -62,7 +66,7 @@ class Context:
 
     @property
     def shared(self) -> dict[str, Tensor]:
-        """What one part of the model leaves in this pass for others to find, by names of their own."""
+        """Tensors that one part of the model shares with others in this pass, by name."""
         return self.forward_state.shared
 
     def for_layer(self, layer_cache: LayerCache | None) -> "Context":

@@ -1,9 +1,10 @@
-"""Weights in the type of autocast, made anew for the backward pass instead of being kept for it.
+"""Recomputes bf16 copies of weights in the backward pass instead of saving them.
 
-Under autocast a product is made with a bf16 copy of its weight, and autograd keeps the copy until the backward pass. Of
-weights that are gathered for one block at a time that would be the larger part of what a rank holds: 2 bytes for every
-number of every block. Since the weight is gathered again for the backward pass, the copy can be, too: it has the same
-bits, and costs one more pass over the weight.
+Under autocast a product is made with a bf16 copy of its weight, and autograd keeps the copy until
+the backward pass. Of weights that are gathered for one block at a time that would be the larger
+part of what a rank holds: 2 bytes for every number of every block. Since the weight is gathered
+again for the backward pass, the copy can be, too: it has the same bits, and costs one more pass
+over the weight.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ Kept = Tensor | Callable[[], Tensor]
 
 
 def recompute_autocast_copies(block: nn.Module) -> None:
-    """From now on, keep no copies of weights in another type from a block's forward pass for its backward pass."""
+    """Keep no autocast copies of a block's weights between its forward and backward pass."""
     entered = ExitStack()
 
     def begin(*_: Any) -> None:
@@ -33,7 +34,10 @@ def recompute_autocast_copies(block: nn.Module) -> None:
 
 
 def kept(saved: Tensor) -> Kept:
-    """Return what is kept of a tensor that autograd saves: how to make it, if it is all of a weight in another type."""
+    """Return what is kept of a tensor that autograd saves.
+
+    How to make it, if it is all of a weight in another type.
+    """
     copy = saved if saved._base is None else saved._base
     weight = _copied(copy)
     if weight is None or saved.numel() != copy.numel():
@@ -49,7 +53,10 @@ def again(kept: Kept) -> Tensor:
 
 
 def _copied(copy: Tensor) -> Tensor | None:
-    """Return the parameter that this is a copy of in another type, contiguous as it is; None if it is none."""
+    """Return the parameter that this is a copy of in another type, contiguous as it is.
+
+    None if it is none.
+    """
     made_by = copy.grad_fn
     if made_by is None or made_by.name() != "ToCopyBackward0" or not copy.is_contiguous():
         return None

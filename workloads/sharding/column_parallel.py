@@ -1,9 +1,9 @@
 """Column-parallel tables: every rank holds a slice of every row, so all ranks do equal work.
 
-| lookup       | there                                      | here                   | back                  |
-|--------------|--------------------------------------------|------------------------|-----------------------|
-| weighted_bag | ids and weights to all                     | sum slices of the rows | slices to their bags  |
-| gathered_dot | ids to all, with each the rank's part of x | partial dot products   | added up at their bag |
+| lookup       | there                          | here                 | back                    |
+|--------------|--------------------------------|----------------------|-------------------------|
+| weighted_bag | ids and weights to all         | sums of row slices   | slices to their bags    |
+| gathered_dot | ids to all, x's columns to all | partial dot products | added up at their bags  |
 
 Source of the scheme: Berges et al. 2024 (arXiv 2412.09764), section 3.1; "dimension-wise" in
 UltraMem (arXiv 2411.12364).

@@ -1,20 +1,21 @@
-"""Dense parameters sharded over all ranks with FSDP2 (`torch.distributed.fsdp.fully_shard`): all but the memory tables.
+"""FSDP2 for dense parameters: every parameter but the memory tables, sharded over all ranks.
 
-Each rank keeps a part of every parameter, of its gradient and of what the optimizer keeps of it. A block's parameters are
-gathered when it runs, forward and again backward, and freed after it; in its backward pass their gradients are summed
-over the ranks as they are scattered to their parts. What no block owns (embedding, head, last norm, what blocks borrow)
-is gathered when the model runs and freed after its backward pass.
+Each rank keeps a shard of every parameter, of its gradient and of its optimizer state. A block's
+parameters are gathered when it runs, forward and again backward, and freed after it. In its
+backward pass their gradients are reduce-scattered to the shards. What no block owns (embedding,
+head, last norm, modules that several blocks read) is gathered when the model runs and freed after
+its backward pass.
 
-    type policy     parameters, their parts and gradients are fp32; they are gathered as fp32, and gradients are summed in
-                    fp32 and not divided, because losses are parts of a mean over the global batch already; layers compute
-                    in bf16 by the same autocast as replicated ones, whose bf16 copies of weights live as long as the gathered
-                    weights do (`recast.py`). So sharding changes the order of sums and nothing else.
+Types: parameters and gradients are fp32, and are gathered and summed in fp32. Gradients are not
+divided, because losses are parts of a mean over the global batch already. Layers compute in bf16 by
+the same autocast as replicated ones, whose bf16 copies of weights live as long as the gathered
+weights do (`autocast_recompute.py`). So sharding changes the order of sums and nothing else.
 
-Gradients are summed in every micro batch, or each rank would keep whole ones between them. Gathering is collective: ranks
-make the same number of passes.
+Gradients are summed in every micro-batch, or each rank would keep whole ones between them.
+Gathering is collective: ranks make the same number of passes.
 
-Tables stay outside: `MemoryTable` has its own sharding, and its gradients are summed by `gradient_sums.GradientSums` or
-deferred.
+Tables stay outside: `MemoryTable` has its own sharding, and its gradients are summed by
+`gradient_allreduce.GradientAllReduce` or kept sparse.
 """
 
 from collections import Counter
@@ -36,9 +37,12 @@ from workloads.sharding.fsdp_collectives import Gather, Scatter
 def shard_dense(
     model: nn.Module, world: RankGroup, *, here: torch.device, without: Iterable[nn.Parameter]
 ) -> None:
-    """Replace every parameter but those of `without` by this rank's part. Every rank must call this.
+    """Replace every parameter but those of `without` by this rank's part.
 
-    The model may lie on the meta device, then no device ever holds a whole parameter but while it runs.
+    Every rank must call this.
+
+    The model may lie on the meta device, then no device ever holds a whole parameter but while it
+    runs.
 
     Raises:
         ValueError: If ranks share a GPU: they talk through gloo, which cannot send what it takes.
@@ -74,7 +78,8 @@ def shard_dense(
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # Otherwise NCCL is asked for a sum of products with that factor, which gloo does not know.
+            # Otherwise NCCL is asked for a sum of products with that factor, which gloo does not
+            # know.
             module.set_force_sum_reduction_for_comms(True)
             gather, scatter = cast(Any, Gather()), cast(Any, Scatter())
             module.set_custom_all_gather(gather)
@@ -83,9 +88,13 @@ def shard_dense(
 
 @contextmanager
 def only_forward(model: nn.Module) -> Iterator[None]:
-    """Within, passes are made that no backward pass follows; at the end nothing is left gathered."""
+    """Within, passes are made that no backward pass follows.
+
+    At the end nothing is left gathered.
+    """
     sharded = any(map(is_sharded, model.parameters()))
-    # FSDP gathers into the same tensors ever after, and tensors born in inference mode are no good for training.
+    # FSDP gathers into the same tensors ever after, and tensors born in inference mode are no good
+    # for training.
     with torch.no_grad() if sharded else torch.inference_mode():
         try:
             yield
@@ -96,7 +105,10 @@ def only_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:
-    """Return the blocks that are gathered each by itself: those whose parameters nobody uses outside of their pass."""
+    """Return the blocks that are gathered each by itself.
+
+    Those whose parameters nobody uses outside of their pass.
+    """
     own = [
         (block, {p for p in block.parameters() if p not in left_out})
         for block in getattr(model, "layers", ())
@@ -119,8 +131,9 @@ def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:
 def cut_along(shape: Sequence[int], n_ranks: int) -> int:
     """Return the dimension along which a parameter is cut: the first one.
 
-    Where that is shorter than there are ranks (the two halves of product keys), each rank with a part would hold much and
-    the others nothing, so it is the first that divides evenly, which FSDP asks of any but the first.
+    Where that is shorter than there are ranks (the two halves of product keys), each rank with a
+    part would hold much and the others nothing, so it is the first that divides evenly, which FSDP
+    asks of any but the first.
     """
     if shape[0] < n_ranks:
         return next((dim for dim, n in enumerate(shape) if n and n % n_ranks == 0), 0)

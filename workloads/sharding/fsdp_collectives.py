@@ -1,7 +1,8 @@
-"""FSDP's messages, sent as it would send them, whose failures have the name that those of others have.
+"""FSDP's collectives with communication failures under the name that others have.
 
-gloo's errors are plain RuntimeErrors, and whoever judges how an attempt ended (`orchestrator/node/worker.py: classify`) could
-not tell a peer that is gone from a mistake of the trial.
+gloo's errors are plain RuntimeErrors, and whoever judges how an attempt ended
+(`orchestrator/node/worker.py: classify`) could not tell a peer that is gone from a mistake of the
+trial.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,20 +1,22 @@
-"""Gradients summed over ranks, on their way while the backward pass still goes on.
+"""All-reduce of gradients in buckets, overlapped with the backward pass.
 
-Parameters are joined into buckets, because a message costs a round trip whatever its size. A bucket's message starts as
-soon as the step's last backward pass has added to each of its gradients, which are summed where they lie. Messages must
-start in one order on every rank: in the first step that is the reverse of the parameters' order, from then on the order
-in which rank 0 found the buckets complete. What a bucket holds never changes, so neither do the bits of its sums.
+Parameters are joined into buckets, because a message costs a round trip whatever its size. A
+bucket's message starts as soon as the step's last backward pass has added to each of its gradients,
+which are summed where they lie. Messages must start in one order on every rank: in the first step
+that is the reverse of the parameters' order, from then on the order in which rank 0 found the
+buckets complete. What a bucket holds never changes, so neither do the bits of its sums.
 
 Gradients travel and are summed in the type of their parameter, fp32 unless a model says otherwise.
 
-The method is that of Li et al. 2020, "PyTorch Distributed", section 3.2. `torch.nn.parallel.DistributedDataParallel`
-deals its buckets anew after the first step, so a resumed run of three or more ranks would add in another order than
-the undisturbed one.
+The method is that of Li et al. 2020, "PyTorch Distributed", section 3.2.
+`torch.nn.parallel.DistributedDataParallel` deals its buckets anew after the first step, so a
+resumed run of three or more ranks would add in another order than the undisturbed one.
 """
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +28,8 @@ from workloads.distributed.process_group import RankGroup, communication_errors
 from workloads.sharding.table_shard import table_shards
 
 BUCKET_BYTES = 25 * 2**20
-"""What DistributedDataParallel takes, too: long enough for a link's full speed, short enough to start early."""
+"""What DistributedDataParallel takes, too: long enough for a link's full speed, short enough to
+start early."""
 
 
 @dataclass(eq=False)
@@ -56,7 +59,8 @@ class _Bucket:
                 # Ranks that share a GPU: gloo sums its tensors, but only one by one.
                 self.work = [group.allreduce([gradient]) for gradient in gradients]
             else:
-                # One launch for all on a GPU; joining them first took the host longer than messages of their own.
+                # One launch for all on a GPU; joining them first took the host longer than messages
+                # of their own.
                 self.work = [group.allreduce_coalesced(gradients)]
 
     def wait(self) -> None:
@@ -85,10 +89,11 @@ class GradientAllReduce:
 
         Args:
             model: Whose gradients.
-            mesh: The ranks. A part of a table that is shared out has the gradient of all tokens of its memory group
-                already, so it is summed over the ranks that hold the same part.
-            without: Parameters that never get a gradient: a bucket would wait for them until the pass ends. Left out are
-                also those that FSDP shards (`sharding/fsdp.py`), whose gradients it sums itself.
+            mesh: The ranks. A part of a table that is shared out has the gradient of all tokens of
+                its memory group already, so it is summed over the ranks that hold the same part.
+            without: Parameters that never get a gradient: a bucket would wait for them until the
+                pass ends. Left out are also those that FSDP shards (`sharding/fsdp.py`), whose
+                gradients it sums itself.
             bucket_bytes: A bucket's size at most, but for larger gradients.
         """
         self._world = mesh.world
@@ -109,12 +114,14 @@ class GradientAllReduce:
         """How many of `_order` have started."""
         self._passing = False
         if any(is_sharded(parameter) for parameter in over_all):
-            # FSDP sends through the same group while the pass goes on. In one order on every rank these messages and ours
-            # can only be sent if ours wait for its end: when one of ours starts may differ between ranks.
+            # FSDP sends through the same group while the pass goes on. In one order on every rank
+            # these messages and ours can only be sent if ours wait for its end: when one of ours
+            # starts may differ between ranks.
             return
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+                register: Any = parameter.register_post_accumulate_grad_hook
+                register(self._hook(number))
 
     def start(self) -> None:
         """From now on, until `finish`, every gradient that a backward pass adds to is final."""
@@ -172,7 +179,10 @@ def _summed(
 
 
 def _deal(world: RankGroup, parameters: list[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Return buckets of one type and device each, last parameters first: the backward pass comes to those first."""
+    """Return buckets of one type and device each, last parameters first.
+
+    The backward pass comes to those first.
+    """
     buckets: list[_Bucket] = []
     open_: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
     for parameter in reversed(parameters):

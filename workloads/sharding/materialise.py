@@ -1,4 +1,9 @@
-"""Put a model's parameters where they shall lie, before anything of them exists: on a GPU, many GPUs, tables on the host."""
+"""Builds a model on the meta device, then allocates each parameter where it belongs.
+
+That is one GPU, the ranks of a mesh, or pinned host memory.
+
+On a GPU, many GPUs, tables on the host.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -34,16 +39,17 @@ def materialise_model(
     place: Place = "device",
     dense: Dense = "replicated",
 ) -> nn.Module:
-    """Return the model that `make` makes, on `here`, its tables shared out over the memory group, values open.
+    """Return the model of `make` on `here`, with sharded tables and uninitialised values.
 
-    No rank ever holds a whole table: the model is made without storage first. So it is where `place` is host, whose
-    tables are then whole and lie in the host's memory (`layers/memory/host_offload.py`), and where all other parameters are
-    sharded over all ranks (`dense`).
+    No rank ever holds a whole table: the model is made without storage first. So it is where
+    `place` is host, whose tables are then whole and lie in the host's memory
+    (`layers/memory/host_offload.py`), and where all other parameters are sharded over all ranks
+    (`dense`).
 
     Raises:
-        ValueError: If ranks on one GPU are to share a table, or dense parameters: they talk through gloo, which cannot
-            send what it takes; if they are to share a table that lies on the host; if there is no such place, or no
-            such way to hold dense parameters.
+        ValueError: If ranks on one GPU are to share a table, or dense parameters: they talk through
+            gloo, which cannot send what it takes; if they are to share a table that lies on the
+            host; if there is no such place, or no such way to hold dense parameters.
     """
     if place not in ("device", "host"):
         raise ValueError(f"memory_tables must be device or host, got {place!r}")

@@ -1,9 +1,9 @@
 """Row-parallel tables: every rank holds some whole rows, and sums those for the bags of all ranks.
 
-| lookup       | there: to the rank that holds the row | here         | back                          |
-|--------------|---------------------------------------|--------------|-------------------------------|
-| weighted_bag | each id and weight                    | partial sums | partial sums, added up        |
-| gathered_dot | each id, and once the bag's x         | dot products | dot products                  |
+| lookup       | to the rank that holds the row | here         | back                   |
+|--------------|--------------------------------|--------------|------------------------|
+| weighted_bag | each id and weight             | partial sums | partial sums, added up |
+| gathered_dot | each id, and once the bag's x  | dot products | dot products           |
 
 Rows stay whole, whatever their width. The costs: each output is sent once per rank that it reads
 from, and work is as uneven as the reading (`usage_stats.shard_imbalance`). The host waits for the
@@ -120,7 +120,7 @@ class _Counts:
 def _returned(
     reads: Int[Tensor, "bags ranks"], counts: _Counts
 ) -> tuple[Int[Tensor, " vectors"], Int[Tensor, "bags ranks"], Bool[Tensor, "bags ranks"]]:
-    """Return the bag of each vector that comes back, where each rank's sum of a bag is, and if it is.
+    """Return the bag of each vector that comes back, and position and presence of each rank's sum.
 
     Where a rank reads none of a bag, another rank's sum of that bag is named, to get weight 0.
     """
@@ -136,7 +136,9 @@ def _returned(
 
 
 class RowParallelRoute(TableRoute):
-    """Each scalar to the rank that holds its row; each vector to the ranks that hold rows of its bag.
+    """Each scalar to the rank that holds its row.
+
+    Each vector to the ranks that hold rows of its bag.
 
     The reads that a rank makes of one bag are one bag there, in the same order. Held bags are
     padded to the longest of them with weight 0 of a row that they read anyway: no row may count as
@@ -160,7 +162,10 @@ class RowParallelRoute(TableRoute):
         positions: Int[Tensor, "bags ranks"],
         has_reads: Bool[Tensor, "bags ranks"],
     ) -> None:
-        """Take ids of `shape`; `order` sorts the reads by rank, the other tensors are `_returned`."""
+        """Take ids of `shape`.
+
+        `order` sorts the reads by rank, the other tensors are `_returned`.
+        """
         self.memory, self._shape, self._counts = memory, shape, counts
         self.bags, self.bags_per_rank = slice(0, shape[0]), counts.bags_per_rank
         self._order, self._bag_of_vector = order, bag_of_vector

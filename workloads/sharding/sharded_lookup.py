@@ -1,13 +1,13 @@
 """Lookups of a table that ranks hold together: local kernels between messages.
 
-| lookup       | pass     | there                        | here                | back             |
-|--------------|----------|------------------------------|---------------------|------------------|
-| weighted_bag | forward  | ids and weights              | weighted_bag        | sums             |
-|              | backward | gradients of sums, with sort | table, dot products | dot products     |
-| gathered_dot | forward  | ids and x                    | gathered_dot        | dot products     |
-|              | backward | their gradients              | weighted_bag        | gradients of x, with table |
+| lookup       | pass     | there                        | here                | back           |
+|--------------|----------|------------------------------|---------------------|----------------|
+| weighted_bag | forward  | ids and weights              | weighted_bag        | sums           |
+|              | backward | gradients of sums, with sort | table, dot products | dot products   |
+| gathered_dot | forward  | ids and x                    | gathered_dot        | dot products   |
+|              | backward | their gradients              | weighted_bag, table | gradients of x |
 
-Local work listed after "with" is done while the messages travel.
+The reads are sorted, and the table's gradient of `gathered_dot` summed, while messages travel.
 
 Where the route has chunks, one is computed while the next ones arrive and those before return. The
 table's gradient is one pass over the reads of all chunks: it sorts them and writes the whole table,
@@ -120,7 +120,9 @@ def read(
 
     The gradient of `part` is added to `sparse_gradient` if there is one. Collective.
     """
-    found: Tensor = _Read.apply(part, second, route, sparse_gradient, OPERATIONS[operation])  # type: ignore[no-untyped-call]
+    found: Tensor = _Read.apply(  # type: ignore[no-untyped-call]
+        part, second, route, sparse_gradient, OPERATIONS[operation]
+    )
     return found
 
 

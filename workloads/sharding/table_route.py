@@ -1,4 +1,4 @@
-"""Routes: how the scalars and vectors of a lookup reach the ranks that hold its rows, and return."""
+"""Routes of a lookup's scalars and vectors to the ranks that hold its rows, and back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

@@ -1,11 +1,15 @@
-"""All-attention by torch's fused attention kernels: never a score in memory, no vector repeated per sequence.
+"""All-attention by torch's fused attention kernels.
 
-Two calls, causal attention to the positions and full attention to the persistent vectors, each with the logarithm of
-its weights' sum, are merged into the one softmax over both: `lse = log(exp(lse_1) + exp(lse_2))` and `output = sum of
-exp(lse_i - lse) output_i`. A fused backward pass needs the output and the lse of the softmax only to know the weights
-and the mean gradient; given the merged ones, the backward pass of each call is that of the joint softmax, exactly.
+Never a score in memory, no vector repeated per sequence.
 
-The public attention function returns no lse, so torch's internal operations are called, those that it calls itself.
+Two calls, causal attention to the positions and full attention to the persistent vectors, each with
+the logarithm of its weights' sum, are merged into the one softmax over both: `lse = log(exp(lse_1)
++ exp(lse_2))` and `output = sum of exp(lse_i - lse) output_i`. A fused backward pass needs the
+output and the lse of the softmax only to know the weights and the mean gradient; given the merged
+ones, the backward pass of each call is that of the joint softmax, exactly.
+
+The public attention function returns no lse, so torch's internal operations are called, those that
+it calls itself.
 """
 
 from typing import Any
@@ -19,7 +23,10 @@ _aten = torch.ops.aten
 
 
 def applies(query: Tensor, key: Tensor) -> bool:
-    """Return whether there are kernels for these: a whole sequence, on a CPU, or on CUDA in a type that has them."""
+    """Return whether there are kernels for these.
+
+    A whole sequence, on a CPU, or on CUDA in a type that has them.
+    """
     if query.shape[2] != key.shape[2] or query.shape[-1] > 256:
         return False
     if query.device.type == "cpu":
@@ -38,7 +45,8 @@ def all_attention(
     """Return what `reference.all_attention` returns."""
     d_head = query.shape[-1]
     tensors = [query, key, value, persistent_query, persistent_key, persistent_value]
-    # CUDA kernels load eight numbers at a time; columns of zeros change neither scores nor the columns that are kept.
+    # CUDA kernels load eight numbers at a time; columns of zeros change neither scores nor the
+    # columns that are kept.
     missing = -d_head % 8 if query.is_cuda else 0
     if missing:
         tensors = [functional.pad(x, (0, missing)) for x in tensors]
@@ -89,7 +97,10 @@ class _AllAttention(autograd.Function):
 
 
 def _one_sequence(x: Tensor) -> Tensor:
-    """Return (batch, heads, seq, …) as (1, heads, batch * seq, …); a view where heads come after positions in memory."""
+    """Return (batch, heads, seq, …) as (1, heads, batch * seq, …).
+
+    A view where heads come after positions in memory.
+    """
     return x.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
 
 
@@ -99,7 +110,10 @@ def _sequences(x: Tensor, batch: int) -> Tensor:
 
 
 class _Kernel:
-    """Torch's fused attention for a device and type, without dropout: output, fp32 lse, and what its backward asks for."""
+    """Torch's fused attention for a device and type, without dropout.
+
+    Output, fp32 lse, and what its backward asks for.
+    """
 
     def __init__(self, like: Tensor, scale: float) -> None:
         self.scale = scale

@@ -1,4 +1,7 @@
-"""All-attention in plain torch: the definition of correct, and the path where nothing fused applies."""
+"""All-attention in plain torch.
+
+The definition of correct, and the path where nothing fused applies.
+"""
 
 import torch
 from jaxtyping import Float
@@ -15,8 +18,9 @@ def all_attention(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return a mixture of the values at this and earlier positions and of the persistent values.
 
-    One softmax over both: `query . key / sqrt(d_head)` for positions and `persistent_query . persistent_key /
-    sqrt(d_head)` for persistent vectors, which every position sees. Queries are those of the last `seq` positions.
+    One softmax over both: `query . key / sqrt(d_head)` for positions and `persistent_query .
+    persistent_key / sqrt(d_head)` for persistent vectors, which every position sees. Queries are
+    those of the last `seq` positions.
     """
     seq, n_keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5

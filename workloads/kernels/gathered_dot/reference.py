@@ -1,7 +1,7 @@
 """Products of rows in plain torch: the definition of correct, and the CPU path.
 
-The twin of the weighted bag: what is one's forward pass is the other's backward pass, so both are made of the same
-two functions.
+The twin of the weighted bag: what is one's forward pass is the other's backward pass, so both are
+made of the same two functions.
 """
 
 from typing import Any

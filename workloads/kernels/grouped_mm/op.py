@@ -27,10 +27,12 @@ def grouped_mm(
 
 
 def is_fused(x: Tensor, inputs: int, outputs: int) -> bool:
-    """Whether one kernel computes all groups, with `ends` on the device; else a loop over groups reads them on the host.
+    """Whether one kernel computes all groups, with `ends` on the device.
 
-    torch's kernel takes bf16 on GPUs of compute capability 9 and up, and rows of whole 16 bytes: widths divisible
-    by 8. Elsewhere torch would loop too, and wait for the ends in every call.
+    Else a loop over groups reads them on the host.
+
+    torch's kernel takes bf16 on GPUs of compute capability 9 and up, and rows of whole 16 bytes:
+    widths divisible by 8. Elsewhere torch would loop too, and wait for the ends in every call.
     """
     return (
         x.is_cuda

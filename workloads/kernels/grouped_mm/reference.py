@@ -16,16 +16,21 @@ def grouped_mm(
 ) -> Float[Tensor, "rows outputs"]:
     """Return `y[r] = x[r] @ weights[g]` for every row r of every group g.
 
-    Group g is the rows from `ends[g - 1]` (0 for the first) up to `ends[g]`; the last end is the number of rows. A
-    group may be empty: its weights then get a gradient of zero. One product per group, so deterministic on a CPU.
-    The ends are read on the host: a wait for the device where they lie on one.
+    Group g is the rows from `ends[g - 1]` (0 for the first) up to `ends[g]`; the last end is the
+    number of rows. A group may be empty: its weights then get a gradient of zero. One product per
+    group, so deterministic on a CPU. The ends are read on the host: a wait for the device where
+    they lie on one.
     """
     result: Tensor = _GroupedMM.apply(x, weights, ends)  # type: ignore[no-untyped-call]
     return result
 
 
 class _GroupedMM(torch.autograd.Function):
-    """Autograd of slices and a concatenation computes the same and copies every row once more in each direction."""
+    """Gradients of one product per group.
+
+    Autograd of slices and a concatenation computes the same and copies every row once more in each
+    direction.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -26,11 +26,12 @@ def hash_bag(
 ) -> tuple[
     Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
 ]:
-    """Return `y[t] = sum_k scores[t, k] * table[rows[t, k]]`, and the rows and scores, which `sign_hash` defines.
+    """Return `y[t] = sum_k scores[t, k] * table[rows[t, k]]`, rows and scores (see `sign_hash`).
 
-    Gradients reach `table` (dense), and `z` through the scores. Both passes are deterministic. What several tables are
-    read with the same z, as queries, keys and values are, belongs side by side in the columns of one: then hash, sort
-    and the gradient of z are taken once. `torch.compile` sees one operation.
+    Gradients reach `table` (dense), and `z` through the scores. Both passes are deterministic. What
+    several tables are read with the same z, as queries, keys and values are, belongs side by side
+    in the columns of one: then hash, sort and the gradient of z are taken once. `torch.compile`
+    sees one operation.
 
     Args:
         table: 2**bits rows for each chunk, those of the first chunk first.
@@ -84,7 +85,10 @@ def _fake_backward(
 
 
 def _by_chunk(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return open numbers as the kernels store them, those of a chunk side by side; in plain torch those of a token."""
+    """Return open numbers as the kernels store them, those of a chunk side by side.
+
+    In plain torch those of a token.
+    """
     tokens, chunks = shape
     if uses_triton(like):
         return like.new_empty(chunks, tokens, dtype=dtype).T

@@ -1,4 +1,7 @@
-"""Look-up by signs in plain torch, `sign_hash` and then a weighted bag: the definition of correct, and the CPU path."""
+"""Look-up by signs in plain torch, `sign_hash` and then a weighted bag.
+
+The definition of correct, and the CPU path.
+"""
 
 from jaxtyping import Float, Int
 from torch import Tensor

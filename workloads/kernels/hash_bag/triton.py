@@ -1,14 +1,19 @@
-"""Look-ups by signs in Triton: of few tokens one kernel that hashes and sums, of many two, each as wide as suits it.
+"""Look-ups by signs in Triton.
 
-Few tokens: a program hashes a token's numbers and reads 128 or 512 bytes of the rows that they name, so the hash is
-taken anew for each such part of a row. That costs less than a second kernel, up to about two thousand tokens.
+Of few tokens one kernel that hashes and sums, of many two, each as wide as suits it.
 
-Many tokens: `sign_hash`, then the bag, one table after another, so that reads hit what lies close by.
-A table of one chunk is small: of 2**8 rows, the 128 bytes wide columns that a program sums are 32 KB. All tokens of a
-program read the same table at the same time, and the programs of one multiprocessor go through the tables at about the
-same pace. So of two reads of a row the second often finds it in the multiprocessor's own cache, and the second-level
-cache, which bounds `weighted_bag`, is asked for less. What then bounds the kernel is how many instructions it takes per
-number; rows and scores therefore come chunk by chunk, as `sign_hash` stores them, and bf16 in pairs.
+Few tokens: a program hashes a token's numbers and reads 128 or 512 bytes of the rows that they
+name, so the hash is taken anew for each such part of a row. That costs less than a second kernel,
+up to about two thousand tokens.
+
+Many tokens: `sign_hash`, then the bag, one table after another, so that reads hit what lies close
+by. A table of one chunk is small: of 2**8 rows, the 128 bytes wide columns that a program sums are
+32 KB. All tokens of a program read the same table at the same time, and the programs of one
+multiprocessor go through the tables at about the same pace. So of two reads of a row the second
+often finds it in the multiprocessor's own cache, and the second-level cache, which bounds
+`weighted_bag`, is asked for less. What then bounds the kernel is how many instructions it takes per
+number; rows and scores therefore come chunk by chunk, as `sign_hash` stores them, and bf16 in
+pairs.
 """
 
 import torch
@@ -27,7 +32,8 @@ _LINE_BYTES = 128
 _TOKENS, _WARPS = 32, 1
 """Of one program: no warp waits for another. Of two or more, Triton gives each token to several."""
 _FEW = 1056
-"""Programs that half fill an H200. Fewer of them take longer than one kernel that hashes and sums."""
+"""Programs that half fill an H200. Fewer of them take longer than one kernel that hashes and sums.
+"""
 
 _WIDE = 4096
 """Programs of 128 bytes a row, from which on each takes 512."""
@@ -50,7 +56,8 @@ def forward(
         z: As in the reference.
         temperature: As in the reference.
         times_l1: As in the reference.
-        few: Whether to take one kernel; None: as long as the bag of many tokens would leave the GPU half empty.
+        few: Whether to take one kernel; None: as long as the bag of many tokens would leave the GPU
+            half empty.
     """
     if few is None:
         blocks = triton.cdiv(table.shape[1] * table.element_size(), _LINE_BYTES)
@@ -159,7 +166,10 @@ def _hash_and_sum(
     TIMES_L1: tl.constexpr, BITS: tl.constexpr, PLACES: tl.constexpr,
     CHUNKS: tl.constexpr, WORDS: tl.constexpr, PAIRS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Hash one token and sum a block of columns of its rows; the first block's program stores rows and scores."""
+    """Hash one token and sum a block of columns of its rows.
+
+    The first block's program stores rows and scores.
+    """
     token = tl.program_id(0).to(tl.int64)
     n_tokens = tl.num_programs(0)
     cols = tl.program_id(1) * WORDS + tl.arange(0, WORDS)[None, :]
@@ -227,7 +237,8 @@ def _bag(
     second = tl.zeros([TOKENS, WORDS], tl.float32)
     row, score = tl.load(rows), tl.load(scores).to(tl.float32)
     for chunk in range(1, n_chunks + 1):
-        # The next chunk's are on their way while this one's rows are; after the last chunk's, its own once more.
+        # The next chunk's are on their way while this one's rows are; after the last chunk's, its
+        # own once more.
         step = tl.where(chunk < n_chunks, n_tokens, 0)
         rows += step
         scores += step

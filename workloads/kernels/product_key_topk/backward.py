@@ -1,4 +1,7 @@
-"""Gradients of product-key selection on a GPU: sums in a fixed order, of numbers split so that tensor cores keep them."""
+"""Gradients of product-key selection on a GPU.
+
+Sums have a fixed order; numbers are split so that tensor cores keep them.
+"""
 
 import torch
 import triton
@@ -9,7 +12,8 @@ from torch import Tensor
 WEIGHT_BYTES = 2**28
 """Most memory for the dense weights of a chunk of tokens."""
 SCATTERED = 512
-"""Slots that a program of `_scatter_weights` takes: with more, its threads put numbers away in local memory."""
+"""Slots that a program of `_scatter_weights` takes: with more, its threads put numbers away in
+local memory."""
 
 
 def gradients(
@@ -23,82 +27,70 @@ def gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of query and sub-keys from those of the scores, by kernels.
 
-    The sub-keys' is a product of query and dense weights (tokens, n_keys), of which each token fills in at most knn,
-    a chunk of tokens at a time. Its factors are split into two numbers of `product_type`: bf16 keeps 16 bits then.
+    The sub-keys' is a product of query and dense weights (tokens, n_keys), of which each token
+    fills in at most knn, a chunk of tokens at a time. Its factors are split into two numbers of
+    `product_type`: bf16 keeps 16 bits then.
     """
-    n_tokens, n_heads, knn = ids.shape
-    n_keys, width = sub_keys.shape[2:]
-    slots = triton.next_power_of_2(knn)
-    padded = triton.next_power_of_2(max(16, width))
     query = query if query.stride(-1) == 1 else query.contiguous()
     sub_keys = sub_keys if sub_keys.stride(-1) == 1 else sub_keys.contiguous()
     grad, ids = grad.contiguous(), ids.contiguous()
-
-    grad_query = torch.empty(query.shape, device=query.device, dtype=query.dtype)
-    block = max(1, min(16, 4096 // padded))
-    _query_gradient[(triton.cdiv(n_tokens, block), 2 * n_heads)](
-        grad,
-        ids,
-        sub_keys,
-        grad_query,
-        *sub_keys.stride()[:3],
-        n_tokens,
-        n_heads,
-        n_keys,
-        width,
-        knn,
-        BLOCK_T=block,
-        BLOCK_D=padded,
-        num_warps=4,
+    return (
+        _query_gradients(grad, ids, query, sub_keys),
+        _key_gradients(grad, ids, query, sub_keys, weight_bytes, product_type),
     )
 
+
+def _query_gradients(grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor) -> Tensor:
+    n_tokens, n_heads, knn = ids.shape
+    n_keys, width = sub_keys.shape[2:]
+    padded = triton.next_power_of_2(max(16, width))
+    out = torch.empty(query.shape, device=query.device, dtype=query.dtype)
+    block = max(1, min(16, 4096 // padded))
+    _query_gradient[(triton.cdiv(n_tokens, block), 2 * n_heads)](
+        grad, ids, sub_keys, out, *sub_keys.stride()[:3], n_tokens, n_heads, n_keys, width, knn,
+        BLOCK_T=block, BLOCK_D=padded, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def _key_gradients(
+    grad: Tensor,
+    ids: Tensor,
+    query: Tensor,
+    sub_keys: Tensor,
+    weight_bytes: int,
+    product_type: tl.dtype,
+) -> Tensor:
+    n_tokens, n_heads, knn = ids.shape
+    n_keys, width = sub_keys.shape[2:]
     query_parts = 1 if query.dtype == torch.bfloat16 else 2
-    block_tokens, block_keys, block_width = 64, 64, min(128, padded)
+    block_tokens, block_keys = 64, 64
+    block_width = min(128, triton.next_power_of_2(max(16, width)))
     chunk = max(1, weight_bytes // (2 * n_heads * n_keys * 4) // block_tokens) * block_tokens
     chunk = min(chunk, triton.cdiv(n_tokens, block_tokens) * block_tokens)
     tiles = triton.cdiv(n_keys, block_keys), triton.cdiv(width, block_width)
-    # Few and small codebooks would leave multiprocessors idle, so tokens are shared out too, and the sums added.
+    # Few and small codebooks would leave multiprocessors idle, so tokens are shared out too, and
+    # the sums added.
     shares = max(1, min(256 // (2 * n_heads * tiles[0] * tiles[1]), chunk // block_tokens, 16))
     weights = torch.empty(2 * n_heads, chunk, n_keys, device=query.device, dtype=torch.float32)
     sums = torch.zeros(shares, *sub_keys.shape, device=query.device, dtype=torch.float32)
+    slots = triton.next_power_of_2(knn)
     scatter_block = SCATTERED // slots
     for start in range(0, n_tokens, chunk):
         tokens = min(chunk, n_tokens - start)
         weights.zero_()
         _scatter_weights[(triton.cdiv(tokens, scatter_block), n_heads)](
-            grad[start:],
-            ids[start:],
-            weights,
-            tokens,
-            chunk,
-            n_heads,
-            n_keys,
-            knn,
-            SLOTS=slots,
-            BLOCK_T=scatter_block,
-            num_warps=4,
-        )
+            grad[start:], ids[start:], weights, tokens, chunk, n_heads, n_keys, knn,
+            SLOTS=slots, BLOCK_T=scatter_block, num_warps=4,
+        )  # fmt: skip
         _key_gradient[(tiles[0] * tiles[1], 2 * n_heads, shares)](
-            weights,
-            query[start:],
-            sums,
-            query.stride(0),
-            query.stride(1),
-            tokens,
-            chunk,
-            n_heads,
-            n_keys,
-            width,
-            tiles[1],
-            QUERY_PARTS=query_parts,
-            TYPE=product_type,
-            BLOCK_T=block_tokens,
-            BLOCK_N=block_keys,
-            BLOCK_D=block_width,
-            num_warps=4,
+            weights, query[start:], sums, query.stride(0), query.stride(1),
+            tokens, chunk, n_heads, n_keys, width, tiles[1],
+            QUERY_PARTS=query_parts, TYPE=product_type,
+            BLOCK_T=block_tokens, BLOCK_N=block_keys, BLOCK_D=block_width, num_warps=4,
             num_stages=4 - query_parts,  # an fp32 query leaves registers for two
-        )
-    return grad_query, sums.sum(0).to(sub_keys.dtype)
+        )  # fmt: skip
+    return sums.sum(0).to(sub_keys.dtype)
 
 
 @triton.jit
@@ -168,7 +160,8 @@ def _scatter_weights(
     right = slot - left * n_keys
     left_sum = tl.zeros([BLOCK_T, SLOTS], tl.float32)
     right_sum = tl.zeros([BLOCK_T, SLOTS], tl.float32)
-    # Slots share sub-keys. Each adds up all that share its own, and they then write the same number.
+    # Slots share sub-keys. Each adds up all that share its own, and they then write the same
+    # number.
     for i in range(knn):
         other = tl.load(ids_ptr + at + i, mask=token < n_tokens, other=0).to(tl.int32)
         weight = tl.load(grad_ptr + at + i, mask=token < n_tokens, other=0.0)[:, None]

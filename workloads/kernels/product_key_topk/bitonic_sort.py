@@ -1,10 +1,14 @@
-"""Sorting in registers: score and id as one number, of which no two are equal, and a bitonic network over them."""
+"""Sorting in registers.
+
+Score and id as one number, of which no two are equal, and a bitonic network over them.
+"""
 
 import triton
 import triton.language as tl
 
 ID_BITS = tl.constexpr(27)
-"""1.3e8 ids. `together` leaves no more than 30: 32 bits of score, shifted by them, must stay below 2**62."""
+"""1.3e8 ids. `together` leaves no more than 30: 32 bits of score, shifted by them, must stay below
+2**62."""
 LARGEST_ID = tl.constexpr(2**ID_BITS.value - 1)
 
 
@@ -25,8 +29,9 @@ def as_number(rising):
 def together(score, id):
     """Return numbers in the order of scores, equal scores by lowest id first, that tell both.
 
-    They are fp64, which compares in one instruction where int64 takes two: as integers between 2**60 and 2**61, hence
-    normal numbers, which rise with their bits and of which none is infinite, none no number, whatever the score is.
+    They are fp64, which compares in one instruction where int64 takes two: as integers between
+    2**60 and 2**61, hence normal numbers, which rise with their bits and of which none is infinite,
+    none no number, whatever the score is.
     """
     rising = (as_rising(score) ^ -(2**31)).to(tl.uint32, bitcast=True).to(tl.int64)
     return ((rising << ID_BITS) + (id ^ LARGEST_ID) + 2**60).to(tl.float64, bitcast=True)
@@ -49,7 +54,10 @@ def id_of(together):
 def _exchange(
     x, LOG: tl.constexpr, BLOCK: tl.constexpr, STRIDE: tl.constexpr, RISING: tl.constexpr
 ):
-    """Return rows (rows, 2**LOG), of any two numbers STRIDE apart the larger first in every other block."""
+    """Compare numbers STRIDE apart of rows (rows, 2**LOG).
+
+    The larger comes first in every other block.
+    """
     PAIRS: tl.constexpr = 2**LOG // (2 * STRIDE)
     pairs = tl.permute(tl.reshape(x, [x.shape[0], PAIRS, 2, STRIDE]), [0, 1, 3, 2])
     first, second = tl.split(pairs)
@@ -61,7 +69,7 @@ def _exchange(
 
 @triton.jit
 def merge(x, LOG: tl.constexpr, SIZE: tl.constexpr, RISING: tl.constexpr):
-    """Return rows (rows, 2**LOG) of which every 2**SIZE numbers are sorted, falling and rising by turns.
+    """Sort every 2**SIZE numbers of rows (rows, 2**LOG), falling and rising by turns.
 
     Before, each half of them was sorted, one falling and one rising (a bitonic merge).
     """
@@ -72,7 +80,10 @@ def merge(x, LOG: tl.constexpr, SIZE: tl.constexpr, RISING: tl.constexpr):
 
 @triton.jit
 def sort(x, LOG: tl.constexpr, RISING: tl.constexpr):
-    """Return rows (rows, 2**LOG) sorted, falling or rising: tl.sort takes a hundred times as long to compile."""
+    """Return rows (rows, 2**LOG) sorted, falling or rising.
+
+    Tl.sort takes a hundred times as long to compile.
+    """
     for size in tl.static_range(1, LOG):
         x = merge(x, LOG, size, 0)
     return merge(x, LOG, LOG, RISING)

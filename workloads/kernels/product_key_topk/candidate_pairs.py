@@ -1,7 +1,10 @@
-"""The best slots of a head from its best sub-keys: a kernel over `reference.candidate_pairs`, which come in sorted runs.
+"""The best slots of a head from its best sub-keys.
 
-The slots of one left sub-key fall in score with the right one's rank, and those of one right sub-key with the left
-one's. So the pairs that can win are a few runs that need no sorting: 32, 31, 15, 14, 8, 7, 5, 4, 2 and 1 for knn 32.
+A kernel over `reference.candidate_pairs`, which come in sorted runs.
+
+The slots of one left sub-key fall in score with the right one's rank, and those of one right
+sub-key with the left one's. So the pairs that can win are a few runs that need no sorting: 32, 31,
+15, 14, 8, 7, 5, 4, 2 and 1 for knn 32.
 """
 
 from functools import cache
@@ -15,18 +18,23 @@ from workloads.kernels.product_key_topk.reference import candidate_pairs
 
 
 class Arrangement(NamedTuple):
-    """Blocks of 2**log places, each of which has the pairs of a few runs; numbers that the compiler knows."""
+    """Blocks of 2**log places, each of which has the pairs of a few runs.
+
+    Numbers that the compiler knows.
+    """
 
     blocks: int
     table: int
-    """Of 2 log + 1 bits a place: whether it has a pair, and the ranks of its left and right sub-keys."""
+    """Of 2 log + 1 bits a place: whether it has a pair, and the ranks of its left and right
+    sub-keys."""
     sizes: int
-    """Of 4 bits a block: log2 of the places that are sorted already, falling and rising by turns."""
+    """Of 4 bits a block: log2 of the places that are sorted already, falling and rising by turns.
+    """
 
 
 @cache
 def arrange(knn: int, log: int) -> Arrangement:
-    """Put the candidate pairs of `knn` into blocks in pieces of runs, so that least is left to sort and merge."""
+    """Put the candidate pairs of `knn` into blocks of runs, to leave least to sort and merge."""
     fewest = triton.cdiv(len(candidate_pairs(knn)[0]), 2**log)
     tried = [_arrange(knn, log, n_blocks) for n_blocks in range(fewest, fewest + 3)]
     return min(tried, key=lambda arrangement: _comparisons(arrangement, log))
@@ -48,7 +56,10 @@ def _arrange(knn: int, log: int, n_blocks: int) -> Arrangement:
 
 
 def _comparisons(arrangement: Arrangement, log: int) -> int:
-    """Return how many a token takes: half as many as places for each stage of sorting, one for each when blocks meet."""
+    """Return how many a token takes.
+
+    Half as many as places for each stage of sorting, one for each when blocks meet.
+    """
     stages = sum(
         sum(range(((arrangement.sizes >> (4 * block)) & 15) + 1, log + 1))
         for block in range(arrangement.blocks)
@@ -58,7 +69,10 @@ def _comparisons(arrangement: Arrangement, log: int) -> int:
 
 
 def runs(knn: int) -> list[list[tuple[int, int]]]:
-    """Return all candidate pairs in runs whose scores do not rise, longest first: hooks of the triangle that they are."""
+    """Return all candidate pairs in runs whose scores do not rise, longest first.
+
+    Hooks of the triangle that they are.
+    """
     pairs = list(zip(*candidate_pairs(knn), strict=True))
     rows = [[(i, j) for i, j in pairs if i == corner and j >= corner] for corner in range(knn)]
     columns = [[(i, j) for i, j in pairs if j == corner and i > corner] for corner in range(knn)]
@@ -68,7 +82,7 @@ def runs(knn: int) -> list[list[tuple[int, int]]]:
 def _fill(
     left: list[list[tuple[int, int]]], log: int, more_blocks: int
 ) -> tuple[int, list[list[tuple[int, int]]], list[list[tuple[int, int]]]]:
-    """Return a block's piece size as a power of two, its pieces, and the runs that are left for `more_blocks`."""
+    """Return log2 of a block's piece size, its pieces, and the runs left for `more_blocks`."""
     for size in range(log, -1, -1):
         pieces = [run[i : i + 2**size] for run in left for i in range(0, len(run), 2**size)]
         taken, rest = pieces[: 2 ** (log - size)], pieces[2 ** (log - size) :]
@@ -86,9 +100,9 @@ def choose_pairs(
 ):  # fmt: skip
     """Store scores and ids of the best knn slots of BLOCK_T tokens of a head.
 
-    `ordered` [2 heads, SLOTS, padded_tokens] begins with the best sub-keys in order, score above id. Rows apart by a number
-    that is not specialised are loaded one number at a time, so that one thread holds all places of a token and sorts
-    without talking to its neighbours.
+    `ordered` [2 heads, SLOTS, padded_tokens] begins with the best sub-keys in order, score above
+    id. Rows apart by a number that is not specialised are loaded one number at a time, so that one
+    thread holds all places of a token and sorts without talking to its neighbours.
     """
     BEST: tl.constexpr = 2**LOG
     head = tl.program_id(1).to(tl.int64)
@@ -131,10 +145,11 @@ def choose_pairs(
 
 @triton.jit
 def _sums_are_apart(left_ptr, right_ptr, padded_tokens, knn, LOG: tl.constexpr):
-    """Return where ids play no part in the order of sums of which one score is the same, so that runs are sorted.
+    """Return where sums that share one score are in order without their ids, so runs are sorted.
 
-    Of equal sums the lowest id is best, and ids need not rise with the rank. Different scores have equal sums where
-    they differ by no more than the distance of fp32 numbers as large as the sums: one pair of ranks in 1e5.
+    Of equal sums the lowest id is best, and ids need not rise with the rank. Different scores have
+    equal sums where they differ by no more than the distance of fp32 numbers as large as the sums:
+    one pair of ranks in 1e5.
     """
     largest = _largest(left_ptr, padded_tokens, knn) + _largest(right_ptr, padded_tokens, knn)
     # Infinite for what is not a number.
@@ -146,7 +161,10 @@ def _sums_are_apart(left_ptr, right_ptr, padded_tokens, knn, LOG: tl.constexpr):
 
 @triton.jit
 def _largest(ordered_ptr, padded_tokens, knn):
-    """Return the size of the largest score; not a number if one is not, because that comes first."""
+    """Return the size of the largest score.
+
+    Not a number if one is not, because that comes first.
+    """
     first = tl.abs(_score(tl.load(ordered_ptr)))
     last = tl.abs(_score(tl.load(ordered_ptr + (knn - 1) * padded_tokens)))
     return tl.maximum(first, last, propagate_nan=tl.PropagateNan.ALL)
@@ -193,7 +211,10 @@ def _block(
 
 @triton.jit
 def _slots(left, right, place, n_keys):
-    """Return score and id of slots together; 0.0, which is below them all, for places that have no pair."""
+    """Return score and id of slots together.
+
+    0.0, which is below them all, for places that have no pair.
+    """
     slot = left.to(tl.int32) * n_keys + right.to(tl.int32)
     return tl.where(place % 2 == 1, together(_score(left) + _score(right), slot), 0.0)
 

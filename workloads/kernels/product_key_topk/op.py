@@ -20,8 +20,8 @@ def product_key_topk(
 ) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
     """Return scores and ids of the best `knn` of n_keys**2 slots (`reference.product_key_topk`).
 
-    On CUDA by Triton kernels, which a CPU build of torch comes without, up to 64 slots of 11,585 sub-keys a half. Their
-    gradients are sums in a fixed order, so a second run gives the same bits.
+    On CUDA by Triton kernels, which a CPU build of torch comes without, up to 64 slots of 11,585
+    sub-keys a half. Their gradients are sums in a fixed order, so a second run gives the same bits.
     """
     if query.is_cuda:
         # As a statement, which torch.compile sees through.

@@ -14,14 +14,14 @@ def product_key_topk(
 ) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
     """Return scores and ids of the best `knn` of n_keys**2 slots, best first.
 
-    Slot `i * n_keys + j` scores the sum of the left half's score of sub-key i and the right half's of sub-key j.
-    Exact: a slot among the best `knn` uses sub-keys among the best `knn` of their own half (all of them, where that
-    is more than there are), and of those only the pairs of `candidate_pairs` can win. Equal scores are ordered by id,
-    lowest first.
-    Source: Lample et al. 2019 (arXiv 1907.05242), section 3.2.
+    Slot `i * n_keys + j` scores the sum of the left half's score of sub-key i and the right half's
+    of sub-key j. Exact: a slot among the best `knn` uses sub-keys among the best `knn` of their own
+    half (all of them, where that is more than there are), and of those only the pairs of
+    `candidate_pairs` can win. Equal scores are ordered by id, lowest first. Source: Lample et al.
+    2019 (arXiv 1907.05242), section 3.2.
 
-    Scores are differentiable in `query` and `sub_keys`; ids are not. Types narrower than fp32 are scored in fp32,
-    because bf16 scores tie often.
+    Scores are differentiable in `query` and `sub_keys`; ids are not. Types narrower than fp32 are
+    scored in fp32, because bf16 scores tie often.
 
     Args:
         query: The halves are the first and the last key_dim / 2 columns.
@@ -50,10 +50,11 @@ def product_key_topk(
 
 @cache
 def candidate_pairs(knn: int, n_keys: int | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks (left, right), from 0, of all pairs of sub-keys whose slot can be among the best `knn`.
+    """Return the ranks (left, right), from 0, of all pairs that can be among the best `knn`.
 
-    The pair of ranks (i, j), from 1, is beaten or tied at a lower id by the i * j - 1 other pairs of ranks up to i and j,
-    so it can only win if i * j <= knn: 119 of 1,024 pairs for knn = 32. A half has `n_keys` ranks, at least knn if None.
+    The pair of ranks (i, j), from 1, is beaten or tied at a lower id by the i * j - 1 other pairs
+    of ranks up to i and j, so it can only win if i * j <= knn: 119 of 1,024 pairs for knn = 32. A
+    half has `n_keys` ranks, at least knn if None.
     """
     ranks = range(knn if n_keys is None else min(knn, n_keys))
     pairs = [(i, j) for i in ranks for j in ranks if (i + 1) * (j + 1) <= knn]
@@ -79,7 +80,10 @@ def _select(
 
 @cache
 def candidate_ranks(knn: int, n_keys: int, device: torch.device) -> Int[Tensor, "2 pairs"]:
-    """Return `candidate_pairs` on a device; made once, because a copy to a GPU makes the host wait."""
+    """Return `candidate_pairs` on a device.
+
+    Made once, because a copy to a GPU makes the host wait.
+    """
     with torch.inference_mode(False):
         return torch.tensor(candidate_pairs(knn, n_keys), device=device)
 
@@ -92,8 +96,9 @@ def ordered_topk(
         by_id = ids.expand_as(scores).sort(dim=-1)
         order = scores.gather(-1, by_id.indices).sort(dim=-1, descending=True, stable=True).indices
         return by_id.values.gather(-1, order[..., :k])
-    # torch.topk leaves open which of equal scores it takes, and a stable sort costs twice as much. So both go into
-    # one integer: the score's bits, made to rise with the score, above the complement of the id.
+    # torch.topk leaves open which of equal scores it takes, and a stable sort costs twice as much.
+    # So both go into one integer: the score's bits, made to rise with the score, above the
+    # complement of the id.
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which it equals
     rising = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
     keys = torch.add(_LARGEST_ID - ids, rising, alpha=2**32)

@@ -1,6 +1,7 @@
 """Rows as sums of one or two fp16 rows times a power of two per row, for tensor cores.
 
-Two fp16 numbers hold 22 bits and a sign each way, as good as the 24 bits of fp32 to within half a unit of its last place.
+Two fp16 numbers hold 22 bits and a sign each way, as good as the 24 bits of fp32 to within half a
+unit of its last place.
 """
 
 import torch
@@ -22,10 +23,12 @@ def fp16_parts(
     Float[Tensor, "halves_x_heads padded_rows"],
     Float[Tensor, "halves_x_heads padded_rows"],
 ]:
-    """Return rows of both halves and all heads as fp16 parts, zeros beyond `n_rows`, the rows' scales and norms.
+    """Return rows of both halves and all heads as fp16 parts, with their scales and norms.
 
-    A row is the sum of its parts times its scale; its norm is that of the sum of its parts. `strides` lead to the next
-    half, head and row.
+    Rows beyond `n_rows` are zeros.
+
+    A row is the sum of its parts times its scale; its norm is that of the sum of its parts.
+    `strides` lead to the next half, head and row.
     """
     n_parts = 2 if x.dtype == torch.float32 else 1
     columns = padded_width(width)
@@ -84,7 +87,8 @@ def _split(
         mask=(row < n_rows)[:, None] & (column < width)[None, :],
         other=0.0,
     ).to(tl.float32)  # [BLOCK_R, BLOCK_D]
-    # The largest number of each row goes to 2**14..2**15: fp16 ends at 2**16, and rounds no worse down to 2**-14.
+    # The largest number of each row goes to 2**14..2**15: fp16 ends at 2**16, and rounds no worse
+    # down to 2**-14.
     exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
     up = tl.minimum(268 - exponent, 253)
     x = x * (up << 23).to(tl.float32, bitcast=True)[:, None]

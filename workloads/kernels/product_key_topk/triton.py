@@ -1,16 +1,20 @@
-"""Product-key selection on a GPU: scores by tensor cores to fp32 accuracy, never stored, then exact searches.
+"""Product-key selection on a GPU: exact searches of scores that are never stored.
+
+Scores come from tensor cores to fp32 accuracy.
 
 A chunk of tokens at a time, so that memory stays within `CHUNK_BYTES`, goes through five kernels:
 
-1. `fp16_parts`: rows of query and sub-keys become sums of one or two fp16 rows times a power of two per row.
-2. `_search`: goes over the sub-keys twice. The first time it keeps the largest score of each group of keys: the knn-th
-   largest of these cannot exceed the knn-th largest score. The second time it keeps what reaches that bound, about
-   1.15 knn of 1,024 scores. Scores take one tensor-core product of high parts the first time, because their error has a
-   bound. The second time they take all products but that of two low parts: one if query and sub-keys are bf16, two if
-   one of them is fp32, three if both are.
-3. `_search_crowded`: rows of which more reach the bound than there is room for, because of ties, search once more.
-4. `_order`: the best knn of these in order. Score and id share one integer, so that ties fall to the lowest id.
-5. `choose_pairs`: the best knn among the sums of `reference.candidate_pairs`.
+1. `fp16_parts`: rows of query and sub-keys become sums of one or two fp16 rows times a power of two
+per row. 2. `_search`: goes over the sub-keys twice. The first time it keeps the largest score of
+each group of keys: the knn-th
+   largest of these cannot exceed the knn-th largest score. The second time it keeps what reaches
+   that bound, about 1.15 knn of 1,024 scores. Scores take one tensor-core product of high parts the
+   first time, because their error has a bound. The second time they take all products but that of
+   two low parts: one if query and sub-keys are bf16, two if one of them is fp32, three if both are.
+3. `_search_crowded`: rows of which more reach the bound than there is room for, because of ties,
+search once more. 4. `_order`: the best knn of these in order. Score and id share one integer, so
+that ties fall to the lowest id. 5. `choose_pairs`: the best knn among the sums of
+`reference.candidate_pairs`.
 
 No atomics: all sums have one order.
 """
@@ -42,15 +46,16 @@ MAX_KNN = 64
 MAX_KEYS = math.isqrt(LARGEST_ID.value + 1)
 """A half; 11,585, which make 1.3e8 slots, whose ids `together` still tells."""
 MAX_GROUPS = 256
-"""A thread of `_search` holds the largest scores of all groups of a row, and 512 would not fit its registers."""
+"""A thread of `_search` holds the largest scores of all groups of a row, and 512 would not fit its
+registers."""
 WARP = 32
 """Tokens of a program that sorts, one a thread."""
 CHUNK_BYTES = 2**29
 """Most memory for what a chunk of tokens leaves between the kernels."""
 
 _ERROR = tl.constexpr(1.25 * 2**-10)
-"""Most by which a product of high parts errs, over the product of the norms: 2**-11 for each low part that is left out,
-and a quarter more for what is rounded on the way."""
+"""Most by which a product of high parts errs, over the product of the norms: 2**-11 for each low
+part that is left out, and a quarter more for what is rounded on the way."""
 _COUNTED = tl.constexpr(0x4B000000)
 """The bits of the fp32 number 2**23, from which on they count its units."""
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,16 +67,21 @@ class Tile(NamedTuple):
     tokens: int
     keys: int
     first_keys: int
-    """Keys in the first pass, which leaves out the low parts and has room for more: a multiple of `keys`."""
+    """Keys in the first pass, which leaves out the low parts and has room for more: a multiple of
+    `keys`."""
     columns: int
     warps: int
     stages: int
     groups: int = 8
-    """Most groups for each of the best that are wanted, up to `MAX_GROUPS`: half of 8 fill fewer registers."""
+    """Most groups for each of the best that are wanted, up to `MAX_GROUPS`: half of 8 fill fewer
+    registers."""
 
 
 def applies(query: Tensor, sub_keys: Tensor, knn: int) -> bool:
-    """Return whether these kernels can choose: on CUDA, types up to fp32, not too many keys or slots."""
+    """Return whether these kernels can choose.
+
+    On CUDA, types up to fp32, not too many keys or slots.
+    """
     n_keys = sub_keys.shape[2]
     return (
         query.is_cuda
@@ -100,6 +110,7 @@ def select(
         chunk_bytes: Most memory for what lies between the kernels.
         tile: In the place of what was fastest.
     """
+    # Sizes: the tile, and the room for what the kernels leave to each other.
     n_tokens, n_heads, _ = query.shape
     n_keys, width = sub_keys.shape[2:]
     query_parts, key_parts = (2 if x.dtype == torch.float32 else 1 for x in (query, sub_keys))
@@ -120,6 +131,7 @@ def select(
 
     query = query if query.stride(-1) == 1 else query.contiguous()
     sub_keys = sub_keys if sub_keys.stride(-1) == 1 else sub_keys.contiguous()
+    # Sub-keys are split once, the queries chunk by chunk.
     half, head, row, _ = sub_keys.stride()
     keys, key_scales, key_norms = fp16_parts(
         sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
@@ -129,6 +141,7 @@ def select(
         TensorDescriptor.from_tensor(keys.view(-1, columns), [rows, tile.columns])
         for rows in (first_keys, tile.keys)
     )
+    # Buffers that all chunks of tokens share, `chunk_bytes` at most.
     per_token = books * (query_parts * columns * 2 + all_groups * 2 + slots * 8)
     chunk = _even_chunk(n_tokens, chunk_bytes // per_token, max(tile.tokens, WARP))
     maxima = new(books, chunk, all_groups, dtype=torch.bfloat16)
@@ -150,10 +163,12 @@ def select(
         )
         tiles_t = triton.cdiv(tokens, tile.tokens)
         _search[(books * tiles_t,)](
-            queries, query_norms, first_tiles, key_tiles, key_scales, longest, maxima, found, counts,
+            queries, query_norms, first_tiles, key_tiles, key_scales, longest, maxima, found,
+            counts,
             tokens, chunk, padded_keys, n_keys, knn, tiles_t,
             QUERY_PARTS=query_parts, KEY_PARTS=key_parts,
-            GROUPS=groups, TOGETHER=together, ALL_GROUPS=triton.next_power_of_2(all_groups), SLOTS=slots,
+            GROUPS=groups, TOGETHER=together, ALL_GROUPS=triton.next_power_of_2(all_groups),
+            SLOTS=slots,
             # The interpreter knows no assembly.
             EVEN=n_keys == padded_keys, ASSEMBLY=isinstance(_search, triton.JITFunction),
             PACKED=_compares_bf16_pairs(query.device),
@@ -169,7 +184,8 @@ def select(
             LANES=lanes, DEEP=deep, num_warps=row_warps,
         )  # fmt: skip
         _order[(triton.cdiv(tokens, WARP), books)](
-            # In place. One name would keep addresses from loading to storing, half of what a thread may have.
+            # In place. One name would keep addresses from loading to storing, half of what a thread
+            # may have.
             found, found, counts, query_scales, tokens, chunk,
             SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
         )  # fmt: skip
@@ -182,7 +198,9 @@ def select(
 
 
 def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:
-    """Return what was fastest on an H200: the query's tile stays in shared memory, where there is room for it.
+    """Return what was fastest on an H200.
+
+    The query's tile stays in shared memory, where there is room for it.
 
     A tile has a power of two of columns, which `columns` is a multiple of.
     """
@@ -203,18 +221,20 @@ def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:
 
 
 def _grouping(tiles: int, tile: Tile, best: int) -> tuple[int, int, int]:
-    """Return the groups that tiles of the first pass have, how many tiles share them, and the groups of all tiles.
+    """Return groups of a tile in the first pass, tiles that share them, and groups of all tiles.
 
-    About four times as many as are wanted, so that the bound keeps 1.15 times as many; never under twice.
+    About four times as many as are wanted, so that the bound keeps 1.15 times as many; never under
+    twice.
     """
-    # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on its own.
+    # A thread holds every eighth column of a row, so that it finds the maxima of eight groups on
+    # its own.
     groups = min(tile.first_keys, max(8, triton.next_power_of_2(triton.cdiv(4 * best, tiles))))
     together = triton.cdiv(tiles * groups, min(MAX_GROUPS, tile.groups * best))
     return groups, together, triton.cdiv(tiles, together) * groups
 
 
 def _crowded_layout(n_keys: int) -> tuple[int, int, int]:
-    """Return the warps of a program of `_search_crowded`, its threads, and the scores of each, up to 32."""
+    """Return warps and threads of a program of `_search_crowded`, and scores of each, up to 32."""
     padded = triton.next_power_of_2(n_keys)
     warps = max(1, padded // 1024)
     lanes = min(32 * warps, padded)
@@ -222,13 +242,19 @@ def _crowded_layout(n_keys: int) -> tuple[int, int, int]:
 
 
 def _crowded_programs(device: torch.device, warps: int) -> int:
-    """Return the programs of `_search_crowded`: sixteen warps a multiprocessor, whose registers hold no more of them."""
+    """Return the programs of `_search_crowded`.
+
+    Sixteen warps a multiprocessor, whose registers hold no more of them.
+    """
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
     return multiprocessors * max(1, 16 // warps)
 
 
 def _compares_bf16_pairs(device: torch.device) -> bool:
-    """Return whether a GPU has an instruction for it: from compute capability 9.0 on. The interpreter has none."""
+    """Return whether a GPU has an instruction for it: from compute capability 9.0 on.
+
+    The interpreter has none.
+    """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -245,7 +271,10 @@ def _tile_scores(
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, HELD: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Return fp32 scores [BLOCK_T, BLOCK_N] but for the query's scale; products of two low parts are left out."""
+    """Return fp32 scores [BLOCK_T, BLOCK_N] but for the query's scale.
+
+    Products of two low parts are left out.
+    """
     scores = tl.zeros([BLOCK_T, BLOCK_N], tl.float32)
     for start in range(0, WIDTH, BLOCK_D):
         if not HELD:
@@ -253,7 +282,8 @@ def _tile_scores(
             if QUERY_PARTS == 2:
                 low_q = tl.load(query + next_query_part + start)
         k = keys.load([row, start])
-        # What tensor cores add to a sum is cut off at the sum's last place, so the small products come first.
+        # What tensor cores add to a sum is cut off at the sum's last place, so the small products
+        # come first.
         if KEY_PARTS == 2:
             low = keys.load([row + next_key_part, start])
             scores = tl.dot(q, low.T, scores)
@@ -265,13 +295,17 @@ def _tile_scores(
 
 @triton.jit
 def _search(
+    # Inputs: fp16 parts, descriptors of the sub-keys' tiles in the two passes, norms and scales.
     query_ptr, query_norms_ptr, first_keys, keys, key_scales_ptr, longest_ptr,
+    # Outputs: largest score of each group; packed scores and ids; how many of them a row has.
     maxima_ptr, found_ptr, counts_ptr,
     n_tokens, padded_tokens, padded_keys, n_keys, knn, tiles_t,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr,
+    # Groups of a tile, tiles that share them, groups of all tiles; room for each row.
     GROUPS: tl.constexpr, TOGETHER: tl.constexpr, ALL_GROUPS: tl.constexpr, SLOTS: tl.constexpr,
-    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, PACKED: tl.constexpr,
-    HELD: tl.constexpr, WIDTH: tl.constexpr,
+    # Variants: no key is padding; inline assembly; comparison of bf16 pairs; query in registers.
+    EVEN: tl.constexpr, ASSEMBLY: tl.constexpr, PACKED: tl.constexpr, HELD: tl.constexpr,
+    WIDTH: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Find the scores of BLOCK_T rows that can be among their best knn."""
@@ -291,7 +325,8 @@ def _search(
     if HELD and QUERY_PARTS == 2:
         low_q = tl.load(query + next_query_part)
 
-    # A group has the keys of every so many columns of TOGETHER tiles.
+    # First pass: the largest score of each group. A group has the keys of every so many columns of
+    # TOGETHER tiles.
     n_groups = (padded_keys + (TOGETHER - 1) * BLOCK_F) // (TOGETHER * BLOCK_F) * GROUPS
     maxima = maxima_ptr + row[:, None] * n_groups
     group = tl.arange(0, GROUPS)[None, :]
@@ -302,7 +337,8 @@ def _search(
     for start in range(0, padded_keys, BLOCK_F):
         scale = tl.load(key_scales_ptr + start + key)
         scores = _tile_scores(
-            query, first_keys, (book * padded_keys + start).to(tl.int32), next_query_part, next_key_part, scale, q, q,
+            query, first_keys, (book * padded_keys + start).to(tl.int32), next_query_part,
+            next_key_part, scale, q, q,
             1, 1, HELD, WIDTH, BLOCK_T, BLOCK_F, BLOCK_D,
         )  # fmt: skip
         if not EVEN:
@@ -324,7 +360,8 @@ def _search(
                 largest = tl.where(largest > -float("inf"), largest, lowest)
             lowest = tl.minimum(lowest, largest)
 
-    # Other threads of this program read what these have written.
+    # The bound: the knn-th largest of the groups' maxima, less the error of the first pass. Other
+    # threads of this program read what these have written.
     tl.debug_barrier()
     group = tl.arange(0, ALL_GROUPS)[None, :]
     largest = tl.load(maxima + group, mask=group < n_groups, other=-float("inf"))
@@ -332,8 +369,9 @@ def _search(
     bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.load(longest_ptr + book)
     bound = tl.where(token < n_tokens, bound, float("inf"))
 
-    # How many of a row were kept before each key, by a product with a triangle of ones: the sums stay in the threads
-    # that hold the scores, and their bits times the distance of two slots lead to where a score goes.
+    # Second pass: what reaches the bound. How many of a row were kept before each key, by a product with a triangle of ones: the sums
+    # stay in the threads that hold the scores, and their bits times the distance of two slots lead
+    # to where a score goes.
     found_ptr += book * SLOTS * padded_tokens
     key = tl.arange(0, BLOCK_N)
     triangle = (key[:, None] < key[None, :]).to(tl.float16)
@@ -380,9 +418,12 @@ def _not_below(x, bound, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def _store_pairs(first, stride, before, end, low, high, bound):
-    """Store two words at `first` + `stride` times the bits of `before`, where it is below `end` and `high` not below `bound`.
+    """Store two words where it is below `end` and `high` not below `bound`.
 
-    From the threads that hold them: `tl.store` would bring them to other threads first, through shared memory.
+    They go to `first` + `stride` times the bits of `before`.
+
+    From the threads that hold them: `tl.store` would bring them to other threads first, through
+    shared memory.
     """
     tl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .b64 to; setp.lt.f32 p, $3, $4; setp.geu.and.f32 p, $6, $7, p; "
@@ -397,7 +438,9 @@ def _store_pairs(first, stride, before, end, low, high, bound):
 
 @triton.jit
 def _bound(largest, low, high, knn, PACKED: tl.constexpr):
-    """Return for each row of bf16 [rows, groups] a number that at least knn reach, hardly more; -inf if that is knn's.
+    """Return for each row of bf16 [rows, groups] a number that at least knn reach, hardly more.
+
+    -inf if that is knn's.
 
     All lie between `low` and `high`, which are given in fp32.
     """
@@ -439,7 +482,10 @@ def _search_crowded(
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, SLOTS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Search the rows of which too many reached the bound, one after another: few, but for many equal keys."""
+    """Search the rows of which too many reached the bound, one after another.
+
+    Few, but for many equal keys.
+    """
     ROWS: tl.constexpr = 128
     row_scores_ptr += tl.program_id(0) * DEEP * LANES
     n_rows = books.to(tl.int64) * padded_tokens
@@ -459,7 +505,8 @@ def _search_crowded(
                     )  # fmt: skip
                     tl.debug_barrier()
                     _keep_best(
-                        row_scores_ptr, found_ptr + book * SLOTS * padded_tokens + token, counts_ptr + row,
+                        row_scores_ptr, found_ptr + book * SLOTS * padded_tokens + token,
+                        counts_ptr + row,
                         padded_tokens, n_keys, knn, SLOTS, LANES, DEEP,
                     )  # fmt: skip
                     tl.debug_barrier()
@@ -470,7 +517,7 @@ def _score_row(
     query, keys, next_query_part, next_key_part, key_scales, to, n_keys,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Store the scores of one row at `to`, which has room for n_keys rounded up to 16 and need not have more."""
+    """Store the scores of one row at `to`, which has room for n_keys rounded up to 16."""
     KEYS: tl.constexpr = 16
     column = tl.arange(0, BLOCK_D)
     inside = column < WIDTH
@@ -492,7 +539,10 @@ def _keep_best(
     scores_ptr, found_ptr, count_ptr, padded_tokens, n_keys, knn,
     SLOTS: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Keep at least knn of a row's scores, SLOTS at most, by halving the range of integers of score and id."""
+    """Keep at least knn of a row's scores, SLOTS at most.
+
+    Halves the range of integers of score and id.
+    """
     key = tl.arange(0, DEEP * LANES)
     inside = key < n_keys
     scores = tl.load(scores_ptr + key, mask=inside, other=-float("inf"))
@@ -534,8 +584,8 @@ def _order(
     SLOTS: tl.constexpr, LOG: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Sort what was found of each row; put the best 2**LOG in its place."""
-    # Rows apart by a number that is not specialised are loaded one number at a time, so that one thread holds all
-    # slots of a token and sorts without talking to its neighbours.
+    # Rows apart by a number that is not specialised are loaded one number at a time, so that one
+    # thread holds all slots of a token and sorts without talking to its neighbours.
     BEST: tl.constexpr = 2**LOG
     book = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)

@@ -1,4 +1,7 @@
-"""The gradients of a weighted bag in two steps: its reads are sorted before the gradient of its output is there."""
+"""The gradients of a weighted bag in two steps.
+
+Its reads are sorted before the gradient of its output is there.
+"""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -12,7 +15,8 @@ from workloads.kernels.backend import uses_triton
 from workloads.kernels.weighted_bag import reference
 
 Gradients: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-"""Given the gradient of the bags, returns that of the table, and of the weights if they were asked for."""
+"""Given the gradient of the bags, returns that of the table, and of the weights if they were asked
+for."""
 
 
 def sorted_reads(
@@ -24,7 +28,8 @@ def sorted_reads(
 ) -> Gradients:
     """Sort the reads of `weighted_bag(table, ids, weights)`; what is returned gives its gradients.
 
-    The same numbers as its backward pass, which sorts and sums in one call. Autograd does not see through it.
+    The same numbers as its backward pass, which sorts and sums in one call. Autograd does not see
+    through it.
     """
     if not table.numel() or not ids.numel():
         found = torch.zeros_like(table), weights.new_zeros(ids.shape) if products else None

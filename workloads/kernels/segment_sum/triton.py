@@ -1,14 +1,17 @@
-"""Sums over the readers of every row, in Triton: `d_table[r] = sum over reads of r of weights[read] * x[bag of read]`.
+"""Sums over the readers of every row, in Triton.
 
-The gradient of a table in a weighted bag (`x` is the output's gradient) and in `gathered_dot` (`weights` is). Where it is
-wanted, the same pass gives every read its product `table[r] . x[bag]`, the gradient of a bag's weights.
+`d_table[r] = sum over reads of r of weights[read] * x[bag of read]`.
 
-Reads are sorted by row. So the table, which is large, streams through once, and what is gathered is `x`, which is
-small, and still too large for the L2 cache: the columns are worked on in blocks, one after another, so that of each much
-is found there.
-Nothing is added up by atomics: all sums have an order fixed by the ids. A row with more than `CHUNK` reads is split: all
-of them but the first `CHUNK` are summed by programs of their own, as many as there can be at most, because how many
-there are is only known on the device; the row's program adds their sums up.
+The gradient of a table in a weighted bag (`x` is the output's gradient) and in `gathered_dot`
+(`weights` is). Where it is wanted, the same pass gives every read its product `table[r] . x[bag]`,
+the gradient of a bag's weights.
+
+Reads are sorted by row. So the table, which is large, streams through once, and what is gathered is
+`x`, which is small, and still too large for the L2 cache: the columns are worked on in blocks, one
+after another, so that of each much is found there. Nothing is added up by atomics: all sums have an
+order fixed by the ids. A row with more than `CHUNK` reads is split: all of them but the first
+`CHUNK` are summed by programs of their own, as many as there can be at most, because how many there
+are is only known on the device; the row's program adds their sums up.
 """
 
 from dataclasses import dataclass
@@ -24,8 +27,8 @@ CHUNK = 512
 """Reads that one program sums at most."""
 _SPLIT_PROGRAMS = 4096
 _BLOCK_BYTES = 512
-"""Of a row, worked on at a time: what a warp loads at once. Narrower blocks, of which more lie in the cache, are slower
-whatever the number of bags."""
+"""Of a row, worked on at a time: what a warp loads at once. Narrower blocks, of which more lie in
+the cache, are slower whatever the number of bags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +59,17 @@ def sort_reads(
 ) -> SortedReads:
     """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32.
 
-    With `by_chunk`, ids and weights are [bag_size, bags]: the first read of every bag, then the second.
+    With `by_chunk`, ids and weights are [bag_size, bags]: the first read of every bag, then the
+    second.
     """
     rows, order = _sort(ids.reshape(-1), n_rows)
     bags = torch.empty_like(order, dtype=torch.int32)
     sorted_weights = torch.empty_like(order, dtype=torch.float32)
     if len(order):
         _permute[(triton.cdiv(len(order), _BLOCK),)](
-            order,
-            weights.contiguous(),
-            bags,
-            sorted_weights,
-            len(order),
-            ids.shape[1],
-            BY_CHUNK=by_chunk,
-            BLOCK=_BLOCK,
-        )
+            order, weights.contiguous(), bags, sorted_weights, len(order), ids.shape[1],
+            BY_CHUNK=by_chunk, BLOCK=_BLOCK,
+        )  # fmt: skip
     numbers = torch.arange(n_rows + 1, dtype=rows.dtype, device=rows.device)
     starts = torch.searchsorted(rows, numbers, out_int32=True)
     splits_end = ((starts.diff() - 1).clamp_min(0) // CHUNK).cumsum(0, dtype=torch.int32)
@@ -90,7 +88,10 @@ def sort_reads(
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A pass over all rows whose splits are summed: what the kernel that calls `row_sum` for each is called with."""
+    """A pass over all rows whose splits are summed.
+
+    What the kernel that calls `row_sum` for each is called with.
+    """
 
     arguments: tuple[Tensor | int, ...]
     """From `x` to `width`, in `_sum_rows`' order."""
@@ -99,7 +100,8 @@ class Pass:
     n_blocks: int
     """Of columns: the second dimension of the grid."""
     products: Float[Tensor, "blocks reads"]
-    """Where each block of columns puts its part of the products, in the order of the sorted reads."""
+    """Where each block of columns puts its part of the products, in the order of the sorted reads.
+    """
 
 
 def begin_pass(
@@ -111,7 +113,10 @@ def begin_pass(
     block_width: int | None = None,
     block_reads: int | None = None,
 ) -> Pass:
-    """Sum all splits, and return what is left to do. Arguments as `reduce_rows`'; `products` are with `table`."""
+    """Sum all splits, and return what is left to do.
+
+    Arguments as `reduce_rows`'; `products` are with `table`.
+    """
     x = x.contiguous()
     width = x.shape[1]
     n_reads, max_splits = len(reads.rows), len(reads.owners)
@@ -177,7 +182,7 @@ def reduce_rows(
     block_reads: int | None = None,
     group: int = 16,
 ) -> tuple[Float[Tensor, "rows width"], Float[Tensor, " reads"] | None]:
-    """Return every row's sum, and if `table` is given the products of all reads in the order of the flattened ids.
+    """Return every row's sum, and with `table` the products of all reads in the order of the ids.
 
     Args:
         reads: Who reads which row.
@@ -186,7 +191,8 @@ def reduce_rows(
         sums_dtype: Type that the sums, taken in fp32, are rounded to.
         products_dtype: Type that the products, taken in fp32, are rounded to.
         block_width: Columns worked on at a time. None: 512 bytes of a row.
-        block_reads: Reads fetched at a time by one program. None: as many as make eight loads of a thread.
+        block_reads: Reads fetched at a time by one program. None: as many as make eight loads of a
+            thread.
         group: Rows that one program sums, one after another.
     """
     todo = begin_pass(
@@ -226,7 +232,10 @@ _BLOCK = 1024
 
 @triton.jit
 def offset(row, width):
-    """Return where rows begin, in 64 bits; row numbers of 32 bits take one instruction instead of six."""
+    """Return where rows begin, in 64 bits.
+
+    Row numbers of 32 bits take one instruction instead of six.
+    """
     if row.dtype == tl.int32:
         return row.to(tl.uint32).to(tl.uint64) * tl.cast(width, tl.uint32).to(tl.uint64)
     else:
@@ -265,7 +274,10 @@ def _sum_reads(
     READS: tl.constexpr, WIDTH: tl.constexpr, PRODUCTS: tl.constexpr, EVEN: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Return the weighted sum of the vectors of the reads from lo up to hi; store their products with `values`."""
+    """Return the weighted sum of the vectors of the reads from lo up to hi.
+
+    Store their products with `values`.
+    """
     acc = tl.zeros([1, WIDTH], tl.float32)
     products += tl.program_id(1).to(tl.int64) * n_reads
     rest = hi - (hi - lo) % READS
@@ -301,7 +313,8 @@ def _add_reads(
         bag = tl.load(read_bags + at)
         weight = tl.load(read_weights + at)
     else:
-        # Beyond the end the last read once more, with no weight: cheaper than masks, and no other row's NaN gets in.
+        # Beyond the end the last read once more, with no weight: cheaper than masks, and no other
+        # row's NaN gets in.
         within = tl.minimum(at, hi - 1)
         bag = tl.load(read_bags + within)
         weight = tl.where(at < hi, tl.load(read_weights + within), 0.0)
@@ -327,9 +340,12 @@ def _add_reads(
 
 @triton.jit
 def _sums_of_four(a, b, c, d):
-    """Return the sum over a warp's threads of one of four numbers, and which: thread t has that of number t / 8.
+    """Return the sum over a warp's threads of one of four numbers, and which.
 
-    Each exchange halves the numbers or the threads that hold them: 6 exchanges, where four sums one by one take 20.
+    Thread t has that of number t / 8.
+
+    Each exchange halves the numbers or the threads that hold them: 6 exchanges, where four sums one
+    by one take 20.
     """
     return tl.inline_asm_elementwise(
         """{
@@ -376,7 +392,7 @@ def _sum_splits(
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum splits: `CHUNK` reads each, or what is left, of a row that has more than its own program takes."""
+    """Sum splits: `CHUNK` reads each, or the rest, of rows too long for one program."""
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
     for split in range(tl.program_id(0), max_splits, tl.num_programs(0)):
@@ -399,12 +415,15 @@ def _sum_splits(
 
 @triton.jit
 def row_sum(
-    row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums, products,
-    n_reads, width,
+    row, lo, end, cols, inside, values, x, read_bags, read_weights, splits_end, split_sums,
+    products, n_reads, width,
     CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum of a row whose reads are lo up to end: `CHUNK` of them, and the sums of its splits."""
+    """Return the sum of a row whose reads are lo up to end.
+
+    `CHUNK` of them, and the sums of its splits.
+    """
     acc = _sum_reads(
         lo, tl.minimum(end, lo + CHUNK), cols, inside, values,
         x, read_bags, read_weights, products, n_reads, width,

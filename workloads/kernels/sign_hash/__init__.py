@@ -1,1 +1,4 @@
-"""Signs of short pieces of a vector as row numbers: what hash-based memories read their tables by."""
+"""Signs of short pieces of a vector as row numbers.
+
+What hash-based memories read their tables by.
+"""

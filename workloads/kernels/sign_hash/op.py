@@ -19,20 +19,23 @@ def sign_hash(
 ) -> tuple[Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]]:
     """Return the row that each chunk's signs name, and the chunk's score.
 
-    A chunk of b numbers names one of 2**b rows: bit j is 1 where z_j >= 0, and the first number is the highest bit.
-    Chunk k reads the k-th table of 2**b rows of a flattened one, so its row is k * 2**b plus that code.
+    A chunk of b numbers names one of 2**b rows: bit j is 1 where z_j >= 0, and the first number is
+    the highest bit. Chunk k reads the k-th table of 2**b rows of a flattened one, so its row is k *
+    2**b plus that code.
 
-    The score is the probability of that row under a softmax over <z, signs of the row> / t for all 2**b rows,
+    The score is the probability of that row under a softmax over <z, signs of the row> / t for all
+    2**b rows,
 
         p = prod_j 1 / (1 + exp(-2 |z_j| / t)),
 
     with `times_l1` times sum_j |z_j|. Gradients reach z through the score only; at a zero it is 0.
 
-    Rows are int32 where that holds them. Scores are fp32, or float64 where z is. Triton's kernels store both
-    chunk by chunk, as `hash_bag` reads them: with strides (1, tokens).
+    Rows are int32 where that holds them. Scores are fp32, or float64 where z is. Triton's kernels
+    store both chunk by chunk, as `hash_bag` reads them: with strides (1, tokens).
 
-    Sources: the score, MemoryFormer (arXiv 2411.12992), section 3.1; with the sum, LookupFFN (arXiv 2403.07221). The
-    order of the bits and the sign of zero are those of MemoryFormer's released code on a GPU.
+    Sources: the score, MemoryFormer (arXiv 2411.12992), section 3.1; with the sum, LookupFFN (arXiv
+    2403.07221). The order of the bits and the sign of zero are those of MemoryFormer's released
+    code on a GPU.
     """
     if not uses_triton(z):
         return reference.sign_hash(z, temperature=temperature, times_l1=times_l1)

@@ -52,7 +52,8 @@ def backward(
 
 
 _TOKENS, _CHUNKS = 32, 16
-"""Of one program: 32 tokens are a cache line of each chunk's scores, 16 chunks of 8 bits two or four of z."""
+"""Of one program: 32 tokens are a cache line of each chunk's scores, 16 chunks of 8 bits two or
+four of z."""
 
 
 def _grid(n_tokens: int, n_chunks: int) -> tuple[int, int]:
@@ -73,8 +74,11 @@ def _product(a, b):
 
 
 @triton.jit
-def _chunks(z, n_tokens, n_chunks, BITS: tl.constexpr, PLACES: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
-    """Return this program's numbers, their offsets, and which of the chunks and of the places there are."""
+def _chunks(
+    z, n_tokens, n_chunks,
+    BITS: tl.constexpr, PLACES: tl.constexpr, TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Return this program's numbers, their offsets, and masks of existing chunks and places."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)[None, :]
     place = tl.arange(0, PLACES)[None, None, :]
@@ -86,13 +90,16 @@ def _chunks(z, n_tokens, n_chunks, BITS: tl.constexpr, PLACES: tl.constexpr, TOK
 
 @triton.jit
 def _rest(size, place, factor, BITS: tl.constexpr):
-    """Return exp(-2 |z| / t), which is the other sign's probability over this one's; 0 beyond the last bit."""
+    """Return exp(-2 |z| / t), which is the other sign's probability over this one's.
+
+    0 beyond the last bit.
+    """
     return tl.where(place < BITS, tl.exp(-factor * size), 0.0)
 
 
 @triton.jit
 def code_and_score(numbers, place, factor, TIMES_L1: tl.constexpr, BITS: tl.constexpr):
-    """Return the code and the score [a, b] of fp32 numbers [a, b, places], of which BITS are there."""
+    """Return code and score [a, b] of fp32 numbers [a, b, places], of which BITS exist."""
     # A NaN compares as negative, so whatever z holds, the row is one of the chunk's table.
     bit = tl.where((numbers >= 0) & (place < BITS), 1 << tl.maximum(BITS - 1 - place, 0), 0)
     size = tl.abs(numbers)

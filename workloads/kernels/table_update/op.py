@@ -29,18 +29,21 @@ class RowSums(Protocol):
         *,
         mean_squares: Float[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Update table and state by the sums times `coefficient`; return the norm of the sums without it.
+        """Update table and state by the sums times `coefficient`.
 
-        `mean_squares`, of every row's sum without the coefficient, is for the rowwise rule where the table holds some
-        columns of its rows only.
+        Return the norm of the sums without it.
+
+        `mean_squares`, of every row's sum without the coefficient, is for the rowwise rule where
+        the table holds some columns of its rows only.
         """
 
     def update_with_products_(
         self, state: dict[str, Tensor], rule: Rule, coefficient: Float[Tensor, ""] | None = None
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "bags bag_size"]]:
-        """Update, and return also the product of each bag's `x` with the rows it names, as they were before.
+        """Update; return also the product of each bag's `x` with its rows as they were before.
 
-        The gradient of a bag's weights in the pass that updates: for a table that is read once in a step.
+        The gradient of a bag's weights in the pass that updates: for a table that is read once in a
+        step.
         """
 
 
@@ -50,10 +53,13 @@ def row_sums(
     weights: Float[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],
 ) -> RowSums:
-    """Return the sums `g[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`, ready to update `table`.
+    """Return the row sums of a gradient, ready to update `table`.
 
-    Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is changed in place, out of
-    autograd's sight. A norm asked for before the update costs a second pass over the reads on a GPU.
+    `g[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`.
+
+    Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is
+    changed in place, out of autograd's sight. A norm asked for before the update costs a second
+    pass over the reads on a GPU.
 
     Raises:
         ValueError: If the table is neither fp32, bf16 nor, off the GPU kernels, float64.

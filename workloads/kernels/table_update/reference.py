@@ -59,7 +59,10 @@ class ReferenceRowSums:
         *,
         mean_squares: Float[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Update table and state by the sums times `coefficient`; return the norm of the sums without it."""
+        """Update table and state by the sums times `coefficient`.
+
+        Return the norm of the sums without it.
+        """
         table, rows = self._table, self._rows
         g = self._sums if coefficient is None else self._sums * coefficient.to(self._sums.dtype)
         if rule.kind == "adamw":
@@ -69,7 +72,8 @@ class ReferenceRowSums:
         w = join(w, state["low"][rows]) if "low" in state else w.to(g.dtype)
         w.mul_(1 - rule.lr * rule.weight_decay)
         if rule.kind in ("adamw", "lazy_adamw"):
-            # The order of operations of `torch.optim.AdamW(foreach=False)`, so that the bits are its too.
+            # The order of operations of `torch.optim.AdamW(foreach=False)`, so that the bits are
+            # its too.
             m, s = (state[name][rows].to(g.dtype) for name in ("exp_avg", "exp_avg_sq"))
             m.lerp_(g, 1 - rule.beta1)
             s.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)

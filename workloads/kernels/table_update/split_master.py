@@ -1,7 +1,10 @@
-"""fp32 values in two halves: the bf16 number nearest to each, which is what models read, and what that is off by.
+"""fp32 values in two halves.
 
-With `bits` the 32 bits of a value, `high = (bits + 2^15) >> 16` are those of the nearest bf16 number (of two equally
-near the one further from zero), and `low = bits - (high << 16)` fits 16 bits with a sign: nothing is lost, in 4 bytes.
+The bf16 number nearest to each, which is what models read, and what that is off by.
+
+With `bits` the 32 bits of a value, `high = (bits + 2^15) >> 16` are those of the nearest bf16
+number (of two equally near the one further from zero), and `low = bits - (high << 16)` fits 16 bits
+with a sign: nothing is lost, in 4 bytes.
 """
 
 import torch
@@ -38,7 +41,7 @@ def write_halves(
     low: Int16[Tensor, "rows width"],
     at_once: int = 2**22,
 ) -> None:
-    """Split `values`, of any type, into two tensors that are there, about `at_once` numbers at a time.
+    """Split `values`, of any type, into two given tensors, about `at_once` numbers at a time.
 
     In pieces, because a table may be too large for what splitting takes beside it.
     """

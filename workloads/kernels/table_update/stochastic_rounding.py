@@ -1,7 +1,10 @@
-"""Stochastic rounding to bf16 with random numbers that are a function of where and when, not of who draws.
+"""Stochastic rounding to bf16 by hashes of position and step.
 
-`bits(key, row, column)` is the same on every rank, device and layout: two rounds of a 32-bit mixing function (C. Wellons'
-lowbias32, public domain). Philox would take 80 instructions a number and more time than the memory traffic of an update.
+The random numbers do not depend on the rank or device that draws them.
+
+`bits(key, row, column)` is the same on every rank, device and layout: two rounds of a 32-bit mixing
+function (C. Wellons' lowbias32, public domain). Philox would take 80 instructions a number and more
+time than the memory traffic of an update.
 """
 
 import torch
@@ -19,7 +22,9 @@ def round_to_bf16(
     key: int,
     first_column: int = 0,
 ) -> BFloat16[Tensor, "rows width"]:
-    """Return one of each value's two bf16 neighbours, the nearer one the more often: right on average.
+    """Return one of each value's two bf16 neighbours, the nearer one the more often.
+
+    Right on average.
 
     What bf16 holds exactly is kept; infinities and NaN stay what they are.
     """

@@ -1,8 +1,11 @@
-"""Table updates in Triton: the rows' sums as in the backward pass of a bag, and the rule applied where a sum is made.
+"""Table updates in Triton.
 
-Table and state are read once and written once; no sum is stored. Two things need all sums before the first row may
-change: an exact norm to clip by, and, where a row is wider than one program holds, the row-wise rule's mean over the row.
-They take a pass of their own over the same sorted reads, that keeps one square per row and block of columns.
+The rows' sums as in the backward pass of a bag, and the rule applied where a sum is made.
+
+Table and state are read once and written once; no sum is stored. Two things need all sums before
+the first row may change: an exact norm to clip by, and, where a row is wider than one program
+holds, the row-wise rule's mean over the row. They take a pass of their own over the same sorted
+reads, that keeps one square per row and block of columns.
 """
 
 import torch
@@ -18,7 +21,8 @@ from workloads.kernels.table_update.update_rules import Rule
 
 _COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
 _WHOLE_ROW_BYTES = 512
-"""Rows of `x` up to here are summed by one program, which then knows their mean square: as many as one warp holds."""
+"""Rows of `x` up to here are summed by one program, which then knows their mean square: as many as
+one warp holds."""
 _GROUP = 16
 
 
@@ -118,7 +122,10 @@ class TritonRowSums:
         products: bool = False,
         block_width: int | None = None,
     ) -> tuple[Float[Tensor, "blocks rows"], Float[Tensor, " reads"] | None]:
-        """Go over the rows once; return the squares of the sums, made now if not before, and the products if wanted."""
+        """Go over the rows once.
+
+        Return the squares of the sums, made now if not before, and the products if wanted.
+        """
         todo = begin_pass(
             self._reads, self._x, self._table, products=products, block_width=block_width
         )
@@ -146,7 +153,10 @@ class TritonRowSums:
 
 
 def _kept(state: dict[str, Tensor], table: Tensor) -> dict[str, Tensor]:
-    """Return the kernel's tensors of a rule's state; in the place of those that there are not, the table."""
+    """Return the kernel's tensors of a rule's state.
+
+    In the place of those that there are not, the table.
+    """
     return {
         "first": state.get("exp_avg", state.get("mean_square", table)),
         "second": state.get("exp_avg_sq", table),
@@ -177,19 +187,23 @@ def _numbers(rule: Rule) -> dict[str, float]:
     do_not_specialize=["table_key", "first_key", "second_key", "origin_row", "origin_column"]
 )
 def _update_rows(
+    # `begin_pass`: the sorted reads, the table, and where the products go.
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
+    # Sums of squares, the clipping coefficient, and the rule's state (`_kept`).
     squares, coefficient, first, second, low,
-    decay, step_size, beta1, rest1, beta2, rest2, correction2, eps, table_key, first_key, second_key,
-    origin_row, origin_column,
-    RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr,
-    SQUARES: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
+    # The rule's numbers (`_numbers`).
+    decay, step_size, beta1, rest1, beta2, rest2, correction2, eps,
+    table_key, first_key, second_key, origin_row, origin_column,
+    # What is compiled in: the rule, and the tiling of `begin_pass`.
+    RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations.
 
-    A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows, width), squares (blocks,
-    rows), the row-wise moment (rows,).
+    A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows,
+    width), squares (blocks, rows), the row-wise moment (rows,).
     """
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -252,7 +266,7 @@ def _load(place, inside):
 
 @triton.jit
 def _joined(high, low):
-    """Return the fp32 values [1, WIDTH] of bf16 ones, as fp32, and their int16 lower halves (`master.join`)."""
+    """Join bf16 values [1, WIDTH] and int16 lower halves to fp32 (`split_master.join`)."""
     return (high.to(tl.int32, bitcast=True) + low.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
@@ -269,7 +283,10 @@ def _store_halves(table, low, place, value, inside):
 
 @triton.jit
 def _store(into, place, value, row, cols, inside, key):
-    """Store fp32 values [1, WIDTH] of a row, in bf16 rounded by the random numbers of key, row and columns."""
+    """Store fp32 values [1, WIDTH] of a row.
+
+    In bf16 they are rounded by the random numbers of key, row and columns.
+    """
     if into.dtype.element_ty == tl.bfloat16:
         bits = value.to(tl.uint32, bitcast=True)
         random = _random(row, cols, key) >> 16

@@ -1,4 +1,4 @@
-"""The rules a table is updated by, and what each keeps per row."""
+"""Update rules of memory tables, and the state that each keeps per row."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,27 +14,30 @@ Kind = Literal["adamw", "lazy_adamw", "rowwise", "sgd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One step of one table. With g = coefficient * the row's sum, every rule begins `w <- (1 - lr weight_decay) w`.
+    """One step of one table.
+
+    With g = coefficient * the row's sum, every rule begins `w <- (1 - lr weight_decay) w`.
 
     adamw: every row of the table, read or not (Loshchilov and Hutter 2019, as `torch.optim.AdamW`):
         m <- m + (1 - beta1) (g - m);  s <- beta2 s + (1 - beta2) g^2
         w <- w - lr / (1 - beta1^step) * m / (sqrt(s / (1 - beta2^step)) + eps)
-    lazy_adamw: the same for rows that the step's bags name; the others keep weight and moments, as in
-        `torch.optim.SparseAdam`. `step` counts the table's steps, not the row's.
-    rowwise: rows that are named, with one second moment per row and no first:
-        q <- mean of g^2 over the row, where q = 0; else beta2 q + (1 - beta2) * that mean
-        w <- w - lr * g / (sqrt(q) + eps)
-        AdamW with beta1 = 0 whose second moment is averaged over a row as row-wise Adagrad's is (Mudigere et al. 2022,
-        arXiv 2104.05158). It begins with the row's first gradient instead of being corrected for a start at zero: a
-        correction by `step` would let a row first read late move 1 / sqrt(1 - beta2) times too far.
+    lazy_adamw: the same for rows that the step's bags name; the others keep weight and moments, as
+        in `torch.optim.SparseAdam`. `step` counts the table's steps, not the row's.
+    rowwise: rows that are named, with one second moment per row and no first: q <- mean of g^2 over
+        the row, where q = 0; else beta2 q + (1 - beta2) * that mean w <- w - lr * g / (sqrt(q) +
+        eps) AdamW with beta1 = 0 whose second moment is averaged over a row as row-wise Adagrad's
+        is (Mudigere et al. 2022, arXiv 2104.05158). It begins with the row's first gradient instead
+        of being corrected for a start at zero: a correction by `step` would let a row first read
+        late move 1 / sqrt(1 - beta2) times too far.
     sgd: rows that are named, `w <- w - lr * g`.
 
-    Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and lazy_adamw keep 8 v in
-    fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is rounded stochastically (`rounding.py`).
+    Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and
+    lazy_adamw keep 8 v in fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is
+    rounded stochastically (`rounding.py`).
 
-    A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values (`master.py`). Those, and
-    moments of 8 v in fp32, are updated as an fp32 table's are, bit for bit given the same sums; the table itself is
-    always the master's nearest bf16 numbers.
+    A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values
+    (`master.py`). Those, and moments of 8 v in fp32, are updated as an fp32 table's are, bit for
+    bit given the same sums; the table itself is always the master's nearest bf16 numbers.
     """
 
     kind: Kind
@@ -47,12 +50,17 @@ class Rule:
     """Steps of this table, this one included."""
     seed: int = 0
     table: int = 0
-    """Number of the table in its model: seed, table and step name the random numbers of rounding."""
+    """Number of the table in its model: seed, table and step name the random numbers of rounding.
+    """
     origin: tuple[int, int] = (0, 0)
-    """Row and column of the whole table at which the part that is updated begins: its random numbers are those there."""
+    """Row and column of the whole table at which the part that is updated begins: its random
+    numbers are those there."""
 
     def key(self, stream: int) -> int:
-        """Return 31 bits that name the random numbers of a step for one tensor: 0 the weights, 1 and 2 the moments."""
+        """Return 31 bits that name the random numbers of a step for one tensor.
+
+        0 the weights, 1 and 2 the moments.
+        """
         words = [self.seed, self.table, self.step, stream]
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
@@ -69,7 +77,8 @@ def new_state(
     Args:
         kind: Of the rule.
         table: What is updated.
-        master: Whether a bf16 table is the upper half of fp32 values; the lower halves are in the state then.
+        master: Whether a bf16 table is the upper half of fp32 values; the lower halves are in the
+            state then.
         zeros_like: Makes what is as large as the table, of the type `dtype`.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Weighted sums of table rows: what every lookup-based architecture reads its memory with."""
+"""Weighted sums of table rows, the read of every lookup-based architecture."""

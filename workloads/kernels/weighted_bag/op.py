@@ -16,10 +16,13 @@ def weighted_bag(
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
 ) -> Float[Tensor, "bags width"]:
-    """Return for each bag the weighted sum of the rows it names: `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
+    """Return for each bag the weighted sum of the rows it names.
 
-    A row may occur several times in a bag. Gradients reach `table` and `weights`. Both passes are deterministic: every
-    sum is taken in an order fixed by `ids`. `torch.compile` sees one operation.
+    `y[b] = sum_g weights[b, g] * table[ids[b, g]]`.
+
+    A row may occur several times in a bag. Gradients reach `table` and `weights`. Both passes are
+    deterministic: every sum is taken in an order fixed by `ids`. `torch.compile` sees one
+    operation.
 
     Args:
         table: The rows.
@@ -27,7 +30,8 @@ def weighted_bag(
         weights: What each is multiplied with.
     """
     if not table.is_cuda:
-        # A custom operation costs half a millisecond more, which small models feel, and says nothing new.
+        # A custom operation costs half a millisecond more, which small models feel, and says
+        # nothing new.
         return reference.weighted_bag(table, ids, weights)
     return _forward(table, ids, weights)
 

@@ -56,7 +56,8 @@ def backward(
 ) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "bags bag_size"] | None]:
     """Return the gradients of table and weights, None for what is not needed.
 
-    Autograd of `functional.embedding_bag` computes the same, on a CPU up to twice as slowly for the table's gradient.
+    Autograd of `functional.embedding_bag` computes the same, on a CPU up to twice as slowly for the
+    table's gradient.
     """
     grad = grad.contiguous()
     return (
@@ -70,10 +71,13 @@ def row_products(
     ids: Int[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],
 ) -> Float[Tensor, "bags bag_size"]:
-    """Return the product of every row that a bag names with the bag's `x`; autograd does not see through it.
+    """Return the product of every row that a bag names with the bag's `x`.
 
-    The gradient of a weighted bag's weights, and the whole of `gathered_dot`. On a CPU it is torch's own gradient of
-    `embedding_bag`, which gathers no rows and so takes 0.6 of the time (in bf16, which it sums more slowly, as much).
+    Autograd does not see through it.
+
+    The gradient of a weighted bag's weights, and the whole of `gathered_dot`. On a CPU it is
+    torch's own gradient of `embedding_bag`, which gathers no rows and so takes 0.6 of the time (in
+    bf16, which it sums more slowly, as much).
     """
     if x.device.type != "cpu" or not ids.numel():
         return gathered_products(table, ids, x)
@@ -91,7 +95,10 @@ def gathered_products(
     *,
     at_once: int = 2**27,
 ) -> Float[Tensor, "bags bag_size"]:
-    """Return `row_products` of rows gathered first, at most about `at_once` numbers: all are many times a model."""
+    """Return `row_products` of rows gathered first, at most about `at_once` numbers.
+
+    All are many times a model.
+    """
     bags = max(1, at_once // max(1, ids.shape[1] * table.shape[1]))
     pieces = zip(torch.split(ids, bags), torch.split(x, bags), strict=True)
     # Autocast would round the rows.
@@ -109,7 +116,8 @@ def table_gradient(
 ) -> Float[Tensor, "rows width"]:
     """Sum `weights * grad` per row: again a weighted bag, with rows and bags exchanged.
 
-    The stable sort keeps the readers of a row in bag order, so the sum does not depend on scheduling.
+    The stable sort keeps the readers of a row in bag order, so the sum does not depend on
+    scheduling.
     """
     flat_ids = ids.reshape(-1)
     # A narrower key halves the sort, which is the larger part of this function.

@@ -1,4 +1,7 @@
-"""Weighted bag in Triton: any width, fp32 sums, and a backward pass over the reads sorted by row."""
+"""Weighted bag in Triton.
+
+Any width, fp32 sums, and a backward pass over the reads sorted by row.
+"""
 
 import triton
 from jaxtyping import Float, Int
@@ -22,8 +25,9 @@ def forward(
         table: Of 16 or 32 bits.
         ids: As in the reference.
         weights: As in the reference.
-        block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the next, so that a part
-            of the table that the cache can hold much of is read often in a short time.
+        block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the
+            next, so that a part of the table that the cache can hold much of is read often in a
+            short time.
         block_rows: Rows fetched at a time by one program. None: as many as a warp holds.
     """
     n_bags, bag_size = ids.shape
@@ -52,7 +56,10 @@ def backward(
     needs_table: bool,
     needs_weights: bool,
 ) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "bags bag_size"] | None]:
-    """Return `reference.backward`: both gradients in one pass over the sorted reads where both are wanted."""
+    """Return `reference.backward`.
+
+    Both gradients in one pass over the sorted reads where both are wanted.
+    """
     if not needs_table:
         return None, row_products(table, ids, grad) if needs_weights else None
     reads = sort_reads(ids, weights, len(table))

@@ -6,7 +6,10 @@ from workloads.field_error import FieldError
 
 
 def centred(n_layers: int, *, count: int, stride: int, first: int | None) -> tuple[int, ...]:
-    """Return `count` layers `stride` apart, from `first` on, around the middle if None (Berges et al. 2024)."""
+    """Return `count` layers `stride` apart, from `first` on.
+
+    Around the middle if None (Berges et al. 2024).
+    """
     if first is None:
         first = n_layers // 2 - stride * (count - 1) // 2
     return tuple(range(first, first + stride * count, stride))

@@ -1,7 +1,9 @@
-"""The Llama-style backbone that most architectures fill: RMSNorm, rotary positions, SwiGLU, no biases.
+"""The Llama-style backbone that most architectures fill.
 
-A Config that has it derives from `LlamaBackbone`, and so shares its fields, checks and presets; one without any dense
-feed-forward block from `LlamaFrame`, which has no d_ff.
+RMSNorm, rotary positions, SwiGLU, no biases.
+
+A Config that has it derives from `LlamaBackbone`, and so shares its fields, checks and presets; one
+without any dense feed-forward block from `LlamaFrame`, which has no d_ff.
 """
 
 import math
@@ -60,7 +62,7 @@ class LlamaFrame(Accounted):
         )
 
     def attention_parts(self, vocab_size: int) -> list[tuple[int, Component]]:
-        """Return the parts of the frame and attention in every layer."""
+        """Return the components of the frame, and attention in every layer."""
         return [
             (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
             (2 * self.n_layers + 1, RMSNormComponent(width=self.d_model)),
@@ -108,7 +110,7 @@ class LlamaBackbone(LlamaFrame):
     def frame_components(
         self, vocab_size: int, *, n_feed_forward: int
     ) -> list[tuple[int, Component]]:
-        """Return the parts of the frame, attention in every layer and SwiGLU in `n_feed_forward` of them."""
+        """Return the parts of the frame, attention in every layer, SwiGLU in some."""
         return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
 
     def block(
@@ -167,7 +169,8 @@ def _paper(d_model: int, n_layers: int, n_heads: int, **fields: Any) -> dict[str
 
 
 def _small(d_model: int, n_layers: int, n_heads: int, d_ff: int) -> dict[str, Any]:
-    # Tied: with 32,000 tokens a second matrix would have four times the parameters of the blocks at 1m.
+    # Tied: with 32,000 tokens a second matrix would have four times the parameters of the blocks at
+    # 1m.
     return {
         "d_model": d_model,
         "n_layers": n_layers,
@@ -178,7 +181,8 @@ def _small(d_model: int, n_layers: int, n_heads: int, d_ff: int) -> dict[str, An
 
 
 TINY: dict[str, dict[str, Any]] = {
-    # For a CPU: two layers, and two heads however narrow, so that only the width differs between the smallest.
+    # For a CPU: two layers, and two heads however narrow, so that only the width differs between
+    # the smallest.
     "d8": _small(8, 2, 2, 24),
     "d12": _small(12, 2, 2, 32),
     "d16": _small(16, 2, 2, 48),
@@ -196,8 +200,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "30m": _small(512, 10, 8, 1280),
 }
 PAPER: dict[str, dict[str, Any]] = {
-    # Berges et al. 2024 (arXiv 2412.09764) and its authors' answers to reviewers; named by all parameters of `dense`
-    # with 32,000 tokens.
+    # Berges et al. 2024 (arXiv 2412.09764) and its authors' answers to reviewers; named by all
+    # parameters of `dense` with 32,000 tokens.
     "134m": _paper(768, 12, 12),
     "373m": _paper(1024, 24, 16),
     "720m": _paper(1536, 22, 12),

@@ -1,7 +1,10 @@
-"""The GPT-NeoX backbone of the Pythia suite: parallel residual, LayerNorm, biases, GELU, rotary on some columns.
+"""The GPT-NeoX backbone of the Pythia suite.
 
-Architectures that only change how positions are mixed derive their Config from `NeoXBackbone` and say how.
-Source: Biderman et al. 2023 (arXiv 2304.01373), and the initial values and shapes of its released configurations.
+Parallel residual, LayerNorm, biases, GELU, rotary on some columns.
+
+Architectures that only change how positions are mixed derive their Config from `NeoXBackbone` and
+say how. Source: Biderman et al. 2023 (arXiv 2304.01373), and the initial values and shapes of its
+released configurations.
 """
 
 from collections.abc import Iterable
@@ -89,8 +92,8 @@ class NeoXBackbone(Accounted):
     def stds(self) -> dict[str, float]:
         """Standard deviations at the start of the maps into a block and out of it.
 
-        Into: sqrt(2 / (5 d_model)) (Nguyen & Salazar 2019, arXiv 1910.05895); out: 2 / (n_layers sqrt(d_model)), as in
-        the suite's configurations (`small_init` and `wang_init` of GPT-NeoX).
+        Into: sqrt(2 / (5 d_model)) (Nguyen & Salazar 2019, arXiv 1910.05895); out: 2 / (n_layers
+        sqrt(d_model)), as in the suite's configurations (`small_init` and `wang_init` of GPT-NeoX).
         """
         return {
             "input_std": (2 / (5 * self.d_model)) ** 0.5,
@@ -125,14 +128,20 @@ class NeoXBackbone(Accounted):
 
 
 def rotary_columns(d_head: int, fraction: float) -> int:
-    """Return how many columns of a head turn: an even number, at least two unless the fraction is 0."""
+    """Return how many columns of a head turn.
+
+    An even number, at least two unless the fraction is 0.
+    """
     if fraction == 0:
         return 0
     return min(2 * (d_head // 2), max(2, 2 * round(fraction * d_head / 2)))
 
 
 def neox_family(d_model: int) -> dict[str, Any]:
-    """Return the fields of the member of this width: depth and heads of the Llama-style family, d_ff 4 d_model."""
+    """Return the fields of the member of this width.
+
+    Depth and heads of the Llama-style family, d_ff 4 d_model.
+    """
     return {**backbone_fields(d_model), "d_ff": 4 * d_model}
 
 
@@ -157,7 +166,8 @@ SUITE: dict[str, dict[str, Any]] = {
 """Shapes of the Pythia suite, for a vocabulary of 50,304."""
 
 NEOX_BACKBONES: dict[str, dict[str, Any]] = {
-    # Width and depth of the Llama-style presets of the same name; two maps of 4 d are as large as three of 8/3 d.
+    # Width and depth of the Llama-style presets of the same name; two maps of 4 d are as large as
+    # three of 8/3 d.
     **{
         name: {**fields, "d_ff": 4 * fields["d_model"]}
         for name, fields in {**TINY, **SMALL}.items()

@@ -1,4 +1,7 @@
-"""Models of any size: the members of an architecture's family, and the one nearest to a number of parameters."""
+"""Models of any size.
+
+The members of an architecture's family, and the one nearest to a number of parameters.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +29,9 @@ WIDTHS = (*range(16, 64, 8), *range(64, 256, 16), *range(256, 1024, 64), *range(
 def backbone_fields(d_model: int) -> dict[str, Any]:
     """Return the fields of the member of this width.
 
-    Ours: about 40 columns per layer, 2 to 24 layers; few heads where the model is small (their count, not their
-    width, costs time on a CPU); d_ff is 8/3 of d_model; tied embeddings, because below some ten million parameters
-    a second vocabulary matrix would be most of the model.
+    Ours: about 40 columns per layer, 2 to 24 layers; few heads where the model is small (their
+    count, not their width, costs time on a CPU); d_ff is 8/3 of d_model; tied embeddings, because
+    below some ten million parameters a second vocabulary matrix would be most of the model.
     """
     if d_model <= 64:
         n_heads = 2
@@ -52,7 +55,7 @@ def without_d_ff(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeDimension:
-    """A field that a member may have away from its usual value, to meet a size between two widths."""
+    """A field that may differ from its usual value, to meet a size between two widths."""
 
     name: str
     lowest: float
@@ -69,7 +72,8 @@ class FreeDimension:
 
 
 _NEAREST = 3
-"""Widths to try: between two of them the bounds of the free dimensions may leave a gap that the next width covers."""
+"""Widths to try: between two of them the bounds of the free dimensions may leave a gap that the
+next width covers."""
 _NEAR_ENOUGH = math.log(1.05)
 """A usual shape within 5 % of the size is better than an odd one nearer to it."""
 
@@ -84,7 +88,9 @@ def nearest_member(
     non_embedding_params: int,
     overrides: Mapping[str, Any],
 ) -> C:
-    """Return the member nearest to a size, on a logarithmic scale: the nearest width, then each free dimension in turn.
+    """Return the member nearest to a size, on a logarithmic scale.
+
+    The nearest width, then each free dimension in turn.
 
     Args:
         make: The Config class.
@@ -127,7 +133,10 @@ def nearest_member(
     if distance(best) > math.log(1.25):
         held = f" with {', '.join(sorted(overrides))} as given" if overrides else ""
         count = config.param_count(1).non_embedding
-        rule = f": no member of the family{held} is near {non_embedding_params}, the nearest has {count}"
+        rule = (
+            f": no member of the family{held} is near {non_embedding_params}, "
+            f"the nearest has {count}"
+        )
         fix = "ask for a size nearer to that"
         raise FieldError("non_embedding_params", rule, fix=fix)
     return config
@@ -138,7 +147,8 @@ def _fitted(
 ) -> dict[str, Any]:
     """Return `member` with the value of the dimension that brings the size nearest.
 
-    The distance falls, then rises, so the first value whose successor is no nearer is found by halving.
+    The distance falls, then rises, so the first value whose successor is no nearer is found by
+    halving.
     """
     values = dimension.values(member[dimension.name])
     low, high = 0, len(values) - 1

@@ -86,7 +86,8 @@ class Transformer(nn.Module):
             rotation=rotation,
             start=start,
             record_usage=self.training and self.recording_usage,
-            forward_state=ForwardState(),  # said, because torch.compile cannot follow a default's factory
+            # Passed, because torch.compile cannot follow a default's factory.
+            forward_state=ForwardState(),
         )
 
     def embed(
@@ -104,13 +105,19 @@ class Transformer(nn.Module):
         return functional.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the losses that layers added in the last pass, a mean over its tokens; None where no layer does."""
+        """Return the losses that layers added in the last pass, a mean over its tokens.
+
+        None where no layer does.
+        """
         return torch.stack(self._auxiliary).sum() if self._auxiliary else None
 
     def statistics(self) -> dict[str, float]:
-        """Return how memories and experts were used in training since the last call (`usage.usage_report`)."""
+        """Return the usage of memories and experts since the last call (`usage_report`)."""
         return usage_report(self)
 
     def ever_read(self) -> list[Bool[Tensor, " rows"]]:
-        """Return which rows each memory has read in training, in place: what is written there is kept."""
+        """Return which rows each memory has read in training, in place.
+
+        What is written there is kept.
+        """
         return rows_ever_read(self)

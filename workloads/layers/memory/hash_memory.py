@@ -13,7 +13,8 @@ from workloads.layers.memory.table import MemoryTable, TableComponent
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 HashScore = Literal["prob", "l1_prob"]
-"""Weight of a row: the probability of its code under the chunk, or that times the chunk's sum of absolute values."""
+"""Weight of a row: the probability of its code under the chunk, or that times the chunk's sum of
+absolute values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class HashShape(Component):
     temperature: float = 1.0
     """t in `sign_hash`: the larger, the less the size of a number matters."""
     of_product: bool = False
-    """The input is a product with a matrix, so of 16 bits where the precision is bf16; otherwise it is fp32."""
+    """The input is a product with a matrix, so of 16 bits where the precision is bf16; otherwise it
+    is fp32."""
 
     @property
     def d_input(self) -> int:
@@ -43,7 +45,10 @@ class HashShape(Component):
         return self.n_chunks << self.bits
 
     def tables(self, n_layers: int = 1) -> tuple[int, TableComponent]:
-        """Return the table of each of `n_layers` such layers: of all its chunks, of each of which a token reads one row."""
+        """Return the table of each of `n_layers` such layers.
+
+        Of all its chunks, of each of which a token reads one row.
+        """
         table = TableComponent(
             n_rows=self.n_rows, width=self.width, bag_size=self.n_chunks, distinct=self.n_chunks
         )
@@ -54,7 +59,7 @@ class HashShape(Component):
         return ParamCount(memory_keys=self.width)
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Return nothing: signs and scores are no products, and the rows read count with the tables."""
+        """Return nothing: signs and scores are no products, and rows count with the tables."""
         return FlopCount()
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
@@ -66,8 +71,9 @@ class HashShape(Component):
 class HashMemory(nn.Module):
     """`y = sum_k score(z_k) * T_k[signs of z_k] + bias`, where z_k is the k-th chunk of the input.
 
-    Sources: MemoryFormer (arXiv 2411.12992), section 3.1, and LookupFFN (arXiv 2403.07221); `sign_hash` says what the
-    scores are. The tables are one flattened one, T_k in rows k * 2**bits onwards, so that one bag reads them all.
+    Sources: MemoryFormer (arXiv 2411.12992), section 3.1, and LookupFFN (arXiv 2403.07221);
+    `sign_hash` says what the scores are. The tables are one flattened one, T_k in rows k * 2**bits
+    onwards, so that one bag reads them all.
     """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"

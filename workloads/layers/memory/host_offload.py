@@ -1,7 +1,8 @@
-"""Tables whose values lie in pinned host memory, and are read and written row by row by whoever computes.
+"""Memory tables offloaded to pinned host memory, read and written row by row by the GPU.
 
-A GPU maps pinned host memory into its own address space, so such a table is a CUDA tensor like any other: every kernel
-reads and writes it, over the bus. What is expensive is to read a row twice; so many reads go through `fetch_rows`.
+A GPU maps pinned host memory into its own address space, so such a table is a CUDA tensor like any
+other: every kernel reads and writes it, over the bus. What is expensive is to read a row twice; so
+many reads go through `fetch_rows`.
 """
 
 import math
@@ -12,15 +13,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 DIRECT_READS = 2**14
-"""Reads up to here are made in place: finding rows named twice costs a sort, and the host waits for it. A token reads
-128 rows or so, of which few are the same, and so decoding of up to a hundred tokens at once waits for nothing."""
+"""Reads up to here are made in place: finding rows named twice costs a sort, and the host waits for
+it. A token reads 128 rows or so, of which few are the same, and so decoding of up to a hundred
+tokens at once waits for nothing."""
 
 
 def empty_on_host(*shape: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "*shape"]:
-    """Return an open tensor of `device` whose bytes lie in pinned host memory; of a CPU an ordinary one.
+    """Return an open tensor of `device` whose bytes lie in pinned host memory.
 
-    Operations on it are ordered as those on any tensor of the GPU. torch rounds pinned allocations up to a power of two
-    bytes.
+    Of a CPU an ordinary one.
+
+    Operations on it are ordered as those on any tensor of the GPU. torch rounds pinned allocations
+    up to a power of two bytes.
 
     Raises:
         ValueError: If it has no element: there is nothing to map.
@@ -54,9 +58,12 @@ def fetch_rows(
     *,
     direct_reads: int | None = None,
 ) -> tuple[Float[Tensor, "fetched width"], Int[Tensor, "bags bag_size"]]:
-    """Return the rows that `ids` names, and `ids` as places among them: `rows[places]` is `table[ids]`.
+    """Return the rows that `ids` names, and `ids` as places among them.
 
-    More than `direct_reads` reads (`DIRECT_READS` if None): each row once, copied to the device. Fewer: the table itself.
+    `rows[places]` is `table[ids]`.
+
+    More than `direct_reads` reads (`DIRECT_READS` if None): each row once, copied to the device.
+    Fewer: the table itself.
     """
     if ids.numel() <= (DIRECT_READS if direct_reads is None else direct_reads):
         return table, ids
@@ -65,7 +72,10 @@ def fetch_rows(
 
 
 class _Mapped:
-    """Pinned bytes as torch takes foreign CUDA memory in; the tensor that it makes keeps this object, hence the bytes."""
+    """Pinned bytes as torch takes foreign CUDA memory in.
+
+    The tensor that it makes keeps this object, hence the bytes.
+    """
 
     def __init__(self, pinned: Tensor, device: torch.device) -> None:
         # torch's allocator of pinned memory does not know which kernels use these bytes.

@@ -1,4 +1,7 @@
-"""Rows of a table named by hashing the last tokens: multiply, exclusive or, remainder by a prime."""
+"""Rows of a table named by hashing the last tokens.
+
+Multiply, exclusive or, remainder by a prime.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,9 +21,10 @@ _INT64_MAX = 2**63 - 1
 class NgramHash:
     """Which rows the n-grams that end at a token name, one per order from 2 on and head.
 
-    The n-gram t_0 (this token), t_1, … of order n is mixed to `m_0 t_0 ^ m_1 t_1 ^ … ^ m_{n-1} t_{n-1}`; head j takes
-    the remainder by its own prime, so heads of one order collide on different n-grams. Each head has a part of the
-    table to itself. Source: Cheng et al. 2026 (arXiv 2601.07372) and its demonstration.
+    The n-gram t_0 (this token), t_1, … of order n is mixed to `m_0 t_0 ^ m_1 t_1 ^ … ^ m_{n-1}
+    t_{n-1}`; head j takes the remainder by its own prime, so heads of one order collide on
+    different n-grams. Each head has a part of the table to itself. Source: Cheng et al. 2026 (arXiv
+    2601.07372) and its demonstration.
     """
 
     multipliers: tuple[int, ...]
@@ -38,7 +42,10 @@ class NgramHash:
     def rows(
         self, tokens: Int[Tensor, "batch seq"], cache: LayerCache | None = None
     ) -> Int[Tensor, "batch seq rows"]:
-        """Return the rows of every position; a cache holds the tokens before the first and gets the last ones."""
+        """Return the rows of every position.
+
+        A cache holds the tokens before the first and gets the last ones.
+        """
         tokens = tokens.long()
         before, seq = len(self.multipliers) - 1, tokens.shape[1]
         if cache is not None and "ngram_tokens" in cache:
@@ -58,14 +65,19 @@ class NgramHash:
 
 @cache
 def _constants(primes: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return primes and the first row of each head; kept, because copying them to a device waits for it."""
+    """Return primes and the first row of each head.
+
+    Kept, because copying them to a device waits for it.
+    """
     flat = list(chain.from_iterable(primes))
     offsets = torch.tensor([0, *accumulate(flat)][:-1], device=device)
     return torch.tensor(primes, device=device), offsets.view(len(primes), -1)
 
 
 def multipliers(*, seed: int, layer: int, order: int, vocab_size: int) -> tuple[int, ...]:
-    """Return `order` odd numbers, a function of the arguments alone, whose products with ids stay below 2**63.
+    """Return `order` odd numbers whose products with ids stay below 2**63.
+
+    They are a function of the arguments alone.
 
     Ids are those of the vocabulary and one more, `vocab_size`, for padding.
     """

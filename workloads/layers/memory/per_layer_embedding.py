@@ -51,9 +51,12 @@ class PerLayerShape(Component):
         return FlopCount(memory=6.0 * self.d_model * self.all_widths)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return what the context's norm keeps; and of every layer input, gate, gelu(gate), slice, product and norm.
+        """Return what the context's norm keeps.
 
-        Norms keep their input and its normalised form in fp32; with bf16, the context keeps the embedding once more.
+        And of every layer input, gate, gelu(gate), slice, product and norm.
+
+        Norms keep their input and its normalised form in fp32; with bf16, the context keeps the
+        embedding once more.
         """
         c, casts = (4, 0) if precision == "fp32" else (2, 1)
         columns, d = self.all_widths, self.d_model
@@ -63,11 +66,14 @@ class PerLayerShape(Component):
 
 
 class PerLayerInputs(nn.Module):
-    """What every layer reads of its token: `(sqrt(p) table[token] + context) / sqrt(2)`, p numbers a layer.
+    """What every layer reads of its token.
 
-    `context = RMSNorm(projection(e) / sqrt(d_model))` with `e` the first residual stream as Gemma has it, which is
-    sqrt(d_model) times the token's embedding. Ours is the embedding itself, so the two factors meet and cancel: the
-    projection of the embedding is taken as it is. The norm is over each layer's p numbers, its gains shared by all layers.
+    `(sqrt(p) table[token] + context) / sqrt(2)`, p numbers a layer.
+
+    `context = RMSNorm(projection(e) / sqrt(d_model))` with `e` the first residual stream as Gemma
+    has it, which is sqrt(d_model) times the token's embedding. Ours is the embedding itself, so the
+    two factors meet and cancel: the projection of the embedding is taken as it is. The norm is over
+    each layer's p numbers, its gains shared by all layers.
     """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
@@ -101,7 +107,10 @@ class PerLayerInputs(nn.Module):
 
 
 class PerLayerGate(nn.Module):
-    """`RMSNorm(output(gelu(gate x) * slice))`, to be added to x. Gelu is the tanh approximation, as in Gemma."""
+    """`RMSNorm(output(gelu(gate x) * slice))`, to be added to x.
+
+    Gelu is the tanh approximation, as in Gemma.
+    """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
 

@@ -21,7 +21,8 @@ class MemoryShape(Component):
     lookup: LookupShape
     value_dim: int
     gate: bool = True
-    """`output(bag * silu(gate x))`, else the bag itself, projected only where value_dim is not d_model."""
+    """`output(bag * silu(gate x))`, else the bag itself, projected only where value_dim is not
+    d_model."""
 
     @property
     def projects(self) -> bool:
@@ -66,9 +67,10 @@ class MemoryShape(Component):
 
 
 class ProductKeyMemory(ProductKeyLookup):
-    """The weighted sum of the best rows of every head, with a gate `output(bag * silu(gate x))` or without.
+    """Weighted sum of the best rows of every head, optionally gated: `output(bag * silu(gate x))`.
 
-    Sources: Lample et al. 2019 (arXiv 1907.05242) for the lookup; Berges et al. 2024 (arXiv 2412.09764) for the gate.
+    Sources: Lample et al. 2019 (arXiv 1907.05242) for the lookup; Berges et al. 2024 (arXiv
+    2412.09764) for the gate.
     """
 
     def __init__(self, shape: MemoryShape, table: MemoryTable) -> None:

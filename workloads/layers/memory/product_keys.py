@@ -1,4 +1,7 @@
-"""Choosing rows by product keys: a query per head, two codebooks, the best pairs of their sub-keys."""
+"""Choosing rows by product keys.
+
+A query per head, two codebooks, the best pairs of their sub-keys.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -17,7 +20,8 @@ from workloads.layers.modules.norms import QueryBatchNorm
 Score = Literal["softmax", "sigmoid", "relu"]
 """What turns the scores of the chosen rows into weights: competing (softmax) or each for itself."""
 KeyInit = Literal["key_dim", "half_key_dim"]
-"""Sub-keys begin uniform within 1 / sqrt of this: the released Memory Layers code's bound, or that of Lample et al."""
+"""Sub-keys begin uniform within 1 / sqrt of this: the released Memory Layers code's bound, or that
+of Lample et al."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +65,18 @@ class LookupShape(Component):
         return ParamCount(memory_keys=query + sub_keys + scales, norm=norm)
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count queries and sub-key scores. Sums of pairs and the choice are no products and are not counted."""
+        """Count queries and sub-key scores.
+
+        Sums of pairs and the choice are no products and are not counted.
+        """
         query = 2.0 * self.d_model * self.query_width
         return FlopCount(memory=query + 2.0 * self.n_heads * self.n_keys * self.key_dim)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input and query, scores, and of the chosen rows ids and weights. Scores stay fp32, ids are int64."""
+        """Return input and query, scores, and of the chosen rows ids and weights.
+
+        Scores stay fp32, ids are int64.
+        """
         c = 4 if precision == "fp32" else 2
         query = c * self.d_model + 4.0 * self.query_width
         if self.qk_norm:
@@ -83,9 +93,10 @@ class LookupShape(Component):
 class ProductKeyLookup(nn.Module):
     """Which rows every token reads, and their weights.
 
-    Source: Lample et al. 2019 (arXiv 1907.05242), section 3. With `qk_norm`, scores are cosines of query halves and
-    sub-keys times a learned scale per head. `query_batch_norm` is the 2019 paper's: better use of the rows, but in
-    training a token's query then depends on the whole batch.
+    Source: Lample et al. 2019 (arXiv 1907.05242), section 3. With `qk_norm`, scores are cosines of
+    query halves and sub-keys times a learned scale per head. `query_batch_norm` is the 2019
+    paper's: better use of the rows, but in training a token's query then depends on the whole
+    batch.
     """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
@@ -124,11 +135,15 @@ class ProductKeyLookup(nn.Module):
         if self.lookup.shared_keys:
             sub_keys = sub_keys.expand(-1, n_heads, -1, -1)
         scores, ids = product_key_topk(query, sub_keys, knn)
-        # The kernel leaves the heads outermost; a copy now saves the backward pass from keeping two.
+        # The kernel leaves the heads outermost; a copy now saves the backward pass from keeping
+        # two.
         return ids.flatten(1), _weights(scores.contiguous(), self.lookup.score).flatten(1)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write the sub-keys (uniform, see `KeyInit`) or the scales (random cosines then score with variance 1)."""
+        """Write the sub-keys (uniform, see `KeyInit`) or the scales.
+
+        With these scales, scores of random cosines have variance 1.
+        """
         half_key_dim = self.lookup.key_dim // 2
         if name == "score_scale":
             value.fill_(half_key_dim**0.5)

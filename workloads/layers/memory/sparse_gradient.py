@@ -1,4 +1,7 @@
-"""Sparse gradient of a memory table: the lookups that make it, kept until the optimizer's update."""
+"""Sparse gradient of a memory table.
+
+The lookups that make it, kept until the optimizer's update.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,7 +110,9 @@ class SparseGradient(Registered):
                 rows, positions, ids, second, self.anchor, self.handle, len(table)
             )
         lookup = LOOKUPS[name]
-        result: Tensor = _SparseLookup.apply(table, ids, second, lookup, self)  # type: ignore[no-untyped-call]
+        result: Tensor = _SparseLookup.apply(  # type: ignore[no-untyped-call]
+            table, ids, second, lookup, self
+        )
         return result
 
     def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:

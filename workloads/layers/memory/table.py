@@ -1,4 +1,4 @@
-"""The value rows that memory layers read, and what reading them costs."""
+"""Memory tables: value rows that layers read, and the cost of reading them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -55,32 +55,38 @@ class MemoryTable(nn.Module):
     PARAM_GROUP: ClassVar[str] = "memory_values"
 
     def __init__(self, n_rows: int, width: int, *, std: float | None = None) -> None:
-        """Make a table that begins normal with standard deviation `std`, 1 / sqrt(width) if None."""
+        """Make a table, initially normal with standard deviation `std` (None: 1 / sqrt(width))."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(n_rows, width))
         self.std = width**-0.5 if std is None else std
         self.shard: TableReader | None = None
-        """Which part of the table `weight` is, where ranks share it out (`sharding/materialise.py`); None is all of it."""
+        """Which part of the table `weight` is, where ranks share it out
+        (`sharding/materialise.py`); None is all of it."""
         self.sparse_gradient: SparseGradient | None = None
-        """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the table."""
+        """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the
+        table."""
         self.on_host = False
-        """Whether the values lie in host memory (`host_memory.py`), whatever device computes with them."""
+        """Whether the values lie in host memory (`host_memory.py`), whatever device computes with
+        them."""
 
     def defer_gradient(self) -> None:
-        """Leave the gradient as reads from now on, for an optimizer that takes them (`table_optim.py`)."""
+        """Keep the gradient sparse from now on, for `training/table_optimizer.py`."""
         self.sparse_gradient = SparseGradient(
             fetch_rows if self.on_host else None, device=self.weight.device
         )
 
     def to_host(self, device: torch.device) -> None:
-        """Keep the values, or open ones of a table on the meta device, in host memory; `device` computes with them.
+        """Keep the values, or open ones of a table on the meta device, in host memory.
+
+        `device` computes with them.
 
         Raises:
             ValueError: If ranks share the table out.
         """
         if self.shard is not None:
             raise ValueError(
-                "memory_tables: host holds whole tables, this one is shared out over ranks; set memory_ranks to 1"
+                "memory_tables: host holds whole tables, this one is shared out over ranks; "
+                "set memory_ranks to 1"
             )
         weight = self.weight
         values = empty_on_host(*weight.shape, dtype=weight.dtype, device=device)
@@ -120,7 +126,10 @@ class MemoryTable(nn.Module):
     ) -> tuple[
         Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
     ]:
-        """Return the sum of the rows that the signs of `z` name, in the table's type; their ids and weights."""
+        """Return the sum of the rows that the signs of `z` name, in the table's type.
+
+        Their ids and weights.
+        """
         if self.sparse_gradient is None and self.shard is None and not self.on_host:
             return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
@@ -139,7 +148,10 @@ class MemoryTable(nn.Module):
         return gathered_dot(rows, places, x)
 
     def _rows(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a tensor that holds the rows read, and where in it they are. A deferred gradient fetches them itself."""
+        """Return a tensor that holds the rows read, and where in it they are.
+
+        A deferred gradient fetches them itself.
+        """
         if self.on_host and self.sparse_gradient is None:
             return fetch_rows(self.weight, ids)
         return self.weight, ids
@@ -188,7 +200,10 @@ class TableComponent(Component):
         return ParamCount(memory_values=self.n_rows * self.width)
 
     def active_params(self) -> int:
-        """Count the rows that one token reads, as if heads and layers never read the same, up to the whole table."""
+        """Count the rows that one token reads, up to the whole table.
+
+        As if heads and layers never read the same row.
+        """
         return min(self.n_rows, self.n_readers * self.bag_size) * self.width
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
@@ -196,7 +211,10 @@ class TableComponent(Component):
         return FlopCount(memory=2.0 * self.n_readers * self.bag_size * self.width)
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
-        """Return the rows that the batch reads in each layer, each once; expected number under even use."""
+        """Return the rows that the batch reads in each layer, each once.
+
+        Expected number under even use.
+        """
         rows = distinct_rows(
             self.n_rows,
             draws=batch_tokens * (self.bag_size // self.distinct),
@@ -215,5 +233,8 @@ class TableComponent(Component):
         return self.n_readers * self.bag_size
 
     def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
-        """Return what a deferred gradient keeps until the update (`LookupGrad`): ids (int32), weights, and a row per bag."""
+        """Return what a deferred gradient keeps until the update (`LookupGrad`).
+
+        Ids (int32), weights, and a row per bag.
+        """
         return self.reads * (4 + element_bytes) + self.n_readers * self.width * element_bytes

@@ -1,4 +1,6 @@
-"""Choosing rows by Tucker-decomposed scores: several queries per head, two codebooks for each, and a small core.
+"""Choosing rows by Tucker-decomposed scores.
+
+Several queries per head, two codebooks for each, and a small core.
 
 Scores of rank one are those of product keys, but multiplied instead of added.
 """
@@ -53,9 +55,9 @@ class TuckerShape(Component):
     def initial_gain(self) -> float:
         """Gain of both norms at the start, for chosen scores whose mean square is about 1.
 
-        Normalised halves of k / 2 columns have products of variance k / 2, times gain^4. The core begins even in 0..1,
-        so the mean square of its largest singular value is about that of all its numbers, rank^2 / 3. The chosen rows
-        stand out from even ones by `_chosen_mean_square`.
+        Normalised halves of k / 2 columns have products of variance k / 2, times gain^4. The core
+        begins even in 0..1, so the mean square of its largest singular value is about that of all
+        its numbers, rank^2 / 3. The chosen rows stand out from even ones by `_chosen_mean_square`.
         """
         score_variance = (self.key_dim / 2) ** 2 * (self.rank**2 / 3)
         return float((score_variance * _chosen_mean_square(self.n_keys, self.knn)) ** -0.125)
@@ -68,7 +70,7 @@ class TuckerShape(Component):
         return ParamCount(memory_keys=query + sub_keys + core, norm=self.key_dim)
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count queries, scores, their approximation of rank one, the candidates' exact scores and those of the chosen."""
+        """Count queries, rank-one scores, the candidates' exact scores and those of the chosen."""
         query = 2.0 * self.d_model * self.query_width
         # The loss approximates once more, where it is taken.
         approximations = 2 if self.key_balance else 1
@@ -77,7 +79,7 @@ class TuckerShape(Component):
         return FlopCount(memory=query + self.n_heads * (scores + candidates))
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return the query before, within and after its norm, scores, and ids and factors of the chosen rows' scores.
+        """Return queries around their norm, scores, and ids and factors of the chosen rows' scores.
 
         All fp32. The input is kept by whoever shares it; with bf16 once more for the query.
         """
@@ -94,8 +96,9 @@ class TuckerLookup(nn.Module):
     """Which rows every token reads, and their raw scores.
 
     `S[a, i] = norm(q_a) . norm(k_ai)` for each half, rank a and sub-key i; slot (i, j) scores
-    `sum_ab S_row[a, i] C[a, b] S_column[b, j]`, which no softmax follows. Every rank has a query of its own.
-    Sources: Huang et al. 2024 (arXiv 2411.12364) for the scores; 2025 (arXiv 2508.18756) for the queries.
+    `sum_ab S_row[a, i] C[a, b] S_column[b, j]`, which no softmax follows. Every rank has a query of
+    its own. Sources: Huang et al. 2024 (arXiv 2411.12364) for the scores; 2025 (arXiv 2508.18756)
+    for the queries.
     """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
@@ -115,7 +118,10 @@ class TuckerLookup(nn.Module):
     def select(
         self, tokens: Float[Tensor, "tokens d_model"], context: Context
     ) -> tuple[Int[Tensor, "tokens rows"], Float[Tensor, "tokens rows"]]:
-        """Return the rows that each token reads and their scores, fp32 or wider; in training add the balance loss."""
+        """Return the rows that each token reads and their scores, fp32 or wider.
+
+        In training add the balance loss.
+        """
         lookup = self.lookup
         query = rearrange(
             self.query(tokens),
@@ -138,7 +144,10 @@ class TuckerLookup(nn.Module):
         return ids.flatten(1), chosen.flatten(1)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write the core (even in 0..1, as the source has it) or the sub-keys, whose scale the norm takes out."""
+        """Write the core or the sub-keys.
+
+        The core is uniform in 0..1, as in the source; the norm removes the scale of the sub-keys.
+        """
         if name == "core":
             value.uniform_(0.0, 1.0, generator=generator)
         else:
@@ -153,9 +162,10 @@ def balance_loss(
 ) -> Float[Tensor, ""]:
     """Return `n sum_i p_i f_i` of the rows plus that of the columns, each 1 where reads are even.
 
-    p is the softmax over a half's sub-keys of the approximate score of rank one, a mean over tokens and heads; f is the
-    share of reads that use the sub-key, without a gradient. Source: the released code of Huang et al. 2025
-    (arXiv 2508.18756), where f counts the candidates instead of the rows read.
+    p is the softmax over a half's sub-keys of the approximate score of rank one, a mean over tokens
+    and heads; f is the share of reads that use the sub-key, without a gradient. Source: the
+    released code of Huang et al. 2025 (arXiv 2508.18756), where f counts the candidates instead of
+    the rows read.
     """
     n_keys = row_scores.shape[-1]
     total = core.new_zeros(())
@@ -181,9 +191,12 @@ class _ScoreNorm(RMSNorm):
 
 @cache
 def _chosen_mean_square(n_keys: int, knn: int) -> float:
-    """Return the mean square of the `knn` largest products of two independent sets of `n_keys` standard normals.
+    """Return the mean square of chosen products of standard normals.
 
-    With the expected order statistics in Blom's approximation; at least 1, the mean square of a product left to chance.
+    Chosen are the `knn` largest products of two independent sets of `n_keys`.
+
+    With the expected order statistics in Blom's approximation; at least 1, the mean square of a
+    product left to chance.
     """
     best = [
         NormalDist().inv_cdf(1 - (rank - 0.375) / (n_keys + 0.25)) for rank in range(1, knn + 1)

@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions, and the frame of every mixer that has queries, keys and values."""
+"""Causal self-attention with rotary positions, and the frame of query-key-value mixers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,11 +54,14 @@ class AttentionShape(Component):
         return FlopCount(attention=projections + self.mixing_flops(seq_len))
 
     def mixing_flops(self, seq_len: int) -> float:
-        """Return what mixing positions costs a token: scores and weighted sum over the causal half of a sequence."""
+        """Return what mixing positions costs a token.
+
+        Scores and weighted sum over the causal half of a sequence.
+        """
         return 2.0 * seq_len * self.n_heads * self.d_head
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input of the projections, with norms the normalised query and key, and what mixing keeps.
+        """Return the projections' input, normalised query and key if any, and what mixing keeps.
 
         With bf16, norms keep fp32 copies of their inputs as well.
         """
@@ -70,9 +73,10 @@ class AttentionShape(Component):
         return c * self.d_model + norms + self.mixing_activation_bytes(seq_len, precision)
 
     def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
-        """Return query, key and value, the mixture, the fused kernel's log-sum-exp, and turned query and key if any turn.
+        """Return query, key, value, mixture, the kernel's log-sum-exp, and rotated query and key.
 
-        Mixing is told query, key and value as views of one projection; turning copies query and key.
+        Mixing is told query, key and value as views of one projection; turning copies query and
+        key.
         """
         c = 4 if precision == "fp32" else 2
         turned = 0 if self.rotary_columns == 0 else self.d_model + self.d_kv
@@ -80,7 +84,7 @@ class AttentionShape(Component):
 
 
 class MultiHead(nn.Module):
-    """Queries, keys and values of several heads, mixed over positions by `mix`, and projected back."""
+    """Queries, keys and values of several heads, mixed by `mix` and projected back."""
 
     PARAM_GROUP: ClassVar[str] = "attention"
 
@@ -92,10 +96,14 @@ class MultiHead(nn.Module):
         input_std: float | None = None,
         output_std: float | None = None,
     ) -> None:
-        """Make the projections; they begin with the given standard deviations, 1 / sqrt(d_model) if None."""
+        """Make the projections.
+
+        They begin with the given standard deviations, 1 / sqrt(d_model) if None.
+        """
         super().__init__()
         self.shape = shape
-        # One matrix, rows in the order query, key, value: one large product is faster than three small ones.
+        # One matrix, rows in the order query, key, value: one large product is faster than three
+        # small ones.
         self.query_key_value = Linear(
             shape.d_model, shape.d_model + 2 * shape.d_kv, bias=shape.bias, std=input_std
         )
@@ -118,7 +126,7 @@ class MultiHead(nn.Module):
         Float[Tensor, "batch seq query_key_heads d_head"],
         Float[Tensor, "batch seq kv_heads d_head"],
     ]:
-        """Return queries and keys of all heads, normalised where the shape says so and not yet turned, and values."""
+        """Return queries, keys (both normalised if the shape says so) and values of all heads."""
         batch, seq, _ = x.shape
         n_heads, n_kv_heads, d_head = self.shape.n_heads, self.shape.n_kv_heads, self.shape.d_head
         heads = self.query_key_value(x).view(batch, seq, -1, d_head)
@@ -166,7 +174,7 @@ def softmax_mix(
     value: Float[Tensor, "batch kv_heads seq d_head"],
     context: Context,
 ) -> Float[Tensor, "batch heads seq d_head"]:
-    """Return `softmax(q k / sqrt(d_head)) v` over this and earlier positions, those in the cache included."""
+    """Return `softmax(q k / sqrt(d_head)) v` over positions up to this one, also cached ones."""
     mask = None
     if context.cache is not None:
         key = remember(context.cache, "key", key, dim=2)
@@ -183,7 +191,10 @@ def softmax_mix(
 
 
 def _earlier(n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last `n_queries` positions may see; None where the kernel knows or all may."""
+    """Return which keys the last `n_queries` positions may see.
+
+    None where the kernel knows or all may.
+    """
     if n_queries in (1, n_keys):
         return None
     everything = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
@@ -193,11 +204,11 @@ def _earlier(n_queries: int, n_keys: int, device: torch.device) -> Tensor | None
 def rotation_table(
     seq_len: int, columns: int, *, base: float, device: torch.device, start: int = 0
 ) -> Float[Tensor, "2 seq 1 columns"]:
-    """Return cosines and signed sines of the positions from `start` on and every column, ready for `rotate`.
+    """Return cosines and signed sines of every column at positions from `start`, for `rotate`.
 
-    Columns i and i + columns / 2 are a pair that turns by position * base ** (-2 i / columns); the sine is negative in
-    the first half. Source: Su et al. 2021 (arXiv 2104.09864), section 3.4.2. Computed in fp32 once per forward pass,
-    so a model has no longest sequence.
+    Columns i and i + columns / 2 are a pair that turns by position * base ** (-2 i / columns); the
+    sine is negative in the first half. Source: Su et al. 2021 (arXiv 2104.09864), section 3.4.2.
+    Computed in fp32 once per forward pass, so a model has no longest sequence.
     """
     frequencies = base ** (
         -torch.arange(0, columns, 2, device=device, dtype=torch.float32) / columns
@@ -212,7 +223,7 @@ def rotation_table(
 def rotate(
     x: Float[Tensor, "batch seq heads d_head"], rotation: Float[Tensor, "2 seq 1 columns"] | None
 ) -> Float[Tensor, "batch seq heads d_head"]:
-    """Turn every pair of the first columns, as many as the table has, by the angle of its position."""
+    """Rotate every pair of the first columns, as many as the table has, by its position's angle."""
     if rotation is None:
         return x
     cosine, sine = rotation.to(x.dtype)

@@ -1,12 +1,15 @@
-"""Causal linear attention in chunks: what cosFormer, Performer and the causal Linformer have in common.
+"""Causal linear attention in chunks.
 
-With features f of queries and keys, the sum `o_t = sum over j <= t of (f(q_t) . f(k_j)) v_j` equals `f(q_t) S_t`, where
-the state `S_t = sum over j <= t of f(k_j) v_j^T` has a fixed size: cost grows with the length, not with its square.
-Source: Katharopoulos et al. 2020 (arXiv 2006.16236), section 3.3; in chunks as Hua et al. 2022 (arXiv 2202.10447).
+What cosFormer, Performer and the causal Linformer have in common.
 
-Cost per token and head, with key features of width m and values of width d in chunks of C tokens, in multiply-adds:
-C (m + d) / 2 for scores and mixture within a chunk (half the square, as everywhere), m d to add to the state and as much
-to read it; a single chunk needs no state.
+With features f of queries and keys, the sum `o_t = sum over j <= t of (f(q_t) . f(k_j)) v_j` equals
+`f(q_t) S_t`, where the state `S_t = sum over j <= t of f(k_j) v_j^T` has a fixed size: cost grows
+with the length, not with its square. Source: Katharopoulos et al. 2020 (arXiv 2006.16236), section
+3.3; in chunks as Hua et al. 2022 (arXiv 2202.10447).
+
+Cost per token and head, with key features of width m and values of width d in chunks of C tokens,
+in multiply-adds: C (m + d) / 2 for scores and mixture within a chunk (half the square, as
+everywhere), m d to add to the state and as much to read it; a single chunk needs no state.
 """
 
 from dataclasses import dataclass
@@ -25,20 +28,23 @@ from workloads.layers.mixers.attention import AttentionShape
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionShape(AttentionShape):
-    """Sizes of a mixer whose weights are products of positive features, normalised (`normalised_mix`)."""
+    """Sizes of a mixer with normalised products of positive features (`normalised_mix`)."""
 
     n_features: int
     """Features of a query, and of a key."""
     chunk: int
 
     def mixing_flops(self, seq_len: int) -> float:
-        """Return what mixing positions costs a token: the weighted sum of values, and of weights as one more column."""
+        """Return what mixing positions costs a token.
+
+        The weighted sum of values, and of weights as one more column.
+        """
         return self.n_heads * chunked_flops(
             seq_len, key_width=self.n_features, value_width=self.d_head + 1, chunk=self.chunk
         )
 
     def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
-        """Return what the feature maps keep, features, values with ones, sums, weights, and the mixture."""
+        """Return what feature maps keep, features, values with ones, sums, weights, mixture."""
         c, columns = 4 if precision == "fp32" else 2, self.d_head + 1
         summing = chunked_floats(
             seq_len, key_width=self.n_features, value_width=columns, chunk=self.chunk
@@ -60,12 +66,12 @@ def causal_linear_attention(
     state: Float[Tensor, "... key_width value_width"] | None = None,
     keep_state: bool = False,
 ) -> tuple[Float[Tensor, "... seq value_width"], Float[Tensor, "... key_width value_width"] | None]:
-    """Return `sum over j <= t of (query_t . key_j) value_j` for every t, and the state after the last.
+    """Return `sum over j <= t of (query_t . key_j) value_j` for every t, and the last state.
 
-    Nothing is normalised: a column of ones in `value` sums the weights beside the values (`normalised_mix`). Products
-    are in the type of the arguments, whatever autocast says, and accumulate in fp32; the state is fp32, float64 for
-    float64. The states of all chunks come from one product and one cumulative sum; a tensor of tokens x key_width x
-    value_width never exists.
+    Nothing is normalised: a column of ones in `value` sums the weights beside the values
+    (`normalised_mix`). Products are in the type of the arguments, whatever autocast says, and
+    accumulate in fp32; the state is fp32, float64 for float64. The states of all chunks come from
+    one product and one cumulative sum; a tensor of tokens x key_width x value_width never exists.
 
     Args:
         query: Features of queries, (batch, heads, seq, width).
@@ -90,7 +96,10 @@ def causal_linear_attention(
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mixture, scores within chunks, state before each chunk (fp32 or wider), and what each chunk adds to it."""
+    """Return mixture, scores within chunks, and each chunk's initial state and increment.
+
+    States are fp32 or wider.
+    """
     scores = _product("cm,em->ce", query, key).tril()
     mixed = _product("ce,ed->cd", scores, value)
     added = _product("cm,cd->md", key, value)
@@ -101,7 +110,10 @@ def _forward(
 
 
 class _Chunked(autograd.Function):
-    """`_forward` from an empty state. Its backward pass has the same form, so its sums run inside the products."""
+    """`_forward` from an empty state.
+
+    Its backward pass has the same form, so its sums run inside the products.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -145,7 +157,9 @@ def _in_chunks(
 
 
 def _product(pattern: str, left: Tensor, right: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """Return the product of every chunk n; what all heads share has no batch b and no heads h, and is not repeated.
+    """Return the product of every chunk n.
+
+    What all heads share has no batch b and no heads h, and is not repeated.
 
     The result is summed over batch and heads if `like` is shared.
     """
@@ -160,7 +174,7 @@ def _leading(x: Tensor) -> str:
 
 
 def _plus_product(addend: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return `addend + left @ right` of every chunk, summed over batch and heads if `addend` is shared."""
+    """Return `addend + left @ right` per chunk; a shared `addend` sums batch and heads."""
     if min(x.dim() for x in (addend, left, right)) < 5:
         return addend + _product("ij,jk->ik", left, right, like=addend)
     flat = [x.flatten(0, 2) for x in (addend, left, right)]
@@ -176,7 +190,7 @@ def remembering_mix(
     cache: LayerCache | None,
     name: str,
 ) -> Float[Tensor, "batch heads seq value_width"]:
-    """Return `causal_linear_attention` that continues from, and leaves behind, the entry `name` of a cache."""
+    """Return `causal_linear_attention` with its state read from and written to a cache entry."""
     if cache is None:
         return causal_linear_attention(query, key, value, chunk=chunk)[0]
     mixed, state = causal_linear_attention(
@@ -197,7 +211,8 @@ def normalised_mix(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return `sum of (query . key) value / sum of (query . key)` over this and earlier positions.
 
-    A sum of weights below 1e-6 counts as 1e-6: where no key has a feature in common with the query, nothing is mixed in.
+    A sum of weights below 1e-6 counts as 1e-6: where no key has a feature in common with the query,
+    nothing is mixed in.
     """
     d_head = value.shape[-1]
     # A product on a GPU wants rows of a multiple of eight numbers.
@@ -211,14 +226,20 @@ def normalised_mix(
 
 
 def chunked_flops(seq_len: int, *, key_width: int, value_width: int, chunk: int) -> float:
-    """Return forward FLOPs of `causal_linear_attention` per token and head (the closed form above, times two)."""
+    """Return forward FLOPs of `causal_linear_attention` per token and head.
+
+    Twice the multiplications of the closed form above.
+    """
     n_chunks = -(-seq_len // chunk)
     within = seq_len / n_chunks * (key_width + value_width)
     return within + (4.0 * key_width * value_width if n_chunks > 1 else 0.0)
 
 
 def chunked_floats(seq_len: int, *, key_width: int, value_width: int, chunk: int) -> float:
-    """Return numbers that `causal_linear_attention` keeps per token and head beside its arguments: scores and states."""
+    """Return numbers that `causal_linear_attention` keeps per token and head beside its arguments.
+
+    Scores and states.
+    """
     n_chunks = -(-seq_len // chunk)
     length = seq_len / n_chunks
     return length + (key_width * value_width / length if n_chunks > 1 else 0.0)
@@ -233,6 +254,7 @@ def refuse_longer(context: Context, seq: int, *, max_seq_len: int) -> None:
     end = context.start + seq
     if end > max_seq_len:
         raise ValueError(
-            f"max_seq_len must be at least the length of a sequence, got {max_seq_len} and a sequence of {end}; "
+            f"max_seq_len must be at least the length of a sequence, "
+            f"got {max_seq_len} and a sequence of {end}; "
             f"raise max_seq_len to {end} or shorten the sequence"
         )

@@ -1,1 +1,4 @@
-"""Modules that architectures are made of: linear, norms, feed-forward, mixtures of experts, initialisation."""
+"""Modules that architectures are made of.
+
+Linear, norms, feed-forward, mixtures of experts, initialisation.
+"""

@@ -19,7 +19,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()
-        # Two matrices: halves of one product are strided, and gating those costs a CPU more than a second product.
+        # Two matrices: halves of one product are strided, and gating those costs a CPU more than a
+        # second product.
         self.gate = Linear(d_model, d_ff)
         self.up = Linear(d_model, d_ff)
         self.down = Linear(d_ff, d_model)
@@ -48,13 +49,19 @@ class SwiGLUShape(Component):
         return FlopCount(feed_forward=6.0 * self.d_model * self.d_ff)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input, gate, silu(gate), up and their product; with bf16 the input twice, once for each reader."""
+        """Return input, gate, silu(gate), up and their product.
+
+        With bf16 the input twice, once for each reader.
+        """
         c, casts = (4, 0) if precision == "fp32" else (2, 1)
         return float(c * ((1 + casts) * self.d_model + 4 * self.d_ff))
 
 
 class GELU(nn.Module):
-    """`down(gelu(up x))` with biases, the exact gelu. Source: Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
+    """`down(gelu(up x))` with biases, the exact gelu.
+
+    Source: Hendrycks & Gimpel 2016 (arXiv 1606.08415).
+    """
 
     PARAM_GROUP: ClassVar[str] = "feed_forward"
 

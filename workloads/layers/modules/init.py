@@ -1,4 +1,4 @@
-"""Initial values: a pure function of (seed, parameter name), written into every parameter and buffer."""
+"""Initial parameter values, a pure function of seed and parameter name."""
 
 import hashlib
 from typing import Protocol, runtime_checkable
@@ -15,14 +15,15 @@ class Initialises(Protocol):
     """A module that owns parameters or buffers and knows their distribution."""
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write the initial value of the module's own parameter or buffer `name` into `value`, fp32 on the CPU."""
+        """Write the initial value of the own tensor `name` into `value`, fp32 on the CPU."""
 
 
 def initialise(model: nn.Module, seed: int) -> None:
     """Write every parameter and buffer of `model` in place.
 
-    The values depend on the seed and the parameter's name alone: not on the device, the data type, the rank, which part
-    of a parameter the rank holds, or on what else the model holds. So two architectures start alike wherever their parameters have the same name and shape.
+    The values depend on the seed and the parameter's name alone: not on the device, the data type,
+    the rank, which part of a parameter the rank holds, or on what else the model holds. So two
+    architectures start alike wherever their parameters have the same name and shape.
 
     Raises:
         TypeError: If a module owns a parameter or buffer but does not say how it begins.
@@ -32,7 +33,8 @@ def initialise(model: nn.Module, seed: int) -> None:
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             if own and not isinstance(module, Initialises):
                 raise TypeError(
-                    f"{prefix or 'model'}: {type(module).__name__} owns {own[0][0]} but has no `initialise`; "
+                    f"{prefix or 'model'}: {type(module).__name__} owns {own[0][0]} "
+                    "but has no `initialise`; "
                     f"use the modules of workloads/layers or add that method"
                 )
             for name, tensor in own:
@@ -62,13 +64,16 @@ def write_normal_part(
     columns: range,
     drawn_at_once: int = 2**22,
 ) -> None:
-    """Write the part of a normal matrix that lies in `rows` and `columns`, bit for bit as `normal_` writes the whole.
+    """Write the part of a normal matrix in `rows` and `columns`.
 
-    torch's generator cannot be told to skip, so all rows up to the last of the part are drawn, at most about
-    `drawn_at_once` numbers at a time: the time is that of the whole matrix, the memory that of a piece.
+    Bit for bit as `normal_` would write the whole matrix.
+
+    torch's generator cannot be told to skip, so all rows up to the last of the part are drawn, at
+    most about `drawn_at_once` numbers at a time: the time is that of the whole matrix, the memory
+    that of a piece.
     """
-    # torch draws normals in groups of 16, and fewer than 16 in another way: pieces begin on a multiple of 16, and the
-    # last one takes what would be too short by itself.
+    # torch draws normals in groups of 16, and fewer than 16 in another way: pieces begin on a
+    # multiple of 16, and the last one takes what would be too short by itself.
     at_once = max(16, drawn_at_once // max(1, width) // 16 * 16)
     start = 0
     while start < rows.stop:

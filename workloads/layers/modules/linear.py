@@ -10,7 +10,10 @@ from workloads.layers.modules.init import truncated_normal
 
 
 class Linear(nn.Linear):
-    """Linear map without bias unless asked; begins truncated normal with variance 1 / in_features, bias zero."""
+    """Linear map without bias unless asked.
+
+    Begins truncated normal with variance 1 / in_features, bias zero.
+    """
 
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool = False, std: float | None = None
@@ -55,7 +58,10 @@ class Embedding(nn.Embedding):
 
 
 class VocabularyComponent(Component):
-    """Embedding table and output head. A tied table is one table, read a row a token and whole for the logits."""
+    """Embedding table and output head.
+
+    A tied table is one table, read a row a token and whole for the logits.
+    """
 
     def __init__(self, vocab_size: int, d_model: int, *, tied: bool) -> None:
         """Count a table and, unless `tied`, a second matrix of its size."""

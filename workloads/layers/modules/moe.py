@@ -94,7 +94,7 @@ class MixtureShape(Component):
         )
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
-        """Return router and shared experts once per batch, and each expert that a token of it needs in evaluation.
+        """Return the bytes of router, shared experts, and experts that a batch needs in evaluation.
 
         Their number is the expected one under even use. Experts that choose leave none unused.
         """
@@ -114,8 +114,8 @@ class MixtureShape(Component):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return what router, routes, experts and shared experts keep.
 
-        An expert keeps its copy of the token, gate, silu(gate), up, their product, and that times the router's weight.
-        Router and losses stay fp32; ids are int64.
+        An expert keeps its copy of the token, gate, silu(gate), up, their product, and that times
+        the router's weight. Router and losses stay fp32; ids are int64.
         """
         c, casts = (4, 0) if precision == "fp32" else (2, 1)
         n = self.experts_per_token
@@ -123,7 +123,8 @@ class MixtureShape(Component):
         if self.z_loss:
             router += 4.0 * self.n_experts + 4.0
         if self.routing == "token_choice":
-            # Chosen experts and their order; token of each row and row of each token; where a token's rows start.
+            # Chosen experts and their order; token of each row and row of each token; where a
+            # token's rows start.
             routes = 8.0 * (4 * n + 1) + (4 * (n + 1) if self.renormalise else 0)
         else:
             routes = 8.0 * (3 * n + 1)
@@ -138,7 +139,10 @@ class MixtureShape(Component):
 
 
 class Router(Linear):
-    """Token to one logit per expert, in fp32 or wider: rounded logits would tie, and choose by chance."""
+    """Token to one logit per expert, in fp32 or wider.
+
+    Rounded logits would tie, and choose by chance.
+    """
 
     PARAM_GROUP: ClassVar[str] = "router"
 
@@ -152,11 +156,12 @@ class Router(Linear):
 class SelectionBias(nn.Module):
     """A number per expert that is added where experts are chosen, and nowhere else.
 
-    It falls while an expert is chosen more often than on average and rises while less, with no loss that would pull at
-    the router. Source: Wang et al. 2024 (arXiv 2408.15664) move it by a fixed step after every optimizer step, by
-    the sign of the excess. Ours is a parameter whose gradient is the excess (`steer`), so the optimizer moves it, by
-    about a learning rate a step: AdamW's step does not depend on the size of a gradient. That makes it exact over micro
-    batches, ranks and resumes, which add up and save gradients and parameters anyway.
+    It falls while an expert is chosen more often than on average and rises while less, with no loss
+    that would pull at the router. Source: Wang et al. 2024 (arXiv 2408.15664) move it by a fixed
+    step after every optimizer step, by the sign of the excess. Ours is a parameter whose gradient
+    is the excess (`steer`), so the optimizer moves it, by about a learning rate a step: AdamW's
+    step does not depend on the size of a gradient. That makes it exact over micro batches, ranks
+    and resumes, which add up and save gradients and parameters anyway.
     """
 
     PARAM_GROUP: ClassVar[str] = "router"
@@ -166,7 +171,7 @@ class SelectionBias(nn.Module):
         self.bias = nn.Parameter(torch.empty(n_experts))
 
     def steer(self, load: Int[Tensor, " experts"]) -> Float[Tensor, ""]:
-        """Return a zero whose gradient in the bias is each expert's share of the load beyond an even one, scaled down."""
+        """Return a zero whose gradient in the bias is each expert's scaled excess load."""
         share = load.to(self.bias.dtype) / load.sum()
         excess = share - 1.0 / len(share)
         return ((self.bias - self.bias.detach()) * (_SMALL * excess)).sum()
@@ -181,7 +186,7 @@ _SMALL = 1e-3
 
 
 class Experts(nn.Module):
-    """`down(silu(gate x) * up x)` with matrices of its own for every expert, for the rows of each."""
+    """SwiGLU experts: `down(silu(gate x) * up x)` with matrices of each expert's own."""
 
     PARAM_GROUP: ClassVar[str] = "feed_forward"
 
@@ -194,7 +199,10 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens d_model"], routes: Routes
     ) -> Float[Tensor, "tokens d_model"]:
-        """Return for every token the weighted sum of its experts' outputs; zero where it has none."""
+        """Return for every token the weighted sum of its experts' outputs.
+
+        Zero where it has none.
+        """
         dtype = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -202,10 +210,12 @@ class Experts(nn.Module):
         ends = routes.ends
         rows = spread(x.to(dtype), routes.token_of_row, routes.rows_by_token, routes.starts)
         if not is_fused(rows, *gate.shape[1:]):
-            # The loop over experts needs numbers: one wait for a device here instead of one in each product.
+            # The loop over experts needs numbers: one wait for a device here instead of one in each
+            # product.
             ends = ends.cpu()
         hidden = functional.silu(grouped_mm(rows, gate, ends)) * grouped_mm(rows, up, ends)
-        # Weighing before the last map is the same, and keeps d_expert numbers for the backward pass instead of d_model.
+        # Weighing before the last map is the same, and keeps d_expert numbers for the backward pass
+        # instead of d_model.
         hidden = hidden * routes.weights[:, None].to(dtype)
         output = grouped_mm(hidden, down, ends)
         return collect(output, routes.token_of_row, routes.rows_by_token, routes.starts)
@@ -216,11 +226,12 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The experts that a router chooses for a token, weighed by its probabilities, and shared ones that always work.
+    """Mixture of experts: a router's choice, weighted by its probabilities, plus shared experts.
 
-    `y = sum_e w_e expert_e(x) + shared(x)`, `w` the chosen of `softmax(router x)`. Dropless: an expert works on however
-    many tokens choose it. Sources: Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024, "DeepSeekMoE"
-    (arXiv 2401.06066) for many small and shared experts; Zhou et al. 2022 (arXiv 2202.09368) for experts that choose.
+    `y = sum_e w_e expert_e(x) + shared(x)`, `w` the chosen of `softmax(router x)`. Dropless: an
+    expert works on however many tokens choose it. Sources: Shazeer et al. 2017 (arXiv 1701.06538);
+    Dai et al. 2024, "DeepSeekMoE" (arXiv 2401.06066) for many small and shared experts; Zhou et al.
+    2022 (arXiv 2202.09368) for experts that choose.
     """
 
     def __init__(self, shape: MixtureShape) -> None:
@@ -235,7 +246,9 @@ class MixtureOfExperts(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return the layer's output, to be added to the residual; append the router's losses in training.
+        """Return the layer's output, to be added to the residual.
+
+        Append the router's losses in training.
 
         Raises:
             ValueError: If experts choose tokens and a cache is given.
@@ -294,6 +307,7 @@ class MixtureOfExperts(nn.Module):
 
 
 _NO_DECODING = (
-    "routing: while experts choose tokens, a token's experts depend on all tokens of the pass, so nothing can be decoded "
-    "token by token; set evaluation to top_1 and put the model into evaluation mode (`model.eval()`)"
+    "routing: while experts choose tokens, a token's experts depend on all tokens of the pass, "
+    "so nothing can be decoded token by token; "
+    "set evaluation to top_1 and put the model into evaluation mode (`model.eval()`)"
 )

@@ -1,4 +1,7 @@
-"""Which expert works on which token: token choice, expert choice, and the losses that keep a router well behaved."""
+"""Routing of tokens to experts: token choice, expert choice, and load-balancing losses.
+
+Token choice, expert choice, and the losses that keep a router well behaved.
+"""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +44,10 @@ def best_experts(
     top_k: int,
     bias: Float[Tensor, " experts"] | None = None,
 ) -> Int[Tensor, "tokens top_k"]:
-    """Return each token's `top_k` experts of highest probability, plus `bias` where given, best first; ties by lowest id."""
+    """Return each token's `top_k` experts of highest probability plus `bias`, best first.
+
+    Ties go to the lowest id.
+    """
     scores = probabilities.detach()
     if bias is not None:
         scores = scores + bias.detach()
@@ -54,9 +60,12 @@ def token_choice(
     *,
     renormalise: bool,
 ) -> Routes:
-    """Return the routes of tokens to their chosen `experts`: every token has top_k rows, whatever the load.
+    """Return the routes of tokens to their chosen `experts`.
 
-    Weights are the chosen probabilities; with `renormalise`, divided by their sum over the token's experts.
+    Every token has top_k rows, whatever the load.
+
+    Weights are the chosen probabilities; with `renormalise`, divided by their sum over the token's
+    experts.
     """
     n_tokens, top_k = experts.shape
     weights = probabilities.gather(-1, experts)
@@ -79,9 +88,10 @@ def expert_choice(
 ) -> Routes:
     """Return the routes of each expert to the tokens that it takes, `tokens_taken` of every group.
 
-    An expert takes the tokens that give it the highest probability, the first of equal ones (which is common: a first
-    token is alike in all sequences that begin with it), weighed by that probability. A token may be taken by several
-    experts or by none. Source: Zhou et al. 2022 (arXiv 2202.09368), section 3.2.
+    An expert takes the tokens that give it the highest probability, the first of equal ones (which
+    is common: a first token is alike in all sequences that begin with it), weighed by that
+    probability. A token may be taken by several experts or by none. Source: Zhou et al. 2022 (arXiv
+    2202.09368), section 3.2.
     """
     groups, n_tokens, n_experts = probabilities.shape
     taken = tokens_taken(n_tokens, n_experts=n_experts, capacity=capacity)
@@ -101,7 +111,10 @@ def expert_choice(
 
 
 def tokens_taken(n_tokens: int, *, n_experts: int, capacity: float) -> int:
-    """Return how many of `n_tokens` tokens an expert takes: `capacity` times an even share, rounded up, at most all."""
+    """Return how many of `n_tokens` tokens an expert takes.
+
+    `capacity` times an even share, rounded up, at most all.
+    """
     # A hair less, so that rounding in the product does not add a token.
     return min(n_tokens, math.ceil(capacity * n_tokens / n_experts - 1e-9))
 
@@ -115,15 +128,20 @@ def loads(experts: Int[Tensor, "groups choices"], n_experts: int) -> Int[Tensor,
 def balance_loss(
     probabilities: Float[Tensor, "groups tokens experts"], load: Int[Tensor, "groups experts"]
 ) -> Float[Tensor, ""]:
-    """Return `E * sum_e f_e p_e`, averaged over groups: 1 where every expert has the same load or the same probability.
+    """Return `E * sum_e f_e p_e`, averaged over groups.
 
-    f_e is the share of choices that fall on expert e, p_e its mean probability; only p_e has a gradient.
-    Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), section 2.2.
+    1 where every expert has the same load or the same probability.
+
+    f_e is the share of choices that fall on expert e, p_e its mean probability; only p_e has a
+    gradient. Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), section 2.2.
     """
     share = load.to(probabilities.dtype) / load.sum(dim=-1, keepdim=True)
     return load.shape[-1] * (share * probabilities.mean(dim=1)).sum(dim=-1).mean()
 
 
 def z_loss(logits: Float[Tensor, "tokens experts"]) -> Float[Tensor, ""]:
-    """Return `mean logsumexp(logits)**2`, which keeps logits small. Source: Zoph et al. 2022 (arXiv 2202.08906)."""
+    """Return `mean logsumexp(logits)**2`, which keeps logits small.
+
+    Source: Zoph et al. 2022 (arXiv 2202.08906).
+    """
     return logits.logsumexp(dim=-1).square().mean()

@@ -13,7 +13,10 @@ from workloads.distributed.process_group import all_reduce_default_group
 
 
 class LayerNorm(nn.LayerNorm):
-    """`(x - mean) / sqrt(variance + eps) * gain + bias`. Source: Ba et al. 2016 (arXiv 1607.06450)."""
+    """`(x - mean) / sqrt(variance + eps) * gain + bias`.
+
+    Source: Ba et al. 2016 (arXiv 1607.06450).
+    """
 
     PARAM_GROUP: ClassVar[str] = "norm"
 
@@ -58,12 +61,13 @@ LEAK = "query batch norm measures a memory's queries over the whole batch, later
 
 
 class QueryBatchNorm(nn.Module):
-    """`(q - mean) / sqrt(variance + eps) * gain + bias`, each column over all tokens of a pass, on all ranks.
+    """Batch norm `(q - mean) / sqrt(variance + eps) * gain + bias` over all tokens and ranks.
 
-    Source: Ioffe & Szegedy 2015 (arXiv 1502.03167). In training, mean and variance are the pass's own, so a micro
-    batch is normalised by itself; every rank must make as many passes. In evaluation they are the running ones, into
-    which each training pass enters with `MOMENTUM`. A column that does not vary becomes its bias. Written for queries
-    that are never padded: padding would enter the statistics.
+    Source: Ioffe & Szegedy 2015 (arXiv 1502.03167). In training, mean and variance are the pass's
+    own, so a micro batch is normalised by itself; every rank must make as many passes. In
+    evaluation they are the running ones, into which each training pass enters with `MOMENTUM`. A
+    column that does not vary becomes its bias. Written for queries that are never padded: padding
+    would enter the statistics.
     """
 
     PARAM_GROUP: ClassVar[str] = "norm"
@@ -84,7 +88,9 @@ class QueryBatchNorm(nn.Module):
             return functional.batch_norm(
                 query, self.running_mean, self.running_variance, self.gain, self.bias, eps=EPS
             )
-        normalised, mean, variance, tokens = _Normalise.apply(query, self.gain, self.bias)  # type: ignore[no-untyped-call]
+        normalised, mean, variance, tokens = _Normalise.apply(  # type: ignore[no-untyped-call]
+            query, self.gain, self.bias
+        )
         with torch.no_grad():
             unbiased = variance * tokens / (tokens - 1.0).clamp_min(1.0)
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), MOMENTUM)
@@ -100,10 +106,11 @@ class QueryBatchNorm(nn.Module):
 class _Normalise(torch.autograd.Function):
     """Statistics over the tokens of all ranks, and what depends on them.
 
-    Written out, because a rank's statistics reach the losses of the others, and because autograd would keep the
-    queries three times over. The variance is that of the centred queries: the difference of two means of squares
-    would lose it where the mean is large. With n the normalised queries, g the gradient of the output and <> the mean
-    over all tokens, the gradient of the queries is `gain / std * (g - <g> - n <g n>)`.
+    Written out, because a rank's statistics reach the losses of the others, and because autograd
+    would keep the queries three times over. The variance is that of the centred queries: the
+    difference of two means of squares would lose it where the mean is large. With n the normalised
+    queries, g the gradient of the output and <> the mean over all tokens, the gradient of the
+    queries is `gain / std * (g - <g> - n <g n>)`.
     """
 
     @staticmethod
@@ -141,7 +148,10 @@ class _Normalise(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """`x / rms(x) * gain` over the last dimension. Source: Zhang & Sennrich 2019 (arXiv 1910.07467)."""
+    """`x / rms(x) * gain` over the last dimension.
+
+    Source: Zhang & Sennrich 2019 (arXiv 1910.07467).
+    """
 
     PARAM_GROUP: ClassVar[str] = "norm"
 
@@ -174,5 +184,5 @@ class RMSNormComponent(Component):
         return FlopCount()
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input, normalised input and inverse root mean square, all fp32 as the residual stream is."""
+        """Return input, normalised input and inverse root mean square, all fp32."""
         return 8.0 * self.width + 4.0

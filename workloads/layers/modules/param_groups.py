@@ -1,4 +1,7 @@
-"""Which group of `ParamCount` a parameter counts under: what the nearest enclosing module says it is."""
+"""Which group of `ParamCount` a parameter counts under.
+
+What the nearest enclosing module says it is.
+"""
 
 from torch import nn
 
@@ -8,7 +11,7 @@ GROUPS = frozenset(ParamCount().as_dict())
 
 
 def param_groups(model: nn.Module) -> dict[str, str]:
-    """Return parameter name -> group, by the `PARAM_GROUP` of the nearest module around each parameter.
+    """Return parameter name -> group, the `PARAM_GROUP` of the nearest enclosing module.
 
     Raises:
         TypeError: If no module around a parameter says, or one says a group that does not exist.
@@ -24,7 +27,8 @@ def param_groups(model: nn.Module) -> dict[str, str]:
             group = found[path]
             if group not in GROUPS:
                 raise TypeError(
-                    f"{full}: no module around it has a PARAM_GROUP among {', '.join(sorted(GROUPS))}, got {group!r}; "
+                    f"{full}: no module around it has a PARAM_GROUP among "
+                    f"{', '.join(sorted(GROUPS))}, got {group!r}; "
                     "give its class one"
                 )
             groups[full] = group

@@ -1,8 +1,9 @@
-"""How evenly table rows and experts are read in training, accumulated between two reports.
+"""Usage statistics of table rows and experts in training, accumulated between two reports.
 
-The trainer has only some steps recorded (`training/usage_schedule.py`) and "all" below speaks of those; "ever" of every step.
-All of it lies in buffers, so a resumed run reports what an undisturbed one would. Weights are counted in integers,
-so that their sum does not depend on the order of addition.
+The trainer has only some steps recorded (`training/usage_schedule.py`) and "all" below speaks of
+those; "ever" of every step. All of it lies in buffers, so a resumed run reports what an undisturbed
+one would. Weights are counted in integers, so that their sum does not depend on the order of
+addition.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +50,10 @@ class Usage(nn.Module, ABC):
 
     @abstractmethod
     def report(self) -> dict[str, float]:
-        """Return the statistics since the last report and start anew; empty if nothing was recorded."""
+        """Return the statistics since the last report and start anew.
+
+        Empty if nothing was recorded.
+        """
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write zeros."""
@@ -59,8 +63,9 @@ class Usage(nn.Module, ABC):
 def usage_report(model: nn.Module) -> dict[str, float]:
     """Return the statistics of every layer and their means over the layers, and start anew.
 
-    Names are `memory/<statistic>` for the means and `memory/layer_03/<statistic>` for the layer of index 3; where
-    one layer reads several tables, the part that reads them is named too: `memory/layer_03_query_key_value/…`.
+    Names are `memory/<statistic>` for the means and `memory/layer_03/<statistic>` for the layer of
+    index 3; where one layer reads several tables, the part that reads them is named too:
+    `memory/layer_03_query_key_value/…`.
     """
     paths = [path for path, module in model.named_modules() if isinstance(module, Usage)]
     labels = _labels(paths)
@@ -109,8 +114,9 @@ class MemoryUsage(Usage):
         top1_weight     largest share of a token's weights, mean over tokens
         max_over_mean   reads of the most read row over the mean row's
         distinct_rows   different rows read by one pass, mean over passes
-        output_ratio    standard deviation of the layer's output over that of the residual stream it is added to
-        shard_max_over_mean  reads of the rank that holds the most read rows over the mean rank's, where ranks share
+        output_ratio    standard deviation of the layer's output over the residual stream's
+        shard_max_over_mean  reads of the rank that holds the most read rows over the mean rank's,
+        where ranks share
                              the table out by rows
     """
 
@@ -135,7 +141,10 @@ class MemoryUsage(Usage):
 
     @torch.no_grad()
     def mark(self, ids: Int[Tensor, "..."]) -> None:
-        """Note in training that rows were read: one write, for which no device waits, so in every pass."""
+        """Note in training that rows were read.
+
+        One write, for which no device waits, so in every pass.
+        """
         if self.training:
             self.ever.index_fill_(0, ids.reshape(-1).long(), True)
 
@@ -143,7 +152,10 @@ class MemoryUsage(Usage):
     def record(
         self, ids: Int[Tensor, "tokens rows"], weights: Float[Tensor, "tokens rows"]
     ) -> None:
-        """Add one pass, whose rows are marked apart; what counts of a weight is its size, not its sign."""
+        """Add one pass, whose rows are marked apart.
+
+        What counts of a weight is its size, not its sign.
+        """
         size = weights.detach().float().abs()
         flat = ids.reshape(-1).long()
         # One extra unit per read: a row counts as read however small its weight.
@@ -166,7 +178,10 @@ class MemoryUsage(Usage):
         self.counts[1] += 1
 
     def report(self) -> dict[str, float]:
-        """Return the statistics since the last report and start anew; empty if nothing was recorded."""
+        """Return the statistics since the last report and start anew.
+
+        Empty if nothing was recorded.
+        """
         tokens, passes = self.counts.tolist()
         if tokens == 0:
             return {}
@@ -211,7 +226,7 @@ class ExpertUsage(Usage):
         max_over_mean   load of the busiest expert over the mean load
         dropped_share   share of tokens that no routed expert worked on
         router_entropy  entropy of a token's router probabilities, nats, mean over tokens
-        output_ratio    standard deviation of the layer's output over that of the residual stream it is added to
+        output_ratio    standard deviation of the layer's output over the residual stream's
     """
 
     FAMILY: ClassVar[str] = "moe"
@@ -246,7 +261,10 @@ class ExpertUsage(Usage):
         self.counts[1] += dropped
 
     def report(self) -> dict[str, float]:
-        """Return the statistics since the last report and start anew; empty if nothing was recorded."""
+        """Return the statistics since the last report and start anew.
+
+        Empty if nothing was recorded.
+        """
         tokens, dropped = self.counts.tolist()
         if tokens == 0:
             return {}
