@@ -23,6 +23,6 @@ def doctor(
     for check in run_checks(runs, port=port):
         checks.append(check)
         console.print(results.doctor_table([check]))
-    failed = sum(check.verdict is Severity.FAIL for check in checks)
+    failed = sum(check.severity is Severity.FAIL for check in checks)
     console.print(f"{failed} of {len(checks)} checks failed." if failed else "Ready.")
     raise typer.Exit(1 if failed else 0)

@@ -77,6 +77,6 @@ def doctor_table(checks: Sequence[Check]) -> RenderableType:
     for check in checks:
         found = Text(check.found)
         if check.fix:
-            found.append(f"\n→ {check.fix}", style=style[check.verdict])
-        table.add_row(Text(check.verdict.value, style=style[check.verdict]), check.name, found)
+            found.append(f"\n→ {check.fix}", style=style[check.severity])
+        table.add_row(Text(check.severity.value, style=style[check.severity]), check.name, found)
     return table

@@ -13,11 +13,11 @@ def test_every_check_reports_and_a_sound_machine_has_no_failures(tmp_path):
     checks = by_name(diagnostics.run_checks(tmp_path / "runs"))
 
     assert {"python", "torch", "gpus", "ray", "mlflow", "disk", "ui port"} <= set(checks)
-    assert [c for c in checks.values() if c.verdict is Severity.FAIL] == []
+    assert [c for c in checks.values() if c.severity is Severity.FAIL] == []
 
 
 def test_whatever_is_not_ok_says_what_to_do(tmp_path):
-    assert all(c.fix for c in diagnostics.run_checks(tmp_path) if c.verdict is not Severity.OK)
+    assert all(c.fix for c in diagnostics.run_checks(tmp_path) if c.severity is not Severity.OK)
 
 
 def test_a_taken_port_is_named(tmp_path):
@@ -28,7 +28,7 @@ def test_a_taken_port_is_named(tmp_path):
 
         check = by_name(diagnostics.run_checks(tmp_path, port=port))["ui port"]
 
-    assert check.verdict is Severity.WARN
+    assert check.severity is Severity.WARN
     assert str(port) in check.found
 
 
@@ -38,7 +38,7 @@ def test_missing_packages_are_failures_with_the_command_to_install_them(tmp_path
     checks = by_name(diagnostics.run_checks(tmp_path))
 
     for name in ("ray", "mlflow", "torch"):
-        assert checks[name].verdict is Severity.FAIL
+        assert checks[name].severity is Severity.FAIL
         assert "pip install" in checks[name].fix
 
 
@@ -49,15 +49,15 @@ def test_a_full_disk_fails_and_a_network_file_system_warns(tmp_path, monkeypatch
 
     checks = by_name(diagnostics.run_checks(tmp_path))
 
-    assert checks["disk"].verdict is Severity.FAIL
-    assert checks["sqlite"].verdict is Severity.WARN
+    assert checks["disk"].severity is Severity.FAIL
+    assert checks["sqlite"].severity is Severity.WARN
     assert "--tracking-uri" in checks["sqlite"].fix
 
 
 def test_a_temp_folder_too_long_for_sockets_fails(monkeypatch):
     monkeypatch.setattr(diagnostics.tempfile, "gettempdir", lambda: "/" + "x" * 90)
 
-    assert by_name(diagnostics.run_checks(Path("runs")))["temp folder"].verdict is Severity.FAIL
+    assert by_name(diagnostics.run_checks(Path("runs")))["temp folder"].severity is Severity.FAIL
 
 
 def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
@@ -68,5 +68,5 @@ def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
 
     check = by_name(diagnostics.run_checks(tmp_path))["memory"]
 
-    assert check.verdict is Severity.FAIL
+    assert check.severity is Severity.FAIL
     assert "no such device" in check.found
