@@ -1,4 +1,4 @@
-"""`memscale fit`, `report` and `next`: what a sweep says, and what to train after it."""
+"""Commands `memscale fit`, `report` and `next`: results of a sweep and its next runs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,58 +57,74 @@ def report(
     )
 
 
+Candidates = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not "
+        "trained yet, and a further seed of what it has.",
+        metavar="SWEEP.yaml",
+        show_default=False,
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of the "
+        "law), or a multiplier, 'memory_plus/dense: flops=1e18'. Default: the loss of the best "
+        "architecture at ten times its largest run.",
+        show_default=False,
+    ),
+]
+Outcome = Annotated[str, typer.Option(help="Column of the runs: loss or answer_nll.")]
+Law = Annotated[
+    str | None,
+    typer.Option(
+        help="Law to fit. Default: chinchilla where tokens vary, else power (in x: stored "
+        "parameters; FLOPs where tokens grow in step with size).",
+        show_default=False,
+    ),
+]
+MaxRuns = Annotated[int, typer.Option(help="Most runs to choose.", min=1)]
+GpuHours = Annotated[
+    float | None, typer.Option(help="Most GPU-hours to spend. Default: no limit.", min=0.0)
+]
+Far = Annotated[
+    float | None,
+    typer.Option(help="Choose nothing further outside the runs than this factor.", min=1.0),
+]
+ExtraSeeds = Annotated[
+    int,
+    typer.Option(help="Further seeds that each finished configuration of the file may get.", min=0),
+]
+Out = Annotated[Path, typer.Option(help="Sweep file to write.")]
+
+
 @app.command(
     name="next",
-    epilog="Examples: memscale next quickstart  ·  memscale next quickstart --candidates more.yaml --gpu-hours 2  ·  "
+    epilog="Examples: memscale next quickstart  ·  "
+    "memscale next quickstart --candidates more.yaml --gpu-hours 2  ·  "
     'memscale next quickstart --candidates more.yaml --target "memory_plus: x=1e6"  ·  '
-    'memscale next mine --target "memory_plus/dense: flops=1e18" --out next.yaml; memscale submit next.yaml',
+    'memscale next mine --target "memory_plus/dense: flops=1e18" --out next.yaml; '
+    "memscale submit next.yaml",
+    help="Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep "
+    "file to submit.",
 )
 @reports_errors
 def next_(
     sweep: SweepName,
-    candidates: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not trained yet, and a further seed of what it has.",
-            metavar="SWEEP.yaml",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of the law), or a multiplier, "
-            "'memory_plus/dense: flops=1e18'. Default: the loss of the best architecture at ten times its largest run.",
-            show_default=False,
-        ),
-    ] = None,
-    outcome: Annotated[str, typer.Option(help="Column of the runs: loss or answer_nll.")] = "loss",
-    law: Annotated[
-        str | None,
-        typer.Option(
-            help="Law to fit. Default: chinchilla where tokens vary, else power (in x: stored parameters; FLOPs where tokens grow in step with size).",
-            show_default=False,
-        ),
-    ] = None,
-    n_runs: Annotated[int, typer.Option(help="Most runs to choose.", min=1)] = 3,
-    gpu_hours: Annotated[
-        float | None, typer.Option(help="Most GPU-hours to spend. Default: no limit.", min=0.0)
-    ] = None,
-    far: Annotated[
-        float | None,
-        typer.Option(help="Choose nothing further outside the runs than this factor.", min=1.0),
-    ] = None,
-    extra_seeds: Annotated[
-        int,
-        typer.Option(
-            help="Further seeds that each finished configuration of the file may get.", min=0
-        ),
-    ] = 1,
-    out: Annotated[Path, typer.Option(help="Sweep file to write.")] = Path("next.yaml"),
+    candidates: Candidates = None,
+    target: Target = None,
+    outcome: Outcome = "loss",
+    law: Law = None,
+    n_runs: MaxRuns = 3,
+    gpu_hours: GpuHours = None,
+    far: Far = None,
+    extra_seeds: ExtraSeeds = 1,
+    out: Out = Path("next.yaml"),
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
 ) -> None:
-    """Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep file to submit."""
+    """Write the most informative next runs as a sweep file."""
     import analysis
     from analysis.scaling.next_sweep import propose, ranking, sweep_texts
     from orchestrator.cli.render import results
@@ -131,8 +147,11 @@ def next_(
         out.write_text(joined(parts), encoding="utf-8")
     except ValueError as error:
         raise StoreError(str(error)) from error
+    option = runs_option(runs)
     console_here().print(
-        f"Written: {out}\nLook:    {command()} plan {out}{runs_option(runs)}\nTrain:   {command()} submit {out}{runs_option(runs)}"
+        f"Written: {out}\n"
+        f"Look:    {command()} plan {out}{option}\n"
+        f"Train:   {command()} submit {out}{option}"
     )
 
 
@@ -149,7 +168,8 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
             f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
         )
         raise StoreError(
-            f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; see `memscale status {sweep}`"
+            f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; "
+            f"see `memscale status {sweep}`"
         )
     return table, analysis.fit_sweep(table)
 
@@ -161,7 +181,8 @@ def _recorded(runs: Path, name: str) -> Path:
     path = find_sweep(runs, name).path / "sweep.yaml"
     if not path.is_file():
         raise StoreError(
-            f"{path}: not there, so what is missing is not known; name a sweep file with --candidates"
+            f"{path}: not there, so what is missing is not known; "
+            "name a sweep file with --candidates"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""`memscale plan`: what a sweep would train and cost, and how it would go on a cluster."""
+"""Command `memscale plan`: price of a sweep, and its simulation on a cluster."""
 
 import dataclasses
 from pathlib import Path
@@ -20,64 +20,68 @@ def _print_recipes(asked: bool) -> None:
     raise typer.Exit
 
 
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        help="Trials at a time, for the predicted time. Default: cores / cores per trial."
+    ),
+]
+Show = Annotated[
+    bool, typer.Option("--show", help="Print the sweep file itself, to start one's own from.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print every number of every trial as JSON.")]
+Recipes = Annotated[
+    bool,
+    typer.Option(
+        "--recipes",
+        help="Print what `train: {recipe: …}` may name, with sources, and nothing else.",
+        callback=_print_recipes,
+        is_eager=True,
+    ),
+]
+Simulate = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the sweep in simulated time on a cluster: gpus=1024, or "
+        "nodes=8,gpus_per_node=8,gpu_memory=80GB. Also cpus_per_node=96 and gpu_flops=4e14 (FLOP/s "
+        "that training reaches on a GPU); unlike nodes by +.",
+        metavar="CLUSTER",
+        show_default=False,
+    ),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file.",
+        show_default=False,
+    ),
+]
+
+
 @app.command(
-    epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  memscale plan my_sweeps/  ·  "
-    "memscale plan --show quickstart > my_sweep.yaml  ·  memscale plan quickstart --simulate gpus=1024  ·  "
-    "memscale plan quickstart --simulate nodes=8,gpus_per_node=8,gpu_memory=80GB --picture gantt.png"
+    epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  "
+    "memscale plan my_sweeps/  ·  memscale plan --show quickstart > my_sweep.yaml  ·  "
+    "memscale plan quickstart --simulate gpus=1024  ·  memscale plan quickstart "
+    "--simulate nodes=8,gpus_per_node=8,gpu_memory=80GB --picture gantt.png",
+    help="Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is "
+    "new and why.",
 )
 @reports_errors
 def plan(
     sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            help="Trials at a time, for the predicted time. Default: cores / cores per trial."
-        ),
-    ] = None,
-    show: Annotated[
-        bool, typer.Option("--show", help="Print the sweep file itself, to start one's own from.")
-    ] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print every number of every trial as JSON.")
-    ] = False,
-    recipes: Annotated[
-        bool,
-        typer.Option(
-            "--recipes",
-            help="Print what `train: {recipe: …}` may name, with sources, and nothing else.",
-            callback=_print_recipes,
-            is_eager=True,
-        ),
-    ] = False,
-    simulate: Annotated[
-        str | None,
-        typer.Option(
-            help="Run the sweep in simulated time on a cluster: gpus=1024, or nodes=8,gpus_per_node=8,gpu_memory=80GB. "
-            "Also cpus_per_node=96 and gpu_flops=4e14 (FLOP/s that training reaches on a GPU); unlike nodes by +.",
-            metavar="CLUSTER",
-            show_default=False,
-        ),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file.",
-            show_default=False,
-        ),
-    ] = None,
+    slots: Slots = None,
+    show: Show = False,
+    json: Json = False,
+    recipes: Recipes = False,
+    simulate: Simulate = None,
+    picture: Picture = None,
 ) -> None:
-    """Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is new and why."""
+    """Price a sweep before anything starts."""
     from orchestrator.cli.render import plan as plans
 
     if show:
-        from orchestrator.records.errors import ConfigError
-        from orchestrator.sweep.parsing import discovery
-
-        sources, problems = discovery.sources(sweep_files)
-        if problems:
-            raise ConfigError(problems)
-        typer.echo(discovery.joined(sources), nl=False)
+        _show(sweep_files)
         return
     if simulate is not None:
         _simulate(sweep_files, runs, simulate, picture, json=json)
@@ -88,11 +92,26 @@ def plan(
         )
     priced = make_plan(sweep_files, runs)
     if json:
-        import json as json_module
-
-        typer.echo(json_module.dumps([plan_row(t, priced.sweep) for t in priced.trials], indent=1))
+        _echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
         return
     console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
+
+
+def _show(sweep_files: list[Path]) -> None:
+    """Print the sweep files themselves, as one."""
+    from orchestrator.records.errors import ConfigError
+    from orchestrator.sweep.parsing import discovery
+
+    sources, problems = discovery.sources(sweep_files)
+    if problems:
+        raise ConfigError(problems)
+    typer.echo(discovery.joined(sources), nl=False)
+
+
+def _echo_json(value: Any) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=1))
 
 
 def _simulate(
@@ -118,9 +137,7 @@ def _simulate(
     result = simulate(cluster.nodes, trials)
     name = priced.sweep.name
     if json:
-        import json as json_module
-
-        typer.echo(json_module.dumps(summary.simulation_json(result, label), indent=1))
+        _echo_json(summary.simulation_json(result, label))
     else:
         rate = planned_trials.rate_text(priced, cluster)
         console_here().print(
@@ -131,7 +148,8 @@ def _simulate(
             from analysis.plotting.style import series_styles
         except ModuleNotFoundError as error:
             raise StoreError(
-                f"pictures need {error.name}, which is not installed; pip install 'memscale[analysis]'"
+                f"pictures need {error.name}, which is not installed; "
+                "pip install 'memscale[analysis]'"
             ) from error
         styles = series_styles(label[run.trial.trial_id] for run in result.runs)
         gantt.draw(

@@ -1,12 +1,12 @@
-"""`memscale submit`, and the controller that it starts in the background."""
+"""Command `memscale submit`, and the controller that it starts in the background."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli import submit_slurm as slurm_options
+from orchestrator.cli import submit_slurm
 from orchestrator.cli.app import (
     Runs,
     SweepFiles,
@@ -18,104 +18,125 @@ from orchestrator.cli.app import (
     runs_option,
 )
 
+if TYPE_CHECKING:
+    from orchestrator.submit.submission import Submission
+
+
+Detach = Annotated[
+    bool,
+    typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`."),
+]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        help="ray: embedded Ray. process: plain processes. debug: in this process, one by one."
+    ),
+]
+Cpus = Annotated[
+    int | None, typer.Option(help="Cores to use. Default: all this process may use.", min=1)
+]
+Gpus = Annotated[
+    int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on a Ray cluster that exists: ray://HOST:10001 from any machine, HOST:PORT or "
+        "auto from a node of it. RUNS must be a folder that all nodes see.",
+        show_default=False,
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        help="With --address: among the sweeps of one cluster, higher ones go first. Default: 0.",
+        min=-100,
+        max=100,
+        show_default=False,
+    ),
+]
+Weight = Annotated[
+    float | None,
+    typer.Option(
+        help="With --address: share of the cluster, relative to other sweeps of the same priority. "
+        "Default: 1.",
+        min=0.01,
+        show_default=False,
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on a Slurm cluster. slurm: Ray inside allocations (pilots), several trials on "
+        "a node. slurm-direct: one job for each trial, without Ray. RUNS must be a folder that all "
+        "nodes see.",
+        show_default=False,
+    ),
+]
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        help="Slurm: nodes, or MIN:MAX to add nodes while trials wait and give them back when "
+        "idle. slurm-direct: jobs of an array at a time. Default: 1 (slurm), 64 (slurm-direct).",
+        metavar="MIN:MAX",
+        show_default=False,
+    ),
+]
+Partition = Annotated[
+    str | None, typer.Option(help="Slurm: partition. Default: the cluster's.", show_default=False)
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        help="Slurm: time limit of a job, as sbatch takes it. At its end trials checkpoint and the "
+        "job goes back into the queue. Default: 1:00:00.",
+        metavar="TIME",
+        show_default=False,
+    ),
+]
+SbatchOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Slurm: any other option of sbatch, as account=me; may be given several times.",
+        metavar="KEY=VALUE",
+        show_default=False,
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")]
+
 
 @app.command(
-    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  memscale submit dense.yaml memory.yaml  ·  "
-    "memscale submit my_sweeps/ --launcher process  ·  memscale submit my.yaml --address auto --priority 1  ·  "
+    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  "
+    "memscale submit dense.yaml memory.yaml  ·  "
+    "memscale submit my_sweeps/ --launcher process  ·  "
+    "memscale submit my.yaml --address auto --priority 1  ·  "
     "memscale submit my.yaml --address ray://head:10001 --runs /shared/runs  ·  "
-    "memscale submit my.yaml --backend slurm --nodes 1:8 --partition gpu --time 12:00:00 --slurm account=me  ·  "
-    "memscale submit my.yaml --backend slurm-direct --time 4:00:00 --detach"
+    "memscale submit my.yaml --backend slurm --nodes 1:8 --partition gpu --time 12:00:00 "
+    "--slurm account=me  ·  "
+    "memscale submit my.yaml --backend slurm-direct --time 4:00:00 --detach",
+    help="Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; "
+    "submitting twice trains nothing.",
 )
 @reports_errors
 def submit(
     sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
     tracking_uri: TrackingUri = None,
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`."),
-    ] = False,
-    launcher: Annotated[
-        str,
-        typer.Option(
-            help="ray: embedded Ray. process: plain processes. debug: in this process, one by one."
-        ),
-    ] = "ray",
-    cpus: Annotated[
-        int | None, typer.Option(help="Cores to use. Default: all this process may use.", min=1)
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="GPUs to use. Default: all that are visible.", min=0)
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="Run on a Ray cluster that exists: ray://HOST:10001 from any machine, HOST:PORT or auto from a node of it. "
-            "RUNS must be a folder that all nodes see.",
-            show_default=False,
-        ),
-    ] = None,
-    priority: Annotated[
-        int | None,
-        typer.Option(
-            help="With --address: among the sweeps of one cluster, higher ones go first. Default: 0.",
-            min=-100,
-            max=100,
-            show_default=False,
-        ),
-    ] = None,
-    weight: Annotated[
-        float | None,
-        typer.Option(
-            help="With --address: share of the cluster, relative to other sweeps of the same priority. Default: 1.",
-            min=0.01,
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="Train on a Slurm cluster. slurm: Ray inside allocations (pilots), several trials on a node. "
-            "slurm-direct: one job for each trial, without Ray. RUNS must be a folder that all nodes see.",
-            show_default=False,
-        ),
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            help="Slurm: nodes, or MIN:MAX to add nodes while trials wait and give them back when idle. "
-            "slurm-direct: jobs of an array at a time. Default: 1 (slurm), 64 (slurm-direct).",
-            metavar="MIN:MAX",
-            show_default=False,
-        ),
-    ] = None,
-    partition: Annotated[
-        str | None,
-        typer.Option(help="Slurm: partition. Default: the cluster's.", show_default=False),
-    ] = None,
-    time: Annotated[
-        str | None,
-        typer.Option(
-            help="Slurm: time limit of a job, as sbatch takes it. At its end trials checkpoint and the job goes back into the "
-            "queue. Default: 1:00:00.",
-            metavar="TIME",
-            show_default=False,
-        ),
-    ] = None,
-    slurm: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Slurm: any other option of sbatch, as account=me; may be given several times.",
-            metavar="KEY=VALUE",
-            show_default=False,
-        ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")] = False,
+    detach: Detach = False,
+    launcher: Launcher = "ray",
+    cpus: Cpus = None,
+    gpus: Gpus = None,
+    address: Address = None,
+    priority: Priority = None,
+    weight: Weight = None,
+    backend: Backend = None,
+    nodes: Nodes = None,
+    partition: Partition = None,
+    time: TimeLimit = None,
+    slurm: SbatchOptions = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; submitting twice trains nothing."""
-    from orchestrator.cli.render import progress
-    from orchestrator.cli.render.command_name import command
-    from orchestrator.records.trial_dir import sweep_dir
+    """Train what is missing of a sweep."""
     from orchestrator.submit import submission
 
     if launcher not in submission.LAUNCHERS:
@@ -128,23 +149,21 @@ def submit(
                 "is among the sweeps of one Ray cluster: add --address, or leave it out",
                 param_hint=name,
             )
-    request_slurm = slurm_options.parse_request(
+    slurm_request = submit_slurm.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
-    if request_slurm is not None:
+    if slurm_request is not None:
         if address is not None:
             raise typer.BadParameter(
                 f"--backend {backend} starts a Ray of its own; leave one of them out",
                 param_hint="--address",
             )
-        slurm_options.submit_to_slurm(
-            sweep_files, runs, tracking_uri, request_slurm, detach=detach, quiet=quiet
+        submit_slurm.submit_to_slurm(
+            sweep_files, runs, tracking_uri, slurm_request, detach=detach, quiet=quiet
         )
         return
-    # What is here says nothing about the GPUs of a cluster; a trial that asks for `auto` takes them where there are any.
+    # This machine says nothing about the GPUs of a cluster; `auto` takes them where there are any.
     priced = make_plan(sweep_files, runs, gpus_there=None if address is None else True)
-    console = console_here()
-    todo = [t for t in priced.trials if t.to_train]
     try:
         request = submission.Submission(
             plan=priced,
@@ -154,36 +173,59 @@ def submit(
             cpus=cpus,
             gpus=gpus,
             address=address,
-            priority=0 if priority is None else priority,
+            priority=priority or 0,
             weight=1.0 if weight is None else weight,
             argv=tuple(sys.argv),
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    # Through the Ray client a sweep would end with this connection, so it is run on the cluster and watched from here.
+    # Through the Ray client a sweep would end with this connection, so it runs on the cluster and
+    # is watched from here.
     hosted = address is not None and address.startswith("ray://")
-    if (detach or hosted) and todo:
-        log = request.detach()
-        console.print(
-            f"Submitted {len(todo)} of {len(priced.trials)} trials of {priced.sweep.name} in the background (log: {log})."
-        )
-        console.print(
-            f"Watch:  {command()} status {priced.sweep.name} --watch{runs_option(runs)}\nStop:   {command()} cancel {priced.sweep.name}{runs_option(runs)}"
-        )
-        if not detach and not quiet:
-            progress.watch(sweep_dir(runs, priced.sweep.name), console)
-        return
+    if (detach or hosted) and any(trial.to_train for trial in priced.trials):
+        _run_in_background(request, watched=not detach and not quiet)
+    else:
+        _run_here(request, quiet=quiet)
+
+
+def _run_here(request: "Submission", *, quiet: bool) -> None:
+    """Run a submission in this process; exit with its code."""
+    from orchestrator.cli.render import progress
+
+    trials, console = request.plan.trials, console_here()
     console.print(
-        f"{priced.sweep.name}: {len(priced.trials)} trials, {len(todo)} to train, "
-        f"{sum(t.status == 'done' for t in priced.trials)} already done."
+        f"{request.plan.sweep.name}: {len(trials)} trials, "
+        f"{sum(t.to_train for t in trials)} to train, "
+        f"{sum(t.status == 'done' for t in trials)} already done."
     )
     with progress.LiveSweep(console, quiet=quiet) as live:
-        outcome = request.run(live.update)
-    console.print(progress.outcome_text(outcome, runs_option=runs_option(runs)))
-    raise typer.Exit(outcome.exit_code)
+        result = request.run(live.update)
+    console.print(progress.outcome_text(result, runs_option=runs_option(request.runs)))
+    raise typer.Exit(result.exit_code)
 
 
-@app.command(hidden=True, epilog="Example: memscale controller runs/quickstart 1")
+def _run_in_background(request: "Submission", *, watched: bool) -> None:
+    """Have another process run a submission, and show how it goes if that is wanted."""
+    from orchestrator.cli.render import progress
+    from orchestrator.records.trial_dir import sweep_dir
+
+    trials, name, console = request.plan.trials, request.plan.sweep.name, console_here()
+    log = request.detach()
+    console.print(
+        f"Submitted {sum(t.to_train for t in trials)} of {len(trials)} trials of {name} "
+        f"in the background (log: {log})."
+    )
+    console.print(submit_slurm.watch_and_stop(name, request.runs))
+    if watched:
+        progress.watch(sweep_dir(request.runs, name), console)
+
+
+@app.command(
+    hidden=True,
+    epilog="Example: memscale controller runs/quickstart 1",
+    help="Run a submission that is written down already: what `submit --detach` starts, here or on "
+    "a cluster.",
+)
 @reports_errors
 def controller(
     sweep: Annotated[Path, typer.Argument(help="Folder of the sweep.")],
@@ -192,7 +234,7 @@ def controller(
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster, seen from here.")] = None,
     dies_with: Annotated[int | None, typer.Option(help="Pid of the parent to die with.")] = None,
 ) -> None:
-    """Run a submission that is written down already: what `submit --detach` starts, here or on a cluster."""
+    """Run a submission that is written down already."""
     import signal
 
     from orchestrator.cli.render import progress

@@ -1,4 +1,4 @@
-"""`memscale submit --backend slurm`: what the options ask of Slurm, and what is told in the terminal."""
+"""Command `memscale submit --backend slurm`: its options, and what it prints."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,8 @@ def parse_request(
         )
     if backend == "slurm-direct" and (cpus is not None or gpus is not None):
         raise typer.BadParameter(
-            "a job of slurm-direct asks for what its trial asks for (resources in the sweep file); leave it out",
+            "a job of slurm-direct asks for what its trial asks for (resources in the sweep file); "
+            "leave it out",
             param_hint="--gpus" if cpus is None else "--cpus",
         )
     with _names_option("--nodes"):
@@ -105,13 +106,12 @@ def submit_to_slurm(
     where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
     before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
     console.print(
-        f"{name}: {len(priced.trials)} trials, {sent.trials} to train{where if sent.job_ids else ''}{before}."
+        f"{name}: {len(priced.trials)} trials, {sent.trials} to train"
+        f"{where if sent.job_ids else ''}{before}."
     )
     if not sent.trials:
         return
-    console.print(
-        f"Watch:  {command()} status {name} --watch{runs_option(runs)}\nStop:   {command()} cancel {name}{runs_option(runs)}"
-    )
+    console.print(watch_and_stop(name, runs))
     if detach:
         submission.follow_in_background()
         return
@@ -120,11 +120,23 @@ def submit_to_slurm(
             outcome = submission.follow(live.update)
     except KeyboardInterrupt:
         console.print(
-            f"The jobs go on. What they measure is sent to MLflow by: {command()} sync {name}{runs_option(runs)}"
+            "The jobs go on. What they measure is sent to MLflow by: "
+            f"{command()} sync {name}{runs_option(runs)}"
         )
         raise typer.Exit(130) from None
     console.print(progress.outcome_text(outcome, runs_option=runs_option(runs)))
     raise typer.Exit(outcome.exit_code)
+
+
+def watch_and_stop(name: str, runs: Path) -> str:
+    """Return the commands to watch a sweep and to stop it."""
+    from orchestrator.cli.render.command_name import command
+
+    option = runs_option(runs)
+    return (
+        f"Watch:  {command()} status {name} --watch{option}\n"
+        f"Stop:   {command()} cancel {name}{option}"
+    )
 
 
 def _ranges(job_ids: Sequence[str]) -> list[str]:
