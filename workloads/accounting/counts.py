@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes, counted once and the same way for every architecture.
+"""Counts of parameters, FLOPs, bytes and activations of every architecture.
 
 Conventions (docs/metrics.md, "Accounting"): a multiply-add is 2 FLOPs; causal attention scores
 count half the square; training is 3 x forward; a lookup costs the rows it reads, never the whole
@@ -77,18 +77,24 @@ class Component(ABC):
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count forward FLOPs of one token in a sequence of `seq_len`: matrix products and rows read, nothing else."""
+        """Count forward FLOPs of one token in a sequence of `seq_len`.
+
+        Matrix products and rows read count, nothing else.
+        """
 
     @abstractmethod
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return what a forward pass keeps for the backward pass, as plain torch saves it."""
 
     def active_params(self) -> int:
-        """Count the non-embedding parameters that one token touches: all, unless the component says otherwise."""
+        """Count the non-embedding parameters that one token touches; by default all."""
         return self.param_count().non_embedding
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
-        """Return bytes of parameters read per token and group: each once per batch, unless the component says otherwise."""
+        """Return bytes of parameters read per token and group.
+
+        Each parameter is read once per batch, unless the component says otherwise.
+        """
         return {
             group: element_bytes * number / batch_tokens
             for group, number in self.param_count().as_dict().items()
@@ -122,7 +128,10 @@ class Accounted(ABC):
         return sum(n * component.active_params() for n, component in self.components(vocab_size))
 
     def flops_per_token(self, vocab_size: int, seq_len: int) -> FlopCount:
-        """Count forward FLOPs of one token in a sequence of `seq_len`; norms, activations and sorting are left out."""
+        """Count forward FLOPs of one token in a sequence of `seq_len`.
+
+        Norms, activation functions and sorting are left out.
+        """
         _at_least_one(vocab_size=vocab_size, seq_len=seq_len)
         counts = (
             (n, component.flops_per_token(seq_len).as_dict())
@@ -133,7 +142,7 @@ class Accounted(ABC):
     def bytes_per_token(
         self, vocab_size: int, *, batch_tokens: int = 1, element_bytes: int = 2
     ) -> dict[str, float]:
-        """Return bytes of parameters read per token and group when `batch_tokens` tokens pass at once.
+        """Return bytes of parameters read per token and group, in batches of `batch_tokens`.
 
         Matrices are read once per batch. Of a table, the rows that the batch reads, each once;
         where the choice of rows is learned, their expected number under even use.
@@ -172,7 +181,10 @@ def _at_least_one(**numbers: int) -> None:
 
 
 def distinct_rows(n_rows: int, *, draws: int, without_repetition: int = 1) -> float:
-    """Return the expected number of different rows among `draws` even draws of `without_repetition` different rows each."""
+    """Return the expected number of different rows among `draws` uniform draws.
+
+    Each draw is of `without_repetition` different rows.
+    """
     if without_repetition >= n_rows:
         return float(n_rows) if draws else 0.0
     return n_rows * -math.expm1(draws * math.log1p(-without_repetition / n_rows))
@@ -184,7 +196,9 @@ def training_flops(forward_flops_per_token: float, tokens: int) -> float:
 
 
 def paper_total(count: ParamCount) -> int:
-    """Return the total as Berges et al. 2024 (arXiv 2412.09764) print it: without the gains of the norms.
+    """Return the total without the gains of norms, as Berges et al. 2024 print it.
+
+    arXiv 2412.09764.
 
     Reproduces their totals at 134M and 1.3B to the printed digit but for one, Memory+ with 1024**2
     slots at 1.3B: 3.368 billion by this rule, 3.377 in print, which is the total of their one-layer

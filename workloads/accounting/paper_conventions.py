@@ -1,4 +1,6 @@
-"""What papers print for their models, by the papers' own conventions, where these are not ours (`accounting.py`).
+"""FLOPs and bytes by the conventions of papers, where they differ from ours.
+
+Ours are in `counts.py`.
 
 MemoryFormer (arXiv 2411.12992) counts one multiply-add as one FLOP, one block, a sequence of 2,048
 tokens, attention over the whole square, and no head. These functions keep to that, and are for
@@ -10,7 +12,10 @@ PAPER_SEQ_LEN = 2048
 
 
 def dense_block_paper_flops(d_model: int, *, seq_len: int = PAPER_SEQ_LEN) -> tuple[int, int]:
-    """Return FLOPs of a Pythia block's linear maps, and of the block: 12 s d**2, and 2 s**2 d more (table 1)."""
+    """Return FLOPs of a Pythia block's linear maps, and of the block (table 1).
+
+    Linear maps: 12 s d**2. The block: 2 s**2 d more.
+    """
     linear = 12 * seq_len * d_model**2
     return linear, linear + _mixing(d_model, seq_len)
 
@@ -18,7 +23,9 @@ def dense_block_paper_flops(d_model: int, *, seq_len: int = PAPER_SEQ_LEN) -> tu
 def memoryformer_paper_flops(
     d_model: int, *, tau: int, seq_len: int = PAPER_SEQ_LEN
 ) -> tuple[int, int]:
-    """Return FLOPs of a MemoryFormer block's look-ups, and of the block: 6 K s d with K = d / tau, and 2 s**2 d more.
+    """Return FLOPs of a MemoryFormer block's look-ups, and of the whole block.
+
+    Look-ups: 6 K s d with K = d / tau. The block: 2 s**2 d more.
 
     Reproduces five of the six cells of table 1. The rows read, (4 d + (tau + 2) K) K, would be
     fewer: 5.25 K d for tau = 8.
@@ -34,7 +41,9 @@ def _mixing(d_model: int, seq_len: int) -> int:
 def hash_layer_paper_flops(
     n_chunks: int, *, bits: int, width: int, seq_len: int = PAPER_SEQ_LEN
 ) -> int:
-    """Return FLOPs of one Memory Layer: s K (h + 2 tau), the only simple rule that fits all of table 3.
+    """Return FLOPs of one Memory Layer: s K (h + 2 tau).
+
+    This is the only simple rule that fits all of table 3.
 
     The paper's own s K (h + tau) gives 0.05 G where its table says 0.06 G.
     """

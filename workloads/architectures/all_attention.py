@@ -1,4 +1,4 @@
-"""Llama-style transformer without feed-forward blocks: attention sees learned vectors beside the positions.
+"""All-attention: persistent key-value vectors in place of feed-forward blocks.
 
 Source: Sukhbaatar et al. 2019, "Augmenting Self-attention with Persistent Memory" (arXiv
 1907.01470). Every head has N keys and values of its own that do not depend on the input; one
@@ -47,7 +47,7 @@ class AllAttentionShape(AttentionShape):
     """Sizes of the part of attention that projects and mixes positions."""
 
     def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
-        """Return what causal attention keeps; keys and values that heads share, once more for every head."""
+        """Return bytes of causal attention; keys and values that heads share, once per head."""
         c = 4 if precision == "fp32" else 2
         repeated = 0.0 if self.n_kv_heads == self.n_heads else 2.0 * c * self.d_model
         return super().mixing_activation_bytes(seq_len, precision) + repeated
@@ -187,7 +187,7 @@ class PersistentVectors(nn.Module):
 
 
 def _without_feed_forward(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dense backbone with as many persistent vectors as its SwiGLU blocks have parameters."""
+    """Return fields of a dense backbone, its SwiGLU parameters spent on persistent vectors."""
     rest = {name: value for name, value in fields.items() if name != "d_ff"}
     return {**rest, "n_persistent": 3 * fields["d_ff"] // 2}
 

@@ -1,4 +1,4 @@
-"""GPT-NeoX transformer whose attention is linear, with weights that fall with the distance (cosFormer).
+"""cosFormer: linear attention with cosine weights, on a GPT-NeoX backbone.
 
 Source: Qin et al. 2022, "cosFormer" (arXiv 2202.08791) and its released code. Position t mixes the
 values of j <= t by `relu(q_t) . relu(k_j) cos(pi (t - j) / 2M)`, divided by the sum of these

@@ -1,4 +1,4 @@
-"""Engram: rows of large tables, named by hashing the last tokens, gated into the residual stream of a few layers.
+"""Engram: n-gram hash memory, gated into the residual stream of a few layers.
 
 Source: Cheng et al. 2026, "Conditional Memory via Scalable Lookup" (arXiv 2601.07372), and its
 demonstration code. At each chosen layer, before attention, the rows of the n-grams that end here
@@ -211,12 +211,14 @@ class EngramShape(Component):
         return ParamCount(memory_keys=2 * self.d_model * self.width + conv, norm=2 * self.d_model)
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count both projections and the convolution; rows are put side by side, which is no product."""
+        """Count both projections and the convolution; concatenating rows is no product."""
         conv = 0 if self.conv_kernel is None else self.conv_kernel * self.d_model
         return FlopCount(memory=4.0 * self.d_model * self.width + 2.0 * conv)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return ids and rows, query and key before, within and after their norms, the gate, value and convolution.
+        """Return bytes kept for the backward pass.
+
+        Ids and rows; query and key before, within and after their norms; gate, value, convolution.
 
         Rows are kept once in fp32, or in bf16 by each of their two readers. Norms and the
         convolution stay fp32; what the latter sees of the time before the sequence is spread over
@@ -231,7 +233,7 @@ class EngramShape(Component):
 
 @dataclass(frozen=True, kw_only=True)
 class NgramTableComponent(TableComponent):
-    """A table whose rows are put side by side as they are. Layers that share it read the same rows."""
+    """Table whose rows are concatenated. Layers that share it read the same rows."""
 
     def active_params(self) -> int:
         """Count the rows that one token reads, the same in every layer."""
@@ -242,12 +244,12 @@ class NgramTableComponent(TableComponent):
         return FlopCount()
 
     def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
-        """Return what a deferred gradient keeps until the update: each row read is a bag of its own."""
+        """Return bytes of a deferred gradient; each row read is a bag of its own."""
         return self.reads * (4 + element_bytes + self.width * element_bytes)
 
 
 class Engram(nn.Module):
-    """What the n-grams that end at a position say, as far as the residual stream there agrees with it."""
+    """Memory read by the n-grams that end at a position, gated by the residual stream."""
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
 
@@ -288,7 +290,9 @@ class Engram(nn.Module):
 def agreement(
     query: Float[Tensor, "batch seq d_model"], key: Float[Tensor, "batch seq d_model"]
 ) -> Float[Tensor, "batch seq 1"]:
-    """Return the gate `sigmoid(sign(z) sqrt|z|)` of `z = query . key / sqrt(d_model)`, fp32 or wider.
+    """Return the gate `sigmoid(sign(z) sqrt|z|)` of `z = query . key / sqrt(d_model)`.
+
+    In fp32 or wider.
 
     The root has no slope at 0, so below _LEAST it is taken there, as in the source.
     """
@@ -301,7 +305,10 @@ _LEAST = 1.0e-6
 
 
 class _Convolution(nn.Module):
-    """`silu(sum_j w_j * norm(x)[t - (kernel - 1 - j) max_order])`, column by column; begins at zero."""
+    """Depthwise causal convolution over positions `max_order` apart; begins at zero.
+
+    `silu(sum_j w_j * norm(x)[t - (kernel - 1 - j) max_order])`, column by column.
+    """
 
     def __init__(self, shape: EngramShape, *, eps: float) -> None:
         super().__init__()
@@ -339,7 +346,7 @@ class _Convolution(nn.Module):
 
 
 class EngramUsage(MemoryUsage):
-    """How the rows of a table of n-grams are read, each with the weight of the gate; and the gate itself.
+    """Usage of an n-gram table, weighted by the gate, and of the gate itself.
 
     Statistics beside those of `MemoryUsage`:
 
@@ -359,14 +366,14 @@ class EngramUsage(MemoryUsage):
         self.gates += weights[:, 0].sum(dtype=torch.float64)
 
     def report(self) -> dict[str, float]:
-        """Return the statistics since the last report and start anew; empty if nothing was recorded."""
+        """Return and reset the statistics since the last report; empty if none were recorded."""
         gates, tokens = float(self.gates), int(self.counts[0])
         values = super().report()
         return {**values, "gate": gates / tokens} if values else values
 
 
 class EngramBlock(Block):
-    """A block that first adds to its input what a memory says: `x + engram(x)`, then mixer and feed-forward block."""
+    """Block with a memory before attention: `x + engram(x)`, then mixer and feed-forward."""
 
     def __init__(
         self,
@@ -415,7 +422,7 @@ class EngramTransformer(Transformer):
 
 
 def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width: the dense backbone and tables about four times as large."""
+    """Return fields of this width: the dense backbone, tables about four times as large."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
     # One layer with a memory where the middle is the second, else two; two orders of half the

@@ -1,15 +1,15 @@
-"""GPT-NeoX transformer that attends to a compressed prefix (Linformer, made causal).
+"""Linformer, made causal: attention to a compressed prefix, GPT-NeoX backbone.
 
 Source: Wang et al. 2020, "Linformer" (arXiv 2006.04768): softmax over k = `projected_len` keys `E
 K` and values `F V` instead of over all positions. Each of the k mixes all positions, so no mask
 makes that causal. Here every position has the projection of its own prefix, exactly:
 
-    K'_t = sum over j <= t of E_j k_j^T,  V'_t = sum over j <= t of F_j v_j^T   (k rows; E_j, F_j a vector per position)
+    K'_t = sum over j <= t of E_j k_j^T,  V'_t = sum over j <= t of F_j v_j^T
     y_t = softmax(K'_t q_t / sqrt(d_head))^T V'_t
 
-which is two causal linear attentions without normalisation: scores are the one of q and k with E_j
-as values, the output that of the weights with F_j as keys. Neither K'_t nor V'_t exists for every
-t.
+K' and V' have k rows; E_j and F_j are a vector per position. This is two causal linear attentions
+without normalisation: scores are the one of q and k with E_j as values, the output that of the
+weights with F_j as keys. Neither K'_t nor V'_t exists for every t.
 
 E and F belong to a layer, its heads share them, and their entries begin even in +-1 / sqrt(k), as
 in the released codes. They have `max_seq_len` positions, so longer sequences are refused. Sums over
@@ -67,13 +67,16 @@ class LinformerShape(AttentionShape):
         return self.projection_params + 2 * self.projected_len
 
     def bytes_per_token(self, *, batch_tokens: int, element_bytes: int) -> dict[str, float]:
-        """Return projections once per batch, and of E and F as many positions as the batch can have."""
+        """Return bytes of projections, once per batch, and of the rows of E and F in use.
+
+        Of E and F as many positions as the batch can have.
+        """
         positions = min(batch_tokens, self.max_seq_len)
         numbers = self.projection_params + 2 * self.projected_len * positions
         return {"attention": element_bytes * numbers / batch_tokens}
 
     def mixing_flops(self, seq_len: int) -> float:
-        """Return what both linear attentions cost a token: one of width k, and one of features of width k."""
+        """Return FLOPs of both linear attentions: one of width k, one of features of width k."""
         return self.n_heads * sum(
             chunked_flops(seq_len, key_width=m, value_width=d, chunk=self.chunk)
             for m, d in self._widths

@@ -1,4 +1,4 @@
-"""LookupFFN: a Llama-style transformer whose feed-forward blocks are look-ups by signs of a cheap projection.
+"""LookupFFN: feed-forward blocks that are table look-ups by signs of a projection.
 
 Source: Zeng et al. 2023, "LookupFFN" (ICML 2023, arXiv 2403.07221), and its released code:
 
@@ -214,7 +214,10 @@ class BlockHadamardShape(Component):
         return ParamCount(memory_keys=self.weights + self.d_output)
 
     def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Count the products with blocks. A transform is n log2 n additions and, like other sums, is not counted."""
+        """Count the products with blocks.
+
+        A transform is n log2 n additions, which are not counted, like other sums.
+        """
         return FlopCount(memory=2.0 * self.weights)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
@@ -250,7 +253,9 @@ _MIXED, _KEPT = 0.7, 0.3
 
 
 class BlockHadamard(nn.Module):
-    """`z = 0.7 BH4(x) + 0.3 x + bias`: a projection in O(d (block_width + log d)) instead of O(d**2).
+    """Block-Hadamard projection `z = 0.7 BH4(x) + 0.3 x + bias`.
+
+    It takes O(d (block_width + log d)) instead of O(d**2).
 
     BH4 applies four times {block-diagonal matrix, Hadamard transform}, to x padded with zeros to a
     power of two. Where more outputs are wanted than that, several such projections stand side by
@@ -287,13 +292,13 @@ class BlockHadamard(nn.Module):
 
 
 def _shape(fields: dict[str, Any], *, tau: int) -> dict[str, Any]:
-    """Fields of a Llama-style preset with look-ups: twice as many numbers to hash as d_model, as in the source."""
+    """Return fields of a Llama-style preset that hashes 2 d_model numbers, as the source."""
     n_tables = max(1, 2 * fields["d_model"] // tau)
     return {**without_d_ff(fields), "total_tables": fields["n_layers"] * n_tables, "tau": tau}
 
 
 def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width. Tables of 2**4 rows have as many parameters as a dense block."""
+    """Return fields of this width; tables of 2**4 rows equal a dense block's parameters."""
     return _shape(backbone_fields(d_model), tau=4)
 
 

@@ -1,4 +1,4 @@
-"""Memory+: product-key memories that share one table of values, in place of some feed-forward blocks.
+"""Memory+: product-key memories with one shared table, in place of some FFNs.
 
 Source: Berges et al. 2024, "Memory Layers at Scale" (arXiv 2412.09764): several memory layers
 around the middle with one table, gate `output(bag * silu(gate x))`, key_dim half of value_dim. The
@@ -136,7 +136,7 @@ class MemoryPlus(Transformer):
 
 
 def family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width, of `memory` too: the dense backbone and a table about four times as large."""
+    """Return fields of this width, of `memory` too: table about four times the backbone."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
     reading = {"n_memory_heads": 2, "knn": 8} if d_model <= 64 else {"n_memory_heads": 4, "knn": 16}

@@ -1,4 +1,4 @@
-"""MemoryFormer: every linear map of a block but the head is a look-up by signs; only attention multiplies matrices.
+"""MemoryFormer: hash look-ups in place of every linear map but the head.
 
 Source: Ding et al. 2024, "MemoryFormer" (NeurIPS 2024, arXiv 2411.12992), and its released code
 where the paper is silent. A layer cuts its input into chunks of `tau` numbers; the signs of a chunk
@@ -148,7 +148,7 @@ class Config(Accounted):
 
     @property
     def input_std(self) -> float:
-        """Standard deviation of embeddings and head at the start, and of queries, keys and values unless set."""
+        """Initial standard deviation of embeddings, head and, unless set, queries, keys, values."""
         return math.sqrt(2 / (5 * self.d_model))
 
     def build(self, vocab_size: int) -> Transformer:
@@ -199,7 +199,10 @@ RELEASED_STD = 0.02
 
 
 class HashAttention(nn.Module):
-    """Softmax attention whose queries, keys and values are looked up; its heads are the output, side by side."""
+    """Softmax attention whose queries, keys and values are hash look-ups.
+
+    The concatenated heads are the output.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -226,13 +229,16 @@ class HashAttention(nn.Module):
 
 
 def _as_a_product(x: Tensor) -> Tensor:
-    """Return `x` in the type that a linear map would put out: half as much to turn, and to remember when decoding."""
+    """Return `x` in autocast's type, as a linear map would.
+
+    Half as much to rotate, and to cache when decoding.
+    """
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class HashFeedForward(nn.Module):
-    """`M_2(LayerNorm(M_1 x))`, in the place of a feed-forward block."""
+    """`M_2(LayerNorm(M_1 x))`, the paper's Memory Block, in place of a feed-forward block."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -301,7 +307,7 @@ about three times."""
 
 
 def _member(backbone: dict[str, Any], *, tau: int) -> dict[str, Any]:
-    """Fields of our own member with this backbone: expand_bits a quarter of tau, as the paper's, but twice its chunks."""
+    """Return fields of our own presets: expand_bits is tau / 4, twice the paper's chunks."""
     return {
         **without_d_ff(backbone),
         "tau": tau,

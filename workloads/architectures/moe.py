@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forward blocks in a layer, of which a router picks a few for each token.
+"""Mixture of experts: feed-forward blocks of which a router picks a few per token.
 
 Sources: Shazeer et al. 2017 (arXiv 1701.06538); Dai et al. 2024, "DeepSeekMoE" (arXiv 2401.06066),
 for many narrow experts and shared ones; Muennighoff et al. 2024, "OLMoE" (arXiv 2409.02060), for
@@ -44,7 +44,7 @@ from workloads.layers.modules.moe import (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(LlamaFrame):
-    """Transformer with experts in all layers or some, and dense feed-forward blocks in the others."""
+    """Transformer with experts in all or some layers, dense feed-forward in the others."""
 
     FREE_DIMENSION: ClassVar[str] = "d_expert"
     """Field that `match:` solves for unless told otherwise."""
@@ -213,7 +213,10 @@ class Config(LlamaFrame):
         if self.routing == "token_choice":
             return {}
         others = "all tokens of the pass" if self.group == "batch" else "all tokens of its sequence"
-        why = f"experts choose among {others}, so whether one works on a token depends on later tokens too"
+        why = (
+            f"experts choose among {others}, so whether one works on a token depends on later "
+            "tokens too"
+        )
         training = {"training": why}
         return training if self.evaluation == "top_1" else {**training, "evaluation": why}
 
@@ -255,7 +258,7 @@ class Config(LlamaFrame):
 
 
 def _fine_grained(fields: dict[str, Any], *, n_experts: int, step: int = 8) -> dict[str, Any]:
-    """Fields of a model whose token meets three routed experts and a shared one, about as wide as `dense`'s block."""
+    """Return fields of one shared and three routed experts, about as wide as `dense`'s FFN."""
     return {
         **without_d_ff(fields),
         "n_experts": n_experts,

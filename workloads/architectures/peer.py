@@ -1,4 +1,4 @@
-"""PEER: a feed-forward block made of very many experts of one hidden unit each, found by product keys.
+"""PEER: a feed-forward block of many one-unit experts, found by product keys.
 
 Source: He 2024, "Mixture of A Million Experts" (arXiv 2407.04153). With u_i and v_i the rows of two
 tables and g_i the weight of expert i in a head,
@@ -142,7 +142,7 @@ class Config(LlamaBackbone):
 
 
 class PeerTransformer(Transformer):
-    """A transformer that owns the experts of one of its layers: a table of input and one of output vectors."""
+    """Transformer that owns one layer's experts: tables of input and output vectors."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
         inputs, outputs = (MemoryTable(config.n_keys**2, config.d_model) for _ in range(2))
@@ -182,7 +182,9 @@ class ExpertsShape(Component):
         return self.lookup.flops_per_token(seq_len)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return what the lookup keeps, hidden units, activations and their products with the weights, all fp32.
+        """Return bytes kept for the backward pass, all in fp32.
+
+        The lookup's, hidden units, activations and their products with the weights.
 
         ReLU keeps its result only. With bf16 the tables keep the input once more, in their type.
         """
@@ -196,7 +198,7 @@ class Peer(ProductKeyLookup):
     """The weighted sum of the best experts of every head."""
 
     def __init__(self, shape: ExpertsShape, inputs: MemoryTable, outputs: MemoryTable) -> None:
-        """Make a layer of the experts whose vectors are the rows of two tables, which the model owns."""
+        """Make a layer whose experts are the rows of two tables, which the model owns."""
         super().__init__(shape.lookup)
         self.shape = shape
         self.inputs, self.outputs = ModuleRef(inputs), ModuleRef(outputs)
@@ -227,7 +229,7 @@ def _activated(hidden: Tensor, activation: Activation) -> Tensor:
 
 
 def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width: the dense backbone and experts about four times as large."""
+    """Return fields of this width: dense backbone, experts about four times as large."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
     reading = {"n_memory_heads": 2, "knn": 8} if d_model <= 64 else {"n_memory_heads": 4, "knn": 16}

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (PLE): a second table of token vectors, of which every layer reads a slice of its own.
+"""Per-layer embeddings (PLE): a second token table, sliced by layer.
 
 Source: Google's Gemma 3n and Gemma 4 E models; there is no paper. Equations, shapes and scales are
 as users worked them out from the released models and code (huggingface/transformers issue 45206 and
@@ -72,7 +72,9 @@ class Config(LlamaBackbone):
 
     @classmethod
     def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
-        """Return the member of the family nearest to a size, which leaves out the table: that grows with the vocabulary.
+        """Return the preset nearest to a size, which leaves out the table.
+
+        The table grows with the vocabulary.
 
         Raises:
             ValueError: If none is within a quarter of it.

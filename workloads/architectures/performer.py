@@ -1,4 +1,4 @@
-"""GPT-NeoX transformer whose attention is linear, by random features of an exponential kernel (Performer).
+"""Performer: linear attention by random features, on a GPT-NeoX backbone.
 
 Source: Choromanski et al. 2021, "Rethinking Attention with Performers" (arXiv 2009.14794), FAVOR+
 with positive orthogonal features. With y = x / d_head^(1/4) and fixed random w_1 … w_m, a query and
@@ -51,11 +51,14 @@ class PerformerShape(LinearAttentionShape):
     """Sizes of one mixer."""
 
     def mixing_flops(self, seq_len: int) -> float:
-        """Return what mixing positions costs a token, random projections of query and key included."""
+        """Return FLOPs of mixing positions, random projections of query and key included."""
         return super().mixing_flops(seq_len) + 4.0 * self.n_heads * self.d_head * self.n_features
 
     def map_bytes(self, precision: Precision) -> float:
-        """Return the key; in fp32 with norms, the normalised query and key and the value, a part of their input."""
+        """Return bytes kept for the backward pass: the key and a part of the inputs.
+
+        In fp32 with norms: the normalised query and key, and the value.
+        """
         if self.qk_norm:
             return (16.0 if precision == "fp32" else 4.0) * self.d_model
         return (4.0 if precision == "fp32" else 2.0) * self.d_model
@@ -168,7 +171,9 @@ class PerformerAttention(MultiHead):
 
 
 class _PositiveFeatures(torch.autograd.Function):
-    """`exp(w . y - largest) + eps` for y = x / d_head^(1/4), by itself: plain autograd would keep it several times.
+    """Random features `exp(w . y - largest) + eps` for y = x / d_head^(1/4).
+
+    An autograd function of its own: plain autograd would keep several copies.
 
     Exponents are fp32 at least, features of the type asked for. The slope of a key's feature is
     `exp(w . y - |y|^2 / 2) (w - y)`, of a query's `exp(w . y - largest) w`: what is subtracted
@@ -208,7 +213,9 @@ class _PositiveFeatures(torch.autograd.Function):
 def orthogonal_vectors(
     n: int, width: int, generator: torch.Generator, *, equal_lengths: bool
 ) -> Float[Tensor, "features d_head"]:
-    """Return random vectors, orthogonal within each block of d_head; each alone is Gaussian unless lengths are equal.
+    """Return random vectors, orthogonal within each block of d_head.
+
+    Each alone is Gaussian unless lengths are equal.
 
     Worked out in float64, so that the rounding of different linear algebra libraries stays out of
     the result.

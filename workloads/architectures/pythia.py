@@ -1,4 +1,6 @@
-"""GPT-NeoX as the Pythia suite trains it: parallel residual, LayerNorm, biases, GELU, rotary on a quarter of each head.
+"""Pythia: GPT-NeoX, parallel residual, LayerNorm, biases, partial rotary.
+
+Rotary positions turn a quarter of each head.
 
 Source: Biderman et al. 2023, "Pythia" (arXiv 2304.01373); presets 14m to 2.8b are the suite's
 shapes. The base that MemoryFormer's and the efficient mixers' papers compare with.

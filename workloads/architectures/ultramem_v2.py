@@ -1,4 +1,4 @@
-"""UltraMemV2: a small memory beside the feed-forward block of every layer, tables shared among neighbours.
+"""UltraMemV2: a small memory in every layer, tables shared among neighbours.
 
 Sources: Huang et al. 2025, "UltraMemV2" (arXiv 2508.18756), on top of Huang et al. 2024,
 "Ultra-Sparse Memory Network" (arXiv 2411.12364). Every block is `x + ffn(norm x) + memory(norm x)`:
@@ -158,7 +158,9 @@ class UltraMemShape(Component):
 
     @property
     def value_std(self) -> float:
-        """Standard deviation of values and pre-values at the start: the memory puts out as much as the SwiGLU beside it.
+        """Initial standard deviation of values and pre-values.
+
+        With it the memory's output is as large as that of the SwiGLU beside it.
 
         With P and W keeping variances, mean square scores of 1 (`TuckerShape.initial_gain`) and G
         rows read of variance s^2, the output has mean square `G (d_pre s^2) s^2`, which is set to
@@ -200,7 +202,10 @@ class UltraMemShape(Component):
         return FlopCount(memory=self.lookup.flops_per_token(seq_len).memory + projections)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return what the lookup keeps, scores, the projected input and its products with rows, and the bag."""
+        """Return bytes kept for the backward pass.
+
+        The lookup's, scores, the projected input and its products with rows, and the bag.
+        """
         c, casts = (4, 0) if precision == "fp32" else (2, 1)
         kept = self.lookup.activation_bytes_per_token(seq_len, precision)
         kept += 4 * self.lookup.rows_read + c * self.value_dim
@@ -225,7 +230,10 @@ class ValueTables(nn.Module):
 
 
 class UltraMemLayer(TuckerLookup):
-    """`W sum_i s_i (u_i . P x) v_i` over the chosen slots, or `W sum_i s_i v_i` without pre-values."""
+    """Memory layer `W sum_i s_i (u_i . P x) v_i` over the chosen slots.
+
+    Without pre-values `W sum_i s_i v_i`.
+    """
 
     def __init__(self, shape: UltraMemShape, tables: ValueTables) -> None:
         """Make a memory that reads `tables`, which the model owns."""
@@ -287,7 +295,7 @@ class UltraMemBlock(Block):
 
 
 class UltraMemV2(Transformer):
-    """A transformer that owns tables of values, each of which several neighbouring memories read."""
+    """Transformer that owns tables of values, each read by several neighbouring layers."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
         shape = config.memory
@@ -306,7 +314,7 @@ class UltraMemV2(Transformer):
 
 
 def _family(d_model: int) -> dict[str, Any]:
-    """Fields of the member of this width: the dense backbone and tables about four times as large."""
+    """Return fields of this width: dense backbone, tables about four times as large."""
     backbone = backbone_fields(d_model)
     block_params = dense.Config(**backbone).param_count(1).non_embedding
     n_tables = -(-backbone["n_layers"] // Config.share_layers)

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete when they have their name, and that say so when they were damaged later.
+"""Atomic checkpoints: written aside, renamed when complete, verified by hash.
 
     checkpoints/
       .tmp-…            being written or being deleted; removed at the next start
@@ -67,7 +67,10 @@ def save_final(
     pieces: Mapping[str, TensorBlock] | None = None,
     world: RankGroup = RankGroup(),  # noqa: B008, frozen
 ) -> Path:
-    """Write what outlives the run, then delete the checkpoints of steps. Collective as `save` is."""
+    """Write what outlives the run, then delete the checkpoints of steps.
+
+    Collective as `save` is.
+    """
     path = _write(folder, FINAL, state, pieces=pieces or {}, world=world)
     if world.is_main:
         for older in _steps(folder):
@@ -142,7 +145,7 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def pieces(path: Path) -> dict[str, SavedTensor]:
-    """Return name -> what ranks had pieces of, to be read as it is needed. Empty where one rank saved all.
+    """Return sharded tensors by name, read lazily; empty where one rank saved all.
 
     Raises:
         ValueError: If an earlier version wrote them, or if they hold anything but tensors.
@@ -241,8 +244,9 @@ def _told(path: Path) -> dict[str, int | str]:
 def _steps(folder: Path) -> list[Path]:
     """Return the checkpoints of steps, newest first."""
     # Not by glob, which passes over a folder that cannot be read: training would begin anew.
-    names = [name.removeprefix("step-") for name in os.listdir(folder) if name.startswith("step-")]  # noqa: PTH208
-    steps = {int(name): folder / f"step-{name}" for name in names if name.isdigit()}
+    names = os.listdir(folder)  # noqa: PTH208
+    numbers = {name: name.removeprefix("step-") for name in names if name.startswith("step-")}
+    steps = {int(number): folder / name for name, number in numbers.items() if number.isdigit()}
     return [steps[step] for step in sorted(steps, reverse=True)]
 
 

@@ -18,6 +18,6 @@ def only_plain_values(file: Path) -> Iterator[None]:
     except UnpicklingError as error:
         raise ValueError(
             f"{file}: holds more than tensors and plain values, so memscale did not write it, and "
-            "nothing of it was run; "
-            "find out who did, and delete it to go on from the checkpoint before"
+            "nothing of it was run; find out who did, and delete it to go on from the checkpoint "
+            "before"
         ) from error

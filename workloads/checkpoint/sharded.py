@@ -1,4 +1,6 @@
-"""Pieces of tensors in files of `torch.distributed.checkpoint`: written by all ranks together, read by each alone.
+"""Sharded tensors in files of torch.distributed.checkpoint (DCP).
+
+All ranks write together; each reads alone.
 
 Importing it takes a second, so only who has pieces does. Every rank offers its pieces, cut into
 blocks; of blocks that several ranks have, DCP lets the one with the least to do write each.
@@ -208,9 +210,8 @@ class _Stored(SavedTensor):
         if covered != result.numel():
             raise ValueError(
                 f"{self._name}: the checkpoint's pieces hold {covered} of the {result.numel()} "
-                "numbers of "
-                f"{' × '.join(map(str, sizes))} from {tuple(offsets)} on; "
-                "delete this checkpoint to go on from the one before"
+                f"numbers of {' × '.join(map(str, sizes))} from {tuple(offsets)} on; delete this "
+                "checkpoint to go on from the one before"
             )
         # Not by `dcp.load`, which takes an error of the storage for a missing file, and goes on
         # without.

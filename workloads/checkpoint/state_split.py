@@ -1,4 +1,6 @@
-"""A trial's state taken apart, as ranks that share out tensors save it, and put together for whichever ranks read it.
+"""Training state split into replicated values and shards, and merged again.
+
+The ranks that merge may be others than those that split.
 
 What all ranks have alike stays in the state. What each has a part of becomes pieces
 (`workloads/checkpoint/tensor_block.py`), named `weights/<parameter>/values`,
@@ -21,11 +23,11 @@ from workloads.sharding.table_shard import TableShard, table_shards
 
 State = dict[str, Any]
 LocalShard = TableShard | Tensor
-"""What says which part of a parameter a rank has: a shard of a table, or a DTensor."""
+"""Says which part of a parameter a rank holds: the shard of a table, or a DTensor."""
 
 
 def local_shards(model: nn.Module) -> dict[str, LocalShard]:
-    """Return parameter name -> part, of every parameter of which this rank holds a part only."""
+    """Return parameter name -> shard, of every parameter that is sharded."""
     sharded = {name: p.detach() for name, p in model.named_parameters() if is_sharded(p)}
     return {**sharded, **table_shards(model)}
 
@@ -33,7 +35,7 @@ def local_shards(model: nn.Module) -> dict[str, LocalShard]:
 def split_state(
     state: State, parts: Mapping[str, LocalShard], names: Sequence[str]
 ) -> tuple[State, dict[str, TensorBlock]]:
-    """Split a state into what all ranks have alike and this rank's pieces.
+    """Split a state into what all ranks have alike and this rank's shards.
 
     Args:
         state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as
@@ -63,7 +65,7 @@ def merge_state(
     parts: Mapping[str, LocalShard],
     names: Sequence[str],
 ) -> State:
-    """Return a saved state with this rank's part of everything that is shared out in it, as plain tensors.
+    """Return a saved state with this rank's shard of every sharded tensor, as plain tensors.
 
     Args:
         state: As loaded, with or without `optimizer`; what the ranks that saved it had whole
@@ -129,7 +131,7 @@ def _as_state(
 
 
 def _piece(value: object, part: LocalShard) -> TensorBlock | None:
-    """Return what a rank keeps of its part of a parameter as a piece, or None if all ranks have it alike."""
+    """Return a rank's shard of a tensor as a block, or None if all ranks have it alike."""
     if not isinstance(value, Tensor) or not value.ndim:
         return None
     offsets, sizes = _place(part, value.ndim)
@@ -145,7 +147,7 @@ def _piece(value: object, part: LocalShard) -> TensorBlock | None:
 
 
 def _cut(name: str, value: object, part: LocalShard | None) -> object:
-    """Return a rank's part of what was saved: pieces, a whole tensor, or what is nobody's part."""
+    """Return a rank's shard of a saved value: a sharded or whole tensor, or any other value."""
     if isinstance(value, SavedTensor):
         whole = value.whole
     elif part is not None and isinstance(value, Tensor) and value.ndim:
@@ -172,12 +174,12 @@ def _cut(name: str, value: object, part: LocalShard | None) -> object:
 
 
 def _whole(part: LocalShard, ndim: int) -> tuple[int, ...]:
-    """Return the shape of the whole, of `ndim` 1 and a table that of what is kept by row."""
+    """Return the shape of the whole: of a table, or of one number per row (`ndim` 1)."""
     return tuple(part.whole if isinstance(part, TableShard) else part.shape)[:ndim]
 
 
 def _place(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where a part begins and its shape: of a table, or of what is kept by row (`ndim` 1)."""
+    """Return offsets and shape of a shard: of a table, or of one number per row (`ndim` 1)."""
     if isinstance(part, TableShard):
         return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]
     slices = local_slices(part)

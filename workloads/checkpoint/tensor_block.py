@@ -1,4 +1,4 @@
-"""A rectangle of a tensor that ranks share out, as it is saved and read: of any number of dimensions."""
+"""Rectangular blocks of sharded tensors, of any number of dimensions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,18 +9,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBlock:
-    """What one rank holds of a tensor. Pieces of one tensor are alike or do not overlap, and cover it together."""
+    """One rank's block of a sharded tensor.
+
+    Blocks of one tensor are equal or do not overlap, and cover it together.
+    """
 
     whole: tuple[int, ...]
     """Shape of the tensor."""
     offsets: tuple[int, ...]
-    """Where in it the piece begins, by dimension."""
+    """Where in it the block begins, by dimension."""
     tensor: Tensor
-    """The numbers of the piece, in its shape; it may be empty."""
+    """The numbers of the block, in its shape; it may be empty."""
 
 
 class SavedTensor(ABC):
-    """A tensor that was saved in pieces, of which any rectangle can be read."""
+    """A sharded tensor in a checkpoint, of which any rectangle can be read."""
 
     whole: tuple[int, ...]
     """Shape of the tensor."""

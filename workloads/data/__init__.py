@@ -1,1 +1,1 @@
-"""From files or a generator to token windows and probes."""
+"""Token sources: training windows and probes from files or generators."""

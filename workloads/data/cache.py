@@ -1,4 +1,4 @@
-"""Folders that are either complete or absent, built once by whoever comes first.
+"""Cache of prepared data: folders that are complete or absent, built once.
 
 <cache>/<key>/              complete: it got its name by a rename after the last byte was written
 <cache>/<key>.lock          flock held while building; released by the kernel if the builder dies
@@ -69,7 +69,7 @@ def cache_key(name: str, content: Mapping[str, Any]) -> str:
 
 
 def content_sha256(path: Path, cache: Path) -> str:
-    """Return the hash of a file's content, remembered until its size or modification time changes."""
+    """Return a file's SHA-256, cached until its size or modification time changes."""
     path = path.resolve()
     status = path.stat()
     known_as = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"

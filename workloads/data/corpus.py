@@ -1,18 +1,23 @@
-"""What the trainer needs of a token source: windows that are a pure function of their index, and probes.
+"""Interface of token sources: indexed windows to train on, and probes.
 
 A source is `workloads/data/sources/<name>.py` and exposes one name, `Config`: a frozen dataclass
 whose fields are the keys of `data:` in a sweep file, with
 
-    FORMAT              class variable: the expected input in one sentence and a two-line example, for error messages
-    FIELD_FORMATS       class variable, optional: field name -> the same for fields that name other kinds of files
+    FORMAT              class variable: the expected input in one sentence and a two-line example,
+                        for error messages
+    FIELD_FORMATS       class variable, optional: field name -> the same, for fields that name other
+                        kinds of files
     vocab_size          token ids the model must know, known without preparing anything
-    files()             dict field name -> Path, or tuple of Paths, of the input files (patterns expanded; a pattern
-                        without a match stays as it is); their content is part of a trial's identity
-    tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before preparing
-    check(log)          reads the files without tokenising; raises DataError (`problems.py`), one line per mistake
-    prepare(cache, log) -> Corpus; tokenises or generates, caches under `cache` (a folder), safe under
-                        concurrent callers and kills, a fast no-op when the cache is already
-                        complete; raises DataError
+    files()             dict field name -> Path, or tuple of Paths, of the input files; patterns are
+                        expanded, and stay as they are without a match. Their content is part of a
+                        trial's identity
+    tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before
+                        preparing
+    check(log)          reads the files without tokenising; raises DataError (`problems.py`), one
+                        line per mistake
+    prepare(cache, log) -> Corpus; tokenises or generates, and caches under `cache` (a folder). Safe
+                        under concurrent callers and kills; fast when the cache is complete; raises
+                        DataError
 
 `log` takes one sentence at a time and may be left out. Importing a source needs numpy only.
 """
@@ -27,7 +32,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSet:
-    """Questions whose answers show what was memorised. Row i: `prompts[i]` is followed by `answers[i]`.
+    """Probe of memorised facts. Row i: `prompts[i]` is followed by `answers[i]`.
 
     A fact may have several rows (several accepted answers); rows of one fact share its number in
     `facts` and the first of them is the canonical one, whose likelihood is measured.
@@ -72,4 +77,4 @@ class Corpus(Protocol):
         """
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
-        """Return held-out windows (n, seq_len + 1), n >= 0; the same for every trial on this corpus."""
+        """Return held-out windows (n, seq_len + 1), n >= 0; the same for every trial."""

@@ -1,4 +1,4 @@
-"""Whether input files are still those that a trial was named by: it trains on them, or not at all."""
+"""Verification that input files still have the hashes a trial was named by."""
 
 import hashlib
 from collections.abc import Mapping
@@ -48,7 +48,9 @@ def require_unchanged(
 
 
 def require_still(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Raise DataError if files changed while they were read: what was made of them is neither the old nor the new.
+    """Raise DataError if files changed while they were read.
+
+    What was made of them is neither the old nor the new.
 
     Args:
         before: Field of the data section -> hash or hashes.

@@ -1,4 +1,4 @@
-"""A shuffle of 0..n-1 that is never written out: position -> element, one at a time, for any n."""
+"""Pseudo-random permutation of 0..n-1, computed element by element for any n."""
 
 import numpy as np
 from numpy.typing import NDArray

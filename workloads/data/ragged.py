@@ -1,4 +1,4 @@
-"""Rows of different length in two flat arrays, kept on disk as memory-mapped .npy files."""
+"""Ragged rows in two flat arrays, memory-mapped from .npy files."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Ragged:
         return np.diff(self.offsets)
 
     def concatenated(self, rows: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return the values of the given rows one after the other, in the order and as often as given."""
+        """Return the values of the given rows concatenated, in the given order."""
         flat = np.asarray(rows).reshape(-1)
         starts = self.offsets[flat]
         lengths = self.offsets[flat + 1] - starts

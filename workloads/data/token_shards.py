@@ -1,4 +1,4 @@
-"""One long stream of tokens in memory-mapped files of bounded size."""
+"""Token stream in memory-mapped shards of bounded size."""
 
 import json
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ class TokenShards:
         return int(self._starts[-1])
 
     def windows(self, starts: NDArray[np.integer], length: int) -> NDArray[np.int64]:
-        """Return (len(starts), length) tokens from each start on; past the end the stream begins again."""
+        """Return (len(starts), length) tokens from each start on, wrapping at the end."""
         windows = np.empty((len(starts), length), dtype=np.int64)
         starts = np.asarray(starts, dtype=np.int64) % len(self)
         shards = np.searchsorted(self._starts, starts, side="right") - 1

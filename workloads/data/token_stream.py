@@ -1,4 +1,4 @@
-"""Cutting a long stream of tokens into windows of input and shifted target, epoch after epoch."""
+"""Windows of input and shifted target, cut from a token stream by epoch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ def gather_windows(
 
 @dataclass
 class EpochCache:
-    """The token streams of the last two epochs asked for; two, because a batch may straddle an epoch's end."""
+    """Cache of the last two epochs' token streams; a batch may straddle an epoch's end."""
 
     _streams: dict[tuple[int, int], NDArray[np.integer]] = field(default_factory=dict)
 

@@ -1,4 +1,7 @@
-"""Byte-pair tokenizers: trained on the corpus or loaded from a file. Needs the `tokenizers` package."""
+"""Byte-pair tokenizers, trained on the corpus or loaded from a file.
+
+Needs the `tokenizers` package.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -62,7 +65,7 @@ def check_vocabulary(vocab_size: int, *, tokenizer: str | None, separator: str |
 
 
 def train(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
-    """Return a byte-level byte-pair tokenizer with at most vocab_size tokens; the separator is token 0.
+    """Return a byte-level BPE tokenizer of at most vocab_size tokens; token 0 separates.
 
     Merging stops early when the texts have no more repeated pairs; the model keeps vocab_size all
     the same.

@@ -194,9 +194,9 @@ def _table_optimizer(
             for module in model.modules()
         ):
             raise ValueError(
-                "table_optimizer: adamw needs a gradient as large as the table beside it, "
-                "which memory_tables: host is there to avoid; "
-                "use lazy_adamw, rowwise or sgd, or memory_tables: device"
+                "table_optimizer: adamw needs a gradient as large as the table beside it, which "
+                "memory_tables: host is there to avoid; use lazy_adamw, rowwise or sgd, or "
+                "memory_tables: device"
             )
         return None
     if not values:

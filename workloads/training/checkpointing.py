@@ -1,4 +1,4 @@
-"""Checkpointing of a training run: its state, when it is saved, and how a run resumes from it."""
+"""Checkpointing of a training run: its state, when to save, how to resume."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field

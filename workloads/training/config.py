@@ -1,4 +1,7 @@
-"""The `train:` section of a sweep file: everything about optimisation that decides a trial's result."""
+"""Training configuration: the `train:` section of a sweep file.
+
+It holds everything about optimisation that decides a trial's result.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal

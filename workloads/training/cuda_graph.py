@@ -17,7 +17,8 @@ from torch import Tensor
 from workloads.training.train_step import TrainStep
 
 WARM_UP_STEPS = 3
-"""Steps before the capture. They allocate optimizer state and let libraries choose their kernels."""
+"""Steps before the capture. They allocate optimizer state and let libraries choose their
+kernels."""
 
 
 def capture_if_possible(step: TrainStep, *, world_size: int) -> "TrainStep | CapturedStep":

@@ -1,4 +1,4 @@
-"""Data loader: each rank's slice of each global batch, a pure function of (seed, step)."""
+"""Data loader: each rank's slice of each global batch, by step number."""
 
 import numpy as np
 import torch

@@ -1,8 +1,9 @@
-"""Which device a rank computes on, and how exactly: threads, precision, determinism."""
+"""Device, threads, precision and determinism of a rank."""
 
 import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -14,7 +15,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def pick(name: str, *, rank: int) -> torch.device:
-    """Return the device of a rank: `auto` is a GPU where torch sees one; ranks take the visible GPUs in turn.
+    """Return the device of a rank; `auto` is a GPU where torch sees one.
+
+    Ranks take the visible GPUs in turn.
 
     Raises:
         ValueError: If the name is unknown, or asks for a GPU where there is none.
@@ -48,16 +51,17 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     a GPU the deterministic forms of some scatters are several times slower, so a repeated run may
     differ in the last bits.
     """
+    deterministic: Any = torch.utils.deterministic  # type: ignore[attr-defined]
     before = (
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory,
     )
     torch.set_num_threads(n_threads)
     torch.set_float32_matmul_precision("high" if bf16 and device.type == "cuda" else "highest")
     torch.use_deterministic_algorithms(device.type == "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -68,7 +72,7 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
         torch.set_num_threads(before[0])
         torch.set_float32_matmul_precision(before[1])
         torch.use_deterministic_algorithms(before[2])
-        torch.utils.deterministic.fill_uninitialized_memory = before[3]  # type: ignore[attr-defined]
+        deterministic.fill_uninitialized_memory = before[3]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""When a run has gone wrong for good."""
+"""Divergence detection: a loss that is not finite, or exploded and stayed there."""
 
 import math
 from dataclasses import dataclass
@@ -39,6 +39,6 @@ class DivergenceDetector:
         if self.exploded_steps >= PATIENCE_STEPS:
             raise Diverged(
                 f"step {step}: loss is {loss:.3f}, and was more than {MARGIN_NATS} nats above the "
-                "untrained model's "
-                f"{self.untrained_loss:.3f} for {PATIENCE_STEPS} steps in a row; lower train.lr"
+                f"untrained model's {self.untrained_loss:.3f} for {PATIENCE_STEPS} steps in a row; "
+                "lower train.lr"
             )

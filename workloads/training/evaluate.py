@@ -1,4 +1,4 @@
-"""What a model knows: loss on held-out text, recall of facts, bits stored.
+"""Evaluation: held-out loss, recall of facts, bits of stored knowledge.
 
 Every number is computed from sums over fixed batches, split between the ranks by batch, so it does
 not depend on how many ranks there are beyond the order of a sum.
@@ -29,7 +29,7 @@ _PADDING = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """What a model made of a probe, one entry per fact."""
+    """Result of one probe, one entry per fact."""
 
     exact: NDArray[np.bool_]
     """Whether an accepted answer is the greedy continuation of its prompt."""
@@ -90,7 +90,7 @@ def stored_bits(nll: NDArray[np.float64], *, prior_bits: NDArray[np.float64]) ->
 
 
 class _Reader:
-    """A model as the probes use it: batches of token rows in, something per row out, on all ranks together."""
+    """Batched forward passes for evaluation, on all ranks together."""
 
     def __init__(
         self,
@@ -115,7 +115,9 @@ class _Reader:
         return logits
 
     def batches(self, lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """Yield this rank's batches of row numbers; rows of like length together, batches bounded in tokens.
+        """Yield this rank's batches of row numbers, bounded in tokens.
+
+        Rows of like length are batched together.
 
         Ranks that share a memory table out read it together, and those that shard dense parameters
         gather them together, so one with a batch less than others makes a pass of one token in its
@@ -193,7 +195,7 @@ def recall_of(reader: _Reader, probe: ProbeSet) -> Recall:
 def _answers(
     reader: _Reader, rows: Sequence[NDArray[np.int64]], n_answer: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return per row: NLL of its last `n_answer` tokens, and 1.0 where all of them are the argmax."""
+    """Return per row: NLL of its last `n_answer` tokens, and whether all are the argmax."""
     width = max(len(row) for row in rows) - 1
     tokens = np.full((len(rows), width), _PADDING, dtype=np.int64)
     for i, row in enumerate(rows):

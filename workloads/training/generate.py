@@ -1,4 +1,4 @@
-"""Continue token sequences greedily, one token a step, with what the model remembers of the tokens before."""
+"""Greedy decoding with a cache, one token a step."""
 
 import torch
 from jaxtyping import Int
@@ -11,7 +11,7 @@ from workloads.sharding.fsdp import only_forward
 def greedy(
     model: nn.Module, prompt: Int[Tensor, "batch seq"], *, n_tokens: int
 ) -> Int[Tensor, "batch n_tokens"]:
-    """Return the `n_tokens` most likely next tokens, each chosen after the ones before it; ties go to the lowest id.
+    """Return the greedy continuation of a prompt; ties go to the lowest id.
 
     The prompt passes once, then every token alone. The model is put into evaluation mode for it.
     Ranks that hold parameters together must all call this, for as many tokens.

@@ -1,4 +1,4 @@
-"""Cross-entropy whose gradient is most of what the forward pass computed."""
+"""Summed cross-entropy whose backward pass reuses the forward pass's softmax."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ from torch.autograd.function import once_differentiable
 def summed_cross_entropy(
     logits: Float[Tensor, "tokens vocab_size"], targets: Int64[Tensor, " tokens"]
 ) -> Float[Tensor, ""]:
-    """Return the sum over tokens of -log softmax(logits)[target], nats. Only `logits` may want a gradient.
+    """Return the sum over tokens of -log softmax(logits)[target], nats.
+
+    Only `logits` may want a gradient.
 
     The same number and gradient as torch's, in fewer passes over the largest tensor of a small
     model: exponentials are taken once instead of twice, and no matrix of zeros is made for the

@@ -1,4 +1,7 @@
-"""Learning rates and evaluation steps as pure functions of the step. Steps are counted from 1."""
+"""Learning-rate schedules and evaluation steps, as functions of the step.
+
+Steps are counted from 1.
+"""
 
 import math
 
@@ -13,10 +16,11 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
         cosine    lr * (f + (1 - f) * (1 + cos(pi t)) / 2)         Loshchilov & Hutter 2017
         linear    lr * (f + (1 - f) * (1 - t))
-        wsd       lr, then a straight line down to f * lr over the last decay_fraction of all steps; Hu et al. 2024
+        wsd       lr, then linearly down to f * lr over the last decay_fraction of all steps
         constant  lr
 
-    Where warm-up and wsd's decay overlap, the smaller of the two holds.
+    wsd is the schedule of Hu et al. 2024. Where warm-up and its decay overlap, the smaller of the
+    two holds.
 
     Raises:
         ValueError: If step lies outside 1..config.steps.

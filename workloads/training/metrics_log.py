@@ -1,4 +1,4 @@
-"""Training metrics on their way to the reporter: step numbers on the device, throughput, seconds."""
+"""Metrics log: pending numbers on the device, throughput, seconds by activity."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

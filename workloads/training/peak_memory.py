@@ -35,12 +35,12 @@ class TrainingMemory:
     """Bytes that one rank holds, beside those of the process and libraries.
 
     Weights are fp32, and tables 2 bytes a number with `table_precision: bf16 | bf16_master`. AdamW
-    keeps two moments like the weights; `kernels/table_update/update_rules.py` says what the others keep of a table
-    and of a master. Of tables that `memory_ranks` share out it is the largest part, and of dense
-    parameters that all ranks shard an equal part. Of tables in the host's memory, the rank's device
-    holds only the rows that it fetched, and what is kept per row or block of a row. Left out: step
-    counts, buffers, the batch, and how much more than an equal part one rank has of what does not
-    divide evenly.
+    keeps two moments like the weights; `kernels/table_update/update_rules.py` says what the others
+    keep of a table and of a master. Of tables that `memory_ranks` share out it is the largest part,
+    and of dense parameters that all ranks shard an equal part. Of tables in the host's memory, the
+    rank's device holds only the rows that it fetched, and what is kept per row or block of a row.
+    Left out: step counts, buffers, the batch, and how much more than an equal part one rank has of
+    what does not divide evenly.
     """
 
     parameters: int

@@ -11,7 +11,10 @@ from workloads.sharding.materialise import Dense, Layout, Place
 
 @dataclass(frozen=True, kw_only=True)
 class RankJob:
-    """One rank's share of one trial. The first four fields decide the result, the rest how it is computed."""
+    """One rank's share of one trial.
+
+    The first four fields decide the result, the rest how it is computed.
+    """
 
     data: Mapping[str, Any]
     """`source` and the fields of that source's Config."""

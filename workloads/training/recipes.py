@@ -1,4 +1,4 @@
-"""Recipes: how a paper trained its models, as defaults for `train:`, each with its source.
+"""Training recipes of papers, as defaults for `train:`, each with its source.
 
 `train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes every field that is not written from
 here. A recipe holds every field that bears on it, so that a default of `TrainConfig` may change
@@ -25,7 +25,7 @@ class Recipe:
 
 
 def _adamw(**fields: Any) -> dict[str, Any]:
-    """Return fields with what most recipes share: AdamW as for Llama and Pythia, values as everything else."""
+    """Return the fields that most recipes share: AdamW as for Llama and Pythia."""
     return {
         "weight_decay": 0.1,
         "value_lr_ratio": 1.0,
@@ -39,13 +39,15 @@ def _adamw(**fields: Any) -> dict[str, Any]:
     }
 
 
-_MEMORY_LAYERS = "Berges et al. 2024, Memory Layers at Scale (arXiv 2412.09764), and its authors' answers to reviewers"
+_MEMORY_LAYERS = (
+    "Berges et al. 2024, Memory Layers at Scale (arXiv 2412.09764), and its authors' answers to "
+    "reviewers"
+)
 _MEMORY_CODE = (
     "the released code's 373M configuration (github.com/facebookresearch/memory): linear to 1 % "
-    "after 4,000 of 128,000 "
-    "steps, values decayed like the rest, sequences of 4,096; it does not say how many GPUs: 2,048 "
-    "sequences a step "
-    "is the power of two nearest to 1e12 tokens in 128,000 steps"
+    "after 4,000 of 128,000 steps, values decayed like the rest, sequences of 4,096; it does not "
+    "say how many GPUs: 2,048 sequences a step is the power of two nearest to 1e12 tokens in "
+    "128,000 steps"
 )
 
 
@@ -64,10 +66,8 @@ def _memory_layers(lr: float, *, stated: str) -> Recipe:
             seq_len=4_096,
         ),
         source=f"{_MEMORY_LAYERS}: {stated}. Not stated there: all else, for which stands "
-        f"{_MEMORY_CODE}. "
-        "Values learn at 1e-3 whatever the backbone does, the code's default. The code decays "
-        "norms, biases and embeddings "
-        "too, here they are not.",
+        f"{_MEMORY_CODE}. Values learn at 1e-3 whatever the backbone does, the code's default. "
+        "The code decays norms, biases and embeddings too, here they are not.",
         tokens=1_000_000_000_000,
     )
 
@@ -85,14 +85,10 @@ def _ultramem(lr: float) -> Recipe:
             seq_len=2_048,
         ),
         source="Huang et al. 2024, Ultra-Sparse Memory Network (arXiv 2411.12364): learning rate "
-        "of this size, weight "
-        "decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps, values from 10 times the rate "
-        "down to 1 in a "
-        "straight line. Not in what we read: how long that line is (here the whole run, as in the "
-        "code released "
-        "with UltraMemV2), warm-up and schedule (here 2 % and cosine to a tenth), betas, clipping, "
-        "whether values "
-        "are decayed.",
+        "of this size, weight decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps, values "
+        "from 10 times the rate down to 1 in a straight line. Not in what we read: how long that "
+        "line is (here the whole run, as in the code released with UltraMemV2), warm-up and "
+        "schedule (here 2 % and cosine to a tenth), betas, clipping, whether values are decayed.",
         tokens=238_418 * 4_194_304,
     )
 
@@ -108,11 +104,9 @@ def _pythia(lr: float, *, remark: str = "") -> Recipe:
             seq_len=2_048,
         ),
         source="Biderman et al. 2023, Pythia (arXiv 2304.01373) and its configuration files "
-        "(version 1): Adam with "
-        "decoupled decay, none on norms and biases, 1 % warm-up, cosine to a tenth, 1,024 "
-        "sequences of 2,048 tokens, "
-        f"143,000 steps.{remark} Embeddings are decayed there, here not. There in fp16 (1B: bf16); "
-        "precision is left to `auto`.",
+        "(version 1): Adam with decoupled decay, none on norms and biases, 1 % warm-up, cosine "
+        f"to a tenth, 1,024 sequences of 2,048 tokens, 143,000 steps.{remark} Embeddings are "
+        "decayed there, here not. There in fp16 (1B: bf16); precision is left to `auto`.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -128,11 +122,9 @@ def _memoryformer(lr: float, *, pythia: str) -> Recipe:
             seq_len=2_048,
         ),
         source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, "
-        "otherwise Pythia's "
-        "optimizer and schedule. Tables are decayed at every step, hit or not, as in the released "
-        "code. Not stated: "
-        "tokens; Pythia's length is meant by the comparison. Embeddings are decayed there, here "
-        "not.",
+        "otherwise Pythia's optimizer and schedule. Tables are decayed at every step, hit or "
+        "not, as in the released code. Not stated: tokens; Pythia's length is meant by the "
+        "comparison. Embeddings are decayed there, here not.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -155,10 +147,9 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=8_388_608,
             seq_len=4_096,
         ),
-        source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning rate "
-        "1e-4 (the paper says "
-        f"3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, biases and embeddings are "
-        "decayed there, here not.",
+        source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning "
+        f"rate 1e-4 (the paper says 3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, "
+        "biases and embeddings are decayed there, here not.",
         tokens=128_000 * 8_388_608,
     ),
     "pkm_2019": Recipe(
@@ -175,14 +166,11 @@ RECIPES: dict[str, Recipe] = {
             batch_tokens=262_144,
             seq_len=256,
         ),
-        source="Lample et al. 2019, Large Memory Layers with Product Keys (arXiv 1907.05242): Adam "
-        "2.5e-4, betas 0.9 "
-        "and 0.98, values at a constant 1e-3, 32 GPUs, no decay. Differs: the backbone follows "
-        "warm-up and inverse "
-        "square root there (no length stated), a constant rate here, so that values keep theirs. "
-        "Not stated: batch "
-        "and clipping, for which stand the defaults of the released code (32 sequences of 256 per "
-        "GPU, 5).",
+        source="Lample et al. 2019, Large Memory Layers with Product Keys (arXiv 1907.05242): "
+        "Adam 2.5e-4, betas 0.9 and 0.98, values at a constant 1e-3, 32 GPUs, no decay. Differs: "
+        "the backbone follows warm-up and inverse square root there (no length stated), a "
+        "constant rate here, so that values keep theirs. Not stated: batch and clipping, for "
+        "which stand the defaults of the released code (32 sequences of 256 per GPU, 5).",
     ),
     "peer": Recipe(
         fields=_adamw(
@@ -195,10 +183,8 @@ RECIPES: dict[str, Recipe] = {
             seq_len=2_048,
         ),
         source="He 2024, Mixture of a Million Experts (arXiv 2407.04153): 128 sequences of 2,048 "
-        "tokens, models compared "
-        "at 6e18 and 2e19 FLOPs on C4. Not stated in what we read: optimizer, learning rate, "
-        "schedule and decay; all "
-        "of them are ours.",
+        "tokens, models compared at 6e18 and 2e19 FLOPs on C4. Not stated in what we read: "
+        "optimizer, learning rate, schedule and decay; all of them are ours.",
     ),
     "olmoe_1b": Recipe(
         fields=_adamw(
@@ -210,13 +196,10 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="Muennighoff et al. 2024, OLMoE (arXiv 2409.02060), released configuration of a "
-        "1.3e11-token run "
-        "(olmoe-8x1b-newhp-newds-cx5-fine1-normreorder): AdamW 4e-4, 8.4e9 tokens of warm-up, "
-        "cosine to a tenth, "
-        "1,024 sequences of 4,096. Differs: norms, biases and embeddings are decayed there, here "
-        "not. Balance loss "
-        "0.01 and z-loss 0.001 belong to the model. The final 5.1e12-token run warms up over "
-        "1.05e10 tokens: 0.2 %.",
+        "1.3e11-token run (olmoe-8x1b-newhp-newds-cx5-fine1-normreorder): AdamW 4e-4, 8.4e9 "
+        "tokens of warm-up, cosine to a tenth, 1,024 sequences of 4,096. Differs: norms, biases "
+        "and embeddings are decayed there, here not. Balance loss 0.01 and z-loss 0.001 belong "
+        "to the model. The final 5.1e12-token run warms up over 1.05e10 tokens: 0.2 %.",
         tokens=130_000_000_000,
     ),
     "olmoe_227m": Recipe(
@@ -229,12 +212,10 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="The 227M active, 1.2B total OLMoE of Huang et al. 2025, UltraMemV2 (arXiv "
-        "2508.18756): 4e-4, decay 0.1, "
-        "1.05e10 of 5e11 tokens warm-up, cosine. Batch as in the script released for UltraMemV2 of "
-        "the same size (768 "
-        "sequences). Not stated there: sequence length, final rate and betas, for which stand "
-        "OLMoE's (4,096, a "
-        "tenth, 0.9 and 0.95).",
+        "2508.18756): 4e-4, decay 0.1, 1.05e10 of 5e11 tokens warm-up, cosine. Batch as in the "
+        "script released for UltraMemV2 of the same size (768 sequences). Not stated there: "
+        "sequence length, final rate and betas, for which stand OLMoE's (4,096, a tenth, 0.9 and "
+        "0.95).",
         tokens=500_000_000_000,
     ),
     "ultramem_151m": _ultramem(6.0e-4),
@@ -254,13 +235,10 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="Huang et al. 2025, UltraMemV2 (arXiv 2508.18756) and its released script for 227M "
-        "of 1.2B: values from 4 "
-        "times the rate to 1 over the whole run, 1e10 of 5e11 tokens warm-up, 768 sequences. The "
-        "paper finds a "
-        "constant 1 better from 1.4e12 tokens on. Not stated: learning rate, sequence length, "
-        "final rate and betas, "
-        "for which stand those of its OLMoE comparison; whether values are decayed (here like the "
-        "rest).",
+        "of 1.2B: values from 4 times the rate to 1 over the whole run, 1e10 of 5e11 tokens "
+        "warm-up, 768 sequences. The paper finds a constant 1 better from 1.4e12 tokens on. Not "
+        "stated: learning rate, sequence length, final rate and betas, for which stand those of "
+        "its OLMoE comparison; whether values are decayed (here like the rest).",
         tokens=500_000_000_000,
     ),
     "engram": Recipe(
@@ -276,12 +254,10 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="DeepSeek-AI 2026, Conditional Memory via Scalable Lookup (arXiv 2601.07372): "
-        "tables at 5 times the rate "
-        "and without decay (Adam), 2.62e11 tokens. Differs: the backbone is trained with Muon "
-        "there, with AdamW here. "
-        "Not checked against the text: 1,280 sequences of 4,096 (50,000 steps give its tokens), "
-        "learning rate, "
-        "schedule, warm-up and decay of the rest.",
+        "tables at 5 times the rate and without decay (Adam), 2.62e11 tokens. Differs: the "
+        "backbone is trained with Muon there, with AdamW here. Not checked against the text: "
+        "1,280 sequences of 4,096 (50,000 steps give its tokens), learning rate, schedule, "
+        "warm-up and decay of the rest.",
         tokens=50_000 * 5_242_880,
     ),
     "sparse_memory_lm": Recipe(
@@ -296,10 +272,9 @@ RECIPES: dict[str, Recipe] = {
             seq_len=1_024,
         ),
         source="An independent replication of Memory+ (github.com/re133/sparse-memory-lm, "
-        "smlm/train.py and its report): "
-        "AdamW 6e-4, values 2.4e-3 without decay, clipped apart, 5 % warm-up, cosine to a tenth, "
-        "32 sequences of "
-        "1,024, 5e8 tokens of Wikipedia. Everything is stated.",
+        "smlm/train.py and its report): AdamW 6e-4, values 2.4e-3 without decay, clipped apart, "
+        "5 % warm-up, cosine to a tenth, 32 sequences of 1,024, 5e8 tokens of Wikipedia. "
+        "Everything is stated.",
         tokens=500_000_000,
     ),
     "pythia_70m": _pythia(1.0e-3),
@@ -320,10 +295,9 @@ RECIPES: dict[str, Recipe] = {
             seq_len=2_048,
         ),
         source="The released configuration of MemoryFormer-tiny "
-        "(github.com/C0-Design/MemoryFormer): as the paper but for "
-        "a last rate of 1 % of the peak and 106,418 steps. Its `small` configuration contradicts "
-        "the paper (6 layers, "
-        "8 heads, 3e-3) and has no recipe.",
+        "(github.com/C0-Design/MemoryFormer): as the paper but for a last rate of 1 % of the "
+        "peak and 106,418 steps. Its `small` configuration contradicts the paper (6 layers, 8 "
+        "heads, 3e-3) and has no recipe.",
         tokens=106_418 * 2_097_152,
     ),
     "lookup_ffn": Recipe(
@@ -340,11 +314,9 @@ RECIPES: dict[str, Recipe] = {
             seq_len=512,
         ),
         source="Zeng et al. 2023, LookupFFN (arXiv 2403.07221), released configuration "
-        "lookup-t128-s8-bh4: Adam 1e-4, "
-        "betas 0.9 and 0.98, eps 1e-6, decay 0.01, 10,000 of 250,000 steps warm-up, linear to a "
-        "thousandth, 64 "
-        "sequences of 512. Differs: a masked encoder with dropout 0.1 there. Not stated: clipping "
-        "(here 1).",
+        "lookup-t128-s8-bh4: Adam 1e-4, betas 0.9 and 0.98, eps 1e-6, decay 0.01, 10,000 of "
+        "250,000 steps warm-up, linear to a thousandth, 64 sequences of 512. Differs: a masked "
+        "encoder with dropout 0.1 there. Not stated: clipping (here 1).",
         tokens=250_000 * 32_768,
     ),
     "all_attention": Recipe(
@@ -361,14 +333,11 @@ RECIPES: dict[str, Recipe] = {
             seq_len=256,
         ),
         source="Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory (arXiv "
-        "1907.01470), released "
-        "WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, 800,000 steps of 64 sequences of "
-        "256, clip 1, then "
-        "50,000 steps at a tenth. Differs: that drop is a straight line here; dropout 0.3, "
-        "adaptive span and a cache "
-        "of 2,048 earlier tokens are missing; betas are taken for PyTorch's. Its character-level "
-        "runs use Adagrad "
-        "(0.07, clip 0.03, 32,000 steps warm-up, 64 sequences of 512), which AdamW cannot express.",
+        "1907.01470), released WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, 800,000 "
+        "steps of 64 sequences of 256, clip 1, then 50,000 steps at a tenth. Differs: that drop "
+        "is a straight line here; dropout 0.3, adaptive span and a cache of 2,048 earlier tokens "
+        "are missing; betas are taken for PyTorch's. Its character-level runs use Adagrad (0.07, "
+        "clip 0.03, 32,000 steps warm-up, 64 sequences of 512), which AdamW cannot express.",
         tokens=850_000 * 16_384,
     ),
 }
@@ -428,7 +397,7 @@ def by_source() -> dict[str, list[str]]:
 
 
 def cells(recipe: Recipe) -> tuple[str, ...]:
-    """Return a recipe's row in tables, without its name: what `markdown` and `memscale plan --recipes` show."""
+    """Return a recipe's row in tables, without its name."""
     fields = recipe.fields
     values = f"{fields['value_lr_ratio']:.3g}"
     if fields.get("value_lr_final_ratio") is not None:

@@ -1,4 +1,4 @@
-"""All that a workload knows about whoever runs it."""
+"""Reporter: the interface between a workload and whatever runs it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,23 +6,32 @@ from typing import Protocol
 
 
 class Reporter(Protocol):
-    """Where a trial sends what it measures, and where it learns that it should stop."""
+    """Receives what a trial measures, and passes on requests to stop."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Record measurements taken after `step` optimizer steps. Must not raise on a slow or dead tracker."""
+        """Record measurements taken after `step` optimizer steps.
+
+        Must not raise on a slow or dead tracker.
+        """
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Announce that `path` is complete and enough to resume after `step`."""
 
     def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
-        """Say where the run stands (phase: data, train, evaluate, checkpoint). Called every step; may drop calls."""
+        """Report progress (phase: data, train, evaluate, checkpoint).
+
+        Called every step; may drop calls.
+        """
 
     def should_stop(self) -> bool:
-        """Whether somebody asked the run to checkpoint and leave. Polled once per step on every rank; one is enough."""
+        """Whether the run was asked to checkpoint and stop.
+
+        Polled once per step on every rank; one is enough.
+        """
 
 
 class ProgressReporter:
-    """Reporter of every rank but the first: passes on progress and requests to stop, nothing else."""
+    """Reporter of every rank but the first: progress and requests to stop, nothing else."""
 
     def __init__(self, reporter: Reporter) -> None:
         """Speak to `reporter`."""

@@ -1,4 +1,4 @@
-"""Seconds per optimizer step of several models, timed in turns on this machine.
+"""Timer of optimizer steps: several models, in turns, on this machine.
 
     python -m workloads.training.step_time
 
@@ -89,7 +89,7 @@ def time_steps(
     budget_s: float,
     clock: Callable[[], float] | None = None,
 ) -> StepTimings:
-    """Time full optimizer steps (forward, backward, clip, update) on random tokens, the models in turns: A B A B.
+    """Time full optimizer steps on random tokens, the models in turns: A B A B.
 
     The learning rate is zero: the weights stay as initialised, so that every step does the same
     work.

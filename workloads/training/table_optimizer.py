@@ -1,4 +1,4 @@
-"""Optimizer of memory tables whose gradients are deferred: one merged update per table and step."""
+"""Optimizer of memory tables: one merged sparse update per table and step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,7 +31,7 @@ READ_AS: Mapping[str, torch.dtype] = {
 
 
 class TableOptimizer:
-    """Updates all tables of a model by one rule, clipped together by the norm of all their gradients.
+    """Updates all tables of a model by one rule, clipped by their joint norm.
 
     With `table_clip: exact` the norm is that of the step's own gradients, as in the dense path: on
     a CPU the update then has the bits of `torch.optim.AdamW(foreach=False)` where a table is read
@@ -53,7 +53,7 @@ class TableOptimizer:
         *,
         seed: int = 0,
     ) -> None:
-        """Defer the gradients of all tables that are trained, whose values become `table_precision`."""
+        """Defer the gradients of all trained tables, and convert them to `table_precision`."""
         self._mesh = mesh or Mesh()
         self._tables = {
             name: module
@@ -70,7 +70,7 @@ class TableOptimizer:
         self._coefficient: Tensor | None = None
 
     def _begin(self, table: MemoryTable) -> dict[str, Tensor]:
-        """Store and read a table as `table_precision` wants it; return the state that it begins with."""
+        """Convert a table to `table_precision`; return its initial optimizer state."""
         precision = self._config.table_precision
         master = precision == "bf16_master"
         exact = table.weight.detach()
@@ -88,7 +88,9 @@ class TableOptimizer:
         return {table.weight for table in self._tables.values()}
 
     def gather(self) -> None:
-        """Take the tables' reads, of all ranks in their order: ranks that hold the same then make the same update.
+        """Gather the tables' reads of all ranks, in rank order.
+
+        In one order, so that ranks with the same table make the same update.
 
         A part of a table that is shared out has the reads of all ranks that hold it together
         already.
@@ -106,8 +108,7 @@ class TableOptimizer:
             if table.weight.grad is not None:
                 raise ValueError(
                     f"{name}: has a dense gradient beside its deferred one, some layer reads the "
-                    "weight itself; "
-                    "use table_optimizer: adamw"
+                    "weight itself; use table_optimizer: adamw"
                 )
             if hits is not None:
                 world = self._mesh.world
@@ -119,7 +120,7 @@ class TableOptimizer:
                 self._hits[name] = LookupGrad(ids=ids, weights=weights, x=x)
 
     def clip(self) -> Tensor:
-        """Find by how much the gradients are scaled; return the norm that says so, before clipping, 0-d."""
+        """Find the clipping coefficient; return the norm before clipping, 0-d."""
         if self._hits is None:
             self.gather()
         assert self._hits is not None
@@ -169,7 +170,7 @@ class TableOptimizer:
         self._coefficient = None
 
     def _norm(self, norms: Mapping[str, Tensor]) -> Tensor:
-        """Return the norm of all tables together, whole ones and shared ones, given those of what is held here."""
+        """Return the norm over all tables, given the norms of what is held here."""
         parts = [norm for name, norm in norms.items() if self._tables[name].shard is not None]
         whole = [norm for name, norm in norms.items() if self._tables[name].shard is None]
         if not parts:
@@ -178,7 +179,7 @@ class TableOptimizer:
         return _together([*whole, squares.sqrt()])
 
     def _mean_squares(self, table: MemoryTable, sums: RowSums) -> Tensor | None:
-        """Return what the rowwise rule must be told about rows of which a rank has some columns only."""
+        """Return mean squares of rows of which each rank has some columns, for rowwise."""
         if self._kind != "rowwise" or not isinstance(table.shard, ColumnParallelShard):
             return None
         return all_reduce_copy(self._mesh.memory, sums.row_squares()) / table.shard.width

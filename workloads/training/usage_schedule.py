@@ -1,4 +1,4 @@
-"""Schedule of usage statistics: the steps that record, and that report, how memories and experts are used."""
+"""Schedule of usage statistics of memories and experts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,10 @@ class UsageSchedule:
         return step in self.evaluate_at or (every is not None and step % every == 0)
 
     def records(self, step: int) -> bool:
-        """Whether a step records usage: one of RECORDED_ONE_IN, and each report that would be empty."""
+        """Whether a step records usage.
+
+        One in RECORDED_ONE_IN does, and each report that would be empty.
+        """
         since = (step - 1) % RECORDED_ONE_IN
         if since == 0:
             return True

@@ -1,4 +1,6 @@
-"""Word-level documents put together from template rows, vectorised: no Python loop over people.
+"""Vectorised assembly of word-level documents from template rows.
+
+No Python loop goes over people.
 
 A document is the separator followed by up to k segments (sentences). A segment is one row of a
 table of codes: a code >= 0 is a token, a code <= FIRST_SLOT stands for a slot of the person (a name

@@ -1,4 +1,6 @@
-"""Invented names for synthetic biographies: people, cities, universities, majors, employers, dates.
+"""Invented names for synthetic biographies.
+
+People, cities, universities, majors, employers, dates.
 
 Every entry is one token of a word-level vocabulary. Names are put together from the syllables
 below, so they read like names and belong to nobody. Entry i of a pool does not depend on the pool's
@@ -158,7 +160,7 @@ def _coined(endings: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _dressed(forms: Sequence[str]) -> Iterator[str]:
-    """Yield each form around coined stems; a stem is used once, so one word tells the pool entry."""
+    """Yield each form around coined stems; a stem is used once, so one word is unique."""
     stems = _coined(("", "nd", "ve"))
     extra = _coined(("st", "rk", "lm", "nt", "sk"))
     for i, stem in enumerate((*stems, *extra)):

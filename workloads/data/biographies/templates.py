@@ -1,4 +1,4 @@
-"""Sentences of synthetic biographies: how a fact is stated in training, in probes and as a question.
+"""Sentence templates of synthetic biographies: statements, probes, questions.
 
 `{s}` is the person (full name or pronoun), `{o}` the value. The value always comes last before the
 full stop, so the text before it is a prompt. Every word of a held-out wording also occurs in some

@@ -1,4 +1,4 @@
-"""The vocabulary of synthetic biographies and their templates in token form.
+"""Vocabulary of synthetic biographies, and their templates as tokens.
 
 Tokens: separator, template words, then the pools in the order of the slots. Slots of a person:
 three name parts, pronoun, and the values of the five attributes (a birth date takes three).

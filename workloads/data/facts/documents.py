@@ -1,4 +1,4 @@
-"""The documents of an epoch: which facts, in which wordings, in which order; and statements to validate on."""
+"""Documents of facts: the order and wordings of an epoch, and held-out statements."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,10 @@ _TRAINING_DRAW, PROBE_DRAW, _VALIDATION_DRAW, _VALIDATION_ORDER = range(4)
 def epoch_tokens(
     pieces: FactPieces, *, questions_per_fact: int, epoch: int, seed: int
 ) -> NDArray[np.integer]:
-    """Return all tokens of an epoch: every trained fact once, the questions, in a new order and new wordings."""
+    """Return all tokens of an epoch: every trained fact once, and the questions.
+
+    Order and wordings are new in every epoch.
+    """
     rng = random_stream(_TRAINING_DRAW, abs(seed), int(seed < 0), epoch)
     facts, kinds = _documents(pieces, questions_per_fact)
     wordings = _draw_wordings(pieces, facts, kinds, rng)
@@ -69,7 +72,7 @@ def statements(
 
 
 def heldout_statements(pieces: FactPieces) -> tuple[NDArray[np.integer], int]:
-    """Return the tokens of trained facts in held-out wordings, a sample, and their bytes of text."""
+    """Return tokens of trained facts in held-out wordings, a sample, and their text bytes."""
     trained = np.flatnonzero(~pieces.arrays.unseen)
     sample = spread(trained, VALIDATION_TOKENS // _SHORTEST_DOCUMENT)
     # Files are often grouped by relation, and validation takes the beginning of this text.
@@ -91,7 +94,7 @@ def random_stream(*key: int) -> np.random.Generator:
 def _documents(
     pieces: FactPieces, questions_per_fact: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the facts of an epoch's documents and the kind of wording of each, before shuffling."""
+    """Return the facts of an epoch's documents and the kind of each wording, unshuffled."""
     a = pieces.arrays
     trained = np.flatnonzero(~a.unseen)
     can_ask = np.diff(a.wording_range[a.relation[trained], QUESTION], axis=1)[:, 0] > 0
@@ -107,7 +110,10 @@ def _draw_wordings(
     kinds: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Return a wording per document; those of a relation are used equally often, so epochs are equally long."""
+    """Return a wording per document, those of a relation equally often.
+
+    So all epochs are equally long.
+    """
     wordings = np.empty(len(facts), dtype=np.int64)
     for relation, kind, here in _groups(pieces, facts, kinds):
         choices = pieces.wordings_of(relation, kind)

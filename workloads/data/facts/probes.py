@@ -1,4 +1,4 @@
-"""Probes of facts: prompts that end where the answer begins, and every accepted answer."""
+"""Probes of facts: prompts that end where the answer begins, and their answers."""
 
 import math
 
@@ -11,7 +11,9 @@ from workloads.data.facts.token_pieces import HELDOUT, QUESTION, TRAIN, FactPiec
 
 
 def probe_sets(pieces: FactPieces, *, with_questions: bool, at_most: int) -> tuple[ProbeSet, ...]:
-    """Return train_wording, heldout_wording, question (subjects never asked about) and unseen_subject.
+    """Return the probe sets of a corpus of facts.
+
+    train_wording, heldout_wording, question (subjects never asked about) and unseen_subject.
 
     A set without any fact is left out, and so is `question` when training has no questions at all.
     """

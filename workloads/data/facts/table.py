@@ -1,4 +1,4 @@
-"""Reading (subject, relation, object) facts from tab-separated or JSON-lines files."""
+"""Reader of (subject, relation, object) facts from TSV or JSON-lines files."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def read_facts(
 
 
 def unit_hash(text: str, purpose: str) -> float:
-    """Return a number in [0, 1) that depends on the two texts alone; splits subjects and samples facts."""
+    """Return a hash in [0, 1) of two texts, to split subjects and sample facts."""
     digest = hashlib.blake2b(f"{purpose}\0{text}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -101,8 +101,7 @@ def _tsv_rows(
             1,
             f"the header has no column {', '.join(missing)}; it has {', '.join(map(repr, header))}",
             "separate columns with tabs, or name yours in data.subject_column, "
-            "data.relation_column "
-            "and data.object_column",
+            "data.relation_column and data.object_column",
         )
         return
     for line, text in lines:

@@ -1,4 +1,4 @@
-"""Wordings of facts: statement templates, questions, and how they fall into pieces that are tokenised once.
+"""Templates of facts: statements and questions, split into reusable pieces.
 
 A wording is cut at its placeholders: before, first entity, middle, second entity, after. A space in
 front of an entity belongs to the entity, and every document begins with a space, so " Paris" is the
@@ -31,7 +31,10 @@ class Wording:
 
     @property
     def ends_with_object(self) -> bool:
-        """Whether the text before the object is a prompt: subject before it, only punctuation behind."""
+        """Whether the text before the object is a prompt.
+
+        The subject comes before it, and only punctuation after.
+        """
         return not self.object_first and not any(c.isalnum() for c in self.after)
 
 

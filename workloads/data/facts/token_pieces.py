@@ -26,7 +26,10 @@ _ENCODE_AT_ONCE = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class FactArrays:
-    """Per fact, per entity and per wording numbers. Entity pieces have a spaced and an unspaced form."""
+    """Arrays per fact, per entity and per wording.
+
+    Entity pieces have a spaced and an unspaced form.
+    """
 
     relation: NDArray[np.int64]
     """(facts,)"""
@@ -109,7 +112,7 @@ class FactPieces:
         return np.stack([np.zeros_like(before), before, first, middle, second, after], axis=1)
 
     def wordings_of(self, relation: int, kind: int, *, probing: bool = False) -> NDArray[np.int64]:
-        """Return wording numbers of a relation; with `probing` only those that end with the object."""
+        """Return a relation's wording numbers; with `probing`, those that end with the object."""
         wordings = np.arange(*self.arrays.wording_range[relation, kind], dtype=np.int64)
         return wordings[self.arrays.wording_flags[wordings, 3]] if probing else wordings
 

@@ -1,4 +1,4 @@
-"""Documents of text from JSON-lines, plain and Parquet files, one after the other in bounded memory."""
+"""Reader of text documents: JSON-lines, plain and Parquet, in bounded memory."""
 
 import glob
 import json

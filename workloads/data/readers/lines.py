@@ -1,4 +1,4 @@
-"""Lines of plain or gzipped UTF-8 files, numbered, with unreadable ones noted as problems."""
+"""Reader of numbered lines of plain or gzipped UTF-8 files."""
 
 import gzip
 import zlib

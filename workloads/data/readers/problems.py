@@ -1,4 +1,4 @@
-"""Mistakes in input files: collected, each with its place, and raised together."""
+"""Errors in input files, collected with their places and raised together."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,10 @@ SHOWN = 20
 
 
 class DataError(ValueError):
-    """Input files that cannot be used. The message has one line per mistake: file:line: what; what to do."""
+    """Input files that cannot be used.
+
+    The message has one line per mistake: file:line: what; what to do.
+    """
 
     def __init__(self, problems: Sequence[str], total: int | None = None) -> None:
         """Keep the first problems and how many there were in all."""

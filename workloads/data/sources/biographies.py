@@ -1,4 +1,4 @@
-"""Synthetic biographies: facts whose number of bits is known exactly, and a vocabulary of our own.
+"""Synthetic biographies: facts of exactly known bits, in a vocabulary of our own.
 
 Each person has a unique full name and five attributes, drawn independently and uniformly: birth
 date (month, day, year), birth city, university, major, employer. With the default pools these are
@@ -132,7 +132,7 @@ class Config:
         return {}
 
     def tokens_per_epoch(self) -> int:
-        """Return the tokens of one pass over all biographies and questions; exact, the same every epoch."""
+        """Return tokens of one pass over all biographies and questions; the same every epoch."""
         layout, lengths = self.layout, self.layout.table.lengths
         usage = _usage(self.n_people, self.n_wordings)
         tokens = self.n_people  # separators
@@ -159,8 +159,8 @@ class Config:
             probes=_probes(self, slots),
         )
         log(
-            f"{self.n_people:,} people, {self.bits_per_person * self.n_people / 1e3:,.1f} kbit of facts, "
-            f"{corpus.tokens_per_epoch:,} tokens per exposure, {self.vocab_size:,} words"
+            f"{self.n_people:,} people, {self.bits_per_person * self.n_people / 1e3:,.1f} kbit of "
+            f"facts, {corpus.tokens_per_epoch:,} tokens per exposure, {self.vocab_size:,} words"
         )
         return corpus
 
@@ -224,7 +224,9 @@ class Corpus:
         return stream
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
-        """Return windows about the same people in draws of wordings and order that training never uses.
+        """Return windows about the same people that training never uses.
+
+        Draws of wordings and order are others.
 
         The facts are those of training: this loss falls when facts are learned, not when texts are
         learned word by word. No questions; at most 65,536 tokens, people spread evenly over the
@@ -242,7 +244,10 @@ class Corpus:
 
 
 def _draw_people(config: Config) -> NDArray[np.int32]:
-    """Return the slots of every person, (n_people, 11). Names are unique, values independent and uniform."""
+    """Return the slots of every person, (n_people, 11).
+
+    Names are unique, values independent and uniform.
+    """
     layout = config.layout
     sizes, starts = [len(pool) for pool in layout.pools], layout.pool_starts
     n_first, n_middle, n_last = sizes[:3]
@@ -279,7 +284,7 @@ def _biographies(
 
 
 def _questions(config: Config, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the segment of each question: first question of every asked person, then the second, ..."""
+    """Return the segment of each question, ordered by question and then by person."""
     first = _evenly(config.n_asked, _N_ATTRIBUTES, rng)
     attribute = np.concatenate(
         [(first + shift) % _N_ATTRIBUTES for shift in range(config.questions_per_biography)]
@@ -319,7 +324,9 @@ def _heldout_wordings(
 
 
 def _usage(n: int, n_kinds: int) -> NDArray[np.int64]:
-    """Return how often each of n_kinds is used among n: as evenly as possible, the same every epoch.
+    """Return how often each of n_kinds is used among n, as evenly as possible.
+
+    The same in every epoch.
 
     Even use makes the tokens of an epoch a constant although wordings differ in length.
     """
@@ -332,7 +339,9 @@ def _evenly(n: int, n_kinds: int, rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def _probes(config: Config, slots: NDArray[np.int32]) -> tuple[ProbeSet, ...]:
-    """Return `train_wording`, `heldout_wording`, and `question` for people never asked about in training.
+    """Return the probe sets of a corpus of biographies.
+
+    `train_wording`, `heldout_wording`, and `question` for people never asked about in training.
 
     With `order: permute` a prompt is the separator and one sentence about the full name, up to the
     value (one sentence in five of training looks like that). With `order: fixed` only birth dates

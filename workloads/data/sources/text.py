@@ -1,4 +1,4 @@
-"""Any text: tokenised once into memory-mapped shards, windows shuffled anew in every epoch.
+"""Text corpora: memory-mapped token shards, windows shuffled anew each epoch.
 
 Documents are joined with the separator in the order of the files and cut into windows; an epoch is
 a pseudo-random permutation of the windows. Held-out text is `valid_path`, or a share of the
@@ -39,7 +39,8 @@ class Config:
     """Which text, in which tokens."""
 
     FORMAT: ClassVar[str] = (
-        "JSON lines with a text field (.jsonl), plain UTF-8 text (.txt), each plain or .gz, or .parquet, e.g.\n"
+        "JSON lines with a text field (.jsonl), plain UTF-8 text (.txt), each plain or .gz, or "
+        ".parquet, e.g.\n"
         '  {"text": "Warsaw is the capital of Poland. It lies on the Vistula."}\n'
         '  {"text": "The Vistula is a river in Poland."}'
     )
@@ -168,7 +169,7 @@ class Corpus:
         return self.train.windows(windows * seq_len, seq_len + 1)
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
-        """Return whole windows of held-out text, spread evenly; none if the text is shorter than one."""
+        """Return whole windows of held-out text, spread evenly; none if it is too short."""
         n = (len(self.valid) - 1) // seq_len
         if n < 1:
             return np.empty((0, seq_len + 1), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Real facts (subject, relation, object) as statements to train on and held-out wordings and questions to probe.
+"""Real (subject, relation, object) facts as training statements and probes.
 
 One exposure of a fact is one statement in a wording drawn anew; facts are shuffled over the whole
 corpus in every epoch, so wordings of one fact practically never share a window. Questions about the
@@ -45,14 +45,16 @@ class Config:
     """Which facts, in which words, in which tokens."""
 
     FORMAT: ClassVar[str] = (
-        "a tab-separated file (plain or .gz, no quoting) with a header, or one JSON object per line, with "
+        "a tab-separated file (plain or .gz, no quoting) with a header, or one JSON object per "
+        "line, with "
         "subject, relation and object, e.g.\n"
         "  subject<TAB>relation<TAB>object\n"
         "  Marie Curie<TAB>place of birth<TAB>Warsaw"
     )
 
     FIELD_FORMATS: ClassVar[Mapping[str, str]] = {
-        "templates": "a JSON object, relation -> wordings with {s} for the subject and {o} for the object, e.g.\n"
+        "templates": "a JSON object, relation -> wordings with {s} for the subject and {o} for the "
+        "object, e.g.\n"
         '  {"place of birth": {"train_statements": ["{s} was born in {o}."],\n'
         '   "heldout_statements": ["It was in {o} that {s} was born."], "questions": ["Where was {s} born?"]}}',
         "tokenizer": "a tokenizer.json of the `tokenizers` library, byte-level",
@@ -309,7 +311,7 @@ def _check_pieces(
     path: Path,
     log: Callable[[str], None],
 ) -> None:
-    """Refuse a tokenizer that changes the text when it is given in pieces (one without byte-level spaces)."""
+    """Refuse a tokenizer that changes text given in pieces (no byte-level spaces)."""
     step = max(1, len(facts) // _CHECKED_STATEMENTS)
     n_differ, sample = 0, facts[::step]
     for fact in sample:
