@@ -10,6 +10,10 @@ from orchestrator.sweep.parsing.yaml_node import YamlNode
 SECTIONS = ("data", "train", "model", "resources")
 """What may differ between the trials of a sweep."""
 
+FREE_DIMENSION = "knob"
+"""Value of `solve` for the field that the architecture's Config names (`FREE_DIMENSION` there).
+Older sweep files may spell it out, so the word stays as it was."""
+
 Settings = Mapping[str, YamlNode]
 """Dotted key -> value: `model.n_keys`."""
 
@@ -49,7 +53,7 @@ class Match:
     """The counterpart's architecture, or None for a number."""
     target_number: float | None
     solve: str
-    """knob, tokens, or a field of the model's Config."""
+    """tokens, a field of the model's Config, or FREE_DIMENSION."""
     solve_where: YamlNode | None = None
     """Where that is written; None where it is the default."""
 

@@ -21,9 +21,9 @@ from orchestrator.sweep.expansion.header import Header, read_header
 from orchestrator.sweep.expansion.resolve import ResolvedTrial
 from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
 from orchestrator.sweep.matching.match import Matched
-from orchestrator.sweep.matching.step_time import StepTimeCache, Timer
+from orchestrator.sweep.matching.step_time import NotMeasuredError, StepTimeCache, Timer
 from orchestrator.sweep.parsing import discovery, validation, yaml_loader
-from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 MAX_TRIALS = 100_000
@@ -199,16 +199,20 @@ def _entries(
     """Return the entries that can be expanded, and those that cannot."""
     if header.trials is None:
         return [Entry(where=header.document, label="base")], []
-    items, wrong = validation.list_of(header.trials, example="[{grid: {model.preset: [1m, 3m]}}]")
-    diagnostics.add(wrong)
+    wrong: list[Diagnostic] = []
+    example = "[{grid: {model.preset: [1m, 3m]}}]"
     good: list[Entry] = []
     broken: list[Entry] = []
-    for item in items:
-        entry, wrong = read_entry(
-            item, architectures=workloads.architectures(), homes=lambda key: _homes(key, workloads)
+    for item in validation.list_of(header.trials, example=example, wrong=wrong):
+        before = len(wrong)
+        entry = read_entry(
+            item,
+            architectures=workloads.architectures(),
+            homes=lambda key: _homes(key, workloads),
+            wrong=wrong,
         )
-        diagnostics.add(wrong)
-        (broken if wrong else good).append(entry)
+        (broken if len(wrong) > before else good).append(entry)
+    diagnostics.add(wrong)
     return good, broken
 
 
@@ -239,19 +243,27 @@ def _trials(
     diagnostics: Diagnostics,
 ) -> list[tuple[DraftTrial, ResolvedTrial | None]]:
     """Return what the drafts come to but for those with mistakes; None for one whose step time is wanting."""
-    trials = []
+    trials: list[tuple[DraftTrial, ResolvedTrial | None]] = []
     for draft in drafts:
-        trial, wrong = resolve.trial(
-            draft,
-            sections,
-            step_times,
-            sweep=header.name,
-            retries=header.retries,
-            logging=header.logging,
-        )
-        news = [f for f in wrong if f.kind != "missing" or f.key not in header.told]
-        diagnostics.add(news, trial=draft.origin)
-        if not wrong:
+        try:
+            trial = resolve.trial(
+                draft,
+                sections,
+                step_times,
+                sweep=header.name,
+                retries=header.retries,
+                logging=header.logging,
+            )
+        except NotMeasuredError:
+            trials.append((draft, None))
+        except InvalidError as error:
+            news = [
+                one
+                for one in error.diagnostics
+                if one.kind != "missing" or one.key not in header.told
+            ]
+            diagnostics.add(news, trial=draft.origin)
+        else:
             trials.append((draft, trial))
     return trials
 

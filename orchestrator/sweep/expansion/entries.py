@@ -29,46 +29,44 @@ _SWEEP_WIDE = {
 
 Homes = Callable[[str], list[str]]
 """Field name -> the sections that have such a field, to say `model.n_keys` to who writes `n_keys`."""
-Read = tuple[list[list[AxisPoint]], list[Diagnostic]]
 
 
 def read_entry(
-    entry: YamlNode, *, architectures: Sequence[str], homes: Homes
-) -> tuple[Entry, list[Diagnostic]]:
-    """Take an entry apart; what is wrong with it is left out of the result and told.
+    entry: YamlNode,
+    *,
+    architectures: Sequence[str],
+    homes: Homes,
+    wrong: list[Diagnostic],
+) -> Entry:
+    """Take an entry apart, without what is wrong with it.
 
     Args:
         entry: As written.
         architectures: The names that there are.
         homes: Which sections have a field.
+        wrong: Receives what is wrong.
     """
-    content, diagnostics = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}")
-    if content == {} and not diagnostics:
-        diagnostics.append(
-            entry.diagnostic("is an empty entry", f"remove it, or write {_or(ENTRY_KEYS)} in it")
-        )
-    diagnostics += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
+    content = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}", wrong=wrong)
+    if entry.content == {}:
+        fix = f"remove it, or write {_or(ENTRY_KEYS)} in it"
+        wrong.append(entry.diagnostic("is an empty entry", fix))
+    wrong += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
     fixed: Settings = {}
     axes: list[list[AxisPoint]] = []
     match: Match | None = None
     if "set" in content:
-        fixed, wrong = _settings(content["set"], _EXAMPLES["set"], homes)
-        diagnostics += wrong
+        fixed = _settings(content["set"], _EXAMPLES["set"], homes, wrong)
     for key, read in (("ladder", entry_budgets.ladder), ("isoflop", entry_budgets.isoflop)):
         if key in content:
-            new, wrong = read(content[key], architectures)
-            axes += new
-            diagnostics += wrong
+            axes.append(read(content[key], architectures, wrong))
     for key, read_lists in (("grid", _grid), ("zip", _zip), ("list", _list)):
         if key in content:
-            new, wrong = read_lists(content[key], homes)
-            axes += new
-            diagnostics += wrong
+            axes += read_lists(content[key], homes, wrong)
+    axes = [axis for axis in axes if axis]
     if "match" in content:
-        match, wrong = entry_budgets.match(content["match"], architectures)
-        diagnostics += wrong
-    diagnostics += _conflicts(content, fixed, axes, match)
-    return Entry(where=entry, label=entry.path, fixed=fixed, axes=axes, match=match), diagnostics
+        match = entry_budgets.match(content["match"], architectures, wrong)
+    wrong += _conflicts(content, fixed, axes, match)
+    return Entry(where=entry, label=entry.path, fixed=fixed, axes=axes, match=match)
 
 
 def _unknown(key: str, value: YamlNode) -> Diagnostic:
@@ -83,19 +81,18 @@ def _unknown(key: str, value: YamlNode) -> Diagnostic:
 
 
 def _settings(
-    value: YamlNode, example: str, homes: Homes
-) -> tuple[dict[str, YamlNode], list[Diagnostic]]:
-    """Return the dotted keys of a mapping, and what is wrong with its keys."""
-    content, diagnostics = validation.mapping_of(value, example=example)
+    value: YamlNode, example: str, homes: Homes, wrong: list[Diagnostic]
+) -> dict[str, YamlNode]:
+    """Return the dotted keys of a mapping; wrong keys are left out."""
     good = {}
-    for key, setting in content.items():
+    for key, setting in validation.mapping_of(value, example=example, wrong=wrong).items():
         section, _, name = key.partition(".")
         if section in SECTIONS and name:
             good[key] = setting
         else:
             message, fix = _bad_key(key, setting, homes)
-            diagnostics.append(setting.diagnostic_at_key(message, fix))
-    return good, diagnostics
+            wrong.append(setting.diagnostic_at_key(message, fix))
+    return good
 
 
 def _bad_key(key: str, setting: YamlNode, homes: Homes) -> tuple[str, str]:
@@ -118,51 +115,49 @@ def _bad_key(key: str, setting: YamlNode, homes: Homes) -> tuple[str, str]:
     )
 
 
-def _grid(value: YamlNode, homes: Homes) -> Read:
-    lists, diagnostics = _lists(value, "grid", homes)
+def _grid(value: YamlNode, homes: Homes, wrong: list[Diagnostic]) -> list[list[AxisPoint]]:
     return [
         [AxisPoint(settings={key: item}, phrase=f"grid {key}={item.brief}") for item in items]
-        for key, items in lists.items()
-    ], diagnostics
+        for key, items in _lists(value, "grid", homes, wrong).items()
+    ]
 
 
-def _zip(value: YamlNode, homes: Homes) -> Read:
-    lists, diagnostics = _lists(value, "zip", homes)
-    if diagnostics:
-        return [], diagnostics
-    if len({len(items) for items in lists.values()}) > 1:
-        told = ", ".join(f"{key} has {len(items)}" for key, items in lists.items())
+def _zip(value: YamlNode, homes: Homes, wrong: list[Diagnostic]) -> list[list[AxisPoint]]:
+    mistakes: list[Diagnostic] = []
+    lists = _lists(value, "zip", homes, mistakes)
+    if not mistakes and len({len(items) for items in lists.values()}) > 1:
+        lengths = ", ".join(f"{key} has {len(items)}" for key, items in lists.items())
         fix = "make them equally long, or use grid for every combination"
-        message = f"the lists of zip must be equally long: {told}"
-        return [], [value.diagnostic_at_key(message, fix)]
+        message = f"the lists of zip must be equally long: {lengths}"
+        mistakes.append(value.diagnostic_at_key(message, fix))
+    wrong += mistakes
+    if mistakes:
+        return []
     rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
-    return [[AxisPoint(settings=row, phrase=f"zip {_phrase(row)}") for row in rows]], diagnostics
+    return [[AxisPoint(settings=row, phrase=f"zip {_phrase(row)}") for row in rows]]
 
 
-def _list(value: YamlNode, homes: Homes) -> Read:
-    items, diagnostics = validation.list_of(value, example=_EXAMPLES["list"])
+def _list(value: YamlNode, homes: Homes, wrong: list[Diagnostic]) -> list[list[AxisPoint]]:
     axis = []
-    for item in items:
-        settings, wrong = _settings(item, "{model.preset: 1m}", homes)
-        diagnostics += wrong
+    for item in validation.list_of(value, example=_EXAMPLES["list"], wrong=wrong):
+        settings = _settings(item, "{model.preset: 1m}", homes, wrong)
         axis.append(AxisPoint(settings=settings, phrase=f"list {_phrase(settings) or 'base'}"))
-    return ([axis] if axis else []), diagnostics
+    return [axis]
 
 
 def _lists(
-    value: YamlNode, kind: str, homes: Homes
-) -> tuple[dict[str, list[YamlNode]], list[Diagnostic]]:
-    settings, diagnostics = _settings(value, _EXAMPLES[kind], homes)
+    value: YamlNode, kind: str, homes: Homes, wrong: list[Diagnostic]
+) -> dict[str, list[YamlNode]]:
+    settings = _settings(value, _EXAMPLES[kind], homes, wrong)
     if value.content == {}:
         fix = f"write for example {_EXAMPLES[kind]}, or remove the key"
-        diagnostics.append(value.diagnostic(f"is an empty {kind}, so nothing would run", fix))
+        wrong.append(value.diagnostic(f"is an empty {kind}, so nothing would run", fix))
     lists = {}
     for key, setting in settings.items():
-        items, wrong = validation.list_of(setting, example="[first, second]")
-        diagnostics += wrong
+        items = validation.list_of(setting, example="[first, second]", wrong=wrong)
         if items:
             lists[key] = [item.item_of(setting) for item in items]
-    return lists, diagnostics
+    return lists
 
 
 def _conflicts(

@@ -11,7 +11,7 @@ from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
 from orchestrator.sweep.expansion.sections import Workloads, elsewhere
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Diagnostics
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics, collecting
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 LARGEST_SEED = 2**63 - 1
@@ -84,7 +84,8 @@ def read_header(
         sections[section] = {}
         if value is not None:
             example = f"{section}: {_EXAMPLE[section]}"
-            sections[section], wrong = validation.mapping_of(value, example=example)
+            wrong: list[Diagnostic] = []
+            sections[section] = validation.mapping_of(value, example=example, wrong=wrong)
             diagnostics.add(wrong)
             told |= {section for _ in wrong}
     return Header(
@@ -137,23 +138,24 @@ def _name(value: YamlNode | None, document: YamlNode, diagnostics: Diagnostics) 
 def _seeds(value: YamlNode | None, diagnostics: Diagnostics) -> list[int]:
     if value is None:
         return [0]
-    items, wrong = validation.list_of(value, example="[0, 1, 2]")
+    wrong: list[Diagnostic] = []
+    items = validation.list_of(value, example="[0, 1, 2]", wrong=wrong)
     if isinstance(value.content, int) and not isinstance(value.content, bool):
         fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
         wrong = [dataclasses.replace(wrong[0], fix=fix)]
-    diagnostics.add(wrong)
     seeds: dict[int, YamlNode] = {}
     for item in items:
-        seed, diagnostic = validation.check_whole_number(item, at_least=0)
-        if diagnostic is not None:
-            diagnostics.add([diagnostic])
-        elif seed is not None and seed > LARGEST_SEED:
-            message = f"must be at most {LARGEST_SEED}, got {item.shown}"
-            diagnostics.add([item.diagnostic(message, "any small number will do")])
-        elif seed in seeds:
-            diagnostics.add([item.diagnostic(f"seed {seed} is written twice", "keep one of them")])
-        elif seed is not None:
-            seeds[seed] = item
+        with collecting(wrong):
+            seed = validation.check_whole_number(item, at_least=0)
+            if seed > LARGEST_SEED:
+                message = f"must be at most {LARGEST_SEED}, got {item.shown}"
+                wrong.append(item.diagnostic(message, "any small number will do"))
+            elif seed in seeds:
+                message = f"seed {seed} is written twice"
+                wrong.append(item.diagnostic(message, "keep one of them"))
+            else:
+                seeds[seed] = item
+    diagnostics.add(wrong)
     return list(seeds) or [0]
 
 
@@ -161,10 +163,13 @@ def _sweep_wide(cls: Any, key: str, document: YamlNode, diagnostics: Diagnostics
     value = document.content.get(key)
     if value is None:
         return cls()
-    content, wrong = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}")
-    record, more = validation.build(cls, content, where=value)
-    diagnostics.add([*wrong, *more])
-    return record or cls()
+    wrong: list[Diagnostic] = []
+    record = cls()
+    content = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}", wrong=wrong)
+    with collecting(wrong):
+        record = validation.build(cls, content, where=value)
+    diagnostics.add(wrong)
+    return record
 
 
 def _absent(document: YamlNode, key: str) -> YamlNode:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 _CHUNK_BYTES = 2**20
@@ -18,8 +18,8 @@ _digests: dict[tuple[Path, int, int], str] = {}
 
 def resolve(
     source: Any, *, folder: Path, written: Mapping[str, YamlNode], where: YamlNode
-) -> tuple[Any, dict[str, str], list[Diagnostic]]:
-    """Return the source with absolute paths, the content hash of every field that names files, and what is wrong.
+) -> tuple[Any, dict[str, str]]:
+    """Return the source with absolute paths, and the content hash of every field that names files.
 
     A relative path is looked for beside the sweep file first, then in the current folder. A field may
     hold a glob or a list; the hash of several files is that of the ordered list of their hashes.
@@ -29,8 +29,11 @@ def resolve(
         folder: Where the sweep file lies.
         written: Fields of the source as written, for the places of mistakes.
         where: Blamed when a field was not written.
+
+    Raises:
+        InvalidError: If a file is not there or cannot be read.
     """
-    diagnostics: list[Diagnostic] = []
+    wrong: list[Diagnostic] = []
     absolute: dict[str, Any] = {}
     for name in source.files():
         value = getattr(source, name)
@@ -40,14 +43,13 @@ def resolve(
             place = _item(written.get(name, where), index if is_list else None)
             located = _locate(str(path), folder)
             if located is None:
-                diagnostics.append(
-                    _missing(str(path), folder, place=place, expected=_expected(source, name))
-                )
+                expected = _expected(source, name)
+                wrong.append(_missing(str(path), folder, place=place, expected=expected))
             else:
                 found.append(located if isinstance(path, Path) else str(located))
         absolute[name] = tuple(found) if is_list else next(iter(found), value)
-    if diagnostics:
-        return source, {}, diagnostics
+    if wrong:
+        raise InvalidError(*wrong)
     source = dataclasses.replace(source, **absolute)
     digests = {}
     for name, paths in source.files().items():
@@ -58,10 +60,12 @@ def resolve(
             for path in several
             if (diagnostic := _unreadable(path, place, _expected(source, name)))
         ]
-        diagnostics += refused
+        wrong += refused
         if not refused:
             digests[name] = _combined([content_sha256(path) for path in several])
-    return source, digests, diagnostics
+    if wrong:
+        raise InvalidError(*wrong)
+    return source, digests
 
 
 def content_sha256(path: Path) -> str:

@@ -1,5 +1,6 @@
-"""DraftTrial -> TrialSpec: sections built, sizes and budgets solved, what contradicts each other told."""
+"""From a draft trial to a TrialSpec: sections built, sizes and budgets solved, conflicts refused."""
 
+import contextlib
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from orchestrator.sweep.matching.match import Matched
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.matching.step_time import StepTimeCache, StepTimeQuery
 from orchestrator.sweep.parsing import validation
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError, collecting
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 
@@ -48,41 +49,45 @@ def trial(
     sweep: str,
     retries: Retries,
     logging: Logging,
-) -> tuple[ResolvedTrial | None, list[Diagnostic]]:
-    """Return the trial, or everything that is wrong with it; neither where a step time must be measured first."""
-    data, diagnostics = sections.data(draft)
-    train, wrong = sections.train(draft)
-    resources, also_wrong = sections.resources(draft)
-    diagnostics = [*diagnostics, *wrong, *also_wrong]
-    frame = None
+) -> ResolvedTrial:
+    """Return the trial that a draft describes.
+
+    Raises:
+        InvalidError: With everything that is wrong with it.
+        NotMeasuredError: If a step time must be measured first.
+    """
+    wrong: list[Diagnostic] = []
+    data = train = resources = frame = model = None
+    # Each section is built even where another one is wrong, so that all mistakes are reported.
+    with collecting(wrong):
+        data = sections.data(draft)
+    with collecting(wrong):
+        train = sections.train(draft)
+    with collecting(wrong):
+        resources = sections.resources(draft)
     if data is not None and train is not None:
         frame = isoflop_ladder.Frame(data.vocab_size, train.seq_len, train.batch_tokens)
-    model, wrong = _model(draft, sections, frame)
-    diagnostics += wrong
+    with collecting(wrong):
+        model = _model(draft, sections, frame)
     if train is not None and resources is not None:
-        diagnostics += _splits(train, resources, draft)
+        wrong += _splits(train, resources, draft)
     if train is not None and model is not None:
-        diagnostics += _too_long(train, model, draft)
-    if data is None or frame is None or model is None or diagnostics:
-        return None, diagnostics
-    resources = resources or Resources()
-    solved, diagnostics = _solved(
-        draft, sections, step_times, Basis(model, train, frame, resources)
-    )
-    if solved is None:
-        return None, diagnostics
-    model, train, matched = solved
+        wrong += _too_long(train, model, draft)
+    if wrong:
+        raise InvalidError(*wrong)
+    assert data is not None, "a section is there or a mistake was reported"
+    assert frame is not None, "it follows from data and train"
+    assert resources is not None, "a section is there or a mistake was reported"
+    solved = _solved(draft, sections, step_times, Basis(model, train, frame, resources))
     # What `match` chose may be the length that a mixer is built for.
-    diagnostics = _too_long(train, model, draft)
-    if diagnostics:
-        return None, diagnostics
+    _check_length(solved.train, solved.model, draft)
     preset = None if draft.chooses_size else draft.settings.get("model.preset")
     recipe = draft.settings.get("train.recipe")
     spec = TrialSpec(
         sweep=sweep,
         data=data.record,
-        model={"architecture": draft.architecture, **plain(model)},
-        train=plain(train),
+        model={"architecture": draft.architecture, **plain(solved.model)},
+        train=plain(solved.train),
         seed=0,
         data_sha256=data.sha256,
         preset=None if preset is None else preset.content,
@@ -91,9 +96,9 @@ def trial(
         resources=resources,
         retries=retries,
         logging=logging,
-        not_causal=_not_causal(model),
+        not_causal=_not_causal(solved.model),
     )
-    return ResolvedTrial(spec, matched), []
+    return ResolvedTrial(spec, solved.matched)
 
 
 def _model(
@@ -101,17 +106,15 @@ def _model(
     sections: Sections,
     frame: isoflop_ladder.Frame | None,
     counterpart: YamlNode | None = None,
-) -> tuple[Any, list[Diagnostic]]:
-    """Return the model before matching; None without diagnostics where the frame is needed and absent."""
+) -> Any:
+    """Return the model before matching; None where the frame is needed and absent."""
     if not draft.chooses_size or draft.size is None:
         return sections.model(draft, counterpart=counterpart)
-    nearest_size, diagnostics = sections.nearest_size(draft, counterpart=counterpart)
-    if nearest_size is None:
-        return None, diagnostics
+    nearest_size = sections.nearest_size(draft, counterpart=counterpart)
     if isinstance(draft.size, Rung):
         return isoflop_ladder.rung_model(nearest_size, draft.size)
     if frame is None:
-        return None, []
+        return None
     profile: Profile = draft.size
     key = ("center", nearest_size, profile.budget_flops, profile.tokens_per_param, frame)
     center = sections.once(key, lambda: isoflop_ladder.profile_center(nearest_size, profile, frame))
@@ -120,51 +123,52 @@ def _model(
 
 def _solved(
     draft: DraftTrial, sections: Sections, step_times: StepTimeCache, basis: Basis
-) -> tuple[Solved | None, list[Diagnostic]]:
-    """Return model and train with tokens and matches worked out; nothing at all where a step time is wanting."""
-    model, train, frame, _ = basis
+) -> Solved:
+    """Return model and train with tokens and matches worked out."""
+
+    def largest() -> Any:
+        with contextlib.suppress(InvalidError):
+            return _model(_last(draft), sections, basis.frame)
+        return basis.model
+
     if draft.size is not None:
-        tokens, diagnostics = isoflop_ladder.tokens_for(
-            draft.size, model, frame, largest=lambda: _model(_last(draft), sections, frame)[0]
-        )
-        if diagnostics:
-            return None, diagnostics
-        train = dataclasses.replace(train, tokens=tokens)
+        tokens = isoflop_ladder.tokens_for(draft.size, basis.model, basis.frame, largest=largest)
+        basis = basis._replace(train=dataclasses.replace(basis.train, tokens=tokens))
     if draft.match is None:
-        return Solved(model, train), []
-    return _matched(draft, draft.match, sections, step_times, basis._replace(train=train))
+        return Solved(basis.model, basis.train)
+    return _matched(draft, draft.match, sections, step_times, basis)
 
 
 def _matched(
-    draft: DraftTrial, match: Match, sections: Sections, step_times: StepTimeCache, basis: Basis
-) -> tuple[Solved | None, list[Diagnostic]]:
+    draft: DraftTrial,
+    match: Match,
+    sections: Sections,
+    step_times: StepTimeCache,
+    basis: Basis,
+) -> Solved:
     """Return model and train equal to what `match` names."""
     model, train, frame, _ = basis
     itself = match.architecture == draft.architecture
     known_elsewhere = itself and sections.used_by("model", match.solve)
-    diagnostics = []
     if match.solve != "tokens" and not known_elsewhere:
-        diagnostics = matching.check_field(match, model, draft)
-    if diagnostics:
-        return None, diagnostics
+        matching.check_field(match, model, draft)
     other = None
     compared_tokens: int | None = None
     if match.architecture is not None:
         if not itself:
-            other, diagnostics = _model(draft, sections, frame, match.target)
-            diagnostics = diagnostics or _too_long(train, other, draft, name=match.architecture)
-            if diagnostics:
-                return None, [_about_counterpart(diagnostics[0], match)]
-        compared_tokens, diagnostics = _counterpart_tokens(draft, match, train)
+            try:
+                other = _model(draft, sections, frame, match.target)
+                _check_length(train, other, draft, name=match.architecture)
+            except InvalidError as error:
+                raise InvalidError(_about_counterpart(error.diagnostics[0], match)) from error
+        compared_tokens = _counterpart_tokens(draft, match, train)
         if isinstance(draft.size, Rung) and other is not None:
             # In a ladder the counterpart trains for its own tokens per parameter.
-            compared_tokens, _ = isoflop_ladder.tokens_for(
+            compared_tokens = isoflop_ladder.tokens_for(
                 draft.size, other, frame, largest=lambda: other
             )
-        if compared_tokens is None:
-            return None, diagnostics
         if itself:
-            return Solved(model, dataclasses.replace(train, tokens=compared_tokens)), []
+            return Solved(model, dataclasses.replace(train, tokens=compared_tokens))
     if QUANTITIES[match.quantity].count is None:
         return _timed(draft, match, step_times, basis, other, compared_tokens)
     return _counted(draft, match, sections, basis, other, compared_tokens)
@@ -177,7 +181,7 @@ def _counted(
     basis: Basis,
     other: Any,
     compared_tokens: int | None,
-) -> tuple[Solved | None, list[Diagnostic]]:
+) -> Solved:
     """Return model and train at which a closed form meets that of `other`, or a number."""
     model, train, frame, _ = basis
     count, target = QUANTITIES[match.quantity].count, match.target_number
@@ -186,29 +190,34 @@ def _counted(
         target = count(other, frame, compared_tokens)
     assert target is not None, "a match has an architecture or a number"
     wanted = target
-    field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
-    if match.solve == "tokens":
-        chosen, reached, diagnostics = matching.solved_tokens(match, model, frame, target=wanted)
-    else:
-        # The match itself, and not only what it says: what is wrong with it is told at its place.
-        key = ("match", match, model, frame, train.tokens, wanted)
-        chosen, reached, diagnostics = sections.once(
-            key,
-            lambda: matching.solved_field(match, model, frame, target=wanted, tokens=train.tokens),
-        )
-    if chosen is None:
-        return None, [diagnostic.of(draft.architecture) for diagnostic in diagnostics]
-    told = Matched(
+    field, written = "tokens", compared_tokens
+    try:
+        if match.solve == "tokens":
+            chosen, reached = matching.solved_tokens(match, model, frame, target=wanted)
+        else:
+            field = matching.field_of(match, model)
+            written = getattr(model, field)
+            # The match itself and not only what it says, because its mistakes name its place.
+            key = ("match", match, model, frame, train.tokens, wanted)
+            chosen, reached = sections.once(
+                key,
+                lambda: matching.solved_field(
+                    match, model, frame, target=wanted, tokens=train.tokens
+                ),
+            )
+    except InvalidError as error:
+        raise InvalidError(*(d.of(draft.architecture) for d in error.diagnostics)) from error
+    matched = Matched(
         trial=matching.trial_name(draft),
         quantity=match.quantity,
         counterpart=match.architecture,
         field=field,
-        written=compared_tokens if match.solve == "tokens" else getattr(model, field),
+        written=written,
         chosen=chosen,
         target=wanted,
         reached=reached,
     )
-    return _with(basis, told), []
+    return _with(basis, matched)
 
 
 def _timed(
@@ -218,14 +227,13 @@ def _timed(
     basis: Basis,
     other: Any,
     compared_tokens: int | None,
-) -> tuple[Solved | None, list[Diagnostic]]:
-    """Return model and train at which the measured time of a step, or of all steps, meets that of `other`."""
+) -> Solved:
+    """Return model and train at which the measured time of a step, or of all, meets `other`'s."""
     model, train, frame, resources = basis
     field = "tokens" if match.solve == "tokens" else matching.field_of(match, model)
-    trial_name = matching.trial_name(draft)
-    question = StepTimeQuery(
+    query = StepTimeQuery(
         match=match,
-        trial=trial_name,
+        trial=matching.trial_name(draft),
         field=field,
         architecture=draft.architecture,
         model=model,
@@ -235,13 +243,11 @@ def _timed(
         resources=resources,
     )
     written = compared_tokens if field == "tokens" else getattr(model, field)
-    answer, diagnostics = step_times.answer(
-        question, with_value=lambda n: matching.with_field(model, field, n), written=written
+    answer = step_times.answer(
+        query, with_value=lambda n: matching.with_field(model, field, n), written=written
     )
-    if answer is None:
-        return None, diagnostics
-    told = Matched(
-        trial=trial_name,
+    matched = Matched(
+        trial=query.trial,
         quantity=match.quantity,
         counterpart=match.architecture,
         field=field,
@@ -255,21 +261,22 @@ def _timed(
         assert compared_tokens is not None, "a number of seconds is never met by tokens"
         steps = budget.steps_for_tokens(compared_tokens, batch_tokens=frame.batch_tokens)
         solved_steps = max(1, round(steps / answer.ratio))
-        told = dataclasses.replace(
-            told,
+        matched = dataclasses.replace(
+            matched,
             chosen=solved_steps * frame.batch_tokens,
-            target=steps * told.target,
-            reached=solved_steps * told.reached,
+            target=steps * matched.target,
+            reached=solved_steps * matched.reached,
         )
-        if abs(told.ratio - 1) > budget.TOLERANCE:
+        if abs(matched.ratio - 1) > budget.TOLERANCE:
             message = (
-                f"{steps} steps of {match.architecture} take as long as {steps / answer.ratio:.2f} of this model, "
-                f"which whole steps of {frame.batch_tokens:,} tokens do not meet within 1 %"
+                f"{steps} steps of {match.architecture} take as long as "
+                f"{steps / answer.ratio:.2f} of this model, which whole steps of "
+                f"{frame.batch_tokens:,} tokens do not meet within 1 %"
             )
             fix = "lower train.batch_tokens or raise train.tokens"
             diagnostic = match.where.diagnostic_at_key(message, fix, kind="combination")
-            return None, [diagnostic.of(draft.architecture)]
-    return _with(basis, told), []
+            raise InvalidError(diagnostic.of(draft.architecture))
+    return _with(basis, matched)
 
 
 def _with(basis: Basis, matched: Matched) -> Solved:
@@ -288,20 +295,16 @@ def _last(draft: DraftTrial) -> DraftTrial:
     return dataclasses.replace(draft, size=size)
 
 
-def _counterpart_tokens(
-    draft: DraftTrial, match: Match, train: Any
-) -> tuple[int | None, list[Diagnostic]]:
-    """Return the tokens that the counterpart of a match trains for: the trial's own before solving."""
+def _counterpart_tokens(draft: DraftTrial, match: Match, train: Any) -> int:
+    """Return the tokens that the counterpart trains for: the trial's own before solving."""
     if train.tokens != UNSOLVED_TOKENS:
-        return int(train.tokens), []
+        return int(train.tokens)
     written = draft.settings.get("train.tokens")
     if written is None:
         message = f"solve: tokens compares with a {match.architecture} model of train.tokens tokens"
-        return None, [
-            match.where.diagnostic_at_key(message, "write tokens: under train:", kind="missing")
-        ]
-    tokens, bad = validation.check_whole_number(written, at_least=1)
-    return tokens, [] if bad is None else [bad]
+        fix = "write tokens: under train:"
+        raise InvalidError(match.where.diagnostic_at_key(message, fix, kind="missing"))
+    return validation.check_whole_number(written, at_least=1)
 
 
 def _about_counterpart(diagnostic: Diagnostic, match: Match) -> Diagnostic:
@@ -332,6 +335,12 @@ def _too_long(
     # One of the two is there: train would not be otherwise.
     where = draft.settings.get("train.seq_len") or draft.settings["train.recipe"]
     return [where.diagnostic(message, fix, kind="combination", about=name)]
+
+
+def _check_length(train: Any, model: Any, draft: DraftTrial, *, name: str | None = None) -> None:
+    too_long = _too_long(train, model, draft, name=name)
+    if too_long:
+        raise InvalidError(*too_long)
 
 
 def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnostic]:

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
@@ -16,7 +16,7 @@ from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
 from orchestrator.sweep.matching.step_time import Timer
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError, collecting
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 from workloads.field_error import message_and_fix
 
@@ -100,28 +100,24 @@ class Sections:
                 if name is not None:
                     self._used[section].setdefault(str(name.content), name)
 
-    def data(self, draft: DraftTrial) -> tuple[Data | None, list[Diagnostic]]:
+    def data(self, draft: DraftTrial) -> Data:
         """Return the data section with absolute paths and the hashes of its files."""
         return self.once(("data", *_key(draft, "data")), lambda: self._data(draft))
 
-    def train(self, draft: DraftTrial) -> tuple[Any, list[Diagnostic]]:
+    def train(self, draft: DraftTrial) -> Any:
         """Return the TrainConfig; its tokens are UNSOLVED_TOKENS where the draft chooses them."""
-        return self.once(
-            ("train", *_key(draft, "train"), draft.chooses_tokens), lambda: self._train(draft)
-        )
+        key = ("train", *_key(draft, "train"), draft.chooses_tokens)
+        return self.once(key, lambda: self._train(draft))
 
-    def resources(self, draft: DraftTrial) -> tuple[Resources | None, list[Diagnostic]]:
+    def resources(self, draft: DraftTrial) -> Resources:
         """Return the Resources."""
         values = part(draft.settings, "resources")
-        return self.once(
-            ("resources", *_key(draft, "resources")),
-            lambda: self._build("resources", Resources, values),
-        )
+        key = ("resources", *_key(draft, "resources"))
+        make: Callable[[], Resources] = lambda: self._build("resources", Resources, values)  # noqa: E731
+        return self.once(key, make)
 
-    def model(
-        self, draft: DraftTrial, *, counterpart: YamlNode | None = None
-    ) -> tuple[Any, list[Diagnostic]]:
-        """Return the model Config that presets and keys make. Not for a draft that chooses its size.
+    def model(self, draft: DraftTrial, *, counterpart: YamlNode | None = None) -> Any:
+        """Return the model Config of presets and keys. Not for a draft that chooses its size.
 
         Args:
             draft: As written.
@@ -132,215 +128,213 @@ class Sections:
 
     def nearest_size(
         self, draft: DraftTrial, *, counterpart: YamlNode | None = None
-    ) -> tuple[Callable[[int], Any] | None, list[Diagnostic]]:
-        """Return parameters -> model Config for a draft that chooses its size; keys as written held fixed."""
+    ) -> Callable[[int], Any]:
+        """Return parameters -> model Config, with the keys as written held fixed."""
         key = ("nearest_size", *_key(draft, "model"), counterpart)
-        return self.once(key, lambda: self._sized(draft, counterpart))
+        return self.once(key, lambda: self._nearest_size(draft, counterpart))
 
     def single_values(self, settings: Settings, *, unknown_keys: bool) -> list[Diagnostic]:
         """Return what is wrong with values one by one, whatever they are combined with.
 
-        For values that no trial uses as they stand: a base that every entry overrides, an entry that
-        is broken elsewhere.
+        For values that no trial uses as they stand: a base that every entry overrides, an entry
+        that is broken elsewhere.
         """
-        diagnostics = []
+        wrong: list[Diagnostic] = []
         for section in SECTIONS:
             values = part(settings, section)
-            cls, wrong = self._config_class(section, values)
-            diagnostics += wrong
-            if cls is None:
-                continue
-            for key, value in values.items():
-                if key in validation.field_names(cls):
-                    _, bad = validation.check_field(cls, key, value)
-                    diagnostics += [bad] if bad is not None else []
-                elif unknown_keys:
-                    diagnostics.append(self._unknown(section, cls, key, value))
-        return diagnostics
+            cls = self._config_class(section, values, wrong)
+            if cls is not None:
+                self._typed(section, cls, values, wrong, unknown_keys=unknown_keys)
+        return wrong
 
     def once(self, key: Any, make: Callable[[], Result]) -> Result:
-        """Return what `make` returned the first time it was asked for under this key."""
+        """Return what `make` returned, or raise what it raised, the first time for this key."""
         if key not in self._memory:
-            self._memory[key] = make()
-        result: Result = self._memory[key]
-        return result
+            try:
+                self._memory[key] = make()
+            except InvalidError as error:
+                self._memory[key] = error
+        result = self._memory[key]
+        if isinstance(result, InvalidError):
+            # A new one: an exception that is raised again and again collects all its tracebacks.
+            raise InvalidError(*result.diagnostics)
+        return cast(Result, result)
 
-    def _data(self, draft: DraftTrial) -> tuple[Data | None, list[Diagnostic]]:
+    def _data(self, draft: DraftTrial) -> Data:
         values = part(draft.settings, "data")
-        name, module, diagnostics = self._module("data", values)
-        if module is None:
-            return None, diagnostics
+        name, module = self._module("data", values)
         values = self._inherited(draft, "data", name, values, module.Config)
-        source, diagnostics = self._build("data", module.Config, values)
-        if source is None:
-            return None, diagnostics
         where = self._where["data"]
-        source, sha256, diagnostics = input_files.resolve(
-            source, folder=self._folder, written=values, where=where
+        source, sha256 = input_files.resolve(
+            self._build("data", module.Config, values),
+            folder=self._folder,
+            written=values,
+            where=where,
         )
-        if diagnostics:
-            return None, diagnostics
         try:
             vocab_size = int(source.vocab_size)
         except (ValueError, OSError) as error:
             message, fix = message_and_fix(error)
-            return None, [where.diagnostic_at_key(message, fix, kind="combination")]
-        return Data({"source": name.content, **plain(source)}, sha256, vocab_size), []
+            raise InvalidError(where.diagnostic_at_key(message, fix, kind="combination")) from error
+        return Data({"source": name.content, **plain(source)}, sha256, vocab_size)
 
-    def _train(self, draft: DraftTrial) -> tuple[Any, list[Diagnostic]]:
+    def _train(self, draft: DraftTrial) -> Any:
         values = part(draft.settings, "train")
         recipe = _chosen(values.pop("recipe", None))
-        bad = None if recipe is None else self._check_recipe(recipe)
-        if bad is not None:
-            others = {f"train.{key}": value for key, value in values.items()}
-            return None, [bad, *self.single_values(others, unknown_keys=True)]
         defaults = {}
         if recipe is not None:
+            try:
+                self._check_recipe(recipe)
+            except InvalidError as error:
+                others = {f"train.{key}": value for key, value in values.items()}
+                wrong = self.single_values(others, unknown_keys=True)
+                raise InvalidError(*error.diagnostics, *wrong) from error
             defaults = dict(self._workloads.recipes()[recipe.content].fields)
         if draft.chooses_tokens:
             values.pop("tokens", None)
             defaults["tokens"] = UNSOLVED_TOKENS
-        return self._build(
-            "train",
-            self._workloads.train_config(),
-            values,
-            defaults=defaults,
-            defaults_from=recipe,
-        )
+        cls = self._workloads.train_config()
+        return self._build("train", cls, values, defaults=defaults, defaults_from=recipe)
 
-    def _check_recipe(self, recipe: YamlNode) -> Diagnostic | None:
-        """Return what is wrong with `train.recipe`: a guess at what was meant, and all there are."""
-        _, bad = validation.check_text(recipe)
+    def _check_recipe(self, recipe: YamlNode) -> None:
+        """Refuse an unknown `train.recipe`: a guess at what was meant, and all there are."""
+        validation.check_text(recipe)
         names = list(self._workloads.recipes())
-        if bad is not None or recipe.content in names:
-            return bad
-        guess = messages.nearest(str(recipe.content), names)
-        meant = f"did you mean {guess!r}? " if guess else ""
-        return recipe.diagnostic(
-            f"no recipe is called {recipe.shown}", f"{meant}there are {', '.join(names)}"
-        )
+        if recipe.content not in names:
+            guess = messages.nearest(str(recipe.content), names)
+            meant = f"did you mean {guess!r}? " if guess else ""
+            message = f"no recipe is called {recipe.shown}"
+            raise InvalidError(recipe.diagnostic(message, f"{meant}there are {', '.join(names)}"))
 
-    def _model(
-        self, draft: DraftTrial, counterpart: YamlNode | None
-    ) -> tuple[Any, list[Diagnostic]]:
-        name, module, values, diagnostics = self._model_values(draft, counterpart)
-        if module is None:
-            return None, diagnostics
+    def _model(self, draft: DraftTrial, counterpart: YamlNode | None) -> Any:
+        name, module, values = self._model_values(draft, counterpart)
         preset = values.pop("preset", None)
-        bad = None if preset is None else _check_preset(name, module, preset)
-        if preset is not None and bad is None:
-            return self._build(
-                "model",
-                module.Config,
-                values,
-                where=counterpart,
-                defaults=module.PRESETS[preset.content],
-                defaults_from=preset,
-            )
-        if bad is not None and counterpart is None:
-            others = _only(draft.settings, "model")
-            return None, [bad, *self.single_values(others, unknown_keys=True)]
+        bad: list[Diagnostic] = []
+        if preset is not None:
+            with collecting(bad):
+                _check_preset(name, module, preset)
+            if not bad:
+                return self._build(
+                    "model",
+                    module.Config,
+                    values,
+                    where=counterpart,
+                    defaults=module.PRESETS[preset.content],
+                    defaults_from=preset,
+                )
+            if counterpart is None:
+                others = _only(draft.settings, "model")
+                raise InvalidError(*bad, *self.single_values(others, unknown_keys=True))
         instead = f"a preset ({', '.join(module.PRESETS)})" if module.PRESETS else ""
-        model, diagnostics = self._build(
-            "model", module.Config, values, where=counterpart, instead_of_missing=instead
-        )
-        # A counterpart without that preset will do if the keys alone make it.
-        return model, [bad] if diagnostics and bad is not None else diagnostics
+        try:
+            return self._build(
+                "model", module.Config, values, where=counterpart, instead_of_missing=instead
+            )
+        except InvalidError as error:
+            # A counterpart without that preset will do if the keys alone make it.
+            raise InvalidError(*(bad or error.diagnostics)) from error
 
-    def _sized(
+    def _nearest_size(
         self, draft: DraftTrial, counterpart: YamlNode | None
-    ) -> tuple[Callable[[int], Any] | None, list[Diagnostic]]:
-        _, module, values, diagnostics = self._model_values(draft, counterpart)
-        if module is None:
-            return None, diagnostics
+    ) -> Callable[[int], Any]:
+        _, module, values = self._model_values(draft, counterpart)
         preset = values.pop("preset", None)
         if preset is not None and counterpart is None:
             chooser = draft.origin.split(" ")[0]
             self._warn(preset, f"is not used by {chooser}, which chooses the sizes itself")
+        wrong: list[Diagnostic] = []
         cls = module.Config
+        typed = self._typed("model", cls, values, wrong)
+        if wrong:
+            raise InvalidError(*wrong)
+        return lambda size: cls.nearest_size(size, **typed)
+
+    def _typed(
+        self,
+        section: str,
+        cls: Any,
+        values: Settings,
+        wrong: list[Diagnostic],
+        *,
+        unknown_keys: bool = True,
+    ) -> dict[str, Any]:
+        """Return the values as the types of their fields, each checked alone."""
         typed = {}
         for key, value in values.items():
             if key in validation.field_names(cls):
-                typed[key], bad = validation.check_field(cls, key, value)
-                diagnostics += [bad] if bad is not None else []
-            else:
-                diagnostics.append(self._unknown("model", cls, key, value))
-        if diagnostics:
-            return None, diagnostics
-        return lambda size: cls.nearest_size(size, **typed), []
+                with collecting(wrong):
+                    typed[key] = validation.check_field(cls, key, value)
+            elif unknown_keys:
+                known = [*validation.field_names(cls), *_names_beside_fields(section)]
+                elsewhere = self._elsewhere(section)
+                wrong.append(validation.unknown_key(key, value, known, elsewhere))
+        return typed
 
     def _model_values(
         self, draft: DraftTrial, counterpart: YamlNode | None
-    ) -> tuple[YamlNode, Any, dict[str, YamlNode], list[Diagnostic]]:
+    ) -> tuple[YamlNode, Any, dict[str, YamlNode]]:
         values = part(draft.settings, "model")
         if counterpart is not None:
             values["architecture"] = counterpart
-        name, module, diagnostics = self._module("model", values)
-        if module is None:
-            return name, None, {}, diagnostics
+        name, module = self._module("model", values)
         preset = _chosen(values.pop("preset", None))
         if counterpart is None:
             values = self._inherited(draft, "model", name, values, module.Config)
         else:
             known = validation.field_names(module.Config)
             values = {key: value for key, value in values.items() if key in known}
-        return name, module, values | ({} if preset is None else {"preset": preset}), []
+        return name, module, values | ({} if preset is None else {"preset": preset})
 
     def _config_class(
-        self, section: str, values: dict[str, YamlNode]
-    ) -> tuple[Any, list[Diagnostic]]:
-        """Return the class behind a section, and what is wrong with the names in `values` that select it."""
+        self, section: str, values: dict[str, YamlNode], wrong: list[Diagnostic]
+    ) -> Any:
+        """Return the class behind a section, and check the names in `values` that select it."""
         if section == "train":
             recipe = _chosen(values.pop("recipe", None))
-            bad = None if recipe is None else self._check_recipe(recipe)
-            return self._workloads.train_config(), [] if bad is None else [bad]
+            if recipe is not None:
+                with collecting(wrong):
+                    self._check_recipe(recipe)
+            return self._workloads.train_config()
         if section == "resources":
-            return Resources, []
+            return Resources
         selector = _SELECTORS[section]
         if selector not in values and f"{section}.{selector}" in self._base:
             values[selector] = self._base[f"{section}.{selector}"]
         if selector not in values:
-            return None, []
-        name, module, diagnostics = self._module(section, values)
-        preset = _chosen(values.pop("preset", None)) if section == "model" else None
-        if module is None:
-            return None, diagnostics
-        bad = _check_preset(name, module, preset) if preset is not None else None
-        return module.Config, ([] if bad is None else [bad])
+            return None
+        with collecting(wrong):
+            name, module = self._module(section, values)
+            preset = _chosen(values.pop("preset", None)) if section == "model" else None
+            if preset is not None:
+                with collecting(wrong):
+                    _check_preset(name, module, preset)
+            return module.Config
+        return None
 
-    def _module(
-        self, section: str, values: dict[str, YamlNode]
-    ) -> tuple[YamlNode, Any, list[Diagnostic]]:
-        """Take the name out of the values and return it with its module, or say which names there are."""
-        names = (
-            self._workloads.architectures()
-            if section == "model"
-            else self._workloads.data_sources()
-        )
-        where = self._where[section]
+    def _module(self, section: str, values: dict[str, YamlNode]) -> tuple[YamlNode, Any]:
+        """Take the name out of the values and return it with its module.
+
+        Raises:
+            InvalidError: If there is no such name; says which names there are.
+            ExperimentError: If a package that the module imports is not installed.
+        """
+        workloads = self._workloads
+        names = workloads.architectures() if section == "model" else workloads.data_sources()
         name = values.pop(_SELECTORS[section], None)
         if name is None:
-            return where, None, [_missing_name(where, values, section, names)]
-        if not isinstance(name.content, str):
-            _, bad = validation.check_text(name)
-            return name, None, [] if bad is None else [bad]
+            raise InvalidError(_missing_name(self._where[section], values, section, names))
+        validation.check_text(name)
         if name.content not in names:
             fix = messages.suggestion(name.content, names)
-            return (
-                name,
-                None,
-                [name.diagnostic(f"no {_KINDS[section]} is called {name.shown}", fix)],
-            )
-        return name, self._load(section, name.content), []
-
-    def _load(self, section: str, name: str) -> Any:
-        load = self._workloads.architecture if section == "model" else self._workloads.data_source
+            message = f"no {_KINDS[section]} is called {name.shown}"
+            raise InvalidError(name.diagnostic(message, fix))
+        load = workloads.architecture if section == "model" else workloads.data_source
         try:
-            return load(name)
+            return name, load(name.content)
         except ModuleNotFoundError as error:
             raise ExperimentError(
-                f"{_KINDS[section]} {name}: the Python package {error.name!r} is not installed; "
-                "pip install 'memscale[torch]'"
+                f"{_KINDS[section]} {name.content}: the Python package {error.name!r} is not "
+                "installed; pip install 'memscale[torch]'"
             ) from error
 
     def _build(
@@ -351,8 +345,8 @@ class Sections:
         *,
         where: YamlNode | None = None,
         **options: Any,
-    ) -> tuple[Any, list[Diagnostic]]:
-        """Return `config.build` of a section, with advice about keys that belong elsewhere."""
+    ) -> Any:
+        """Return `validation.build` of a section, with advice about keys that belong elsewhere."""
         unknown = any(key not in validation.field_names(cls) for key in values)
         return validation.build(
             cls,
@@ -363,14 +357,10 @@ class Sections:
             **options,
         )
 
-    def _unknown(self, section: str, cls: Any, key: str, value: YamlNode) -> Diagnostic:
-        known = [*validation.field_names(cls), *_names_beside_fields(section)]
-        return validation.unknown_key(key, value, known, self._elsewhere(section))
-
     def _inherited(
         self, draft: DraftTrial, section: str, name: YamlNode, values: Settings, cls: Any
     ) -> dict[str, YamlNode]:
-        """Return the values without base keys that only another architecture or source of this file knows."""
+        """Return the values without base keys that only another architecture or source knows."""
         selector = _SELECTORS[section]
         base_name = self._base.get(f"{section}.{selector}")
         if base_name is not None and base_name.content == name.content:
@@ -388,9 +378,10 @@ class Sections:
     def used_by(self, section: str, key: str) -> bool:
         """Whether some architecture or source that the file uses has the key."""
         for name in self._used[section].values():
-            _, module, _ = self._module(section, {_SELECTORS[section]: name})
-            if module is not None and key in validation.field_names(module.Config):
-                return True
+            with contextlib.suppress(InvalidError):
+                _, module = self._module(section, {_SELECTORS[section]: name})
+                if key in validation.field_names(module.Config):
+                    return True
         return False
 
     def _elsewhere(self, section: str) -> dict[str, str]:
@@ -487,12 +478,12 @@ def _chosen(preset: YamlNode | None) -> YamlNode | None:
     return None if preset is None or preset.content is None else preset
 
 
-def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> Diagnostic | None:
-    _, bad = validation.check_text(preset)
-    if bad is not None or preset.content in module.PRESETS:
-        return bad
-    fix = f"its presets are {', '.join(module.PRESETS)}"
-    return preset.diagnostic(f"{name.content} has no preset {preset.shown}", fix)
+def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> None:
+    validation.check_text(preset)
+    if preset.content not in module.PRESETS:
+        fix = f"its presets are {', '.join(module.PRESETS)}"
+        message = f"{name.content} has no preset {preset.shown}"
+        raise InvalidError(preset.diagnostic(message, fix))
 
 
 def _missing_name(where: YamlNode, values: Settings, section: str, names: list[str]) -> Diagnostic:

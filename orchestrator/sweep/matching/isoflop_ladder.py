@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.sweep.draft_trial import Profile, Rung
 from orchestrator.sweep.matching import budget
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import InvalidError
 from workloads.field_error import message_and_fix
 
 NearestSize = Callable[[int], Any]
@@ -29,14 +29,18 @@ def training_flops(model: Any, frame: Frame, *, tokens: int) -> float:
     return 3.0 * _forward(model, frame) * frame.batch_tokens * steps
 
 
-def rung_model(nearest_size: NearestSize, rung: Rung) -> tuple[Any, list[Diagnostic]]:
-    """Return the model of one size of a ladder."""
+def rung_model(nearest_size: NearestSize, rung: Rung) -> Any:
+    """Return the model of one size of a ladder.
+
+    Raises:
+        InvalidError: If there is none of that size.
+    """
     assert rung.non_embedding_params is not None, "a preset is no size"
     try:
-        return nearest_size(rung.non_embedding_params), []
+        return nearest_size(rung.non_embedding_params)
     except ValueError as error:
         message, fix = message_and_fix(error)
-        return None, [rung.size.diagnostic(message, fix, kind="combination")]
+        raise InvalidError(rung.size.diagnostic(message, fix, kind="combination")) from error
 
 
 def profile_center(nearest_size: NearestSize, profile: Profile, frame: Frame) -> float:
@@ -55,44 +59,49 @@ def profile_center(nearest_size: NearestSize, profile: Profile, frame: Frame) ->
     )
 
 
-def profile_model(
-    nearest_size: NearestSize, profile: Profile, *, center: float
-) -> tuple[Any, list[Diagnostic]]:
-    """Return one model of an isoFLOP profile."""
+def profile_model(nearest_size: NearestSize, profile: Profile, *, center: float) -> Any:
+    """Return one model of an isoFLOP profile.
+
+    Raises:
+        InvalidError: If there is none of that size.
+    """
     sizes = budget.log_spaced(center, span=profile.span, count=profile.sizes)
     try:
-        return nearest_size(round(sizes[profile.index])), []
+        return nearest_size(round(sizes[profile.index]))
     except ValueError as error:
         message = (
-            f"{flops_text(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to {sizes[-1]:,.0f} "
-            f"parameters, not all of which exist: {message_and_fix(error)[0]}"
+            f"{flops_text(profile.budget_flops)} FLOPs suit models of {sizes[0]:,.0f} to "
+            f"{sizes[-1]:,.0f} parameters, not all of which exist: {message_and_fix(error)[0]}"
         )
         fix = "change the budget, span or tokens_per_param, or the model keys that are held fixed"
-        return None, [profile.budget.diagnostic(message, fix, kind="combination")]
+        raise InvalidError(profile.budget.diagnostic(message, fix, kind="combination")) from error
 
 
 def tokens_for(
     size: Profile | Rung, model: Any, frame: Frame, *, largest: Callable[[], Any]
-) -> tuple[int, list[Diagnostic]]:
+) -> int:
     """Return the tokens of a ladder's or a profile's model, in whole steps.
 
     Args:
         size: What the model was made for.
         model: The model.
         frame: Vocabulary, sequence and batch.
-        largest: Makes the largest model of the same profile; it has the fewest steps, so it says how
-            small a batch must be for all of them.
+        largest: Makes the largest model of the same profile; it has the fewest steps, so it says
+            how small a batch must be for all of them.
+
+    Raises:
+        InvalidError: If whole steps do not meet the budget.
     """
     batch = frame.batch_tokens
     if isinstance(size, Rung):
         wanted = size.tokens_per_param * model.param_count(frame.vocab_size).non_embedding
-        return batch * budget.steps_for_tokens(wanted, batch_tokens=batch), []
+        return batch * budget.steps_for_tokens(wanted, batch_tokens=batch)
     tokens, reached = tokens_near(size.budget_flops, model, frame)
     if budget.relative_error(reached, size.budget_flops) <= budget.TOLERANCE:
-        return tokens, []
+        return tokens
     message = too_coarse(size.budget_flops, reached, frame)
-    advice = batch_advice(size.budget_flops, largest() or model, frame)
-    return tokens, [size.budget.diagnostic(message, advice, kind="combination")]
+    advice = batch_advice(size.budget_flops, largest(), frame)
+    raise InvalidError(size.budget.diagnostic(message, advice, kind="combination"))
 
 
 def _forward(model: Any, frame: Frame) -> float:

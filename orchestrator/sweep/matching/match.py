@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.sweep.draft_trial import DraftTrial, Match
+from orchestrator.sweep.draft_trial import FREE_DIMENSION, DraftTrial, Match
 from orchestrator.sweep.matching import budget, isoflop_ladder
 from orchestrator.sweep.matching.isoflop_ladder import Frame
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.parsing import messages
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from workloads.field_error import message_and_fix
 
 ONE_BY_ONE = 128
@@ -67,42 +67,50 @@ class Matched:
 
 def field_of(match: Match, model: Any) -> str:
     """Return the field of the model that is solved for."""
-    return str(model.FREE_DIMENSION) if match.solve == "knob" else match.solve
+    return str(model.FREE_DIMENSION) if match.solve == FREE_DIMENSION else match.solve
 
 
-def check_field(match: Match, model: Any, draft: DraftTrial) -> list[Diagnostic]:
-    """Return why the field cannot be solved for: not there, no whole number, or written in the entry."""
+def check_field(match: Match, model: Any, draft: DraftTrial) -> None:
+    """Refuse a field that cannot be solved for.
+
+    Raises:
+        InvalidError: If it is not there, no whole number, or written in the entry.
+    """
     architecture = draft.architecture
     cls: Any = type(model)
     field, annotations = field_of(match, model), messages.field_types(cls)
     whole = [name for name, kind in annotations.items() if int in messages.options(kind)]
     where = match.solve_where or match.where
     if field not in annotations:
-        guess = messages.nearest(field, [*whole, "tokens", "knob"])
+        guess = messages.nearest(field, [*whole, "tokens", FREE_DIMENSION])
         fix = f"did you mean {guess!r}?" if guess else f"write for example {model.FREE_DIMENSION}"
         message = f"{architecture} has no field {field!r} to solve for"
-        return [where.diagnostic(message, fix, about=architecture)]
+        raise InvalidError(where.diagnostic(message, fix, about=architecture))
     if field not in whole:
         kind = messages.describe(annotations[field])
         message = f"can only solve for a whole number, and {field} of {architecture} is {kind}"
         fix = f"write for example {model.FREE_DIMENSION}, or remove it"
-        return [where.diagnostic(message, fix, about=architecture)]
+        raise InvalidError(where.diagnostic(message, fix, about=architecture))
     if f"model.{field}" in draft.own:
         fix = "remove it, or solve for another field"
         if QUANTITIES[match.quantity].by_tokens:
             fix = "remove it, or write solve: tokens under match"
         written = draft.settings[f"model.{field}"]
-        return [written.diagnostic_at_key(f"match solves for model.{field} itself", fix)]
-    return []
+        message = f"match solves for model.{field} itself"
+        raise InvalidError(written.diagnostic_at_key(message, fix))
 
 
 def solved_field(
     match: Match, model: Any, frame: Frame, *, target: float, tokens: int
-) -> tuple[int | None, float, list[Diagnostic]]:
-    """Return the value of the field that comes nearest to the target and what it reaches, or why none is near enough."""
+) -> tuple[int, float]:
+    """Return the value of the field that comes nearest to the target, and what it reaches.
+
+    Raises:
+        InvalidError: If none comes within budget.TOLERANCE.
+    """
     quantity, field = QUANTITIES[match.quantity], field_of(match, model)
     count = quantity.count
-    assert count is not None, "measured quantities are solved in step_times.py"
+    assert count is not None, "measured quantities are solved in step_time.py"
     known: dict[int, float | None] = {}
 
     def number(value: int) -> float | None:
@@ -119,30 +127,32 @@ def solved_field(
     written = getattr(model, field)
     best = budget.nearest_integer(number, target, written=written)
     if best is None or budget.relative_error(reached(best), target) > budget.TOLERANCE:
-        # A few counts lower what they are solved for: more memory layers mean fewer feed-forward blocks.
+        # A few counts fall where what is solved for rises: more memory layers mean fewer
+        # feed-forward blocks.
         for value in range(1, ONE_BY_ONE + 1):
             number(value)
         tried = [value for value, found in known.items() if found is not None]
         if not tried:
-            return None, 0.0, [_none_possible(match, model, field)]
+            raise InvalidError(_none_possible(match, model, field))
         best = min(sorted(tried), key=lambda value: abs(reached(value) - target))
     if budget.relative_error(reached(best), target) <= budget.TOLERANCE:
-        return best, reached(best), []
+        return best, reached(best)
     flat = len({found for found in known.values() if found is not None}) == 1
-    diagnostic = _out_of_reach(match, model, (best, reached(best)), target=target, flat=flat)
-    return None, reached(best), [diagnostic]
+    raise InvalidError(_out_of_reach(match, model, (best, reached(best)), target=target, flat=flat))
 
 
-def solved_tokens(
-    match: Match, model: Any, frame: Frame, *, target: float
-) -> tuple[int | None, float, list[Diagnostic]]:
-    """Return the tokens whose training FLOPs come nearest to the target, and what they reach, or why they do not."""
+def solved_tokens(match: Match, model: Any, frame: Frame, *, target: float) -> tuple[int, float]:
+    """Return the tokens whose training FLOPs come nearest to the target, and those FLOPs.
+
+    Raises:
+        InvalidError: If they do not come within budget.TOLERANCE.
+    """
     tokens, reached = isoflop_ladder.tokens_near(target, model, frame)
     if budget.relative_error(reached, target) <= budget.TOLERANCE:
-        return tokens, reached, []
+        return tokens, reached
     message = isoflop_ladder.too_coarse(target, reached, frame)
     advice = isoflop_ladder.batch_advice(target, model, frame)
-    return None, reached, [match.where.diagnostic_at_key(message, advice, kind="combination")]
+    raise InvalidError(match.where.diagnostic_at_key(message, advice, kind="combination"))
 
 
 def with_field(model: Any, field: str, value: int) -> Any:

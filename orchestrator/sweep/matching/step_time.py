@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.records.errors import ExperimentError, StoreError
+from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import read_json, write_json
 from orchestrator.records.trial_spec import Resources, canonical_json
 from orchestrator.sweep.draft_trial import Match
 from orchestrator.sweep.matching import budget, step_time_search
 from orchestrator.sweep.matching.isoflop_ladder import Frame
-from orchestrator.sweep.matching.step_time_search import RatioEstimate
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.matching.step_time_search import NotFoundError, RatioEstimate
+from orchestrator.sweep.matching.step_timer import StepTimeError
+from orchestrator.sweep.parsing.diagnostics import InvalidError
 
 LOG = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ ROUGH_S, EXACT_S = 1.0, 4.0
 """Seconds of timed steps in one measurement: the first of a value, which only guides the search, and further ones."""
 
 
+class NotMeasuredError(Exception):
+    """A step time is not pinned, and nothing may be measured yet."""
+
+
 class Timer(Protocol):
     """Times optimizer steps of models, in turns."""
 
@@ -44,7 +49,7 @@ class Timer(Protocol):
         """Return what `workloads/training/step_time.py` answers to the request.
 
         Raises:
-            ExperimentError: If nothing could be measured.
+            StepTimeError: If nothing could be measured.
         """
 
 
@@ -100,18 +105,32 @@ class StepTimeQuery:
             return f"{self.match.target_number:.3g} seconds per step"
         return f"the step time of {self.match.architecture}"
 
-    @property
-    def shares_tables(self) -> bool:
-        """Whether a step reads tables that ranks share out: what one rank alone takes says little of it."""
-        models = [model for model in (self.model, self.other) if model is not None]
-        return self.resources.memory_ranks > 1 and any(
-            model.param_count(self.frame.vocab_size).memory_values for model in models
-        )
+    def check_one_rank_suffices(self) -> None:
+        """Refuse resources with which a step does what one rank alone does not.
 
-    @property
-    def shards_dense(self) -> bool:
-        """Whether a step gathers parameters that ranks shard, which one rank alone does not."""
-        return self.resources.dense_parameters == "sharded" and self.resources.ranks > 1
+        Raises:
+            InvalidError: If ranks share tables or other parameters.
+        """
+        resources = self.resources
+        models = [model for model in (self.model, self.other) if model is not None]
+        if resources.memory_ranks > 1 and any(
+            model.param_count(self.frame.vocab_size).memory_values for model in models
+        ):
+            what = "reads tables which ranks share out"
+            got, instead = f"memory_ranks {resources.memory_ranks}", "memory_ranks: 1"
+        elif resources.dense_parameters == "sharded" and resources.ranks > 1:
+            what = "gathers parameters which ranks shard"
+            got, instead = "dense_parameters sharded", "dense_parameters: replicated"
+        else:
+            return
+        message = f"a step that {what} cannot be timed by one rank, got {got}"
+        fix = (
+            f"plan it once with {instead}, whose times are kept and hold for any resources, "
+            "or match training_flops"
+        )
+        where = self.match.where
+        diagnostic = where.diagnostic_at_key(message, fix, kind="combination")
+        raise InvalidError(diagnostic.of(self.architecture))
 
     def request(self, model: Any) -> dict[str, Any]:
         """Return what a timer is asked: this model, and the counterpart if there is one."""
@@ -174,7 +193,7 @@ class StepTimeCache:
         self._sweep_file = sweep_file
         self._everywhere = tuple(dict.fromkeys([self.path, *map(_pins_of, sweep)]))
         self._timer = timer
-        self._failed: dict[str, str] = {}
+        self._failed: dict[str, StepTimeError] = {}
         self.used: dict[str, Any] = {}
         """The entries of the file that answered something."""
 
@@ -184,8 +203,8 @@ class StepTimeCache:
         *,
         with_value: Callable[[int], Any],
         written: int | None,
-    ) -> tuple[Answer | None, list[Diagnostic]]:
-        """Return the pinned or measured answer; neither answer nor diagnostics where nothing may be measured yet.
+    ) -> Answer:
+        """Return the pinned or measured answer.
 
         Args:
             question: What is compared.
@@ -193,15 +212,17 @@ class StepTimeCache:
             written: The field's value in the file; where the search starts.
 
         Raises:
+            InvalidError: If no answer can be found.
+            NotMeasuredError: If none is pinned, and there is no timer to measure with.
             StoreError: If two answers are pinned that differ, or one that memscale did not write.
         """
-        diagnostics: list[Diagnostic] = []
         answer = self._pinned(question)
-        if answer is None and self._timer is not None:
-            answer, diagnostics = self._measured(question, self._timer, with_value, written)
-        if answer is not None:
-            self.used[question.key] = answer.as_json()
-        return answer, diagnostics
+        if answer is None:
+            if self._timer is None:
+                raise NotMeasuredError
+            answer = self._measured(question, self._timer, with_value, written)
+        self.used[question.key] = answer.as_json()
+        return answer
 
     def _pinned(self, question: StepTimeQuery) -> Answer | None:
         """Return what is pinned beside any file of the sweep, this one's first."""
@@ -226,42 +247,34 @@ class StepTimeCache:
         timer: Timer,
         with_value: Callable[[int], Any],
         written: int | None,
-    ) -> tuple[Answer | None, list[Diagnostic]]:
-        if question.shares_tables:
-            message = (
-                f"a step that reads tables which ranks share out cannot be timed by one rank, "
-                f"got memory_ranks {question.resources.memory_ranks}"
-            )
-            fix = "plan it once with memory_ranks: 1, whose times are kept and hold for any resources, or match training_flops"
-            diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
-            return None, [diagnostic.of(question.architecture)]
-        if question.shards_dense:
-            message = "a step that gathers parameters which ranks shard cannot be timed by one rank, got dense_parameters sharded"
-            fix = "plan it once with dense_parameters: replicated, whose times are kept and hold for any resources, or match training_flops"
-            diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
-            return None, [diagnostic.of(question.architecture)]
+    ) -> Answer:
+        question.check_one_rank_suffices()
+        where = question.match.where
         if question.key not in self._failed:
             refused = self._unwritable()
             if refused:
-                message = f"step times are kept in {self.path.name} beside the sweep file, and that folder {refused}"
+                message = (
+                    f"step times are kept in {self.path.name} beside the sweep file, "
+                    f"and that folder {refused}"
+                )
                 fix = "copy the sweep file into a folder of yours"
-                return None, [question.match.where.diagnostic_at_key(message, fix)]
+                raise InvalidError(where.diagnostic_at_key(message, fix))
             LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
             try:
                 answer = _solve(question, timer, with_value, written)
-            except step_time_search.NotFoundError as error:
-                by_tokens = question.other is not None and question.field != "tokens"
-                self._failed[question.key] = f"{error}{', or write solve: tokens' * by_tokens}"
-            except ExperimentError as error:
-                self._failed[question.key] = str(error)
+            except StepTimeError as error:
+                self._failed[question.key] = error
             else:
                 write(self.path, {**_solutions(self.path), question.key: answer.as_json()})
                 shutil.copymode(self._sweep_file, self.path)
                 LOG.info("match: %s: kept in %s", question.trial, self.path)
-                return answer, []
-        message, _, fix = self._failed[question.key].partition("; ")
-        diagnostic = question.match.where.diagnostic_at_key(message, fix, kind="combination")
-        return None, [diagnostic.of(question.architecture)]
+                return answer
+        failed = self._failed[question.key]
+        fix = failed.fix
+        if isinstance(failed, NotFoundError) and question.other is not None:
+            fix += ", or write solve: tokens" * (question.field != "tokens")
+        diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
+        raise InvalidError(diagnostic.of(question.architecture))
 
     def _unwritable(self) -> str:
         """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
@@ -333,7 +346,7 @@ def _solve(
 
     Raises:
         NotFoundError: If it has none.
-        ExperimentError: If nothing can be measured.
+        StepTimeError: If nothing can be measured.
     """
     told: dict[int | None, list[Mapping[str, Any]]] = {}
 
@@ -400,8 +413,9 @@ def _start(with_value: Callable[[int], Any], written: int | None) -> int:
         return written
     smallest = budget.first_possible(lambda n: with_value(n) is not None, range(1, 2**16))
     if smallest is None:
-        raise step_time_search.NotFoundError(
-            "no value of it is possible with the rest of this model; change that, or solve for another field"
+        raise NotFoundError(
+            "no value of it is possible with the rest of this model",
+            "change that, or solve for another field",
         )
     return smallest
 

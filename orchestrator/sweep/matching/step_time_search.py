@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.sweep.matching import budget
+from orchestrator.sweep.matching.step_timer import StepTimeError
 
 MOST_MEASUREMENTS = 30
 """In one search, each of them a few seconds long."""
@@ -62,8 +63,8 @@ class RatioEstimate:
         return f"{self.ratio:.3f} ± {self.uncertainty:.3f}"
 
 
-class NotFoundError(Exception):
-    """No value was found; the message says why and what to do, parted by `; `."""
+class NotFoundError(StepTimeError):
+    """No value has the ratio that is looked for."""
 
 
 def estimate(runs: Sequence[Sequence[float]]) -> RatioEstimate:
@@ -154,12 +155,14 @@ def search(
     if value is None:
         small = "smaller" if seen[best].ratio > 1 else "larger"
         raise NotFoundError(
-            f"no {field} gives {wanted} within 1 %: {nearest_is}; "
-            f"make the rest of the model {small}, or solve for another field"
+            f"no {field} gives {wanted} within 1 %: {nearest_is}",
+            f"make the rest of the model {small}, or solve for another field",
         )
     raise NotFoundError(
-        f"no {field} that gives {wanted} was found in {MOST_MEASUREMENTS} measurements: {nearest_is}; "
-        "end what else runs on this machine and plan again, or solve for a field that changes the time more"
+        f"no {field} that gives {wanted} was found in {MOST_MEASUREMENTS} measurements: "
+        f"{nearest_is}",
+        "end what else runs on this machine and plan again, "
+        "or solve for a field that changes the time more",
     )
 
 
@@ -167,8 +170,9 @@ def _checked(found: RatioEstimate) -> RatioEstimate:
     if found.uncertainty <= LARGEST_UNCERTAINTY:
         return found
     raise NotFoundError(
-        f"timings vary too much on this machine: a ratio of {found} after {found.measurements} measurements; "
-        "end what else runs on it and plan again, or match training_flops"
+        f"timings vary too much on this machine: a ratio of {found} after "
+        f"{found.measurements} measurements",
+        "end what else runs on it and plan again, or match training_flops",
     )
 
 

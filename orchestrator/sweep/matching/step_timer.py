@@ -21,6 +21,19 @@ END_S = 5.0
 """How long the process may take to end after its input has ended."""
 
 
+class StepTimeError(ExperimentError):
+    """A step time could not be measured or met."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        """Say what is wrong and what to do."""
+        super().__init__(message, fix)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.fix}" if self.fix else self.message
+
+
 class StepTimer:
     """One process for all measurements of a sweep file, since importing torch takes longer than most of them."""
 
@@ -51,7 +64,7 @@ class StepTimer:
         """Return the answer to a request; both are described in `workloads/training/step_time.py`.
 
         Raises:
-            ExperimentError: If the process cannot measure it, ends, or does not answer.
+            StepTimeError: If the process cannot measure it, ends, or does not answer.
         """
         process = self._running()
         assert process.stdin is not None
@@ -65,15 +78,16 @@ class StepTimer:
             line = ""
         if line is None:
             self.close(at_once=True)
-            raise ExperimentError(
-                f"step times could not be measured: no answer within {self._answer_s:.0f} s; "
-                "make the models smaller, or match training_flops"
+            raise StepTimeError(
+                f"step times could not be measured: no answer within {self._answer_s:.0f} s",
+                "make the models smaller, or match training_flops",
             )
         if not line:
-            raise ExperimentError(f"step times could not be measured: {self._last_words()}")
+            raise StepTimeError(f"step times could not be measured: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise ExperimentError(f"step times could not be measured: {answer['error']}")
+            message, _, fix = str(answer["error"]).partition("; ")
+            raise StepTimeError(f"step times could not be measured: {message}", fix)
         return answer
 
     def close(self, *, at_once: bool = False) -> None:

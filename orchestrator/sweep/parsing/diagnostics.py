@@ -1,6 +1,7 @@
-"""Mistakes while they are collected: one per place and subject, counted over the trials that meet them."""
+"""Diagnostics of a sweep file: one per place and subject, counted over the trials that meet them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -8,8 +9,8 @@ from typing import Literal
 from orchestrator.records.errors import ConfigError, ConfigProblem
 
 Kind = Literal["value", "missing", "combination"]
-"""value: what is written there is wrong, whatever the trial. missing: something that should be in the mapping
-written there. combination: wrong together with the trial's other values."""
+"""value: what is written there is wrong, whatever the trial. missing: something that should be in
+the mapping written there. combination: wrong together with the trial's other values."""
 
 Place = tuple[int | None, int | None, Kind, str, str]
 
@@ -25,15 +26,33 @@ class Diagnostic:
     fix: str
     kind: Kind = "value"
     about: str = ""
-    """The architecture, where each that stands in one place makes a mistake of its own."""
+    """The architecture, where several in one place make a mistake each."""
 
     def of(self, architecture: str) -> "Diagnostic":
         """Return the same, said of this architecture alone."""
         return replace(self, message=f"{architecture}: {self.message}", about=architecture)
 
 
+class InvalidError(Exception):
+    """A part of a sweep file is wrong."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        """Keep everything that is wrong with the part."""
+        super().__init__(*diagnostics)
+        self.diagnostics = diagnostics
+
+
+@contextmanager
+def collecting(wrong: list[Diagnostic]) -> Iterator[None]:
+    """Append the diagnostics of an InvalidError to `wrong`, and go on after the block."""
+    try:
+        yield
+    except InvalidError as error:
+        wrong += error.diagnostics
+
+
 class Diagnostics:
-    """Collects diagnostics; the first one of a place, kind and subject is kept, further ones are counted.
+    """The diagnostics of one file. Of each place, kind and subject the first is kept, others counted.
 
     A wrong value in the base of a sweep meets every trial. Its reader wants to hear of it once.
     """
@@ -43,21 +62,23 @@ class Diagnostics:
         self._first: dict[Place, tuple[Diagnostic, str]] = {}
         self._met: dict[Place, int] = {}
 
-    def __bool__(self) -> bool:
-        """Whether anything was found."""
-        return bool(self._first)
-
     def add(self, diagnostics: Iterable[Diagnostic], *, trial: str = "") -> None:
         """Keep what is new; `trial` says which entry of the sweep met it."""
         for diagnostic in diagnostics:
             # Several things may be missing in one place; a written value is wrong once.
             missing = diagnostic.key if diagnostic.kind == "missing" else ""
-            place = (diagnostic.line, diagnostic.column, diagnostic.kind, missing, diagnostic.about)
+            place = (
+                diagnostic.line,
+                diagnostic.column,
+                diagnostic.kind,
+                missing,
+                diagnostic.about,
+            )
             self._first.setdefault(place, (diagnostic, trial))
             self._met[place] = self._met.get(place, 0) + 1
 
     def error(self, file: Path, *, trials: int) -> ConfigError:
-        """Return everything found, in file order, each combination with how many of the `trials` meet it."""
+        """Return everything in file order; each combination says how many of the `trials` meet it."""
         problems = []
         for place, (diagnostic, trial) in self._first.items():
             message = diagnostic.message

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.sweep.parsing import messages
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError, collecting
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 from workloads.field_error import FieldError
 
@@ -34,39 +34,54 @@ def field_names(cls: Any) -> list[str]:
     return list(messages.field_types(cls))
 
 
-def check_field(cls: Any, name: str, value: YamlNode) -> tuple[Any, Diagnostic | None]:
-    """Return the value as the field's type, or a diagnostic that says what belongs there."""
-    oversized = _not_finite(value)
-    if oversized is not None:
-        return None, oversized
+def check_field(cls: Any, name: str, value: YamlNode) -> Any:
+    """Return the value as the field's type.
+
+    Raises:
+        InvalidError: If it is no such value; says what belongs there.
+    """
+    _check_finite(value)
     try:
-        return _adapter(cls, name).validate_json(json.dumps(_whole(value.plain)), strict=True), None
+        return _adapter(cls, name).validate_json(json.dumps(_whole(value.plain)), strict=True)
     except ValidationError:
         expected = messages.describe(messages.field_types(cls)[name])
         fix = messages.type_fix(cls, name, value)
-        return None, value.diagnostic(f"must be {expected}, got {value.shown}", fix)
+        raise InvalidError(
+            value.diagnostic(f"must be {expected}, got {value.shown}", fix)
+        ) from None
 
 
-def check_text(value: YamlNode) -> tuple[str | None, Diagnostic | None]:
-    """Return text that stands outside any dataclass (a name, a preset)."""
+def check_text(value: YamlNode) -> str:
+    """Return text that stands outside any dataclass (a name, a preset).
+
+    Raises:
+        InvalidError: If it is no text.
+    """
     if isinstance(value.content, str):
-        return value.content, None
+        return value.content
     fix = f"put it in quotes: '{value.text}'" if value.text else "write its name"
     if isinstance(value.content, list):
         fix = messages.one_value(value)
-    return None, value.diagnostic(f"must be text, got {value.shown}", fix)
+    raise InvalidError(value.diagnostic(f"must be text, got {value.shown}", fix))
 
 
-def check_whole_number(value: YamlNode, *, at_least: int) -> tuple[int | None, Diagnostic | None]:
-    """Return a whole number that stands outside any dataclass (a seed, a count)."""
+def check_whole_number(value: YamlNode, *, at_least: int) -> int:
+    """Return a whole number that stands outside any dataclass (a seed, a count).
+
+    Raises:
+        InvalidError: If it is none, or a smaller one.
+    """
     expected = f"a whole number >= {at_least}"
-    return _check_number(value, (int,), expected, lambda number: number >= at_least)
+    return int(_number(value, (int,), expected, lambda number: number >= at_least))
 
 
-def check_positive(value: YamlNode) -> tuple[float | None, Diagnostic | None]:
-    """Return a positive number that stands outside any dataclass (a budget, a ratio)."""
-    number, diagnostic = _check_number(value, (int, float), "a positive number", lambda n: n > 0)
-    return (None if number is None else float(number)), diagnostic
+def check_positive(value: YamlNode) -> float:
+    """Return a positive number that stands outside any dataclass (a budget, a ratio).
+
+    Raises:
+        InvalidError: If it is none.
+    """
+    return float(_number(value, (int, float), "a positive number", lambda number: number > 0))
 
 
 def build(
@@ -79,8 +94,8 @@ def build(
     elsewhere: Mapping[str, str] | None = None,
     also_known: Collection[str] = (),
     instead_of_missing: str = "",
-) -> tuple[Record | None, list[Diagnostic]]:
-    """Return `cls(**values)` and every mistake in the values; None when there is any.
+) -> Record:
+    """Return `cls(**values)`.
 
     Args:
         cls: A frozen dataclass with plain fields.
@@ -91,34 +106,38 @@ def build(
         elsewhere: Key -> advice, for keys that belong somewhere else.
         also_known: Keys of the same mapping that are no fields (`preset`), to suggest.
         instead_of_missing: What may be written instead of the missing fields.
+
+    Raises:
+        InvalidError: With every mistake in the values.
     """
     known = field_names(cls)
     suggested = [*known, *also_known]
-    diagnostics = []
+    wrong: list[Diagnostic] = []
     guesses = set()
     typed = dict(defaults or {})
     unusable = set()
     for key, value in values.items():
         if key in known:
-            typed[key], diagnostic = check_field(cls, key, value)
-            if diagnostic is not None:
-                diagnostics.append(diagnostic)
-                unusable.add(key)
+            unusable.add(key)
+            with collecting(wrong):
+                typed[key] = check_field(cls, key, value)
+                unusable.remove(key)
         else:
-            diagnostics.append(unknown_key(key, value, suggested, elsewhere or {}))
+            wrong.append(unknown_key(key, value, suggested, elsewhere or {}))
             guesses.add(messages.nearest(key, suggested))
-    absent = [name for name in _required(cls) if name not in typed]
+    absent = [name for name in _required(cls) if name not in {*typed, *values}]
     # A misspelt key is one mistake, not an unknown key and a missing one.
     missing = [name for name in absent if name not in guesses]
     if missing:
-        diagnostics.append(_missing(cls, missing, where, instead_of_missing))
+        wrong.append(_missing(cls, missing, where, instead_of_missing))
     from_preset = {
         key: defaults_from for key in defaults or {} if defaults_from and key not in values
     }
     errors = _errors(cls, typed, unusable=unusable | set(absent), written={**values, **from_preset})
-    for error in errors:
-        diagnostics.append(_refused(error, values, from_preset, where=where))
-    return (None, diagnostics) if diagnostics else (cls(**typed), [])
+    wrong += [_refused(error, values, from_preset, where=where) for error in errors]
+    if wrong:
+        raise InvalidError(*wrong)
+    return cls(**typed)
 
 
 def unknown_key(
@@ -128,26 +147,28 @@ def unknown_key(
     return value.diagnostic_at_key(f"unknown key {key!r}", messages.key_fix(key, known, elsewhere))
 
 
-def mapping_of(value: YamlNode, *, example: str) -> tuple[dict[str, YamlNode], list[Diagnostic]]:
-    """Return the entries of a mapping, or a diagnostic that shows how one is written."""
+def mapping_of(value: YamlNode, *, example: str, wrong: list[Diagnostic]) -> dict[str, YamlNode]:
+    """Return the entries of a mapping; of anything else none, and add to `wrong` how one is written."""
     if isinstance(value.content, dict):
-        return value.content, []
+        return value.content
     fix = f"write for example {example}"
     if value.content is None:
         fix += ", or remove it"
-    return {}, [value.diagnostic(f"must be a mapping, got {value.shown}", fix)]
+    wrong.append(value.diagnostic(f"must be a mapping, got {value.shown}", fix))
+    return {}
 
 
-def list_of(value: YamlNode, *, example: str) -> tuple[list[YamlNode], list[Diagnostic]]:
-    """Return the items of a list that is not empty, or a diagnostic that shows how one is written."""
+def list_of(value: YamlNode, *, example: str, wrong: list[Diagnostic]) -> list[YamlNode]:
+    """Return the items of a list; if there are none, add to `wrong` how a list is written."""
     if not isinstance(value.content, list):
         is_scalar = not isinstance(value.content, dict) and value.content is not None
         fix = f"write [{value.shown}]" if is_scalar else f"write for example {example}"
-        return [], [value.diagnostic(f"must be a list, got {value.shown}", fix)]
+        wrong.append(value.diagnostic(f"must be a list, got {value.shown}", fix))
+        return []
     if not value.content:
         fix = "put a value into it, or remove the key"
-        return [], [value.diagnostic("is an empty list, so nothing would run", fix)]
-    return value.content, []
+        wrong.append(value.diagnostic("is an empty list, so nothing would run", fix))
+    return value.content
 
 
 @cache
@@ -174,31 +195,28 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _not_finite(value: YamlNode) -> Diagnostic | None:
+def _check_finite(value: YamlNode) -> None:
     if isinstance(value.content, list | dict):
-        items = value.content if isinstance(value.content, list) else value.content.values()
-        return next((diagnostic for item in items if (diagnostic := _not_finite(item))), None)
+        for item in value.content if isinstance(value.content, list) else value.content.values():
+            _check_finite(item)
     number = value.content
     if isinstance(number, float) and not math.isfinite(number):
-        return value.diagnostic(
-            f"must be a finite number, got {value.shown}", "write the number itself"
-        )
+        message = f"must be a finite number, got {value.shown}"
+        raise InvalidError(value.diagnostic(message, "write the number itself"))
     if isinstance(number, int) and number.bit_length() > LARGEST_BITS:
-        return value.diagnostic(f"is too large a number: {value.shown}", "write one below 1.0e+300")
-    return None
+        message = f"is too large a number: {value.shown}"
+        raise InvalidError(value.diagnostic(message, "write one below 1.0e+300"))
 
 
-def _check_number(
+def _number(
     value: YamlNode, kinds: tuple[type, ...], expected: str, allowed: Callable[[Any], bool]
-) -> tuple[Any, Diagnostic | None]:
-    oversized = _not_finite(value)
-    if oversized is not None:
-        return None, oversized
+) -> Any:
+    _check_finite(value)
     number = _whole(value.content)
     if isinstance(number, kinds) and not isinstance(number, bool) and allowed(number):
-        return number, None
+        return number
     fix = messages.number_fix(value) or f"write {expected}"
-    return None, value.diagnostic(f"must be {expected}, got {value.shown}", fix)
+    raise InvalidError(value.diagnostic(f"must be {expected}, got {value.shown}", fix))
 
 
 def _missing(cls: Any, names: Iterable[str], where: YamlNode, instead: str) -> Diagnostic:
@@ -273,7 +291,7 @@ def _raised(cls: Any, values: Mapping[str, Any], replaced: Set[str]) -> Iterator
         try:
             cls(**tried)
         except FieldError as error:
-            if not replaced.intersection(error.fields):
+            if replaced.isdisjoint(error.fields):
                 yield error
         except (ValueError, ArithmeticError, TypeError) as error:
             if isinstance(error, ValueError) or not replaced:

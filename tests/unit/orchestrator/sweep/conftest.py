@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from orchestrator.records.errors import ConfigError, ExperimentError
+from orchestrator.records.errors import ConfigError
 from orchestrator.sweep.load import Sweep, load_sweep
+from orchestrator.sweep.matching.step_timer import StepTimeError
 from workloads.field_error import FieldError
 from workloads.training.config import TrainConfig
 
@@ -147,7 +148,8 @@ class FakeTimer:
     def time(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self.requests.append(request)
         if self._refuses:
-            raise ExperimentError(self._refuses)
+            message, _, fix = self._refuses.partition("; ")
+            raise StepTimeError(message, fix)
         return {
             "seconds": [
                 [self._step_s(model) for _ in range(10 * int(request["budget_s"]))]

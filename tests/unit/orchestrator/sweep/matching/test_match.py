@@ -12,6 +12,7 @@ from orchestrator.sweep.load import Sweep
 from orchestrator.sweep.matching import match as matching
 from orchestrator.sweep.matching.isoflop_ladder import Frame
 from orchestrator.sweep.matching.match import Matched
+from orchestrator.sweep.parsing.diagnostics import InvalidError
 from orchestrator.sweep.parsing.yaml_loader import parse
 
 Load = Callable[..., Sweep]
@@ -51,10 +52,11 @@ def solved(field: str, target: float, **fields: int) -> tuple[int | None, list[s
         target_number=target,
         solve=field,
     )
-    value, _, diagnostics = matching.solved_field(
-        match, Strange(**fields), FRAME, target=target, tokens=64
-    )
-    return value, [f"{diagnostic.message}; {diagnostic.fix}" for diagnostic in diagnostics]
+    try:
+        value, _ = matching.solved_field(match, Strange(**fields), FRAME, target=target, tokens=64)
+    except InvalidError as error:
+        return None, [f"{one.message}; {one.fix}" for one in error.diagnostics]
+    return value, []
 
 
 def test_values_that_the_config_refuses_are_passed_over() -> None:
@@ -113,9 +115,10 @@ def test_a_model_that_takes_no_value_says_what_it_has_against_one() -> None:
         solve="gate",
     )
 
-    value, _, (diagnostic,) = matching.solved_field(match, Closed(), FRAME, target=1e6, tokens=64)
+    with pytest.raises(InvalidError) as caught:
+        matching.solved_field(match, Closed(), FRAME, target=1e6, tokens=64)
 
-    assert value is None
+    (diagnostic,) = caught.value.diagnostics
     assert "no value of gate is possible" in diagnostic.message
     assert "gate must be 0, got 1" in diagnostic.message
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from orchestrator.sweep.parsing import validation
+from orchestrator.sweep.parsing.diagnostics import InvalidError
 from orchestrator.sweep.parsing.yaml_loader import parse
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 from workloads.field_error import FieldError
@@ -45,16 +46,14 @@ def section(text: str) -> YamlNode:
 
 def build(text: str, **options: Any) -> Any:
     where = section(text)
-    record, diagnostics = validation.build(Shape, where.content, where=where, **options)
-    assert diagnostics == []
-    return record
+    return validation.build(Shape, where.content, where=where, **options)
 
 
 def told(text: str, **options: Any) -> list[str]:
     where = section(text)
-    record, diagnostics = validation.build(Shape, where.content, where=where, **options)
-    assert record is None
-    return [f"{f.column} {f.key}: {f.message}; {f.fix}" for f in diagnostics]
+    with pytest.raises(InvalidError) as caught:
+        validation.build(Shape, where.content, where=where, **options)
+    return [f"{f.column} {f.key}: {f.message}; {f.fix}" for f in caught.value.diagnostics]
 
 
 def test_values_become_the_types_of_the_fields() -> None:
