@@ -189,11 +189,7 @@ def _trial_statuses(
         if status is None:
             record = sweep.trial(trial_id).record()
             status = trial_status(
-                record,
-                record.spec,
-                wait=wait,
-                controlled=is_controlled,
-                sweep_cancelled=cancelled,
+                record, record.spec, wait=wait, controlled=is_controlled, sweep_cancelled=cancelled
             )
         statuses.append(status)
     return tuple(statuses)

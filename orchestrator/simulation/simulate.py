@@ -102,10 +102,7 @@ class Simulation:
 
 
 def simulate(
-    nodes: Sequence[Node],
-    trials: Sequence[Waiting],
-    *,
-    actual_s: Mapping[str, float] | None = None,
+    nodes: Sequence[Node], trials: Sequence[Waiting], *, actual_s: Mapping[str, float] | None = None
 ) -> Simulation:
     """Run trials that all wait at time 0 on an empty cluster until the last has ended.
 
