@@ -133,8 +133,8 @@ def _simulate(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--picture") from None
     priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
-    trials, label = planned_trials.waiting(priced, cluster)
-    result = simulate(cluster.nodes, trials)
+    result = simulate(cluster.nodes, planned_trials.waiting_trials(priced, cluster))
+    label = {trial.spec.trial_id: trial.spec.architecture for trial in priced.trials}
     name = priced.sweep.name
     if json:
         _echo_json(summary.simulation_json(result, label))

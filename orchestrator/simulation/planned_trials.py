@@ -1,4 +1,4 @@
-"""The trials of a plan as the scheduler sees them: what they need, how long they take, whose predictions go together."""
+"""Planned trials as the scheduler sees them: demands, predicted seconds, prediction groups."""
 
 from orchestrator.planning.pricing import Plan, PlannedTrial
 from orchestrator.planning.runtime_prior import GUESS_GPU_FLOPS_PER_SECOND
@@ -10,74 +10,68 @@ from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation.cluster_spec import ClusterSpec
 
 
-def waiting(plan: Plan, cluster: ClusterSpec) -> tuple[list[Waiting], dict[str, str]]:
-    """Return what submitting would train, as it would wait for the first time on that cluster, and the architecture by trial id.
+def waiting_trials(plan: Plan, cluster: ClusterSpec) -> list[Waiting]:
+    """Return what submitting would train, as it would wait for the first time on that cluster.
 
-    What a trial takes of a GPU's memory is the plan's estimate with the margin, for there is no measurement yet; it
+    The GPU memory of a trial is the plan's estimate with a margin, for nothing was measured yet. It
     counts only where the cluster says how much its GPUs have.
     """
     trials = []
-    architectures = {}
     for order, trial in enumerate(plan.trials):
         if not trial.to_train:
             continue
-        needed = demand(trial.spec, gpus=cluster.gpus)
-        trial_id = trial.spec.trial_id
-        architectures[trial_id] = trial.spec.architecture
+        demand = _demand(trial.spec, gpus=cluster.gpus)
         trials.append(
             Waiting(
-                trial_id=trial_id,
-                demand=needed,
-                predicted_s=trial.remaining * _seconds(trial, needed, cluster.gpu_flops),
+                trial_id=trial.spec.trial_id,
+                demand=demand,
+                predicted_s=trial.remaining * _seconds(trial, demand, cluster.gpu_flops),
                 order=order,
                 sweep=plan.sweep.name,
                 prediction_group=prediction_group(trial.spec),
             )
         )
-    return trials, architectures
+    return trials
 
 
 def rate_text(plan: Plan, cluster: ClusterSpec) -> str:
-    """Say where the predicted times come from."""
+    """Return where the predicted times come from."""
     if cluster.gpu_flops is not None and cluster.gpus:
         return f"at {cluster.gpu_flops:.2g} FLOP/s a GPU, as given; a share of a GPU gets its share"
-    told = {
+    rate = f" ({GUESS_GPU_FLOPS_PER_SECOND:.0e} FLOP/s a GPU; say gpu_flops=…)"
+    text = {
         "measured": "from trials of the same architecture measured here",
         "scaled": "scaled from other trials measured here",
-        "guess": "a guess"
-        + (
-            f" ({GUESS_GPU_FLOPS_PER_SECOND:.0e} FLOP/s a GPU; say gpu_flops=…)"
-            if cluster.gpus
-            else ""
-        ),
+        "guess": f"a guess{rate if cluster.gpus else ''}",
     }
     sources = sorted({trial.runtime.source for trial in plan.trials if trial.to_train})
-    return "; ".join(told[source] for source in sources)
+    return "; ".join(text[source] for source in sources)
 
 
-def _seconds(trial: PlannedTrial, needed: Demand, gpu_flops: float | None) -> float:
-    """Return the forecast, or what the trial's FLOPs take at a given rate per GPU, of which a share gets its share."""
-    forecast = trial.runtime
-    if not needed.gpus:
-        return forecast.seconds
+def _seconds(trial: PlannedTrial, demand: Demand, gpu_flops: float | None) -> float:
+    """Return the predicted seconds of a whole trial.
+
+    With a given rate per GPU they follow from its FLOPs; a share of a GPU gets its share of it.
+    """
+    if not demand.gpus:
+        return trial.runtime.seconds
     if gpu_flops is not None:
-        return trial.spec.accounting["training_flops"] / (gpu_flops * needed.gpus)
+        return trial.spec.accounting["training_flops"] / (gpu_flops * demand.gpus)
     # The guess is for one GPU; a measurement is of a whole trial.
-    return forecast.seconds / max(1.0, needed.gpus if forecast.source == "guess" else 1.0)
+    guessed = trial.runtime.source == "guess"
+    return trial.runtime.seconds / max(1.0, demand.gpus if guessed else 1.0)
 
 
-def demand(spec: TrialSpec, *, gpus: int) -> Demand:
-    """Return what a trial needs on a cluster with that many GPUs."""
-    resources = spec.resources
-    asked = resources.gpus
+def _demand(spec: TrialSpec, *, gpus: int) -> Demand:
+    """Return the demand of a trial on a cluster with that many GPUs."""
+    asked, ranks = spec.resources.gpus, spec.resources.ranks
     # `auto`: one per rank where there are any.
-    count = float((resources.ranks if gpus else 0) if isinstance(asked, str) else asked)
+    count = float((ranks if gpus else 0) if isinstance(asked, str) else asked)
     peak = spec.accounting["peak_memory_bytes"]
-    ranks = resources.ranks
     return Demand(
-        cpus=resources.cpus * ranks,
+        cpus=spec.resources.cpus * ranks,
         gpus=count,
         gpu_memory_bytes=memory_need(peak, ranks=ranks_per_gpu(ranks, count)) if count else 0.0,
-        # Ranks may lie apart if each has GPUs of its own, or none has any.
+        # Ranks may be apart if each has GPUs of its own, or none has any.
         gang_size=ranks if count % ranks == 0 else 1,
     )

@@ -1,4 +1,7 @@
-"""Simulation of a sweep: the scheduling policy of real runs, with a clock that jumps to each end."""
+"""Simulation of a sweep: the scheduling policy of real runs, with a simulated clock.
+
+The clock jumps from one end of a trial to the next.
+"""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -91,7 +94,10 @@ class Simulation:
 
     @property
     def utilisation(self) -> float:
-        """Share of the GPU-seconds until the last end that trials use; of core-seconds without GPUs."""
+        """Share of the GPU-seconds until the last end that trials use.
+
+        Without GPUs it is that of core-seconds.
+        """
         available = (self.gpus or self.cores) * self.makespan_s
         used = self.gpu_seconds if self.gpus else self.core_seconds
         return used / available if available else 0.0

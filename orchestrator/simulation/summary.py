@@ -1,7 +1,7 @@
-"""A simulated sweep for the terminal: the numbers, and a small picture. Computes nothing that is not shown."""
+"""Summary of a simulated sweep for the terminal: the numbers, and a small Gantt chart."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,11 +17,12 @@ from orchestrator.simulation.simulate import LabelTotals, Simulation, hours_by
 
 ROWS, COLUMNS = 16, 72
 """Size of the picture, at most."""
-FILLED = " ░▒▓█"
+SHADES = " ░▒▓█"
 COLOURS = (
-    "dodger_blue2", "dark_orange3", "spring_green4", "orchid", "gold3", "sky_blue1", "grey84", "purple4",
-    "deep_pink4", "yellow4", "grey50", "slate_blue1", "light_salmon3", "orange4", "dark_olive_green3",
-)  # fmt: skip
+    *("dodger_blue2", "dark_orange3", "spring_green4", "orchid", "gold3", "sky_blue1", "grey84"),
+    *("purple4", "deep_pink4", "yellow4", "grey50", "slate_blue1", "light_salmon3", "orange4"),
+    "dark_olive_green3",
+)
 
 
 def simulation_text(
@@ -36,17 +37,12 @@ def simulation_text(
         label: Of each trial id: its architecture.
         rate: Where the predicted times come from.
     """
-    parts: list[RenderableType] = [
-        Text(f"{name} on {cluster}: {len(simulation.runs):,} trials", style="bold"),
-        Text(""),
-    ]
+    blank = Text("")
+    title = Text(f"{name} on {cluster}: {len(simulation.runs):,} trials", style="bold")
+    parts: list[RenderableType] = [title, blank]
     if simulation.runs:
-        parts += [
-            _summary(simulation, cluster, rate),
-            Text(""),
-            _hours(simulation, label),
-            Text(""),
-        ]
+        hours = _hours(simulation, label)
+        parts += [_summary(simulation, cluster, rate), blank, hours, blank]
         parts.append(picture(simulation, label))
     else:
         parts.append(Text("Nothing to train."))
@@ -58,7 +54,8 @@ def headline(simulation: Simulation) -> str:
     """Return the three numbers that a picture needs beside it."""
     return (
         f"{len(simulation.runs):,} trials in {units.short_duration(simulation.makespan_s)} "
-        f"(no schedule beats {units.short_duration(simulation.bound_s)}), {simulation.utilisation:.0%} utilised"
+        f"(no schedule beats {units.short_duration(simulation.bound_s)}), "
+        f"{simulation.utilisation:.0%} utilised"
     )
 
 
@@ -92,24 +89,27 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
 
 
 def _summary(simulation: Simulation, cluster: ClusterSpec, rate: str) -> RenderableType:
-    waited = simulation.waited_s()
+    duration, waited = units.short_duration, simulation.waited_s()
     over = simulation.makespan_s / simulation.bound_s - 1
     what = "GPU" if simulation.gpus else "core"
     hours = (simulation.gpu_seconds if simulation.gpus else simulation.core_seconds) / 3600
+    half, most = waited[len(waited) // 2], waited[int(0.9 * (len(waited) - 1))]
     table = Table.grid(padding=(0, 2))
     table.add_row(
         "makespan",
-        f"{units.short_duration(simulation.makespan_s)}, {over:.1%} over what no schedule can beat "
-        f"({units.short_duration(simulation.bound_s)}; the longest trial takes {units.short_duration(simulation.longest_s)})",
+        f"{duration(simulation.makespan_s)}, {over:.1%} over what no schedule can beat "
+        f"({duration(simulation.bound_s)}; the longest trial takes "
+        f"{duration(simulation.longest_s)})",
     )
     table.add_row(
         "utilisation",
-        f"{simulation.utilisation:.1%} of {what}-hours until then; {_hours_number(hours)} {what}-hours of training",
+        f"{simulation.utilisation:.1%} of {what}-hours until then; "
+        f"{_hours_number(hours)} {what}-hours of training",
     )
     table.add_row(
         "waiting",
-        f"half of the trials up to {units.short_duration(waited[len(waited) // 2])}, "
-        f"nine of ten up to {units.short_duration(waited[int(0.9 * (len(waited) - 1))])}, all up to {units.short_duration(waited[-1])}",
+        f"half of the trials up to {duration(half)}, nine of ten up to {duration(most)}, "
+        f"all up to {duration(waited[-1])}",
     )
     table.add_row("times", f"{rate}; of training alone: start-up and evaluations come on top")
     if cluster.gpus and all(node.gpu_memory_bytes is None for node in cluster.nodes):
@@ -148,29 +148,27 @@ def _hours_number(hours: float) -> str:
 
 
 def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
-    """Return time to the right, GPUs (or cores) downwards; a cell's colour is what fills most of it, its shade how full it is."""
+    """Return the Gantt chart as text: time to the right, GPUs (or cores) downwards.
+
+    The colour of a cell is that of the label that fills most of it; its shade is how full it is.
+    """
     names = list(dict.fromkeys(label[run.trial.trial_id] for run in simulation.runs))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     height = gantt_rows.height(simulation)
-    rows = min(ROWS, height)
-    area = np.zeros((len(names), rows, COLUMNS))
-    across = COLUMNS / max(simulation.makespan_s, 1e-9)
-    for bar in gantt_rows.bars(simulation):
-        which = names.index(label[bar.run.trial.trial_id])
-        vertical = _overlaps(bar.low * rows / height, bar.high * rows / height, rows)
-        horizontal = _overlaps(bar.run.start_s * across, bar.run.end_s * across, COLUMNS)
-        area[which][np.ix_(vertical[0], horizontal[0])] += np.outer(vertical[1], horizontal[1])
+    n_rows = min(ROWS, height)
+    filled = _filled(simulation, label, names, n_rows)
     text = Text()
-    spans = [_span(row, rows, height, "GPU" if simulation.gpus else "core") for row in range(rows)]
+    spans = [
+        _span_text(row, n_rows, height, "GPU" if simulation.gpus else "core")
+        for row in range(n_rows)
+    ]
     width = max(map(len, spans))
     for row, span in enumerate(spans):
         text.append(f"{span:>{width}} ", style="dim")
-        for column in range(COLUMNS):
-            cell = area[:, row, column]
-            shade = FILLED[
-                min(len(FILLED) - 1, int(np.ceil(cell.sum() * (len(FILLED) - 1) - 1e-6)))
-            ]
-            text.append(shade, style=colour[names[int(cell.argmax())]])
+        for cell in filled[:, row].T:
+            shade = int(np.ceil(cell.sum() * (len(SHADES) - 1) - 1e-6))
+            name = names[int(cell.argmax())]
+            text.append(SHADES[min(len(SHADES) - 1, shade)], style=colour[name])
         text.append("\n")
     end = units.short_duration(simulation.makespan_s)
     text.append(f"{'':{width}} 0{end:>{COLUMNS - 1}}\n", style="dim")
@@ -181,7 +179,22 @@ def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
     return text
 
 
-def _span(row: int, rows: int, height: int, what: str) -> str:
+def _filled(
+    simulation: Simulation, label: Mapping[str, str], names: Sequence[str], n_rows: int
+) -> np.ndarray:
+    """Return how much of each cell each label fills, [labels, rows, columns]."""
+    filled = np.zeros((len(names), n_rows, COLUMNS))
+    across = COLUMNS / max(simulation.makespan_s, 1e-9)
+    height = gantt_rows.height(simulation)
+    for bar in gantt_rows.bars(simulation):
+        which = names.index(label[bar.run.trial.trial_id])
+        rows, row_parts = _overlaps(bar.low * n_rows / height, bar.high * n_rows / height, n_rows)
+        columns, column_parts = _overlaps(bar.run.start_s * across, bar.run.end_s * across, COLUMNS)
+        filled[which][np.ix_(rows, columns)] += np.outer(row_parts, column_parts)
+    return filled
+
+
+def _span_text(row: int, rows: int, height: int, what: str) -> str:
     first, last = row * height // rows, (row + 1) * height // rows - 1
     return f"{what} {first}" if first >= last else f"{what}s {first}-{last}"
 

@@ -87,7 +87,7 @@ def record(source: str, cluster_text: str) -> dict:
                 float(f"{trial.predicted_s:.4g}"),
                 trial.prediction_group,
             )
-            for trial in planned_trials.waiting(plan, cluster)[0]
+            for trial in planned_trials.waiting_trials(plan, cluster)
         )
         os.chdir(ROOT)
     return {"cluster": cluster_text, "trials": [[n, *row] for row, n in rows.items()]}
