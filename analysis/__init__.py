@@ -1,22 +1,28 @@
-"""Records in, numbers and figures out.
+"""Analysis of training runs: load tables, fit scaling laws, draw and report.
 
     import analysis
     runs = analysis.load("sqlite:///runs/mlflow.db", sweep="quickstart")
     fits = analysis.fit_sweep(runs)
     analysis.write_report(runs, fits, "report")
-    analysis.histories(runs, ("memory/", "moe/"))  # those metrics at every step they were reported
+    analysis.histories(runs, ("memory/", "moe/"))  # those metrics at every reported step
 
     runs = analysis.load("published.csv", columns={"params": "N", "loss": "c4"})  # anybody's runs
-    fit = analysis.fit_law(analysis.law_named("chinchilla"), runs.table)
-    analysis.save(analysis.draw(fit), Path("chinchilla"))
+    fit = analysis.fit_law(analysis.laws.law_named("chinchilla"), runs.table)
+    analysis.save(analysis.draw(fit), "chinchilla")
 
-The names are looked up on first use (PEP 562), so that `import analysis` costs nothing.
+    laws = analysis.fit_families(runs.table)  # one law per architecture
+    analysis.draw(analysis.multipliers(laws, "memory_plus"))
+    analysis.draw(analysis.frontier(laws))
+
+Names are looked up on first use (PEP 562), so that `import analysis` costs nothing.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from analysis import laws as laws
+    from analysis.fitting import objective as objectives  # noqa: F401 - public by this name
     from analysis.fitting.fit_law import fit_law as fit_law
     from analysis.fitting.missing_run_sensitivity import fit_partial as fit_partial
     from analysis.fitting.model_selection import compare_laws as compare_laws
@@ -25,38 +31,51 @@ if TYPE_CHECKING:
     from analysis.laws.registry import law_named as law_named
     from analysis.loading.load import histories as histories
     from analysis.loading.load import load as load
-    from analysis.plotting.fits import draw as draw
-    from analysis.plotting.sweep import save as save
+    from analysis.plotting.canvas import save as save
+    from analysis.plotting.draw import draw as draw
     from analysis.report.html import write_report as write_report
+    from analysis.report.tables import tables as tables
+    from analysis.scaling.architecture_laws import fit_families as fit_families
+    from analysis.scaling.compute_multiplier import multipliers as multipliers
     from analysis.scaling.envelope import fit_envelope as fit_envelope
+    from analysis.scaling.experimental_design import next_runs as next_runs
+    from analysis.scaling.frontier import frontier as frontier
     from analysis.scaling.isoflop import fit_isoflop as fit_isoflop
     from analysis.scaling.sweep_summary import fit_sweep as fit_sweep
 
-_HOME = {
-    "all_laws": "analysis.laws.registry",
-    "compare_laws": "analysis.fitting.model_selection",
-    "draw": "analysis.plotting.fits",
-    "fit_chain": "analysis.fitting.two_stage",
-    "fit_envelope": "analysis.scaling.envelope",
-    "fit_isoflop": "analysis.scaling.isoflop",
-    "fit_law": "analysis.fitting.fit_law",
-    "fit_partial": "analysis.fitting.missing_run_sensitivity",
-    "fit_sweep": "analysis.scaling.sweep_summary",
-    "histories": "analysis.loading.load",
-    "law_named": "analysis.laws.registry",
-    "load": "analysis.loading.load",
-    "save": "analysis.plotting.sweep",
-    "write_report": "analysis.report.html",
+_MODULE_OF = {
+    "all_laws": "laws.registry",
+    "compare_laws": "fitting.model_selection",
+    "draw": "plotting.draw",
+    "fit_chain": "fitting.two_stage",
+    "fit_envelope": "scaling.envelope",
+    "fit_families": "scaling.architecture_laws",
+    "fit_isoflop": "scaling.isoflop",
+    "fit_law": "fitting.fit_law",
+    "fit_partial": "fitting.missing_run_sensitivity",
+    "fit_sweep": "scaling.sweep_summary",
+    "frontier": "scaling.frontier",
+    "histories": "loading.load",
+    "law_named": "laws.registry",
+    "load": "loading.load",
+    "multipliers": "scaling.compute_multiplier",
+    "next_runs": "scaling.experimental_design",
+    "save": "plotting.canvas",
+    "tables": "report.tables",
+    "write_report": "report.html",
 }
+_MODULES = {"laws": "laws", "objectives": "fitting.objective"}
+"""Names of whole modules."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(
-            f"module 'analysis' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}"
-        )
-    return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"analysis.{_MODULES[name]}")
+    if name not in _MODULE_OF:
+        public = ", ".join(sorted({*_MODULE_OF, *_MODULES}))
+        raise AttributeError(f"module 'analysis' has no attribute {name!r}; it has {public}")
+    return getattr(importlib.import_module(f"analysis.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted({*globals(), *_MODULE_OF, *_MODULES})

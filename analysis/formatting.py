@@ -1,9 +1,20 @@
 """Number formats and text tables, the same in the terminal, the report and the figures."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pandas as pd
+
+
+class Column(NamedTuple):
+    """One column of a table: its heading, and how to write the cell of an item."""
+
+    heading: str
+    cell: Callable[[Any], str]
+    numeric: bool = False
+    """Whether to align right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +27,19 @@ class Table:
     numeric: tuple[bool, ...]
     """Columns to align right."""
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, title: str, items: Iterable[Any], columns: Sequence[Column], notes: Iterable[str] = ()
+    ) -> "Table":
+        """Return a table with one row per item."""
+        return cls(
+            title=title,
+            columns=tuple(column.heading for column in columns),
+            rows=tuple(tuple(column.cell(item) for column in columns) for item in items),
+            numeric=tuple(column.numeric for column in columns),
+            notes=tuple(notes),
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Return the cells as a DataFrame of text, for a notebook."""

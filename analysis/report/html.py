@@ -1,4 +1,4 @@
-"""One self-contained HTML page about a sweep: nothing is fetched when it is opened."""
+"""HTML report of a sweep: one self-contained page that fetches nothing, and its figures."""
 
 import base64
 import os
@@ -12,31 +12,25 @@ from matplotlib.figure import Figure
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs, histories
 from analysis.loading.usage import usage_columns
-from analysis.plotting.fits import curves_figure, draw
-from analysis.plotting.sweep import X_LABELS, Y_LABELS, image, save, sweep_figure
-from analysis.plotting.usage import usage_figure
-from analysis.report.architectures import ArchitecturesCompared, compare_architectures
-from analysis.report.tables import (
-    comparison,
-    configurations,
-    curves,
-    doubts,
-    excluded,
-    health,
-    law_health,
-    laws_table,
-    missing,
-    parameter_groups,
-    trials,
-    usage,
+from analysis.plotting.canvas import image, save
+from analysis.plotting.curve_figure import CurvePanel, curves_figure
+from analysis.plotting.draw import draw
+from analysis.plotting.sweep_figure import X_LABELS, Y_LABELS, sweep_figure
+from analysis.plotting.usage_figure import usage_figure
+from analysis.report import tables
+from analysis.report.architectures import (
+    FIGURE_STEMS,
+    ArchitectureSections,
+    architecture_sections,
 )
+from analysis.report.fit_tables import health_table, laws_table
+from analysis.scaling.comparison import compare_architectures
 from analysis.scaling.sweep_summary import SweepFits
 
 FIGURE_STEM = "accuracy"
 USAGE_STEM = "usage"
 FITS_STEM = "fits"
 LAW_STEM = "law"
-ARCHITECTURE_STEMS = ("multipliers", "effective_size", "frontier_flops", "frontier_seconds", "next_runs")  # fmt: skip
 PAGE = "report.html"
 
 
@@ -47,12 +41,13 @@ def write_report(
     *,
     laws: Mapping[str, Any] | None = None,
     trials: Sequence[Any] = (),
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Write `report.html`, and its figures beside it as `.svg` (the first and that of use also `.png`); return the page.
+    """Write `report.html` and its figures beside it; return the page.
 
-    The figures are `accuracy`; `fits_loss` and so on, every curve with its residuals and extrapolation; `usage` where an
-    architecture reported how its memories or experts are used; `multipliers`, `effective_size`, `frontier_flops` and
+    The figures are `.svg`, the first and that of use also `.png`: `accuracy`; `fits_loss` and so
+    on, every curve with its residuals and extrapolation; `usage` where an architecture reported
+    how its memories or experts are used; `multipliers`, `effective_size`, `frontier_flops` and
     `next_runs` where the runs allow them; and `law_1` and so on for `laws`.
 
     Args:
@@ -60,68 +55,80 @@ def write_report(
         fits: Of `analysis.fit_sweep`.
         out: Folder to write into; made if missing.
         laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
-        trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), to choose the next runs from; their further seeds count.
-        say: Called with a line of progress before each long part.
+        trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), to choose the next
+            runs from; their further seeds count.
+        progress: Called with a line before each long part.
 
     Raises:
         StoreError: If the source of the runs is no longer there.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    picture = None
-    say("figures of the curves")
-    if len(runs.table):
-        try:
-            figure = sweep_figure(runs, fits)
-        except ValueError:
-            figure = None  # the page says so and still shows what was excluded and why
-        if figure is not None:
-            vector, _ = save(figure, folder / FIGURE_STEM)
-            picture = _data_uri(vector)
-    page = folder / PAGE
-    usage_picture = _draw_usage(runs, fits, folder / USAGE_STEM)
+    progress("figures of the curves")
     further = dict(laws or {})
-    pictures = {
+    picture = _draw_sweep(runs, fits, folder / FIGURE_STEM)
+    usage_picture = _draw_usage(runs, fits, folder / USAGE_STEM)
+    law_pictures = {
         title: _draw_law(fit, folder / f"{LAW_STEM}_{i}")
         for i, (title, fit) in enumerate(further.items(), 1)
     }
-    compared = compare_architectures(runs, fits, trials=trials, say=say)
-    sections = (compared.multipliers, compared.frontier, compared.next_runs)
-    drawn = {
-        stem: _drawn(figure, folder / stem)
-        for section in sections
-        for stem, figure in section.figures.items()
-    }
-    for stem in set(ARCHITECTURE_STEMS) - set(drawn):
+    comparison = compare_architectures(runs, fits, trials=trials, progress=progress)
+    sections = architecture_sections(comparison)
+    figures: dict[str, Figure] = {}
+    for section in (sections.multipliers, sections.frontier, sections.next_runs):
+        figures.update(section.figures)
+    for stem in set(FIGURE_STEMS) - set(figures):
         (folder / f"{stem}.svg").unlink(missing_ok=True)  # of an earlier report
-    page.write_text(
-        render(
-            runs, fits, picture, usage_picture=usage_picture,
-            fits_pictures=_draw_fits(fits, folder), laws=further, law_pictures=pictures,
-            compared=compared, compared_pictures=drawn,
-        ),
-        encoding="utf-8",
-    )  # fmt: skip
+    text = render(
+        runs,
+        fits,
+        picture,
+        usage_picture=usage_picture,
+        fits_pictures=_draw_curves(fits, folder),
+        laws=further,
+        law_pictures=law_pictures,
+        compared=sections,
+        compared_pictures={
+            stem: _draw_svg(figure, folder / stem) for stem, figure in figures.items()
+        },
+    )
+    page = folder / PAGE
+    page.write_text(text, encoding="utf-8")
     return page
 
 
-def _draw_fits(fits: SweepFits, folder: Path) -> list[str]:
+def _draw_sweep(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
+    if not len(runs.table):
+        return None
+    try:
+        figure = sweep_figure(runs, fits)
+    except ValueError:
+        return None  # the page says so and still shows what was excluded and why
+    return _data_uri(save(figure, stem)[0])
+
+
+def _draw_curves(fits: SweepFits, folder: Path) -> list[str]:
     """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
     pictures = []
     for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
-        columns: dict[str, dict[str, LawFit]] = {}
-        labels = {}
+        label = Y_LABELS.get(outcome, outcome).split(" (")[0]
+        columns: dict[tuple[str, str], dict[str, LawFit]] = {}
         for curve in fits.curves:
-            q = curve.spec
-            if q.outcome == outcome:
-                title = f"{q.law} against {q.x}".replace("_", " ")
-                columns.setdefault(title, {})[curve.series] = curve.fit
-                labels[title] = X_LABELS.get(q.x, q.x)
-        shown = {t: c for t, c in columns.items() if any(fit.usable for fit in c.values())}
-        if shown:
-            label = Y_LABELS.get(outcome, outcome).split(" (")[0]
-            figure = curves_figure(shown, x=labels, outcome=dict.fromkeys(shown, label))
-            pictures.append(_drawn(figure, folder / f"{FITS_STEM}_{outcome}"))
+            if curve.spec.outcome == outcome:
+                key = curve.spec.law, curve.spec.x
+                columns.setdefault(key, {})[curve.series] = curve.fit
+        panels = [
+            CurvePanel(
+                fits=by_series,
+                x=X_LABELS.get(x, x),
+                outcome=label,
+                title=f"{law} against {x}".replace("_", " "),
+            )
+            for (law, x), by_series in columns.items()
+            if any(fit.usable for fit in by_series.values())
+        ]
+        if panels:
+            pictures.append(_draw_svg(curves_figure(panels), folder / f"{FITS_STEM}_{outcome}"))
     return pictures
 
 
@@ -130,14 +137,7 @@ def _draw_law(fit: Any, stem: Path) -> str | None:
         figure = draw(fit)
     except ValueError:
         return None  # the table says why it has no numbers
-    return _drawn(figure, stem)
-
-
-def _drawn(figure: Figure, stem: Path) -> str:
-    # Lines only, and a picture of a dozen panels takes seconds: no .png beside it.
-    path = stem.with_suffix(".svg")
-    path.write_bytes(image(figure, "svg"))
-    return _data_uri(path)
+    return _draw_svg(figure, stem)
 
 
 def _draw_usage(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
@@ -150,6 +150,13 @@ def _draw_usage(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
     return _data_uri(min(save(figure, stem), key=lambda path: path.stat().st_size))
 
 
+def _draw_svg(figure: Figure, stem: Path) -> str:
+    # Lines only, and a picture of a dozen panels takes seconds: no .png beside it.
+    path = stem.with_suffix(".svg")
+    path.write_bytes(image(figure, "svg"))
+    return _data_uri(path)
+
+
 def _data_uri(path: Path) -> str:
     kind = {".svg": "svg+xml", ".png": "png"}[path.suffix]
     return f"data:image/{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
@@ -159,7 +166,7 @@ def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
     """Return the figures that `write_report` left in `out`."""
     folder = Path(out)
     names = [f"{stem}.{kind}" for stem in (FIGURE_STEM, USAGE_STEM) for kind in ("png", "svg")]
-    names += [f"{stem}.svg" for stem in ARCHITECTURE_STEMS]
+    names += [f"{stem}.svg" for stem in FIGURE_STEMS]
     further = [p for stem in (FITS_STEM, LAW_STEM) for p in sorted(folder.glob(f"{stem}_*.svg"))]
     return [path for path in (folder / name for name in names) if path.exists()] + further
 
@@ -173,7 +180,7 @@ def render(
     fits_pictures: Sequence[str] = (),
     laws: Mapping[str, Any] | None = None,
     law_pictures: Mapping[str, str | None] | None = None,
-    compared: ArchitecturesCompared | None = None,
+    compared: ArchitectureSections | None = None,
     compared_pictures: Mapping[str, str] | None = None,
 ) -> str:
     """Return the page's HTML; the pictures are data URIs."""
@@ -196,20 +203,22 @@ def render(
         usage_picture=usage_picture,
         fits_pictures=fits_pictures,
         laws=laws_table(laws or {}),
-        law_health=law_health({t: f for t, f in (laws or {}).items() if isinstance(f, LawFit)}),
+        law_health=health_table(
+            {title: fit for title, fit in (laws or {}).items() if isinstance(fit, LawFit)}
+        ),
         law_pictures=law_pictures or {},
         compared=compared,
         compared_pictures=compared_pictures or {},
-        usage=usage(runs, fits),
-        configurations=configurations(fits),
-        parameter_groups=parameter_groups(fits),
-        curves=curves(fits),
-        comparison=comparison(fits),
-        trials=trials(runs),
-        health=health(fits),
-        excluded=excluded(runs),
-        doubts=doubts(runs, fits),
-        missing=missing(runs, fits),
+        usage=tables.usage(runs, fits),
+        configurations=tables.configurations(fits),
+        parameter_groups=tables.parameter_groups(fits),
+        curves=tables.curves(fits),
+        comparison=tables.comparison(fits),
+        trials=tables.trials(runs),
+        health=tables.health(fits),
+        excluded=tables.excluded(runs),
+        warnings=tables.warnings(runs, fits),
+        missing=tables.missing(fits),
         hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
         environment=runs.environment,
         fits=fits,

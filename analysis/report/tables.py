@@ -1,22 +1,22 @@
-"""The tables that people read, as text cells: the terminal, the report and the notebook print the same rows."""
+"""Tables of a sweep as text, the same rows in the terminal, the report and the notebook."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from analysis.fitting.bootstrap import MeanEstimate
-from analysis.fitting.result import LawFit
-from analysis.fitting.two_stage import TwoStageFit
-from analysis.formatting import Table, count, decimals, flops, number, seconds
+from analysis.formatting import Column, Table, count, decimals, flops, number, seconds
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
 from analysis.loading.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
+from analysis.report.fit_tables import health_table, hold_out, parameters
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops
-from analysis.scaling.isoflop import IsoflopFit
-from analysis.scaling.missing_runs import missing_sizes
+from analysis.scaling.experimental_design import ExperimentalDesign
+from analysis.scaling.series_curves import CurveSpec
 from analysis.scaling.sweep_summary import SweepFits
 
 OUTCOME_LABELS = {
@@ -37,139 +37,79 @@ X_LABELS = {
 
 
 def tables(runs: Runs, fits: SweepFits) -> list[Table]:
-    """Return what `memscale fit` prints: configurations, curves, comparison at equal FLOPs; excluded and odd trials if any."""
-    chosen = [configurations(fits), curves(fits), comparison(fits)]
-    if len(runs.excluded):
-        chosen.append(excluded(runs))
-    gone = missing(runs, fits)
-    if gone.rows:
-        chosen.append(gone)
-    look = doubts(runs, fits)
-    if look.rows:
-        chosen.append(look)
-    return chosen
+    """Return what `memscale fit` prints.
 
-
-def missing(runs: Runs, fits: SweepFits) -> Table:
-    """Return the sizes without a run: what each curve expects of them, and how it would move if they were there."""
-    rows = tuple(
-        (
-            m.series,
-            m.trial_id,
-            f"{OUTCOME_LABELS.get(m.spec.outcome, m.spec.outcome)} against {X_LABELS.get(m.spec.x, m.spec.x)}",
-            count(m.x),
-            f"{number(m.expected[0])} [{number(m.expected[1])}, {number(m.expected[2])}]",
-            f"{number(m.answer)} at {count(m.at)}",
-            f"{number(m.could_be[0])} to {number(m.could_be[1])}",
-        )
-        for m in missing_sizes(runs, fits)
-    )
-    return Table(
-        title="Missing sizes",
-        columns=("architecture", "trial", "curve", "size", "expected", "curve says", "with it"),
-        rows=rows,
-        numeric=(False, False, False, True, False, False, False),
-        notes=(
-            "expected: by the curve through the other sizes, with the interval of a new run; with it: where the curve would lie at the largest size, were the missing one at either end; why it is missing: see Excluded",
-        )
-        if rows
-        else (),
-    )
-
-
-def doubts(runs: Runs, fits: SweepFits) -> Table:
-    """Return what is odd about the runs that count, and what columns of somebody's table were taken for what."""
-    return Table(
-        title="To look at",
-        columns=("what",),
-        rows=tuple((sentence,) for sentence in (*runs.notes, *fits.warnings)),
-        numeric=(False,),
-    )
+    Configurations, curves and the comparison at equal FLOPs; where there are any, also excluded
+    trials, missing sizes and warnings about the data.
+    """
+    always = [configurations(fits), curves(fits), comparison(fits)]
+    return always + [t for t in (excluded(runs), missing(fits), warnings(runs, fits)) if t.rows]
 
 
 def configurations(fits: SweepFits) -> Table:
-    """Return one row per configuration: what it is made of, what it costs, outcomes with intervals over seeds."""
+    """Return one row per configuration: parameters, costs, outcomes with intervals over seeds."""
     outcomes = [o for o in OUTCOME_LABELS if any(o in s.outcomes for s in fits.summaries)]
-    costs: list[
-        tuple[str, Callable[[ConfigurationSummary], float | None], Callable[[float], str]]
-    ] = [
-        ("active params", lambda s: s.active_params, count),
-        ("memory params", lambda s: s.memory_params, count),
-        ("bytes per token", lambda s: s.bytes_read_per_token, count),
-        ("bytes per token, batch 64", lambda s: s.bytes_read_per_token_batch64, count),
-        ("training FLOPs", lambda s: s.training_flops, flops),
-        ("train s", lambda s: s.train_seconds, seconds),
+    costs: list[tuple[str, str, Callable[[float], str]]] = [
+        ("active params", "active_params", count),
+        ("memory params", "memory_params", count),
+        ("bytes per token", "bytes_read_per_token", count),
+        ("bytes per token, batch 64", "bytes_read_per_token_batch64", count),
+        ("training FLOPs", "training_flops", flops),
+        ("train s", "train_seconds", seconds),
     ]
-    known = [cost for cost in costs if any(cost[1](s) is not None for s in fits.summaries)]
-    rows = tuple(
-        (
-            s.series,
-            s.preset or "–",
-            count(s.total_params),
-            *(_shown(number_of(s), show) for _, number_of, show in known),
-            str(len(s.seeds)),
-            *(estimate(s.outcomes.get(o)) for o in outcomes),
-        )
-        for s in fits.summaries
-    )
-    columns = (
-        "architecture",
-        "preset",
-        "total params",
-        *(label for label, _, _ in known),
-        "seeds",
-        *(OUTCOME_LABELS[o] for o in outcomes),
-    )
-    labels = [label for label, _, _ in known]
-    notes = [
+    known = [c for c in costs if any(getattr(s, c[1]) is not None for s in fits.summaries)]
+    columns = [
+        *_series_columns(),
+        Column("total params", lambda s: count(s.total_params), True),
         *(
-            ["active: non-embedding parameters that one token touches"]
-            if "active params" in labels
-            else []
+            Column(label, partial(_attribute, name=name, show=show), True)
+            for label, name, show in known
         ),
-        *(
-            ["bytes per token: weights and rows read to decode one token, bf16"]
-            if "bytes per token" in labels
-            else []
-        ),
-        *(["train s: wall time measured, mean over seeds"] if "train s" in labels else []),
+        Column("seeds", lambda s: str(len(s.seeds)), True),
+        *(Column(OUTCOME_LABELS[o], partial(_mean_of, outcome=o), True) for o in outcomes),
     ]
+    meanings = {
+        "active params": "active: non-embedding parameters that one token touches",
+        "bytes per token": "bytes per token: weights and rows read to decode one token, bf16",
+        "train s": "train s: wall time measured, mean over seeds",
+    }
+    shown = [meanings[label] for label, _, _ in known if label in meanings]
     methods = dict.fromkeys(e.method for s in fits.summaries for e in s.outcomes.values())
-    return Table(
-        title="Architectures",
-        columns=columns,
-        rows=rows,
-        numeric=(False, False, *(True for _ in columns[2:])),
-        notes=(
-            *(["; ".join(notes)] if notes else []),
-            "[…] is " + "; ".join(methods) if methods else "no outcome was measured",
-            *not_causal(fits),
-        ),
-    )
+    notes = ["; ".join(shown)] if shown else []
+    notes.append("[…] is " + "; ".join(methods) if methods else "no outcome was measured")
+    return Table.of("Architectures", fits.summaries, columns, [*notes, *not_causal(fits)])
+
+
+def _attribute(item: Any, *, name: str, show: Callable[[Any], str]) -> str:
+    value = getattr(item, name)
+    return "–" if value is None else show(value)
+
+
+def _mean_of(summary: ConfigurationSummary, *, outcome: str) -> str:
+    return estimate(summary.outcomes.get(outcome))
+
+
+def _series_columns() -> list[Column]:
+    return [Column("architecture", lambda s: s.series), Column("preset", lambda s: s.preset or "–")]
 
 
 def parameter_groups(fits: SweepFits) -> Table:
     """Return one row per configuration: where its parameters are."""
     groups = [g for g in PARAM_GROUPS if any(s.params.get(g) for s in fits.summaries)]
-    rows = tuple(
-        (
-            s.series,
-            s.preset or "–",
-            count(s.total_params),
-            *(count(s.params[g]) if g in s.params else "–" for g in groups),
-        )
-        for s in fits.summaries
-    )
-    return Table(
-        title="Parameters by group",
-        columns=("architecture", "preset", "total", *(g.replace("_", " ") for g in groups)),
-        rows=rows,
-        numeric=(False, False, *(True for _ in range(len(groups) + 1))),
-    )
+
+    def cell(group: str) -> Callable[[ConfigurationSummary], str]:
+        return lambda s: count(s.params[group]) if group in s.params else "–"
+
+    columns = [
+        *_series_columns(),
+        Column("total", lambda s: count(s.total_params), True),
+        *(Column(g.replace("_", " "), cell(g), True) for g in groups),
+    ]
+    return Table.of("Parameters by group", fits.summaries, columns)
 
 
 def not_causal(fits: SweepFits) -> tuple[str, ...]:
-    """Return a note for every way in which outputs can depend on later tokens, none where all models are causal."""
+    """Return a note for every way in which outputs can depend on later tokens."""
     declared: dict[str, Counter[str]] = {}
     for s in fits.summaries:
         if s.not_causal is not None:
@@ -180,15 +120,17 @@ def not_causal(fits: SweepFits) -> tuple[str, ...]:
         return series if n == sizes[series] else f"{series} ({n} of {sizes[series]} configurations)"
 
     return tuple(
-        f"{', '.join(named(*item) for item in counts.items())}: not causal {why}; compare with causal models with care"
+        f"{', '.join(named(*item) for item in counts.items())}: not causal {why};"
+        " compare with causal models with care"
         for why, counts in declared.items()
     )
 
 
 def usage(runs: Runs, fits: SweepFits) -> Table:
-    """Return the last reports on how memories and experts are used: one row per configuration and kind, mean over seeds.
+    """Return the last reports on the use of memories and experts, mean over seeds.
 
-    In brackets the smallest and the largest layer, where layers report on their own.
+    One row per configuration and kind; in brackets the smallest and the largest layer, where
+    layers report on their own.
     """
     known = {(kind, stat): names for kind, stat, names in usage_columns(runs.table.columns)}
     order = [*USAGE_LABELS, *sorted({stat for _, stat in known} - set(USAGE_LABELS))]
@@ -200,21 +142,17 @@ def usage(runs: Runs, fits: SweepFits) -> Table:
             cells = [_last_use(group, known.get((kind, stat))) for stat in stats]
             if any(cell != "–" for cell in cells):
                 rows.append((s.series, s.preset or "–", KIND_WORDS[kind], *cells))
+    labels = [USAGE_LABELS.get(stat, stat.replace("_", " ")) for stat in stats]
+    note = (
+        "last report of training, mean over layers and seeds;"
+        " in brackets the layers with the smallest and the largest value"
+    )
     return Table(
         title="Use of memories and experts",
-        columns=(
-            "architecture",
-            "preset",
-            "of",
-            *(USAGE_LABELS.get(stat, stat.replace("_", " ")) for stat in stats),
-        ),
+        columns=("architecture", "preset", "of", *labels),
         rows=tuple(rows),
         numeric=(False, False, False, *(True for _ in stats)),
-        notes=(
-            "last report of training, mean over layers and seeds; in brackets the layers with the smallest and the largest value",
-        )
-        if rows
-        else (),
+        notes=(note,) if rows else (),
     )
 
 
@@ -231,21 +169,19 @@ def _last_use(group: pd.DataFrame, columns: UsageColumns | None) -> str:
 
 def curves(fits: SweepFits) -> Table:
     """Return one row per fitted curve: parameters with intervals, status, hold-out error."""
-    rows = tuple(
-        (
-            c.series,
-            OUTCOME_LABELS.get(c.spec.outcome, c.spec.outcome),
-            X_LABELS.get(c.spec.x, c.spec.x),
-            parameters(c.fit),
-            str(c.fit.status),
-            hold_out(c.fit),
-            c.fit.sentence,
-        )
-        for c in fits.curves
-    )
+    columns = [
+        Column("architecture", lambda c: c.series),
+        Column("outcome", lambda c: _outcome(c.spec)),
+        Column("against", lambda c: X_LABELS.get(c.spec.x, c.spec.x)),
+        Column("parameters", lambda c: parameters(c.fit)),
+        Column("status", lambda c: str(c.fit.status)),
+        Column("hold-out", lambda c: hold_out(c.fit)),
+        Column("what the status means", lambda c: c.fit.sentence),
+    ]
     notes = [
         *dict.fromkeys(f"{c.fit.law.name}: {c.fit.law.equation}" for c in fits.curves),
-        f"[…] is the {fits.level:.0%} percentile interval of {fits.n_draws:,} resamples of whole configurations (all seeds together)",
+        f"[…] is the {fits.level:.0%} percentile interval of {fits.n_draws:,} resamples of whole"
+        " configurations (all seeds together)",
         "hold-out: mean relative error of the largest sizes, predicted from the smaller ones",
         *not_causal(fits),
     ]
@@ -254,166 +190,108 @@ def curves(fits: SweepFits) -> Table:
         held = "47–69 %" if few <= 4 else "79–94 %"
         notes.append(
             f"only {few} configurations to resample: such an interval is too narrow"
-            f" (a 95 % one held the truth in {held} of simulated sweeps); six sizes or more make it fair"
+            f" (a 95 % one held the truth in {held} of simulated sweeps);"
+            " six sizes or more make it fair"
         )
-    columns = (
-        "architecture",
-        "outcome",
-        "against",
-        "parameters",
-        "status",
-        "hold-out",
-        "what the status means",
-    )
-    return Table(
-        title="Fitted curves", columns=columns, rows=rows, numeric=(False,) * 7, notes=tuple(notes)
-    )
+    return Table.of("Fitted curves", fits.curves, columns, notes)
 
 
-def laws_table(laws: Mapping[str, Any]) -> Table:
-    """Return one row per fit of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`: numbers, status, hold-out."""
-    rows = [
-        (title, *row)
-        for title, fit in laws.items()
-        for row in (
-            [_law_row(fit)]
-            if isinstance(fit, LawFit)
-            else [_law_row(fit.to_loss), (parameters(fit.to_outcome), str(fit.to_outcome.status), "–", fit.sentence)]
-            if isinstance(fit, TwoStageFit)
-            else [*(_line_row(line) for line in fit.lines.values()), _law_row(fit.parametric)]
-            if isinstance(fit, IsoflopFit)
-            else [_line_row(fit)]
-        )
-    ]  # fmt: skip
-    return Table(
-        title="Laws",
-        columns=("fit", "numbers", "status", "hold-out", "what the status means"),
-        rows=tuple(rows),
-        numeric=(False,) * 5,
-        notes=("hold-out: mean |log error| of the largest runs, predicted from the rest",)
-        if rows
-        else (),
-    )
-
-
-def _law_row(fit: LawFit) -> tuple[str, str, str, str]:
-    held = "–" if fit.hold_out is None else f"{fit.hold_out.mean_absolute_log_error:.2%}"
-    return f"{fit.law.name}: {parameters(fit)}", str(fit.status), held, fit.sentence
-
-
-def _line_row(line: Any) -> tuple[str, str, str, str]:
-    size = getattr(line, "size", "params")
-    shown = "–"
-    if line.exponent is not None:
-        interval = "" if line.interval is None else f" [{number(line.interval[0])}, {number(line.interval[1])}]"  # fmt: skip
-        shown = f"optimal {size} = {number(line.coefficient)} C^{number(line.exponent)}{interval}"
-    return shown, str(line.status), "–", line.sentence
+def _outcome(spec: CurveSpec) -> str:
+    return OUTCOME_LABELS.get(spec.outcome, spec.outcome)
 
 
 def health(fits: SweepFits) -> Table:
     """Return how the optimiser fared with every curve that has numbers."""
-    return law_health(
+    return health_table(
         {f"{c.series}, {c.spec.outcome} against {c.spec.x}": c.fit for c in fits.curves}
     )
 
 
-def law_health(fits: Mapping[str, LawFit]) -> Table:
-    """Return how the optimiser fared with every fit that has numbers."""
-    usable = {title: fit for title, fit in fits.items() if fit.usable}
-    rows = tuple(
-        (
-            title,
-            str(fit.n_points),
-            str(fit.n_configurations),
-            str(fit.degrees_of_freedom),
-            f"{fit.objective:.6g}",
-            f"{fit.gradient_norm:.1e}",
-            f"{fit.moved:.2g}",
-            f"{fit.condition_number:.1e}",
-            f"{fit.n_agreeing} of {fit.n_starts}",
-            str(fit.n_optima),
-            f"{fit.share_refused:.0%}",
-            f"{fit.share_unsettled:.1%}",
-        )
-        for title, fit in usable.items()
-    )
-    return Table(
-        title="How the optimiser fared",
-        columns=("fit", "runs", "configurations", "degrees of freedom", "objective", "gradient", "moved",
-                 "condition number", "starts agreeing", "minima", "resamples refused", "resamples unsettled"),
-        rows=rows,
-        numeric=(False, *(True,) * 11),
-        notes=("moved: from the winning start, 0 is a start handed back untouched; minima: distinct ones that starts came to rest in",)
-        if rows
-        else (),
-    )  # fmt: skip
-
-
 def comparison(fits: SweepFits) -> Table:
     """Return one row per pair at equal training FLOPs and outcome."""
-    rows = tuple(
-        (
-            f"{p.summary.series} {p.summary.preset or ''}".strip(),
-            f"{p.baseline.series} {p.baseline.preset or ''}".strip(),
-            f"{p.flops_ratio:.3f}",
-            OUTCOME_LABELS[p.outcome],
-            estimate(p.summary.outcomes[p.outcome], interval=False),
-            estimate(p.baseline.outcomes[p.outcome], interval=False),
-            estimate(p.difference, signed=True),
-            p.verdict,
-            multiplier(p),
-        )
-        for p in fits.pairs
-    )
-    columns = (
-        "model",
-        "baseline",
-        "FLOPs ratio",
-        "outcome",
-        "model's",
-        "baseline's",
-        "difference",
-        "verdict",
-        f"{fits.baseline} size needed",
-    )
-    methods = dict.fromkeys(p.difference.method for p in fits.pairs)
+
+    def value(which: str) -> Callable[[EqualFlops], str]:
+        return lambda p: estimate(getattr(p, which).outcomes[p.outcome], interval=False)
+
+    columns = [
+        Column("model", lambda p: f"{p.summary.series} {p.summary.preset or ''}".strip()),
+        Column("baseline", lambda p: f"{p.baseline.series} {p.baseline.preset or ''}".strip()),
+        Column("FLOPs ratio", lambda p: f"{p.flops_ratio:.3f}", True),
+        Column("outcome", lambda p: OUTCOME_LABELS[p.outcome]),
+        Column("model's", value("summary"), True),
+        Column("baseline's", value("baseline"), True),
+        Column("difference", lambda p: estimate(p.difference, signed=True), True),
+        Column("verdict", lambda p: p.verdict),
+        Column(f"{fits.baseline} size needed", effective_size),
+    ]
     notes = list(fits.unpaired)
-    if rows:
+    if fits.pairs:
+        methods = dict.fromkeys(p.difference.method for p in fits.pairs)
         notes = [
             f"[…] of a difference is {'; '.join(methods)}",
-            f"last column: the size at which the {fits.baseline} curve reaches the model's value, as a multiple of the baseline's size",
+            f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
+            " as a multiple of the baseline's size",
             *not_causal(fits),
             *notes,
         ]
-    return Table(
-        title="At equal training FLOPs",
-        columns=columns,
-        rows=rows,
-        numeric=(False, False, True, False, True, True, True, False, False),
-        notes=tuple(notes),
-    )
+    return Table.of("At equal training FLOPs", fits.pairs, columns, notes)
+
+
+def effective_size(pair: EqualFlops) -> str:
+    """Return `2.1× (1.3 M [1.1 M, 1.6 M])`, marked when extrapolated, or why there is none."""
+    size = pair.effective_size
+    if pair.outcome not in SIZED_OUTCOMES:
+        return "–"
+    if size.equivalent_params is None or size.over_baseline_params is None:
+        return size.sentence
+    interval = ""
+    if size.low is not None and size.high is not None and not math.isnan(size.low):
+        interval = f" [{count(size.low)}, {count(size.high)}]"
+    mark = ", extrapolated" if size.extrapolated else ""
+    return f"{size.over_baseline_params:.2f}× ({count(size.equivalent_params)}{interval}{mark})"
 
 
 def excluded(runs: Runs) -> Table:
     """Return the trials that do not count and why."""
-    rows = tuple(
-        (str(r.trial_id), str(r.sweep), str(r.state), str(r.reason))
-        for r in runs.excluded.itertuples(index=False)
-    )
+    names = ["trial_id", "sweep", "state", "reason"]
+    rows = runs.excluded[names].itertuples(index=False) if len(runs.excluded) else ()
     return Table(
         title="Excluded",
         columns=("trial", "sweep", "state", "why"),
-        rows=rows,
+        rows=tuple(tuple(map(str, row)) for row in rows),
         numeric=(False,) * 4,
     )
 
 
+def missing(fits: SweepFits) -> Table:
+    """Return the sizes without a run: what each curve expects, and how far it would move."""
+    columns = [
+        Column("architecture", lambda m: m.series),
+        Column("trial", lambda m: m.trial_id),
+        Column("curve", lambda m: f"{_outcome(m.spec)} against {X_LABELS.get(m.spec.x, m.spec.x)}"),
+        Column("size", lambda m: count(m.x), True),
+        Column("expected", lambda m: "{} [{}, {}]".format(*map(number, m.expected))),
+        Column("curve says", lambda m: f"{number(m.answer)} at {count(m.at)}"),
+        Column("with it", lambda m: " to ".join(map(number, m.could_be))),
+    ]
+    note = (
+        "expected: by the curve through the other sizes, with the interval of a new run; with it:"
+        " where the curve would lie at the largest size, were the missing one at either end;"
+        " why it is missing: see Excluded"
+    )
+    return Table.of("Missing sizes", fits.missing, columns, [note] if fits.missing else ())
+
+
+def warnings(runs: Runs, fits: SweepFits) -> Table:
+    """Return what is odd about the runs that count, and how foreign columns were read."""
+    return Table.of("To look at", (*runs.notes, *fits.warnings), [Column("what", str)])
+
+
 def trials(runs: Runs) -> Table:
     """Return every trial that counts, with what people look for first."""
-    table = runs.table
     chosen: list[tuple[str, str, Callable[[Any], str]]] = [
         ("trial", "trial_id", str),
-        ("preset", "preset", lambda v: "–" if pd.isna(v) else str(v)),
+        ("preset", "preset", str),
         ("seed", "seed", str),
         ("total params", "total_params", count),
         ("active params", "active_params", count),
@@ -423,57 +301,45 @@ def trials(runs: Runs) -> Table:
         *((OUTCOME_LABELS[o], o, number) for o in OUTCOME_LABELS),
         ("train s", "train_seconds", seconds),
     ]
-    present = [(label, name, show) for label, name, show in chosen if name in table]
-    rows = tuple(
-        tuple("–" if pd.isna(row[name]) else show(row[name]) for _, name, show in present)
-        for _, row in table.iterrows()
-    )
-    return Table(
-        title="Trials",
-        columns=tuple(label for label, _, _ in present),
-        rows=rows,
-        numeric=tuple(name not in {"trial_id", "preset"} for _, name, _ in present),
-    )
+
+    def cell(name: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
+        return lambda row: "–" if pd.isna(row[name]) else show(row[name])
+
+    columns = [
+        Column(label, cell(name, show), name not in {"trial_id", "preset"})
+        for label, name, show in chosen
+        if name in runs.table
+    ]
+    return Table.of("Trials", (row for _, row in runs.table.iterrows()), columns)
 
 
-def parameters(fit: LawFit) -> str:
-    """Return `E 1.69 [1.60, 1.75], A …`, or a dash without a usable fit."""
-    if not fit.usable:
-        return "–"
-    phrases = []
-    for name, value in fit.parameters.items():
-        interval = ""
-        if name in fit.intervals:
-            low, high = fit.intervals[name]
-            # A bound or a fixed value leaves no spread; brackets around it would look like certainty.
-            interval = f" [{number(low)}, {number(high)}]" if low < high else " (held at its bound)"
-        phrases.append(f"{name} {number(value)}{interval}")
-    return ", ".join(phrases)
+def next_runs_table(design: ExperimentalDesign, *, rows: int = 12) -> Table:
+    """Return the candidates of a design, the chosen ones first."""
+    at = {id(r.candidate): i + 1 for i, r in enumerate(design.chosen)}
+    ordered = sorted(design.ranked, key=lambda r: at.get(id(r.candidate), len(at) + 1))
+    shown = ordered[: max(rows, len(at))]
+    notes = [
+        design.sentence,
+        "width: of the target's interval once this run alone is there, over the width now",
+    ]
+    if len(ordered) > len(shown):
+        notes.append(f"{len(ordered) - len(shown)} more candidates bring less per GPU-hour")
 
+    def ratio(r: Any) -> str:
+        return "–" if math.isnan(r.tokens_per_param) else f"{r.tokens_per_param:.3g}"
 
-def hold_out(fit: LawFit) -> str:
-    """Return the mean error of the held-out sizes."""
-    if fit.hold_out is None:
-        return "–"
-    if fit.hold_out.mean_relative_error is None:
-        return f"{number(fit.hold_out.mean_absolute_error)} absolute"
-    return f"{fit.hold_out.mean_relative_error:.1%}"
-
-
-def multiplier(pair: EqualFlops) -> str:
-    """Return `2.1× (1.3 M [1.1 M, 1.6 M])`, marked when extrapolated, or why there is none."""
-    m = pair.multiplier
-    if pair.outcome not in SIZED_OUTCOMES:
-        return "–"
-    if m.equivalent_params is None or m.over_baseline_params is None:
-        return m.sentence
-    interval = (
-        ""
-        if m.low is None or m.high is None or math.isnan(m.low)
-        else f" [{count(m.low)}, {count(m.high)}]"
-    )
-    mark = ", extrapolated" if m.extrapolated else ""
-    return f"{m.over_baseline_params:.2f}× ({count(m.equivalent_params)}{interval}{mark})"
+    columns = [
+        Column("run", lambda r: str(at.get(id(r.candidate), "")), True),
+        Column("candidate", lambda r: r.candidate.name),
+        Column("D/N", ratio, True),
+        Column("GPU-hours", lambda r: f"{r.candidate.gpu_hours:.2g}", True),
+        Column("width", lambda r: f"{r.width:.1%}", True),
+        Column("removed per GPU-hour", lambda r: f"{r.per_gpu_hour:.2g}", True),
+        Column(
+            "outside runs", lambda r: "–" if r.outside <= 1 + 1e-9 else f"{r.outside:.3g}×", True
+        ),
+    ]
+    return Table.of("Next runs", shown, columns, [*notes, *design.notes])
 
 
 def estimate(value: MeanEstimate | None, *, interval: bool = True, signed: bool = False) -> str:
@@ -487,8 +353,5 @@ def estimate(value: MeanEstimate | None, *, interval: bool = True, signed: bool 
     width = value.high - value.low
     digits = decimals(width, significant=2) if width > 0 else decimals(value.value)
     digits = min(digits, decimals(value.value, significant=4))
-    return f"{value.value:{sign}.{digits}f} [{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]"
-
-
-def _shown(value: float | None, show: Callable[[float], str]) -> str:
-    return "–" if value is None else show(value)
+    ends = f"[{value.low:{sign}.{digits}f}, {value.high:{sign}.{digits}f}]"
+    return f"{value.value:{sign}.{digits}f} {ends}"

@@ -1,13 +1,12 @@
-"""What the runs of several architectures say together: a law of the loss for each, and what its sizes cost.
+"""Per-architecture scaling laws: a law of the loss for each, and what its sizes cost.
 
-    from analysis.scaling.architecture_laws import fit_families
-    families = fit_families(runs.table)                      # one Chinchilla law per architecture
-    families = fit_families(runs.table, shared=("E", "B", "beta"))
-    families = fit_families(runs.table, law=law_named("sparse_effective"))     # dense and memory in one law
+    laws = analysis.fit_families(runs.table)                        # one Chinchilla law each
+    laws = analysis.fit_families(runs.table, shared=("E", "B", "beta"))
+    laws = analysis.fit_families(runs.table, law=analysis.laws.law_named("sparse_effective"))
 
-Whatever is asked of architectures (multipliers, a frontier, a next run) is a function of their curves; its band is that
-function over the draws. A draw resamples the configurations of every architecture, seeds together, and refits
-laws and costs on the same runs, so the errors of all of them are in it.
+Multipliers, the frontier and the next runs are functions of these laws; their bands are the same
+functions over the draws. A draw resamples the configurations of every architecture, seeds
+together, and refits laws and costs on the same runs, so the errors of both are in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.bootstrap import resample_clusters
 from analysis.fitting.fit_law import FitControls, Runs, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
@@ -25,58 +23,45 @@ from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
-from analysis.loading.columns import numbers
-from analysis.scaling.cost_measures import (
-    BYTES_PER_PARAM,
-    COST_MEASURES,
-    CostMeasure,
-    cost_at,
-    fit_cost,
-)
+from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure, cost_at, fit_cost
+from analysis.scaling.run_columns import SIZE_INPUTS, RunColumns
 
 Array = NDArray[np.float64]
-
-SIZE_INPUTS = ("params", "n_active", "x")
-"""Names under which laws take a model's size; one of them."""
-
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "params": ("params", "active_params", "non_embedding_params", "total_params"),
-    "n_active": ("n_active", "active_params", "non_embedding_params"),
-    "x": ("x", "total_params", "params"),
-    "tokens": ("tokens", "training_tokens"),
-    "n_memory": ("n_memory", "memory_params"),
-}
-"""Where a law's input is looked for, in this order, unless `columns` says."""
 
 AT_ONCE = 2_000_000
 """Losses that are worked out in one array."""
 
 MOST_RATIOS = 8
-"""Amounts of memory per parameter that are tried for an architecture; of more, as many evenly spaced in the logarithm."""
+"""Memory-to-parameter ratios that are tried for an architecture.
+
+Of more, as many are taken, evenly spaced in the logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Domain:
-    """What the runs of an architecture cover."""
+    """The range of sizes, tokens and costs that the runs of an architecture cover."""
 
     params: tuple[float, float]
     tokens: tuple[float, float] | None
     """None where the law has no tokens."""
     ratios: Array
-    """(r,) memory per parameter M/N that its models are built with; (0,) if the law knows no memory."""
+    """(r,) memory per parameter M/N of its models; (0,) if the law knows no memory."""
     memory: tuple[Array, Array] | None
-    """ln N and M/N of its models, where the table has memory that the law does not know; otherwise None."""
+    """ln N and M/N of its models, where the table has memory and the law does not know it."""
     amounts: Mapping[str, tuple[float, float]]
-    """Per measure, the smallest and largest run."""
+    """Cost measure to its smallest and largest run."""
     unpriced: Mapping[str, str]
-    """Measure to the sentence that says why it is missing."""
+    """Cost measure to the sentence that says why it is missing."""
     price_error: Mapping[str, float]
     """Largest relative error of the fitted cost among the runs."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """One architecture under k sets of coefficients: one, that of all runs; or those of the resamples."""
+    """Loss and costs of one architecture under k sets of coefficients.
+
+    k is 1 for the fit to all runs, else the number of draws.
+    """
 
     law: Law
     parameters: Array
@@ -104,14 +89,18 @@ class Curve:
         )
 
     def one_price(self, measure: CostMeasure) -> bool:
-        """Whether a measure costs the same under all sets: FLOPs and bytes do, measured seconds do not."""
+        """Whether a model costs the same under all sets: FLOPs and bytes do, seconds do not."""
         low, high = self.domain.params
         N = np.geomspace(low / 100, high * 100, 7)[:, None]
         costs = cost_at(self.costs[measure.name], N, self.memory_at(N, self.domain.ratios))
         return bool(np.allclose(costs, costs[0], rtol=1e-6, atol=0.0))
 
     def price(self, measure: CostMeasure, params: Array, memory: Array) -> Array:
-        """Return the cost under the first set: per token of training if it grows with tokens and the law knows them, else per model."""
+        """Return the cost under the first set.
+
+        It is per token of training where it grows with tokens and the law knows them, else per
+        model.
+        """
         return cost_at(self.costs[measure.name][0], params, memory)
 
     def loss(self, params: Array, memory: Array, tokens: Array) -> Array:
@@ -126,7 +115,7 @@ class Curve:
         return np.concatenate(parts).reshape(self.k, *shape)
 
     def memory_at(self, params: Array, ratio: Array | float) -> Array:
-        """Return the memory of models: by the ratio that the law was asked for, or as its runs of that size had it."""
+        """Return the memory of models: at that ratio, or as the runs of their size had it."""
         if self.domain.memory is not None:
             ratio = np.interp(np.log(params), *self.domain.memory)
         return np.asarray(params * ratio)
@@ -134,7 +123,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArchitectureLaw:
-    """One architecture: its curve for all runs, and what resamples make of it."""
+    """The law of one architecture: its curve for all runs, and its draws."""
 
     name: str
     fit: LawFit
@@ -156,7 +145,7 @@ class ArchitectureLaw:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArchitectureLaws:
-    """Architectures fitted together."""
+    """The laws of all architectures of a table, fitted and resampled together."""
 
     by_name: Mapping[str, ArchitectureLaw]
     left_out: Mapping[str, str]
@@ -164,7 +153,9 @@ class ArchitectureLaws:
     outcome: str
     level: float
     drawn_level: float
-    """Percentiles of the draws that bands of `level` are made of (`analysis/fitting/interval_calibration.py`)."""
+    """Percentiles of the draws that bands of `level` are made of.
+
+    Source: `analysis/fitting/interval_calibration.py`."""
     n_draws: int
     """Zero where the runs are too few for a band."""
     columns: Mapping[str, str]
@@ -182,7 +173,7 @@ class ArchitectureLaws:
         return {name: f.curve for name, f in self.by_name.items()}
 
     def drawn(self) -> dict[str, Curve]:
-        """Return the curves of every draw; set i of one architecture is of the same draw as set i of another."""
+        """Return the curves of every draw; set i is of the same draw for all architectures."""
         return {
             name: replace(
                 f.curve,
@@ -204,8 +195,8 @@ class ArchitectureLaws:
             raise ValueError(f"architecture {name}: {self.left_out[name]}")
         raise ValueError(f"architecture: no {name!r}; there are {', '.join(self.by_name)}")
 
-    def priced(self, measure: CostMeasure, names: Sequence[str]) -> None:
-        """Check that the architectures have this measure.
+    def require_cost(self, measure: CostMeasure, names: Sequence[str]) -> None:
+        """Check that these architectures have a cost in this measure.
 
         Raises:
             ValueError: If one has not.
@@ -233,16 +224,18 @@ def fit_families(
 ) -> ArchitectureLaws:
     """Fit a law to each architecture of a table, and what its sizes cost.
 
-    A law that knows memory (`sparse_effective` and the like) contains the dense law, so it is fitted to the runs of all
-    architectures at once.
+    A law that knows memory (`sparse_effective` and the like) contains the dense law, so it is
+    fitted to the runs of all architectures at once.
 
     Args:
         runs: Columns, one row per run.
         law: Of a model's size, of tokens, of memory, or some of them.
         outcome: Column that falls with size.
         architecture: Column that names the architecture.
-        columns: The law's input names to the columns that hold them, where they differ from COLUMNS.
-        clusters: Column that names the configuration; `configuration` if there, else runs of equal inputs are one.
+        columns: The law's input names to the columns that hold them, where they differ from
+            `analysis.scaling.run_columns.COLUMNS`.
+        clusters: Column that names the configuration; `configuration` if there, else runs of equal
+            inputs are one.
         shared: Coefficients that all architectures have in common; none makes every fit its own.
         objective: As `fit_law`.
         n_draws: Resamples behind every band.
@@ -251,248 +244,163 @@ def fit_families(
         hold_out: Whether every fit also predicts its largest runs.
 
     Raises:
-        ValueError: If a column is missing, a value cannot be (the row is named), or no architecture has a usable law.
+        ValueError: If a column is missing, a value cannot be (the row is named), or no
+            architecture has a usable law.
     """
-    table = _Table(runs, law, outcome, architecture, columns or {}, clusters)
-    knows_memory = "n_memory" in law.inputs
-    if knows_memory and shared:
-        raise ValueError(f"shared: {law.name} is one law for all architectures already; leave shared out")  # fmt: skip
-    names = table.names
-    together = [names] if knows_memory or (shared and len(names) > 1) else [[n] for n in names]
-    options: dict[str, Any] = {"outcome": "outcome", "objective": objective, "level": level, "hold_out": hold_out}  # fmt: skip
-    families: dict[str, ArchitectureLaw] = {}
-    left_out: dict[str, str] = {}
-    for members in together:
-        grouped = not knows_memory and len(members) > 1
-        fitted: Law = law
-        if grouped:
-            fitted = _grouped(law, shared, members)
-        rows = np.flatnonzero(np.isin(table.labels, members))
-        weights = table.resampled(
-            members, n_draws=n_draws, seed=seed,
-            needed=-(-fitted.n_free // len(members)) + (len(members) > 1),
-        )  # fmt: skip
-        data = {name: values[rows] for name, values in table.inputs.items()}
-        data["outcome"] = table.outcome[rows]
-        if grouped:
-            data["group"] = np.asarray([members.index(m) for m in table.labels[rows]], dtype=float)
-        fit = fit_law(
-            fitted,
-            data,
-            clusters=table.clusters[rows],
-            controls=FitControls(resamples=weights[:, rows], rows=table.rows[rows]),
-            **options,
+    table = RunColumns(
+        runs,
+        law,
+        outcome=outcome,
+        architecture=architecture,
+        columns=columns or {},
+        clusters=clusters,
+    )
+    one_for_all = "n_memory" in law.inputs
+    if one_for_all and shared:
+        raise ValueError(
+            f"shared: {law.name} is one law for all architectures already; leave shared out"
         )
-        for number, name in enumerate(members):
+    together = one_for_all or (bool(shared) and len(table.names) > 1)
+    found: dict[str, ArchitectureLaw] = {}
+    left_out: dict[str, str] = {}
+    for names in [table.names] if together else [[name] for name in table.names]:
+        joint = _joint_law(law, shared, names) if together and not one_for_all else law
+        # A resample of one architecture has to determine its part of the coefficients.
+        needed = -(-joint.n_free // len(names)) + (len(names) > 1)
+        weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
+        options = {"objective": objective, "level": level, "hold_out": hold_out}
+        fit = _fit_together(table, joint, names, weights, options)
+        for name in names:
             if not fit.usable:
                 left_out[name] = f"its law is {fit.status}: {fit.sentence}"
                 continue
-            parameter_indices = [
-                fitted.parameter_names.index(f"{p}[{name}]" if grouped and p not in shared else p)
-                for p in law.parameter_names
-            ]
-            families[name] = table.family(
-                name, fit, np.asarray(parameter_indices), law, number if grouped else None, weights
-            )
-    if not families:
-        raise ValueError("families: no architecture has a usable law; " + "; ".join(f"{k}: {v}" for k, v in left_out.items()))  # fmt: skip
-    fits = [f.fit for f in families.values()]
+            found[name] = _architecture_law(table, name, fit, law, weights)
+    if not found:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise ValueError(f"families: no architecture has a usable law; {why}")
+    fits = [f.fit for f in found.values()]
     return ArchitectureLaws(
-        by_name=families,
+        by_name=found,
         left_out=left_out,
         outcome=outcome,
         level=level,
         drawn_level=max(f.levels.coefficient for f in fits),
         n_draws=min(len(f.draws) for f in fits),
-        columns={name: table.home(name) for name in law.inputs},
+        columns={name: table.column_of(name) for name in law.inputs},
         notes=tuple(table.notes),
     )
 
 
-def _grouped(law: Law, shared: Sequence[str], members: Sequence[str]) -> SharedCoefficients:
+def _joint_law(law: Law, shared: Sequence[str], names: Sequence[str]) -> SharedCoefficients:
+    """Return the law of several architectures that have some coefficients in common."""
     if not isinstance(law, SumOfPowers):
-        raise ValueError(f"shared: {law.name} is no sum of powers, so its coefficients cannot be shared; leave shared out")  # fmt: skip
+        raise ValueError(
+            f"shared: {law.name} is no sum of powers, so its coefficients cannot be shared;"
+            " leave shared out"
+        )
     unknown = set(shared) - set(law.parameter_names)
     if unknown:
-        raise ValueError(f"shared: must name parameters of {law.name} ({', '.join(law.parameter_names)}), got {', '.join(sorted(unknown))}")  # fmt: skip
+        raise ValueError(
+            f"shared: must name parameters of {law.name} ({', '.join(law.parameter_names)}),"
+            f" got {', '.join(sorted(unknown))}"
+        )
     own = [p for p in law.parameter_names if p not in shared]
-    return SharedCoefficients(law, own=own, groups=members)
+    return SharedCoefficients(law, own=own, groups=names)
 
 
-class _Table:
-    """The columns that are needed, checked row by row before they are taken apart by architecture."""
+def _fit_together(
+    table: RunColumns,
+    law: Law,
+    names: Sequence[str],
+    weights: Array,
+    options: Mapping[str, Any],
+) -> LawFit:
+    rows = table.rows_of(*names)
+    data = {name: values[rows] for name, values in table.inputs.items()}
+    data["outcome"] = table.outcome[rows]
+    if isinstance(law, SharedCoefficients):
+        members = [names.index(a) for a in table.architectures[rows]]
+        data["group"] = np.asarray(members, dtype=float)
+    return fit_law(
+        law,
+        data,
+        outcome="outcome",
+        clusters=table.clusters[rows],
+        controls=FitControls(resamples=weights[:, rows], rows=table.rows[rows]),
+        **options,
+    )
 
-    def __init__(
-        self, runs: Runs, law: Law, outcome: str, architecture: str,
-        columns: Mapping[str, str], clusters: str | None,
-    ) -> None:  # fmt: skip
-        unknown = set(law.inputs) - {*SIZE_INPUTS, "tokens", "n_memory"}
-        if unknown:
-            raise ValueError(f"law: {law.name} needs {', '.join(sorted(unknown))}; architectures are compared by laws of size, tokens and memory")  # fmt: skip
-        self.runs, self.law, self.notes = runs, law, list[str]()
-        self.rows = _row_numbers(runs, len(self._raw(architecture)))
-        self.columns = columns
-        self.labels = np.asarray([str(a) for a in self._raw(architecture)])
-        self.names = sorted(set(self.labels.tolist()))
-        self.outcome = self._numbers(outcome)
-        self.inputs = {
-            name: self._numbers(self.home(name), zero=name in law.may_be_zero)
-            for name in law.inputs
-        }
-        self.size = next(self.inputs[n] for n in SIZE_INPUTS if n in self.inputs)
-        n = len(self.labels)
-        memory = next((c for c in COLUMNS["n_memory"] if c in runs), None)
-        self.memory = np.zeros(n) if memory is None else self._numbers(memory, zero=True)
-        self.tokens = self.inputs.get("tokens")
-        chosen = clusters or ("configuration" if "configuration" in runs else None)
-        if chosen is None:
-            matrix = np.stack(list(self.inputs.values()), axis=1)
-            place = np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
-            configurations = [f"{p:09d}" for p in place]
-        else:
-            configurations = [str(c) for c in self._raw(chosen)]
-        # Architectures never share a configuration, whatever somebody's labels say.
-        self.clusters = np.asarray(
-            [f"{a} {c}" for a, c in zip(self.labels, configurations, strict=True)]
+
+def _architecture_law(
+    table: RunColumns, name: str, fit: LawFit, law: Law, weights: Array
+) -> ArchitectureLaw:
+    """Return one architecture of a fit, its costs fitted to all its runs and to every draw."""
+    grouped = isinstance(fit.law, SharedCoefficients)
+    indices = [
+        fit.law.parameter_names.index(
+            own if grouped and (own := f"{p}[{name}]") in fit.law.parameter_names else p
         )
-
-    def resampled(self, members: Sequence[str], *, n_draws: int, seed: int, needed: int) -> Array:
-        """Return (n_draws, n) how often each run counts; each architecture is resampled by itself."""
-        weights = np.zeros((n_draws, len(self.labels)))
-        if not n_draws:
-            return weights
-        for name in members:
-            rows = np.flatnonzero(self.labels == name)
-            matrix = np.stack([v[rows] for v in self.inputs.values()], axis=1)
-            place = np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
-            member = (place[None, :] == np.arange(place.max() + 1)[:, None]).astype(np.float64)
-            least = min(needed, len(member))
-
-            def accept(w: Array, m: Array = member, least: int = least) -> NDArray[np.bool_]:
-                enough: NDArray[np.bool_] = ((w @ m.T) > 0).sum(axis=1) >= least
-                return enough
-
-            # Its own stream of random numbers, so that another architecture changes nothing here.
-            own_seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
-            drawn = resample_clusters(
-                self.clusters[rows], n_draws=n_draws, seed=own_seed, accept=accept
-            )
-            weights[:, rows] = drawn.weights
-        return weights
-
-    def family(
-        self, name: str, fit: LawFit, parameter_indices: NDArray[np.int64], law: Law,
-        group: int | None, weights: Array,
-    ) -> ArchitectureLaw:  # fmt: skip
-        """Return the architecture with its costs, fitted to all its runs and to every draw."""
-        rows = np.flatnonzero(self.labels == name)
-        N, M = self.size[rows], self.memory[rows]
-        costs: dict[str, Array] = {}
-        cost_draws: dict[str, Array] = {}
-        amounts: dict[str, tuple[float, float]] = {}
-        unpriced: dict[str, str] = {}
-        errors: dict[str, float] = {}
-        for measure in COST_MEASURES.values():
-            amount = self._amount(measure, rows)
-            if isinstance(amount, str):
-                unpriced[measure.name] = amount
-                continue
-            amounts[measure.name] = (float(amount.min()), float(amount.max()))
-            if measure.with_tokens and self.tokens is not None:
-                amount = amount / self.tokens[rows]
-            both = np.vstack([np.ones(len(rows)), weights[:, rows]])
-            fitted = fit_cost(N, M, amount, both)
-            if not fitted[0, 1:].any() and np.ptp(N) > 0:
-                unpriced[measure.name] = "it does not grow with size in these runs"
-                continue
-            costs[measure.name], cost_draws[measure.name] = fitted[:1], fitted[1:]
-            errors[measure.name] = float(np.abs(cost_at(fitted[0], N, M) / amount - 1).max())
-        knows = "n_memory" in law.inputs
-        domain = Domain(
-            params=(float(N.min()), float(N.max())),
-            tokens=None
-            if self.tokens is None
-            else (float(self.tokens[rows].min()), float(self.tokens[rows].max())),
-            ratios=_ratios(M / N) if knows else np.zeros(1),
-            memory=None if knows or not M.any() else _profile(N, M),
-            amounts=amounts,
-            unpriced=unpriced,
-            price_error=errors,
-        )
-        vector = np.asarray(list(fit.parameters.values()))[None, parameter_indices]
-        curve = Curve(law=law, parameters=vector, costs=costs, domain=domain)
-        return ArchitectureLaw(
-            name=name,
-            fit=fit,
-            parameter_indices=parameter_indices,
-            group=group,
-            curve=curve,
-            cost_draws=cost_draws,
-        )
-
-    def _amount(self, measure: CostMeasure, rows: NDArray[np.int64]) -> Array | str:
-        if measure.column in self.runs:
-            values = np.asarray(self.runs[measure.column], dtype=np.float64)[rows]
-            if not (np.isfinite(values) & (values > 0)).all():
-                return f"column {measure.column} has an empty or impossible cell among its runs"
-            return values
-        if measure.name == "flops" and self.tokens is not None:
-            self._note("no column training_flops: C = 6 N D")
-            return np.asarray(6.0 * self.size[rows] * self.tokens[rows])
-        if measure.name == "stored_bytes" and "total_params" in self.runs:
-            self._note(f"no column stored_bytes: {BYTES_PER_PARAM:g} bytes a stored parameter")
-            return BYTES_PER_PARAM * np.asarray(self.runs["total_params"], dtype=np.float64)[rows]
-        if measure.name in ("active_params", "total_params") and not self.memory.any():
-            return self.size[rows]
-        return f"the table has no column {measure.column}"
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def home(self, name: str) -> str:
-        """Return the column that holds an input of the law."""
-        if name in self.columns:
-            return self.columns[name]
-        return next((c for c in COLUMNS[name] if c in self.runs), name)
-
-    def _raw(self, name: str) -> Any:
-        if name not in self.runs:
-            raise ValueError(f"{name}: no such column; there are {', '.join(map(str, self.runs))}; rename it, or say which one it is")  # fmt: skip
-        return self.runs[name]
-
-    def _numbers(self, name: str, *, zero: bool = False) -> Array:
-        try:
-            values = np.asarray(self._raw(name), dtype=np.float64)
-        except (TypeError, ValueError):
-            values = numbers(self.runs, name, zero=zero)  # names the cell
-        bad = ~np.isfinite(values) | (values < 0 if zero else values <= 0)
-        if bad.any():
-            first = int(np.flatnonzero(bad)[0])
-            must = "must not be negative" if zero else "must be positive"
-            raise ValueError(f"{name}, row {self.rows[first]}: {must} and finite, got {values[first]}; correct the row or take it out")  # fmt: skip
-        return values
+        for p in law.parameter_names
+    ]
+    rows = table.rows_of(name)
+    N, M = table.size[rows], table.memory[rows]
+    costs: dict[str, Array] = {}
+    amounts: dict[str, tuple[float, float]] = {}
+    unpriced: dict[str, str] = {}
+    errors: dict[str, float] = {}
+    for measure in COST_MEASURES.values():
+        amount = table.cost(measure, rows)
+        if isinstance(amount, str):
+            unpriced[measure.name] = amount
+            continue
+        amounts[measure.name] = _span(amount)
+        if measure.with_tokens and table.tokens is not None:
+            amount = amount / table.tokens[rows]
+        # The first row is of all runs, the others are of the draws.
+        fitted = fit_cost(N, M, amount, np.vstack([np.ones(len(rows)), weights[:, rows]]))
+        if not fitted[0, 1:].any() and np.ptp(N) > 0:
+            unpriced[measure.name] = "it does not grow with size in these runs"
+            continue
+        costs[measure.name] = fitted
+        errors[measure.name] = float(np.abs(cost_at(fitted[0], N, M) / amount - 1).max())
+    knows_memory = "n_memory" in law.inputs
+    domain = Domain(
+        params=_span(N),
+        tokens=None if table.tokens is None else _span(table.tokens[rows]),
+        ratios=_ratios(M / N) if knows_memory else np.zeros(1),
+        memory=None if knows_memory or not M.any() else _memory_profile(N, M),
+        amounts=amounts,
+        unpriced=unpriced,
+        price_error=errors,
+    )
+    parameters = np.asarray(list(fit.parameters.values()))[None, indices]
+    first = {measure: rows[:1] for measure, rows in costs.items()}
+    return ArchitectureLaw(
+        name=name,
+        fit=fit,
+        parameter_indices=np.asarray(indices),
+        group=fit.law.groups.index(name) if isinstance(fit.law, SharedCoefficients) else None,
+        curve=Curve(law=law, parameters=parameters, costs=first, domain=domain),
+        cost_draws={measure: rows[1:] for measure, rows in costs.items()},
+    )
 
 
-def _row_numbers(runs: Runs, n: int) -> NDArray[np.int64]:
-    """Return what the rows are called: as `analysis.load` numbered them in the file, some of which may be left out; else from 0."""
-    named = np.asarray(runs["row"]) if "row" in runs else np.empty(0)
-    if named.shape == (n,) and np.issubdtype(named.dtype, np.integer):
-        return named.astype(np.int64)
-    return np.arange(n)
+def _span(values: Array) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 def _ratios(ratios: Array) -> Array:
     """Return the memory per parameter that models are built with; those within 1 % are one."""
     found = np.unique(ratios)
-    positive = found[found > 0]
-    distinct = positive[np.concatenate([[True], np.diff(np.log(positive)) > 0.01])] if len(positive) else positive  # fmt: skip
+    distinct = found[found > 0]
+    if len(distinct):
+        distinct = distinct[np.concatenate([[True], np.diff(np.log(distinct)) > 0.01])]
     if len(distinct) > MOST_RATIOS:
         distinct = np.geomspace(distinct[0], distinct[-1], MOST_RATIOS)
     return np.concatenate([found[found == 0], distinct])
 
 
-def _profile(params: Array, memory: Array) -> tuple[Array, Array]:
+def _memory_profile(params: Array, memory: Array) -> tuple[Array, Array]:
     """Return ln N, increasing, and the mean M/N of the runs of that size."""
     sizes, member = np.unique(params, return_inverse=True)
     total = np.bincount(member.reshape(-1), weights=memory / params)

@@ -1,14 +1,15 @@
-"""Multipliers between architectures: how much more of something a reference needs for the same loss.
+"""Compute multipliers: how much more of a cost a reference needs for the same loss.
 
-At amount x of a measure (FLOPs, seconds, bytes) the candidate has its best loss L(x). The reference reaches L at x':
+At amount x of a measure (FLOPs, seconds, bytes) the candidate has its best loss L(x). The
+reference reaches L at x':
 
-    amount multiplier    x'(L) / x                 2 means half the FLOPs, seconds or bytes do
-    size multiplier      N_ref(x') / N_ref(x)      the reference's size at that loss over its size for the same x
+    amount multiplier    x'(L) / x              2 means half the FLOPs, seconds or bytes do
+    size multiplier      N_ref(x') / N_ref(x)   the reference's size at that loss over its size at x
 
-Both are functions of x, not constants of an architecture: with a term of the law that only one of them improves, they
-grow or fall with scale (Clark et al. 2022: expert models lose their advantage at some size). So they come as
-curves with bands, each point says whether it rests on runs, and where the reference never gets there, there is no
-number but a sentence.
+Both are functions of x, not constants of an architecture: where only one architecture improves a
+term of the law, they grow or fall with scale (Clark et al. 2022: expert models lose their
+advantage at some size). So they come as curves with bands, and each point says whether it rests on
+runs. Where the reference never gets there, there is no number but a sentence.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
 from analysis.scaling.cost_measures import CostMeasure, cost_measure
-from analysis.scaling.frontier import Allocation, allocate, band, beyond
+from analysis.scaling.frontier import Allocation, allocate, band, beyond, positive
 
 Array = NDArray[np.float64]
 
@@ -28,7 +29,9 @@ SEARCHED = 1e3
 """How far beyond its own runs the reference is followed, in its amount, before a loss counts as out of its reach."""
 
 N_REFERENCE = 192
-"""Amounts at which the reference's best loss is worked out. Between them ln x is interpolated in ln(L - floor), in which a power law is a straight line."""
+"""Amounts at which the reference's best loss is worked out.
+
+Between them ln x is interpolated in ln(L - floor), in which a power law is a straight line."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +52,7 @@ class Multipliers:
     """x'(L) / x; NaN where `refusals` has a sentence."""
     low: Array
     high: Array
-    """Band; inf where more draws than the band leaves out never get there. NaN without draws."""
+    """Band; inf where more draws than it leaves out never get there, NaN without draws."""
     size: Array
     """N_ref(x') / N_ref(x)."""
     size_low: Array
@@ -74,21 +77,24 @@ class Multipliers:
         where = f"at {self.amount[i]:.3g} {self.measure.label}{tokens}"
         if i in self.refusals:
             return f"{where}: {self.refusals[i]}"
-        text = f"{where} {self.candidate} has {self.outcome} {self.loss[i]:.4g}; {self.reference} needs {self.multiplier[i]:.3g}{self._ends(self.low, self.high, i)} times as much"
+        text = (
+            f"{where} {self.candidate} has {self.outcome} {self.loss[i]:.4g};"
+            f" {self.reference} needs {self.multiplier[i]:.3g}"
+            f"{_ends(self.low[i], self.high[i])} times as much"
+        )
         if np.isfinite(self.size[i]) and not self.measure.name.endswith("params"):
-            text += f", at {self.size[i]:.3g}{self._ends(self.size_low, self.size_high, i)} times the size"  # fmt: skip
+            band_text = _ends(self.size_low[i], self.size_high[i])
+            text += f", at {self.size[i]:.3g}{band_text} times the size"
         outside = [
             f"{factor[i]:.3g} times outside the runs of {name}"
-            for name, factor in ((self.candidate, self.candidate_beyond), (self.reference, self.reference_beyond))
+            for name, factor in (
+                (self.candidate, self.candidate_beyond),
+                (self.reference, self.reference_beyond),
+            )
             if factor[i] > 1 + 1e-9
-        ]  # fmt: skip
+        ]
         note = f"extrapolated: {' and '.join(outside)}" if outside else "within the runs of both"
         return f"{text} ({note})"
-
-    def _ends(self, low: Array, high: Array, i: int) -> str:
-        if np.isnan(low[i]):
-            return ""
-        return f" [{low[i]:.3g}, {'∞' if np.isinf(high[i]) else format(high[i], '.3g')}]"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per point."""
@@ -112,8 +118,14 @@ class Multipliers:
         )
 
 
+def _ends(low: float, high: float) -> str:
+    if np.isnan(low):
+        return ""
+    return f" [{low:.3g}, {'∞' if np.isinf(high) else format(high, '.3g')}]"
+
+
 def multipliers(
-    families: ArchitectureLaws,
+    laws: ArchitectureLaws,
     candidate: str,
     *,
     reference: str = "dense",
@@ -124,47 +136,44 @@ def multipliers(
     """Return the multipliers of a candidate over a reference.
 
     Args:
-        families: Of `fit_families`.
+        laws: Of `fit_families`.
         candidate: Architecture.
         reference: Architecture that is asked to reach the candidate's loss.
         measure: What is held equal, of `analysis.scaling.cost_measures.COST_MEASURES`.
         amounts: x (m,); None takes 40 from the candidate's smallest run to ten times its largest.
-        tokens: That both are trained on, one number or (m,); None lets each spend a training budget as is best for it.
-            Bytes and parameters say nothing of training, so they need it, unless the law has no tokens.
+        tokens: That both are trained on, one number or (m,); None lets each spend a training
+            budget as is best for it. Bytes and parameters say nothing of training, so they need
+            it, unless the law has no tokens.
 
     Raises:
-        ValueError: If an architecture is missing or has no such measure, tokens are missing, or a number is not positive.
+        ValueError: If an architecture is missing or has no such measure, tokens are missing, or a
+            number is not positive.
     """
     held = cost_measure(measure)
-    families.priced(held, (candidate, reference))
-    curves = families.curves()
-    span = curves[candidate].domain.amounts[held.name]
-    x = np.geomspace(span[0], 10 * span[1], 40) if amounts is None else np.atleast_1d(np.asarray(amounts, dtype=np.float64))  # fmt: skip
-    D = np.full(len(x), np.nan)
-    if tokens is not None:
-        if not curves[candidate].has_tokens:
-            raise ValueError(f"tokens: the law {curves[candidate].law.name} does not know them; leave tokens out")  # fmt: skip
-        x, D = (v.copy() for v in np.broadcast_arrays(x, np.asarray(tokens, dtype=np.float64)))
-    for name, values in (("amounts", x), ("tokens", D if tokens is not None else np.ones(1))):
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError(f"{name}: must be positive and finite, got {values[~(np.isfinite(values) & (values > 0))][0]}")  # fmt: skip
+    laws.require_cost(held, (candidate, reference))
+    curves = laws.curves()
+    x, D = _places(curves[candidate], held, amounts, tokens)
     point = _between(curves[candidate], curves[reference], held, x, D)
-    drawn = families.drawn()
-    draws = _between(drawn[candidate], drawn[reference], held, x, D) if families.n_draws else None
     refused = np.isnan(point.multiplier[0])
+    # Without draws, bands of nothing: NaN.
+    drawn_amount = drawn_size = np.empty((0, len(x)))
+    reached = np.full(len(x), np.nan)
+    if laws.n_draws:
+        drawn = laws.drawn()
+        draws = _between(drawn[candidate], drawn[reference], held, x, D)
+        drawn_amount, drawn_size = draws.multiplier, draws.size
+        reached = np.isfinite(draws.multiplier).mean(axis=0)
 
-    def ends(of: Array | None) -> tuple[Array, Array]:
-        found = band(np.empty((0, len(x))) if of is None else of, families.drawn_level)
-        return np.where(refused, np.nan, found[0]), np.where(refused, np.nan, found[1])
+    def ends(of: Array) -> list[Array]:
+        return [np.where(refused, np.nan, end) for end in band(of, laws.drawn_level)]
 
-    low, high = ends(None if draws is None else draws.multiplier)
-    size_low, size_high = ends(None if draws is None else draws.size)
-    there, here = point.at_loss, point.reference_at_x
+    low, high = ends(drawn_amount)
+    size_low, size_high = ends(drawn_size)
     return Multipliers(
         candidate=candidate,
         reference=reference,
         measure=held,
-        outcome=families.outcome,
+        outcome=laws.outcome,
         tokens=D,
         amount=x,
         loss=point.at_x.loss[0],
@@ -174,17 +183,36 @@ def multipliers(
         size=point.size[0],
         size_low=size_low,
         size_high=size_high,
-        share_reached=np.full(len(x), np.nan) if draws is None else np.isfinite(draws.multiplier).mean(axis=0),
+        share_reached=reached,
         candidate_beyond=beyond(curves[candidate], held, point.at_x),
         reference_beyond=np.fmax(
-            beyond(curves[reference], held, there), beyond(curves[reference], held, here)
+            beyond(curves[reference], held, point.at_loss),
+            beyond(curves[reference], held, point.reference_at_x),
         ),
         refusals={
-            int(i): _refusal(candidate, reference, held, families.outcome, point, int(i), curves[reference])
+            int(i): _refusal(laws, candidate, reference, held, point, int(i))
             for i in np.flatnonzero(refused)
         },
-        level=families.level,
-    )  # fmt: skip
+        level=laws.level,
+    )
+
+
+def _places(
+    candidate: Curve, measure: CostMeasure, amounts: ArrayLike | None, tokens: ArrayLike | None
+) -> tuple[Array, Array]:
+    """Return amounts and tokens (m,), checked; tokens are NaN where they are free."""
+    low, high = candidate.domain.amounts[measure.name]
+    x = np.geomspace(low, 10 * high, 40)
+    if amounts is not None:
+        x = np.atleast_1d(np.asarray(amounts, dtype=np.float64))
+    if tokens is None:
+        return positive("amounts", x), np.full(len(x), np.nan)
+    if not candidate.has_tokens:
+        raise ValueError(
+            f"tokens: the law {candidate.law.name} does not know them; leave tokens out"
+        )
+    x, D = (v.copy() for v in np.broadcast_arrays(x, np.asarray(tokens, dtype=np.float64)))
+    return positive("amounts", x), positive("tokens", D)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,7 +233,7 @@ class _Between:
 def multipliers_of(
     candidate: Curve, reference: Curve, measure: CostMeasure, x: Array, tokens: float | None
 ) -> Array:
-    """Return the amount multiplier (k, m) under every set of coefficients; NaN where the reference does not get there."""
+    """Return the amount multiplier (k, m); NaN where the reference does not get there."""
     D = np.full(len(x), np.nan if tokens is None else tokens)
     return _between(candidate, reference, measure, x, D).multiplier
 
@@ -248,13 +276,15 @@ def _between(
 
 
 def _reaching(amounts: Array, losses: Array, params: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return the amount and the size (m,) at which a reference has each wanted loss (m,); NaN where it has not.
+    """Return the amount and the size (m,) at which a reference has each wanted loss.
+
+    They are NaN where it has none.
 
     Args:
         amounts: (g,), increasing.
         losses: The reference's best loss for each (g,).
         params: The size that has it (g,).
-        wanted: (m,)
+        wanted: Losses (m,).
     """
     # Losses fall with the amount; a flat end, where only the floor is left, has no inverse.
     before = np.minimum.accumulate(np.where(np.isfinite(losses), losses, np.inf))
@@ -280,16 +310,35 @@ def _joined(parts: list[Allocation], order: NDArray[np.intp]) -> Allocation:
 
 
 def _refusal(
-    candidate: str, reference: str, measure: CostMeasure, outcome: str,
-    point: _Between, i: int, curve: Curve,
-) -> str:  # fmt: skip
-    loss = point.at_x.loss[0, i]
+    laws: ArchitectureLaws,
+    candidate: str,
+    reference: str,
+    measure: CostMeasure,
+    point: _Between,
+    i: int,
+) -> str:
+    """Return why there is no multiplier at point i, and what to do."""
+    loss, lowest = point.at_x.loss[0, i], point.lowest[i]
     if not np.isfinite(loss):
-        why = "its law has no best size there" if point.at_x.at_edge[0, i] else "no size of it takes that much"  # fmt: skip
-        return f"no multiplier, because of {candidate}: {why}; give amounts near its runs, or train other sizes"
-    if not np.isfinite(point.lowest[i]):
-        return f"no multiplier, because the law of {reference} has no best size; train it at several sizes for equal budgets"
-    limit = curve.domain.amounts[measure.name][1]
-    if loss < point.lowest[i]:
-        return f"no multiplier: {candidate} has {outcome} {loss:.4g}, which no {measure.label} of {reference} reach (it stays above {point.lowest[i]:.4g} up to {SEARCHED:g} times its largest run, {limit:.3g})"
-    return f"no multiplier: {candidate} has {outcome} {loss:.4g}, worse than {reference} at any size searched ({point.highest[i]:.4g}); give larger amounts"
+        at_edge = point.at_x.at_edge[0, i]
+        why = "its law has no best size there" if at_edge else "no size of it takes that much"
+        return (
+            f"no multiplier, because of {candidate}: {why};"
+            " give amounts near its runs, or train other sizes"
+        )
+    if not np.isfinite(lowest):
+        return (
+            f"no multiplier, because the law of {reference} has no best size;"
+            " train it at several sizes for equal budgets"
+        )
+    has = f"no multiplier: {candidate} has {laws.outcome} {loss:.4g}"
+    if loss < lowest:
+        limit = laws.named(reference).curve.domain.amounts[measure.name][1]
+        return (
+            f"{has}, which no {measure.label} of {reference} reach (it stays above {lowest:.4g}"
+            f" up to {SEARCHED:g} times its largest run, {limit:.3g})"
+        )
+    return (
+        f"{has}, worse than {reference} at any size searched ({point.highest[i]:.4g});"
+        " give larger amounts"
+    )

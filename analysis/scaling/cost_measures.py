@@ -1,9 +1,10 @@
-"""What architectures are held equal in, and how much of it a model of a given size takes, as its runs show.
+"""Cost measures of training and decoding, each a fitted function of model size.
 
-A cost is a sum of non-negative powers of the sizes, fitted in relative error to the runs' own column: per token of
-training for FLOPs and seconds, per model for bytes and parameters. An output head goes with a constant and the square
-root of N, blocks with N, the keys of a memory with the square root of M. So an architecture is priced by what it did
-take, not by C = 6 N D, and outside its runs the price grows and never turns round.
+A cost is a sum of non-negative powers of the sizes, fitted in relative error to the runs' own
+column: per token of training for FLOPs and seconds, per model for bytes and parameters. An output
+head grows with the square root of N, blocks with N, the keys of a memory with the square root of
+M. So an architecture is priced by what its runs took, not by C = 6 N D. The coefficients are not
+negative, so the cost never falls with size.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class CostMeasure:
-    """A quantity that is held equal."""
+    """A quantity in which architectures are held equal."""
 
     name: str
     column: str
@@ -26,22 +27,24 @@ class CostMeasure:
     label: str
     """For axes and sentences."""
     with_tokens: bool
-    """Whether it grows with training tokens: a budget of training. Otherwise it is a property of the model."""
+    """Whether it grows with training tokens, or is a property of the model."""
 
 
+_ALL = (
+    # name, column, label, with_tokens
+    ("flops", "training_flops", "training FLOPs", True),
+    ("seconds", "train_seconds", "measured training seconds", True),
+    ("bytes_moved", "bytes_read_per_token", "bytes read per decoded token", False),
+    ("stored_bytes", "stored_bytes", "stored bytes", False),
+    ("active_params", "active_params", "active parameters", False),
+    ("total_params", "total_params", "stored parameters", False),
+)
 COST_MEASURES: Mapping[str, CostMeasure] = MappingProxyType(
     {
-        m.name: m
-        for m in (
-            CostMeasure(name="flops", column="training_flops", label="training FLOPs", with_tokens=True),
-            CostMeasure(name="seconds", column="train_seconds", label="measured training seconds", with_tokens=True),
-            CostMeasure(name="bytes_moved", column="bytes_read_per_token", label="bytes read per decoded token", with_tokens=False),
-            CostMeasure(name="stored_bytes", column="stored_bytes", label="stored bytes", with_tokens=False),
-            CostMeasure(name="active_params", column="active_params", label="active parameters", with_tokens=False),
-            CostMeasure(name="total_params", column="total_params", label="stored parameters", with_tokens=False),
-        )
+        name: CostMeasure(name=name, column=column, label=label, with_tokens=with_tokens)
+        for name, column, label, with_tokens in _ALL
     }
-)  # fmt: skip
+)
 
 BYTES_PER_PARAM = 2.0
 """Of a stored weight (bf16), where a table has stored parameters and no stored bytes."""
@@ -67,13 +70,13 @@ def cost_terms(params: Array, memory: Array) -> Array:
 
 
 def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Array:
-    """Return the non-negative coefficients (k, 5) of the cost nearest in relative error, for each row of weights (k, n).
+    """Return non-negative coefficients (k, 5) of the cost nearest in relative error.
 
     Args:
         params: N of each run (n,).
         memory: M of each run (n,), zero without one.
         amount: What a run took (n,), per token if it grows with tokens.
-        weights: How often each run counts.
+        weights: (k, n) how often each run counts in each of k fits.
     """
     from scipy.optimize import nnls  # a fifth of a second to import
 

@@ -1,7 +1,7 @@
-"""Compare architectures: one line per configuration, and memory against dense at equal training FLOPs.
+"""Equal-compute comparison: configurations against a baseline at equal training FLOPs.
 
-The effective-parameter multiplier asks: which dense size would the dense curve need to reach this model's value?
-It is a statement about one outcome at one place, not a constant of an architecture.
+The effective size is the dense size that the dense curve needs to reach this model's value. It is
+a statement about one outcome at one place, not a constant of an architecture.
 """
 
 import math
@@ -38,7 +38,7 @@ class ConfigurationSummary:
     architecture: str
     preset: str | None
     series: str
-    """Architecture, and what else tells this curve from others (`analysis/scaling/sweep_summary.py`)."""
+    """Architecture and varied data settings (`analysis/scaling/series_curves.py`)."""
     seeds: tuple[int, ...]
     params: Mapping[str, float]
     """Per group, the groups that the table has."""
@@ -87,7 +87,7 @@ class EqualFlops:
     """training_flops of this over that of the baseline."""
     difference: MeanEstimate
     """This minus baseline, in the units of the outcome."""
-    multiplier: EffectiveSize
+    effective_size: EffectiveSize
 
     @property
     def verdict(self) -> str:
@@ -165,8 +165,8 @@ def equal_flops(
 ) -> tuple[list[EqualFlops], list[str]]:
     """Return the comparisons, and a sentence for every configuration that has no partner.
 
-    A partner runs on the same data with training FLOPs within `tolerance`; of several, the nearest in FLOPs, then the
-    one with the fewest differing settings.
+    A partner runs on the same data with training FLOPs within `tolerance`. Of several it is the
+    nearest in FLOPs, then the one with the fewest differing settings.
 
     Args:
         table: Of `Runs`.
@@ -207,7 +207,7 @@ def equal_flops(
                     baseline=partner,
                     flops_ratio=one.training_flops / partner.training_flops,
                     difference=difference_of_means(mine, theirs, level=level),
-                    multiplier=effective_params(
+                    effective_size=effective_size(
                         one, partner, mine, fits.get((partner.series, outcome)), seed=seed
                     ),
                 )
@@ -215,7 +215,7 @@ def equal_flops(
     return pairs, notes
 
 
-def effective_params(
+def effective_size(
     one: ConfigurationSummary,
     partner: ConfigurationSummary,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
@@ -225,7 +225,8 @@ def effective_params(
 ) -> EffectiveSize:
     """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
 
-    The interval joins the curve's resamples with resampled seeds of this configuration (only the former for one seed).
+    The interval joins the curve's resamples with resampled seeds of this configuration; for one
+    seed it is of the curve alone.
     """
     if fit is None or not fit.usable:
         why = (
@@ -233,12 +234,12 @@ def effective_params(
             if fit is None
             else f"the {partner.series} curve is {fit.status}: {fit.sentence}"
         )
-        return _no_multiplier(why)
+        return _no_size(why)
     generator = np.random.default_rng(seed)
     resampled = generator.choice(values, size=(len(fit.draws), len(values))).mean(axis=1)
     size, low, high = fit.x_reaching(float(values.mean()), y_draws=resampled)
     if not np.isfinite(size) or size == 0:
-        return _no_multiplier(
+        return _no_size(
             f"no size on the {partner.series} curve reaches {values.mean():.4g}",
             low=low,
             extrapolated=True,
@@ -260,7 +261,7 @@ def effective_params(
     )
 
 
-def _no_multiplier(
+def _no_size(
     sentence: str, *, low: float | None = None, extrapolated: bool = False
 ) -> EffectiveSize:
     return EffectiveSize(
@@ -306,7 +307,8 @@ def _partner(
     if gap(best) > tolerance:
         return (
             None,
-            f"{label}: nearest {best.architecture} run differs by {gap(best):.0%} in training FLOPs; use match: {{training_flops: …}}",
+            f"{label}: nearest {best.architecture} run differs by {gap(best):.0%} in training"
+            " FLOPs; use match: {training_flops: …}",
         )
     return best, ""
 

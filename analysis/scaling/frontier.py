@@ -1,11 +1,11 @@
-"""The compute-optimal frontier over architectures: for a budget, which architecture, which size and memory, how many tokens.
+"""Compute-optimal frontier: the best architecture, size, memory and tokens for each budget.
 
-For each architecture the loss is lowest along the line on which its own cost is the budget (its FLOPs or seconds per
-token times tokens; nothing is taken for 6 N D). Which architecture wins is as uncertain as the laws are: `shares` says
-in how many of the draws each does.
+For each architecture the loss is minimised at fixed cost: its own FLOPs or seconds per token times
+tokens, not 6 N D. Which architecture wins is as uncertain as the laws are: `share` says in how many
+of the draws each does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,10 @@ PER_E_FOLD = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Allocation:
-    """How an architecture spends given amounts (m,), under each of k sets of coefficients: all arrays but the first are (k, m)."""
+    """The best model of an architecture at given amounts, under each of k sets of coefficients.
+
+    All arrays but the first are (k, m).
+    """
 
     amount: Array
     """(m,)"""
@@ -57,7 +60,10 @@ def allocate(
     """
     amount = np.asarray(amount, dtype=np.float64)
     if curve.has_tokens and tokens is None and not measure.with_tokens:
-        raise ValueError(f"tokens: {measure.label} do not depend on them, so say how many both are trained on, as tokens=1e9")  # fmt: skip
+        raise ValueError(
+            f"tokens: {measure.label} do not depend on them,"
+            " so say how many both are trained on, as tokens=1e9"
+        )
     if curve.k > 1 and not curve.one_price(measure):
         each = [allocate(curve.row(i), measure, amount, tokens) for i in range(curve.k)]
         return Allocation(
@@ -81,7 +87,7 @@ _PARTS = ("params", "memory", "tokens", "loss", "at_edge")
 def _along(
     curve: Curve, measure: CostMeasure, amount: Array, tokens: float | None, ratio: float
 ) -> Allocation:
-    """Return the best size of models that have `ratio` memory per parameter, at one price for all sets."""
+    """Return the best size at `ratio` memory per parameter, at one price for all sets."""
     low, high = curve.domain.params
     n = int(PER_E_FOLD * np.log(high / low * REACH**2)) + 1
     log_N = np.linspace(np.log(low / REACH), np.log(high * REACH), n)
@@ -90,29 +96,53 @@ def _along(
         N = np.exp(at)
         return curve.price(measure, N, curve.memory_at(N, ratio))
 
+    if curve.has_tokens and measure.with_tokens and tokens is None:
+        return _best_on_grid(curve, price, amount, ratio, log_N)
+    return _at_fixed_tokens(curve, measure, price, amount, tokens, ratio, log_N)
+
+
+def _at_fixed_tokens(
+    curve: Curve,
+    measure: CostMeasure,
+    price: Callable[[Array], Array],
+    amount: Array,
+    tokens: float | None,
+    ratio: float,
+    log_N: Array,
+) -> Allocation:
+    """Return the size that costs each amount: costs grow with N, so there is one."""
+    each = amount / tokens if measure.with_tokens and tokens is not None else amount
+    log_price = np.log(np.maximum.accumulate(price(log_N)))
+    at = np.interp(np.log(each), log_price, log_N, left=np.nan, right=np.nan)
+    for _ in range(3):  # Newton in ln: the cost is nearly a straight line there
+        slope = (np.log(price(at + 1e-4)) - np.log(price(at - 1e-4))) / 2e-4
+        at = at + (np.log(each) - np.log(price(at))) / np.maximum(slope, 1e-3)
+    N = np.exp(at)
+    M = curve.memory_at(N, ratio)
+    D = np.full(len(amount), np.nan if tokens is None else tokens)
     shape = (curve.k, len(amount))
-    if not (curve.has_tokens and measure.with_tokens and tokens is None):
-        # The size follows from the amount: costs grow with N, so there is one.
-        each = amount / tokens if measure.with_tokens and tokens is not None else amount
-        at = np.interp(
-            np.log(each), np.log(np.maximum.accumulate(price(log_N))), log_N, left=np.nan, right=np.nan
-        )  # fmt: skip
-        for _ in range(3):  # Newton in ln: the cost is nearly a straight line there
-            slope = (np.log(price(at + 1e-4)) - np.log(price(at - 1e-4))) / 2e-4
-            at = at + (np.log(each) - np.log(price(at))) / np.maximum(slope, 1e-3)
-        N = np.exp(at)
-        M = curve.memory_at(N, ratio)
-        D = np.full(len(amount), np.nan if tokens is None else tokens)
-        loss = np.full(shape, np.nan)
-        known = np.isfinite(at)
-        if known.any():
-            loss[:, known] = curve.loss(N[known], M[known], D[known])
-        return Allocation(
-            amount=amount,
-            loss=loss,
-            at_edge=np.zeros(shape, dtype=bool),
-            **{n: np.broadcast_to(v, shape) for n, v in (("params", N), ("memory", M), ("tokens", D))},
-        )  # fmt: skip
+    loss = np.full(shape, np.nan)
+    known = np.isfinite(at)
+    if known.any():
+        loss[:, known] = curve.loss(N[known], M[known], D[known])
+    return Allocation(
+        amount=amount,
+        params=np.broadcast_to(N, shape),
+        memory=np.broadcast_to(M, shape),
+        tokens=np.broadcast_to(D, shape),
+        loss=loss,
+        at_edge=np.zeros(shape, dtype=bool),
+    )
+
+
+def _best_on_grid(
+    curve: Curve, price: Callable[[Array], Array], amount: Array, ratio: float, log_N: Array
+) -> Allocation:
+    """Return the size of lowest loss, the rest of each amount spent on tokens.
+
+    A parabola through the best size of the grid and its neighbours refines it.
+    """
+    n, shape = len(log_N), (curve.k, len(amount))
     N = np.broadcast_to(np.exp(log_N), (len(amount), n))
     losses = curve.loss(N, curve.memory_at(N, ratio), amount[:, None] / price(log_N))
     place = losses.argmin(axis=2)
@@ -136,7 +166,10 @@ def _along(
 
 
 def beyond(curve: Curve, measure: CostMeasure, allocation: Allocation) -> Array:
-    """Return by what factor the first set's allocation (m,) lies outside the architecture's runs: 1 inside, 3 is three times as much or as little."""
+    """Return the factor (m,) by which the first set's allocation lies outside the runs.
+
+    1 is inside, 3 is three times as much or as little as the runs have.
+    """
     factor = np.ones(len(allocation.amount))
     spans = [(allocation.params[0], curve.domain.params)]
     if curve.domain.tokens is not None:
@@ -150,7 +183,7 @@ def beyond(curve: Curve, measure: CostMeasure, allocation: Allocation) -> Array:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OptimalAllocation:
-    """What one architecture makes of each budget (m,), with its band."""
+    """The best model of one architecture for each budget (m,), with its band."""
 
     params: Array
     params_band: tuple[Array, Array]
@@ -191,43 +224,57 @@ class Frontier:
         """Return what to do with budget i."""
         name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
         if not name:
-            return f"{budget}: no architecture has a best size there; {self._edge_reason()}"
-        allocation = self.allocations[name]
-        memory = f", {count(allocation.memory[i])} of memory" if allocation.memory[i] > 0 else ""
-        tokens = "" if np.isnan(allocation.tokens[i]) else f", {count(allocation.tokens[i])} tokens{_range(allocation.tokens_band, i)}"  # fmt: skip
-        text = f"{budget}: {name} with {count(allocation.params[i])} parameters{_range(allocation.params_band, i)}{memory}{tokens}: {self.outcome} {allocation.loss[i]:.4g}{_range(allocation.loss_band, i, plain=True)}"
-        if np.isfinite(allocation.share[i]):
+            return (
+                f"{budget}: no architecture has a best size there; the laws fall with size alone"
+                " or with tokens alone, so train other sizes at equal budgets"
+            )
+        best = self.allocations[name]
+        text = (
+            f"{budget}: {name} with {count(best.params[i])} parameters{_ends(best.params_band, i)}"
+        )
+        if best.memory[i] > 0:
+            text += f", {count(best.memory[i])} of memory"
+        if np.isfinite(best.tokens[i]):
+            text += f", {count(best.tokens[i])} tokens{_ends(best.tokens_band, i)}"
+        loss = f"{best.loss[i]:.4g}{_ends(best.loss_band, i, show='{:.4g}'.format)}"
+        text += f": {self.outcome} {loss}"
+        if np.isfinite(best.share[i]):
             others = [f"{n} {c.share[i]:.0%}" for n, c in self.allocations.items() if n != name]
-            text += f"; best in {allocation.share[i]:.0%} of draws" + (f" ({', '.join(others)})" if others else "")  # fmt: skip
-        if allocation.beyond[i] > 1 + 1e-9:
-            text += f"; extrapolated: {allocation.beyond[i]:.3g} times outside its runs"
+            text += f"; best in {best.share[i]:.0%} of draws"
+            text += f" ({', '.join(others)})" if others else ""
+        if best.beyond[i] > 1 + 1e-9:
+            text += f"; extrapolated: {best.beyond[i]:.3g} times outside its runs"
         return text
-
-    def _edge_reason(self) -> str:
-        return "the laws fall with size alone or with tokens alone, so train other sizes at equal budgets"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per budget and architecture."""
-        rows = []
         best = self.best
-        for name, allocation in self.allocations.items():
-            for i, budget in enumerate(self.budgets):
-                rows.append(
-                    {
-                        self.measure.name: budget, "architecture": name, "best": best[i] == name,
-                        "share_of_draws": allocation.share[i], "loss": allocation.loss[i],
-                        "loss_low": allocation.loss_band[0][i], "loss_high": allocation.loss_band[1][i],
-                        "params": allocation.params[i], "params_low": allocation.params_band[0][i],
-                        "params_high": allocation.params_band[1][i], "memory_params": allocation.memory[i],
-                        "tokens": allocation.tokens[i], "tokens_low": allocation.tokens_band[0][i],
-                        "tokens_high": allocation.tokens_band[1][i], "times_outside_runs": allocation.beyond[i],
-                    }
-                )  # fmt: skip
-        return pd.DataFrame(rows).sort_values([self.measure.name, "architecture"], kind="stable", ignore_index=True)  # fmt: skip
+        frames = []
+        for name, of in self.allocations.items():
+            columns = {
+                self.measure.name: self.budgets,
+                "architecture": name,
+                "best": [winner == name for winner in best],
+                "share_of_draws": of.share,
+                "loss": of.loss,
+                "loss_low": of.loss_band[0],
+                "loss_high": of.loss_band[1],
+                "params": of.params,
+                "params_low": of.params_band[0],
+                "params_high": of.params_band[1],
+                "memory_params": of.memory,
+                "tokens": of.tokens,
+                "tokens_low": of.tokens_band[0],
+                "tokens_high": of.tokens_band[1],
+                "times_outside_runs": of.beyond,
+            }
+            frames.append(pd.DataFrame(columns))
+        order = [self.measure.name, "architecture"]
+        return pd.concat(frames).sort_values(order, kind="stable", ignore_index=True)
 
 
 def frontier(
-    families: ArchitectureLaws,
+    laws: ArchitectureLaws,
     *,
     measure: str = "flops",
     budgets: ArrayLike | None = None,
@@ -236,7 +283,7 @@ def frontier(
     """Return which architecture is best at each budget.
 
     Args:
-        families: Of `fit_families`.
+        laws: Of `fit_families`.
         measure: What the budget is in: flops or seconds; with `tokens` also bytes_moved, stored_bytes and the like.
         budgets: (m,); None takes 25 from the smallest run to ten times the largest.
         tokens: Trained on, the same for all; None lets every architecture choose.
@@ -245,67 +292,83 @@ def frontier(
         ValueError: If no architecture has the measure, or a budget is not positive.
     """
     spent = cost_measure(measure)
-    curves = families.curves()
-    unpriced = {n: c.domain.unpriced[measure] for n, c in curves.items() if measure in c.domain.unpriced}  # fmt: skip
+    curves = laws.curves()
+    unpriced = {
+        name: curve.domain.unpriced[measure]
+        for name, curve in curves.items()
+        if measure in curve.domain.unpriced
+    }
     names = [n for n in curves if n not in unpriced]
     if not names:
-        raise ValueError(f"measure: no architecture has {spent.label}; " + "; ".join(f"{k}: {v}" for k, v in unpriced.items()))  # fmt: skip
+        why = "; ".join(f"{name}: {reason}" for name, reason in unpriced.items())
+        raise ValueError(f"measure: no architecture has {spent.label}; {why}")
     if budgets is None:
         spans = [curves[n].domain.amounts[measure] for n in names]
         at = np.geomspace(min(s[0] for s in spans), 10 * max(s[1] for s in spans), 25)
     else:
-        at = np.atleast_1d(np.asarray(budgets, dtype=np.float64))
-        if not (np.isfinite(at) & (at > 0)).all():
-            raise ValueError(f"budgets: must be positive and finite, got {at[~(np.isfinite(at) & (at > 0))][0]}")  # fmt: skip
-    points = {n: allocate(curves[n], spent, at, tokens) for n in names}
-    drawn = families.drawn()
-    draws = {n: allocate(drawn[n], spent, at, tokens) if families.n_draws else points[n] for n in names}  # fmt: skip
-    ranked = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
-    wins = ranked.argmin(axis=0)
-    allocations = {}
-    for i, (name, point) in enumerate(points.items()):
+        at = positive("budgets", budgets)
+    points = {name: allocate(curves[name], spent, at, tokens) for name in names}
+    draws = points
+    if laws.n_draws:
+        drawn = laws.drawn()
+        draws = {name: allocate(drawn[name], spent, at, tokens) for name in names}
+    losses = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
+    wins = losses.argmin(axis=0)
 
-        def ends(of: Array) -> tuple[Array, Array]:
-            return band(of if families.n_draws else of[:0], families.drawn_level)
+    def ends(of: Array) -> tuple[Array, Array]:
+        return band(of if laws.n_draws else of[:0], laws.drawn_level)
 
-        allocations[name] = OptimalAllocation(
-            params=point.params[0],
-            params_band=ends(draws[name].params),
-            memory=point.memory[0],
-            tokens=point.tokens[0],
-            tokens_band=ends(draws[name].tokens),
-            loss=point.loss[0],
-            loss_band=ends(draws[name].loss),
-            share=(wins == i).mean(axis=0) if families.n_draws else np.full(len(at), np.nan),
-            beyond=beyond(curves[name], spent, point),
-            at_edge=point.at_edge[0],
-        )
     return Frontier(
         measure=spent,
-        outcome=families.outcome,
+        outcome=laws.outcome,
         budgets=at,
-        allocations=allocations,
-        level=families.level,
-        left_out={**families.left_out, **unpriced},
+        allocations={
+            name: OptimalAllocation(
+                params=point.params[0],
+                params_band=ends(draws[name].params),
+                memory=point.memory[0],
+                tokens=point.tokens[0],
+                tokens_band=ends(draws[name].tokens),
+                loss=point.loss[0],
+                loss_band=ends(draws[name].loss),
+                share=(wins == i).mean(axis=0) if laws.n_draws else np.full(len(at), np.nan),
+                beyond=beyond(curves[name], spent, point),
+                at_edge=point.at_edge[0],
+            )
+            for i, (name, point) in enumerate(points.items())
+        },
+        level=laws.level,
+        left_out={**laws.left_out, **unpriced},
     )
 
 
+def positive(name: str, values: ArrayLike) -> Array:
+    """Return numbers as an array (m,).
+
+    Raises:
+        ValueError: If one is not positive and finite.
+    """
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    bad = array[~(np.isfinite(array) & (array > 0))]
+    if len(bad):
+        raise ValueError(f"{name}: must be positive and finite, got {bad[0]}")
+    return array
+
+
 def band(draws: Array, level: float) -> tuple[Array, Array]:
-    """Return percentiles (m,) of draws (k, m). Infinite ends are kept, so a draw without a value counts as unbounded above; NaN counts as that."""
+    """Return percentiles (m,) of draws (k, m).
+
+    A draw without a value (NaN) counts as unbounded above, so an end may be infinite.
+    """
     if not len(draws):
         nothing = np.full(draws.shape[1], np.nan)
         return nothing, nothing.copy()
     ordered = np.where(np.isnan(draws), np.inf, draws)
-    low, high = np.quantile(
-        ordered, [(1 - level) / 2, (1 + level) / 2], axis=0, method="inverted_cdf"
-    )
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(ordered, tails, axis=0, method="inverted_cdf")
     return low, high
 
 
-def _range(ends: tuple[Array, Array], i: int, *, plain: bool = False) -> str:
+def _ends(ends: tuple[Array, Array], i: int, *, show: Callable[[float], str] = count) -> str:
     low, high = ends[0][i], ends[1][i]
-    if np.isnan(low):
-        return ""
-    if plain:
-        return f" [{low:.4g}, {high:.4g}]"
-    return f" [{count(low)}, {count(high) if np.isfinite(high) else '∞'}]"
+    return "" if np.isnan(low) else f" [{show(low)}, {show(high)}]"

@@ -1,21 +1,21 @@
-"""Cells of a sweep without a run: what each curve expects of them, and how it would move if they were there.
+"""Missing sizes of a sweep: what its curves expect of them, and how far they would move a curve.
 
-For a sweep's curves of one size (`memscale fit`); laws of several sizes: analysis/fitting/missing_run_sensitivity.py. The scenarios are the
-same: a missing size is put in at both ends of the interval in which its run would lie by the others, and the curve is
-refitted.
+A missing size is put in at both ends of the interval in which its run would lie by the others, and
+the curve is refitted. For laws of several sizes: analysis/fitting/missing_run_sensitivity.py.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.result import LawFit
-from analysis.loading.load import Runs
 from analysis.loading.validation import ALL_KINDS
-from analysis.scaling.sweep_summary import CurveSpec, SweepFits
+from analysis.scaling.series_curves import CurveSpec, SeriesFit
 
 Array = NDArray[np.float64]
 
@@ -42,40 +42,58 @@ class MissingSize:
     """The curve there with this cell at either end."""
 
 
-def missing_sizes(runs: Runs, fits: SweepFits) -> list[MissingSize]:
-    """Return the missing sizes of every curve that has numbers, for excluded trials whose size is known."""
+def missing_sizes(excluded: pd.DataFrame, curves: Sequence[SeriesFit]) -> list[MissingSize]:
+    """Return the missing sizes of every curve that has numbers.
+
+    Args:
+        excluded: Trials that do not count, of `Runs`; those whose size is known.
+        curves: Of a sweep.
+    """
     found = []
-    for curve in fits.curves:
+    for curve in curves:
         x = curve.spec.x
-        if not curve.fit.usable or x not in runs.excluded:
+        if not curve.fit.usable or x not in excluded:
             continue
-        if len({c.series for c in fits.curves if c.architecture == curve.architecture}) > 1:
+        if len({c.series for c in curves if c.architecture == curve.architecture}) > 1:
             continue  # an excluded trial does not say which of them it is of
-        mine = runs.excluded[(runs.excluded["architecture"] == curve.architecture) & (runs.excluded[x] > 0)]  # fmt: skip
+        mine = excluded[(excluded["architecture"] == curve.architecture) & (excluded[x] > 0)]
         there = curve.fit.x
         rows = [
-            r for _, r in mine.drop_duplicates(x).iterrows()
-            if np.abs(np.log(there / float(r[x]))).min() > SAME_SIZE
-        ]  # fmt: skip
+            row
+            for _, row in mine.drop_duplicates(x).iterrows()
+            if np.abs(np.log(there / float(row[x]))).min() > SAME_SIZE
+        ]
         if not rows:
             continue
-        sizes = np.asarray([float(r[x]) for r in rows])
+        sizes = np.asarray([float(row[x]) for row in rows])
         at = float(max(there.max(), sizes.max()))
-        for row, (expected, answer, could_be) in zip(rows, _moves(curve.fit, sizes, at), strict=True):  # fmt: skip
+        for row, refit in zip(rows, _refits(curve.fit, sizes, at), strict=True):
             found.append(
                 MissingSize(
-                    series=curve.series, spec=curve.spec, trial_id=str(row["trial_id"]),
-                    reason=str(row["reason"]), x=float(row[x]), expected=expected, at=at,
-                    answer=answer, could_be=could_be,
+                    series=curve.series,
+                    spec=curve.spec,
+                    trial_id=str(row["trial_id"]),
+                    reason=str(row["reason"]),
+                    x=float(row[x]),
+                    expected=refit.expected,
+                    at=at,
+                    answer=refit.answer,
+                    could_be=refit.could_be,
                 )
-            )  # fmt: skip
+            )
     return found
 
 
-def _moves(
-    fit: LawFit, sizes: Array, at: float
-) -> Sequence[tuple[tuple[float, float, float], float, tuple[float, float]]]:
-    """Return for each size what is expected there, the answer at `at`, and the answer with either end put in."""
+class _Refit(NamedTuple):
+    """A curve without and with a missing size; fields as in MissingSize."""
+
+    expected: tuple[float, float, float]
+    answer: float
+    could_be: tuple[float, float]
+
+
+def _refits(fit: LawFit, sizes: Array, at: float) -> list[_Refit]:
+    """Return what each size would change: at either end of its interval, one size at a time."""
     expected = fit.predict(sizes)
     ends = np.stack([expected.new_low, expected.new_high])
     spread = np.abs(fit.residuals).max(initial=0.0)
@@ -95,15 +113,14 @@ def _moves(
         controls=FitControls(resamples=weights, calibrate=False),
     )
     answer = float(fit.predict(at).y[0])
-    if not len(refits.draws):
-        moved = np.full(2 * m, answer)
-    else:
+    moved = np.full(2 * m, answer)
+    if len(refits.draws):
         moved = fit.law.evaluate({"x": np.asarray([at])}, refits.draws)[:, 0]
     return [
-        (
-            (float(expected.y[i]), float(ends[0, i]), float(ends[1, i])),
-            answer,
-            (float(min(moved[i], moved[m + i])), float(max(moved[i], moved[m + i]))),
+        _Refit(
+            expected=(float(expected.y[i]), float(ends[0, i]), float(ends[1, i])),
+            answer=answer,
+            could_be=(float(min(moved[i], moved[m + i])), float(max(moved[i], moved[m + i]))),
         )
         for i in range(m)
     ]

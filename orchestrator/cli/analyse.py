@@ -48,7 +48,11 @@ def report(
     runs_table, fits = _fits(sweep, runs, tracking_uri)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
     page = write_report(
-        runs_table, fits, folder, trials=trials, say=lambda part: typer.echo(f"{part} …", err=True)
+        runs_table,
+        fits,
+        folder,
+        trials=trials,
+        progress=lambda part: typer.echo(f"{part} …", err=True),
     )
     console = console_here()
     console.print(results.printed(tables(runs_table, fits)))
@@ -126,7 +130,9 @@ def next_(
 ) -> None:
     """Write the most informative next runs as a sweep file."""
     import analysis
-    from analysis.scaling.next_sweep import propose, ranking, sweep_texts
+    from analysis.report.tables import next_runs_table
+    from analysis.scaling.candidate_trials import propose
+    from analysis.scaling.design_sweep import sweep_texts
     from orchestrator.cli.render import results
     from orchestrator.cli.render.command_name import command
     from orchestrator.records.errors import StoreError
@@ -141,7 +147,7 @@ def next_(
             table, make_plan(files, runs).trials, target=target, outcome=outcome, law=law,
             n_runs=n_runs, gpu_hours=gpu_hours, far=far, extra_seeds=extra_seeds,
         )  # fmt: skip
-        console_here().print(results.printed([ranking(found)]))
+        console_here().print(results.printed([next_runs_table(found)]))
         texts = sweep_texts(found, name=sweep, file=str(out))
         parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]
         out.write_text(joined(parts), encoding="utf-8")

@@ -13,7 +13,7 @@ from orchestrator.diagnostics import Check, Severity
 
 
 class PrintedTable(Protocol):
-    """What `analysis.report.tables` makes; the orchestrator does not import analysis."""
+    """What `analysis.formatting.Table` holds; the orchestrator does not import analysis."""
 
     @property
     def title(self) -> str:

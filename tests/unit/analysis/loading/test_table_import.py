@@ -9,7 +9,7 @@ from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.power import POWER
-from analysis.scaling.sweep_summary import CURVE_SPECS
+from analysis.scaling.series_curves import CURVE_SPECS
 
 MESSY = """\
 # my sweep, 2024

@@ -1,12 +1,14 @@
 import re
+from collections import Counter
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import analysis
-from analysis.report import architectures
-from analysis.report.architectures import compare_architectures
+from analysis.report.architectures import architecture_sections
+from analysis.scaling import architecture_laws, comparison, missing_runs
+from analysis.scaling.comparison import compare_architectures
 from orchestrator.planning.pricing import recorded
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.trial_dir import SweepDir
@@ -14,13 +16,14 @@ from orchestrator.records.trial_dir import SweepDir
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(architectures, "FEWEST_DRAWS", 40)
-    monkeypatch.setattr(architectures, "DRAWS", 40)
+    monkeypatch.setattr(comparison, "FEWEST_DRAWS", 40)
+    monkeypatch.setattr(comparison, "DRAWS", 40)
 
 
 def compared(table, **options):
     runs = analysis.load(table)
-    return compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5), **options)
+    fits = analysis.fit_sweep(runs, n_draws=5)
+    return architecture_sections(compare_architectures(runs, fits, **options))
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +41,11 @@ def _joined(*frames):
 @pytest.fixture(scope="module")
 def sections(alike):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(architectures, "DRAWS", 60)
+        patch.setattr(comparison, "DRAWS", 60)
         said = []
-        found = compare_architectures(alike, analysis.fit_sweep(alike, n_draws=5), say=said.append)
-    return found, said
+        fits = analysis.fit_sweep(alike, n_draws=5)
+        found = compare_architectures(alike, fits, progress=said.append)
+    return architecture_sections(found), said
 
 
 def ends(cell):
@@ -100,7 +104,7 @@ def test_one_architecture_has_no_multiplier_but_a_frontier(two_architectures):
 def test_a_measure_that_the_table_lacks_is_named(two_architectures):
     found = compared(two_architectures(noise=0.002).drop(columns=["train_seconds", "bytes_read_per_token"]))  # fmt: skip
 
-    assert found.multipliers.missing == [
+    assert list(found.multipliers.missing) == [
         "Not at equal measured training seconds: dense: the table has no column train_seconds.",
         "Not at equal bytes read per decoded token: dense: the table has no column bytes_read_per_token.",
     ]
@@ -181,7 +185,8 @@ def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
     runs = analysis.load(folder, sweep="synthetic")
     trials = recorded(SweepDir(folder / "synthetic"), [])
 
-    found = compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5), trials=trials)
+    fits = analysis.fit_sweep(runs, n_draws=5)
+    found = architecture_sections(compare_architectures(runs, fits, trials=trials))
 
     table = found.next_runs.table
     names = table.to_frame()["candidate"].tolist()
@@ -189,3 +194,35 @@ def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
     assert any(name.startswith("memory_plus 192w") and "seed" not in name for name in names)
     assert any(name.endswith(", seed 2") for name in names)
     assert "known to a factor of" in table.notes[0]
+
+
+def test_every_fit_of_a_report_is_made_once(synthetic, tmp_path, monkeypatch):
+    """The page and the printed tables share laws, multipliers and missing sizes."""
+    for trial in synthetic.make_sweep(seeds=(0,)):
+        lost = trial.spec.preset == "96w"
+        (synthetic.start if lost else synthetic.write_done)(tmp_path, trial)
+    runs = analysis.load(tmp_path)
+    made = Counter()
+
+    def counted(module, name):
+        fit = getattr(module, name)
+
+        def wrapper(*args, **options):
+            made[module.__name__, name] += 1
+            return fit(*args, **options)
+
+        monkeypatch.setattr(module, name, wrapper)
+
+    counted(missing_runs, "fit_law")
+    counted(architecture_laws, "fit_law")
+    counted(comparison, "multipliers")
+    fits = analysis.fit_sweep(runs, n_draws=20)
+    analysis.write_report(runs, fits, tmp_path / "out")
+    analysis.tables(runs, fits)
+
+    assert len(fits.missing) == 12
+    assert {name.rpartition(".")[2]: n for (name, _), n in made.items()} == {
+        "missing_runs": 12,
+        "architecture_laws": 2,
+        "comparison": 3,
+    }

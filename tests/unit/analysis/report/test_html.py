@@ -12,7 +12,8 @@ from analysis.fitting.synthetic import make_runs
 from analysis.formatting import count, number
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.loading.load import Runs
-from analysis.plotting.sweep import image, save, sweep_figure
+from analysis.plotting.canvas import image, save
+from analysis.plotting.sweep_figure import sweep_figure
 from analysis.report.html import figure_paths, render
 from analysis.report.tables import (
     comparison,

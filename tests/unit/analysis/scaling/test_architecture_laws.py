@@ -151,7 +151,7 @@ def test_a_missing_measure_is_named_where_it_is_asked_for(two_architectures):
         ValueError,
         match="measured training seconds of dense: the table has no column train_seconds",
     ):
-        families.priced(cost_measure("seconds"), ["dense"])
+        families.require_cost(cost_measure("seconds"), ["dense"])
     assert "6 N D" in families.notes[0]
     with pytest.raises(ValueError, match="no 'joules'; there are flops"):
         cost_measure("joules")

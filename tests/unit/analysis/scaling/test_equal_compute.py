@@ -4,7 +4,8 @@ import pytest
 
 from analysis.loading.load import load
 from analysis.scaling.equal_compute import equal_flops, higher_is_better, summarise
-from analysis.scaling.sweep_summary import fit_sweep, name_series
+from analysis.scaling.series_curves import name_series
+from analysis.scaling.sweep_summary import fit_sweep
 
 
 def table_of(rows):
@@ -42,7 +43,7 @@ def test_the_multiplier_is_the_one_that_was_put_in():
 
     assert len(fits.pairs) == 6
     for pair in fits.pairs:
-        m = pair.multiplier
+        m = pair.effective_size
         assert m.over_baseline_params == pytest.approx(2.0, rel=0.01)
         assert m.over_own_params == pytest.approx(2 / 3, rel=0.01)
         assert m.low <= m.equivalent_params * 1.001
@@ -54,12 +55,12 @@ def test_the_multiplier_is_the_one_that_was_put_in():
 def test_a_size_outside_the_dense_runs_is_flagged():
     fits = fit_sweep(two_families(), n_draws=50)
 
-    flags = [pair.multiplier.extrapolated for pair in fits.pairs]
+    flags = [pair.effective_size.extrapolated for pair in fits.pairs]
 
     assert flags == [False] * 4 + [True] * 2, (
         "twice the last but one size is just above the largest"
     )
-    assert "extrapolation" in fits.pairs[-1].multiplier.sentence
+    assert "extrapolation" in fits.pairs[-1].effective_size.sentence
 
 
 def test_a_value_below_the_dense_floor_has_no_equivalent_size():
@@ -68,8 +69,8 @@ def test_a_value_below_the_dense_floor_has_no_equivalent_size():
 
     pair = fit_sweep(runs, n_draws=50).pairs[-1]
 
-    assert pair.multiplier.equivalent_params is None
-    assert "no size on the dense curve reaches" in pair.multiplier.sentence
+    assert pair.effective_size.equivalent_params is None
+    assert "no size on the dense curve reaches" in pair.effective_size.sentence
 
 
 def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why():
@@ -81,8 +82,8 @@ def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why(
     fits = fit_sweep(load(few), n_draws=50)
 
     assert fits.pairs[0].difference.has_interval
-    assert fits.pairs[0].multiplier.equivalent_params is None
-    assert "underdetermined" in fits.pairs[0].multiplier.sentence
+    assert fits.pairs[0].effective_size.equivalent_params is None
+    assert "underdetermined" in fits.pairs[0].effective_size.sentence
 
 
 def test_unequal_flops_are_not_compared():

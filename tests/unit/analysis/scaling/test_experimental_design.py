@@ -10,15 +10,9 @@ from scipy.stats import norm
 from analysis.fitting.objective import SQUARES
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.scaling.architecture_laws import fit_families
-from analysis.scaling.experimental_design import (
-    Candidate,
-    LossAt,
-    MultiplierAt,
-    _efficiency,
-    next_runs,
-    noise_variances,
-    parse_target,
-)
+from analysis.scaling.design_targets import LossAt, MultiplierAt, parse_target
+from analysis.scaling.experimental_design import Candidate, next_runs
+from analysis.scaling.seed_noise import _efficiency, noise_variances
 
 FAR_OUT = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
 

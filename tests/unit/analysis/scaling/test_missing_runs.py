@@ -6,8 +6,7 @@ import pytest
 import analysis
 from analysis.fitting.fit_law import fit_law
 from analysis.report.tables import missing
-from analysis.scaling.missing_runs import missing_sizes
-from analysis.scaling.sweep_summary import CURVE_SPECS
+from analysis.scaling.series_curves import CURVE_SPECS
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,9 @@ def test_excluded_trials_keep_their_sizes(partial):
 
 
 def test_a_size_with_a_seed_left_is_there_and_one_without_is_missing(partial):
-    runs, fits, trials = partial
+    _, fits, trials = partial
 
-    (found,) = missing_sizes(runs, fits)
+    (found,) = fits.missing
 
     assert found.x == max(t.spec.accounting["total_params"] for t in trials)
     assert found.at == found.x
@@ -47,8 +46,8 @@ def test_a_size_with_a_seed_left_is_there_and_one_without_is_missing(partial):
 
 
 def test_the_scenario_is_the_fit_with_that_run(partial):
-    runs, fits, _ = partial
-    (found,) = missing_sizes(runs, fits)
+    _, fits, _ = partial
+    (found,) = fits.missing
     fit = fits.curves[0].fit
 
     ends = [
@@ -70,11 +69,11 @@ def test_the_scenario_is_the_fit_with_that_run(partial):
 def test_the_table_names_the_trial(partial):
     runs, fits, _ = partial
 
-    (row,) = missing(runs, fits).rows
+    (row,) = missing(fits).rows
 
     assert row[0] == "dense"
     assert row[1] in set(runs.excluded["trial_id"])
 
 
-def test_a_whole_sweep_misses_nothing(runs, fits):
-    assert missing_sizes(runs, fits) == []
+def test_a_whole_sweep_misses_nothing(fits):
+    assert fits.missing == []

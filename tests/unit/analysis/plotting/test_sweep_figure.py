@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import analysis
+from analysis.plotting.axes import ticks
 from analysis.plotting.style import COLOURS, series_styles
-from analysis.plotting.sweep import sweep_figure, ticks
+from analysis.plotting.sweep_figure import sweep_figure
 
 
 @given(names=st.lists(st.text(min_size=1, max_size=5), unique=True, max_size=60))

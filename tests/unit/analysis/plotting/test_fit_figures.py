@@ -14,9 +14,11 @@ from analysis.laws.loss_to_accuracy import Sigmoid
 from analysis.laws.power import PowerLaw
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sparse import JOINT_SHARED
-from analysis.plotting.fits import chain_figure, draw, law_figure
+from analysis.plotting.canvas import image
+from analysis.plotting.chain_figure import chain_figure
+from analysis.plotting.draw import draw
+from analysis.plotting.law_figure import law_figure
 from analysis.plotting.style import series_styles
-from analysis.plotting.sweep import image
 from analysis.scaling.envelope import fit_envelope
 from analysis.scaling.isoflop import fit_isoflop
 

@@ -1,27 +1,17 @@
-"""Figures from numbers: one function per figure, drawn without a display and without pyplot's global state.
+"""Figures of a sweep: outcome against size for every series, with the curves fitted to it."""
 
-Colours, markers and dashes of a series: analysis/plotting/style.py.
-"""
-
-import io
-import math
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from analysis.fitting.result import LawFit
-from analysis.formatting import count
 from analysis.loading.load import Runs
+from analysis.plotting.axes import caption, grid, log_scale, margins, power_of_ten, rounded
+from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -51,21 +41,6 @@ X_WORDS = {
 MOST_ABOVE = 6
 """Series whose names fit above the panels; those of more stand at the right, and markers and bands are lighter."""
 
-STYLE: Any = {  # matplotlib types the keys one by one
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#555555",
-    "axes.labelcolor": "#222222",
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "svg.hashsalt": "memscale",  # the same numbers give the same file
-}
-
 
 def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     """Return the figure of a sweep: accuracy against parameters, and against training FLOPs.
@@ -89,55 +64,60 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     panels = [(shown[0], "total_params")]
     if "training_flops" in table:
         panels.append((shown[0], "training_flops"))
-    return curves_figure(runs, fits, panels=panels)
+    return _panels_figure(runs, fits, panels=panels)
 
 
-def curves_figure(runs: Runs, fits: SweepFits, *, panels: Sequence[tuple[str, str]]) -> Figure:
-    """Return one panel per (outcome, size): every seed, the mean, the fitted curve and its band, for each series."""
+def _panels_figure(runs: Runs, fits: SweepFits, *, panels: Sequence[tuple[str, str]]) -> Figure:
+    """Return one panel per (outcome, size): seeds, means, curves and bands of every series."""
     styles = sweep_styles(runs, fits)
     crowded = len(styles) > MOST_ABOVE
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(4.9 * len(panels) + 2.0 * crowded, 6.2 if crowded else 4.4),
+    with styled():
+        figure = new_figure(
+            4.9 * len(panels) + 2.0 * crowded,
+            6.2 if crowded else 4.4,
             layout=ConstrainedLayoutEngine(wspace=0.05),
         )
-        FigureCanvasAgg(figure)
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for axis, (outcome, x) in zip(axes, panels, strict=True):
             for name, style in styles.items():
                 _draw_series(axis, runs, fits, name, style, outcome=outcome, x=x, crowded=crowded)
-            _finish(axis, runs, outcome=outcome, x=x)
-        fitted = {
-            name
-            for name in styles
-            for outcome, x in panels
-            if (fit := fits.curve(name, outcome=outcome, x=x)) is not None and fit.usable
-        }
-        handles = [
-            Line2D(
-                [],
-                [],
-                color=style.colour,
-                marker=style.marker,
-                markersize=_size(style.marker, 7 if crowded else 8),
-                markerfacecolor="white",
-                markeredgewidth=1.8,
-                linewidth=2 if name in fitted else 1.2,
-                linestyle=style.line if name in fitted else ":",
-                label=name,
-            )
-            for name, style in _legend_order(runs, fits, styles, panels[0], crowded=crowded)
-        ]
+            _label(axis, runs, outcome=outcome, x=x)
+        fitted = {name for name in styles for panel in panels if _curve(fits, name, panel)}
+        ordered = _legend_order(runs, fits, styles, panels[0], crowded=crowded)
         figure.legend(
-            handles=handles,
+            handles=[
+                _handle(style, name, fitted=name in fitted, crowded=crowded)
+                for name, style in ordered
+            ],
             loc="outside right upper" if crowded else "outside upper center",
             ncols=1 if crowded else min(len(styles), 4),
             frameon=False,
             handlelength=3.4 if crowded else 2.2,
             fontsize=9 if crowded else 10,
         )
-        figure.supxlabel(_caption(runs, fits, panels), fontsize=8, color="#555555")
+        caption(figure, _reading(runs, fits, panels))
     return figure
+
+
+def _curve(fits: SweepFits, series: str, panel: tuple[str, str]) -> LawFit | None:
+    """Return the curve of a series in a panel, None without a usable one."""
+    fit = fits.curve(series, outcome=panel[0], x=panel[1])
+    return fit if fit is not None and fit.usable else None
+
+
+def _handle(style: SeriesStyle, name: str, *, fitted: bool, crowded: bool) -> Line2D:
+    return Line2D(
+        [],
+        [],
+        color=style.colour,
+        marker=style.marker,
+        markersize=_size(style.marker, 7 if crowded else 8),
+        markerfacecolor="white",
+        markeredgewidth=1.8,
+        linewidth=2 if fitted else 1.2,
+        linestyle=style.line if fitted else ":",
+        label=name,
+    )
 
 
 def sweep_styles(runs: Runs, fits: SweepFits) -> dict[str, SeriesStyle]:
@@ -202,8 +182,8 @@ def _draw_series(
         alpha=0.9,
         zorder=4,
     )
-    fit = fits.curve(name, outcome=outcome, x=x)
-    if fit is not None and fit.usable:
+    fit = _curve(fits, name, (outcome, x))
+    if fit is not None:
         _draw_curve(axis, fit, style, band=0.05 if crowded else 0.16)
     else:
         # No curve: a dotted line joins the means for the eye and claims nothing.
@@ -241,58 +221,23 @@ def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> 
         )
 
 
-def _finish(axis: Axes, runs: Runs, *, outcome: str, x: str) -> None:
-    axis.set_title(f"{TITLES.get(outcome, outcome)} against {X_WORDS.get(x, x)}")
-    axis.set_xlabel(X_LABELS.get(x, x))
-    axis.set_ylabel(Y_LABELS.get(outcome, outcome))
-    axis.set_xscale("log")
-    sizes = runs.table[x].dropna()
-    low, high = float(sizes.min()), float(sizes.max())
-    margin = max((high / low) ** 0.06, 1.12)
-    axis.set_xlim(low / margin, high * margin)
-    axis.xaxis.set_major_locator(FixedLocator(ticks(low / margin, high * margin)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value, x)))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.grid(visible=True, axis="both", color="#E5E5E5", linewidth=0.8)
-    axis.set_axisbelow(True)
+def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:
+    axes.set_title(f"{TITLES.get(outcome, outcome)} against {X_WORDS.get(x, x)}")
+    axes.set_xlabel(X_LABELS.get(x, x))
+    axes.set_ylabel(Y_LABELS.get(outcome, outcome))
+    show = power_of_ten if x == "training_flops" else rounded
+    log_scale(axes, "x", *margins(runs.table[x].dropna(), least=1.12), show=show, most=8)
+    grid(axes)
     values = runs.table[outcome].dropna()
     span = float(values.max() - values.min()) or abs(float(values.max())) or 1.0
     # The runs set the scale: the band of a poor fit may leave the panel, the points may not.
     bottom, top = float(values.min()) - 0.12 * span, float(values.max()) + 0.12 * span
     if outcome == "factual_recall":
         bottom, top = max(bottom, -0.02), min(top, 1.02)
-    axis.set_ylim(bottom, top)
+    axes.set_ylim(bottom, top)
 
 
-def ticks(low: float, high: float, *, most: int = 8) -> list[float]:
-    """Return two to `most` round numbers from `low` to `high` for a logarithmic axis."""
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    for leads in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0)):
-        found = [v for d in decades for lead in leads if low <= (v := lead * 10.0**d) <= high]
-        if len(found) >= 3:
-            # Of too many, every second, every third, and so on.
-            return found[:: math.ceil(len(found) / most)]
-    # Less than a decade: even steps are rounder there.
-    even = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return [float(v) for v in even if low <= v <= high]
-
-
-def _tick(value: float, x: str) -> str:
-    if x != "training_flops":
-        return rounded(value)
-    exponent = int(np.floor(np.log10(value) + 1e-9))
-    lead = f"{value / 10**exponent:.3g}"
-    return rf"$10^{{{exponent}}}$" if lead == "1" else rf"${lead}\cdot10^{{{exponent}}}$"
-
-
-def rounded(value: float) -> str:
-    """Return a round number as `count` does, without the zeros behind its point."""
-    text = count(value)
-    return re.sub(r"\.?0+(?= |$)", "", text) if "." in text else text
-
-
-def _caption(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> str:
+def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> str:
     shown = [c.fit for c in fits.curves if (c.spec.outcome, c.spec.x) in set(panels)]
     repeated = runs.table["configuration"].duplicated(keep=False)
     if not repeated.any():
@@ -312,21 +257,3 @@ def _caption(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> 
 def _size(marker: str, size: float) -> float:
     # Its points make a star look smaller.
     return size * 1.3 if marker == "*" else size
-
-
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write `<stem>.svg` and `<stem>.png` (200 dpi) and return them."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")]
-    paths[0].write_bytes(image(figure, "svg"))
-    paths[1].write_bytes(image(figure, "png"))
-    return paths
-
-
-def image(figure: Figure, kind: str) -> bytes:
-    """Return the figure as `svg` or `png`, without a creation date: equal numbers give equal bytes."""
-    buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(buffer, format=kind, dpi=200, facecolor="white", metadata=metadata)
-    return buffer.getvalue()

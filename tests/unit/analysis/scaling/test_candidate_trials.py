@@ -5,8 +5,11 @@ import pytest
 from typer.testing import CliRunner
 
 import analysis
-from analysis.scaling.experimental_design import LossAt, next_runs
-from analysis.scaling.next_sweep import candidates_of, fit_sweep_laws, sweep_texts
+from analysis.scaling.candidate_trials import candidates_of
+from analysis.scaling.design_sweep import sweep_texts
+from analysis.scaling.design_targets import LossAt
+from analysis.scaling.experimental_design import next_runs
+from analysis.scaling.sweep_laws import fit_sweep_laws
 from orchestrator import cli
 from orchestrator.planning.pricing import account, make_plan
 from orchestrator.records.trial_dir import SweepDir
@@ -136,7 +139,7 @@ def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):
     both = trained / "both.yaml"
     both.write_text(joined([Source(file=both, text=t, label=label) for label, t in texts.items()]))
 
-    wanted = {t.spec.trial_id for r in found.chosen for t in r.candidate.trial}
+    wanted = {t.spec.trial_id for r in found.chosen for t in r.candidate.trials}
     assert len(wanted) == 3
     assert {t.trial_id for t in load_sweep(trained / "both.yaml").trials} == wanted
 

@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
-from analysis.plotting.architectures import frontier_figure, multipliers_figure
-from analysis.plotting.next_run import next_run_figure
+from analysis.plotting.canvas import image
+from analysis.plotting.design_figure import design_figure
+from analysis.plotting.frontier_figure import frontier_figure
+from analysis.plotting.multipliers_figure import multipliers_figure
 from analysis.plotting.style import COLOURS
-from analysis.plotting.sweep import image
 from analysis.scaling.compute_multiplier import multipliers
-from analysis.scaling.experimental_design import Candidate, LossAt, next_runs
+from analysis.scaling.design_targets import LossAt
+from analysis.scaling.experimental_design import Candidate, next_runs
 from analysis.scaling.frontier import frontier
 
 
@@ -64,7 +66,7 @@ def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
     assert len(image(figure, "png")) > 20_000
 
 
-def test_the_next_run_figure_numbers_what_is_chosen(noisy_families):
+def test_the_design_figure_numbers_what_is_chosen(noisy_families):
     candidates = [
         Candidate(name=f"{N:g}", architecture="memory", inputs={"params": N, "tokens": 20 * N}, gpu_hours=N / 1e8)
         for N in (1e7, 1e8, 3e8)
@@ -72,7 +74,7 @@ def test_the_next_run_figure_numbers_what_is_chosen(noisy_families):
     target = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
     found = next_runs(noisy_families, candidates, target, n_runs=2, worth=0.0)
 
-    figure = next_run_figure(found, noisy_families)
+    figure = design_figure(found)
 
     numbers = [t.get_text() for t in figure.axes[1].texts]
     assert sorted(numbers) == ["1", "2"]

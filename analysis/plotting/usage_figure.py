@@ -10,21 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.loading.usage import UsageCurve, UsageCurves, by_parts, usage_curves
+from analysis.plotting.axes import caption, grid, log_scale, margins, rounded
+from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
-from analysis.plotting.sweep import STYLE, rounded, sweep_styles, ticks
+from analysis.plotting.sweep_figure import sweep_styles
 from analysis.scaling.equal_compute import ConfigurationSummary
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -141,7 +141,7 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
         return None
     kinds = tuple(sorted({row.kind for row in rows}))
     styles = sweep_styles(runs, fits)
-    with matplotlib.rc_context(STYLE):
+    with styled():
         figure, grid = _grid(len(rows), len(kept))
         for axes, row in zip(grid, rows, strict=True):
             style = styles[row.series]
@@ -154,9 +154,7 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
         _scale_x(grid[0, 0], rows)
         for axis in grid[-1]:
             axis.set_xlabel("Training tokens" if x == "tokens" else "Step", fontsize=9)
-        figure.supxlabel(
-            _caption(rows), y=0.08 / figure.get_figheight(), fontsize=8, color="#555555"
-        )
+        caption(figure, _reading(rows), y=0.08 / figure.get_figheight())
     return figure
 
 
@@ -169,8 +167,7 @@ def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
         left + n_columns * wide + (n_columns - 1) * column_gap + right,
         bottom + n_rows * height + (n_rows - 1) * row_gap + top,
     )
-    figure = Figure(figsize=size)
-    FigureCanvasAgg(figure)
+    figure = new_figure(*size, layout=None)
     grid = figure.subplots(
         n_rows,
         n_columns,
@@ -262,8 +259,7 @@ def _draw(axis: Axes, cell: _Cell | None, style: SeriesStyle) -> None:
             color=_GREY,
         )
         return
-    axis.grid(visible=True, color="#E5E5E5", linewidth=0.8)
-    axis.set_axisbelow(True)
+    grid(axis)
     # Few reports are shown as such; the line between them is for the eye.
     marker = "o" if len(cell.mean.x) <= _FEW_REPORTS else None
     for curve in cell.smaller:
@@ -328,12 +324,7 @@ def _scale_y(axis: Axes, panel: _Panel, cells: Sequence[_Cell | None]) -> None:
     )
     low, high = float(values.min()), float(values.max())
     if panel.logarithmic and low > 0 and high / low > _WIDE_RANGE:
-        axis.set_yscale("log")
-        bottom, top = low / (high / low) ** 0.06, high * (high / low) ** 0.06
-        axis.set_ylim(bottom, top)
-        axis.yaxis.set_major_locator(FixedLocator(ticks(bottom, top, most=5)))
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        log_scale(axis, "y", *margins([low, high], least=1.0), show="{:,g}".format, most=5)
         return
     top = high * 1.06 if high > 0 else 1.0
     axis.set_ylim(min(0.0, low * 1.06), top)
@@ -353,7 +344,7 @@ def _scale_x(axis: Axes, rows: Sequence[_Row]) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rounded(value)))
 
 
-def _caption(rows: Sequence[_Row]) -> str:
+def _reading(rows: Sequence[_Row]) -> str:
     cells = [cell for row in rows for cell in row.cells if cell is not None]
     parts = ["thick: mean over layers and seeds"]
     if any(cell.layers for cell in cells):

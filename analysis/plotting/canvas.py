@@ -1,0 +1,56 @@
+"""Figures without a display: canvas, shared style, files in SVG and PNG."""
+
+import io
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+STYLE: Any = {  # matplotlib types the keys one by one
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#555555",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "svg.hashsalt": "memscale",  # the same numbers give the same file
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and written; pyplot's settings stay as they are."""
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
+    """Return a figure of that size in inches, on a canvas of its own instead of pyplot's."""
+    figure = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, stem: str | Path) -> list[Path]:
+    """Write `<stem>.svg` and `<stem>.png` (200 dpi) and return them."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+    for path, kind in zip(paths, ("svg", "png"), strict=True):
+        path.write_bytes(image(figure, kind))
+    return paths
+
+
+def image(figure: Figure, kind: str) -> bytes:
+    """Return the figure as `svg` or `png`, undated: equal numbers give equal bytes."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    with styled():
+        figure.savefig(buffer, format=kind, dpi=200, facecolor="white", metadata=metadata)
+    return buffer.getvalue()

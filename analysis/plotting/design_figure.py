@@ -1,0 +1,158 @@
+"""Figures of an experimental design: candidates among the runs, and what each brings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from analysis.plotting.axes import (
+    GREY,
+    INK,
+    OUTSIDE,
+    caption,
+    grid,
+    legend_above,
+    log_scale,
+    margins,
+    points,
+    rounded,
+)
+from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.style import SeriesStyle, series_styles
+from analysis.scaling.design_targets import LossAt
+from analysis.scaling.experimental_design import ExperimentalDesign, RankedCandidate
+from analysis.scaling.run_columns import size_of
+
+Point = tuple[float, float]
+
+
+def design_figure(design: ExperimentalDesign) -> Figure:
+    """Return candidates in the plane of sizes and tokens, and interval width against GPU-hours.
+
+    In the plane, larger markers remove more of the target's variance. Without tokens in the law,
+    the plane has the outcome in their place, and shows the runs alone.
+    """
+    styles = series_styles(design.laws.by_name)
+    with styled():
+        figure = new_figure(10.4, 4.9)
+        plane, price = figure.subplots(1, 2)
+        _draw_plane(plane, design, styles)
+        _draw_price(price, design, styles)
+        numbers = {id(r.candidate): i for i, r in enumerate(design.chosen, 1)}
+        for r in design.ranked:
+            if id(r.candidate) not in numbers:
+                continue
+            for axes, at in ((plane, _place(r)), (price, (r.candidate.gpu_hours, r.width))):
+                if np.isfinite(at[1]):
+                    axes.annotate(
+                        str(numbers[id(r.candidate)]),
+                        at,
+                        xytext=(7, 7),
+                        textcoords="offset points",
+                        fontsize=11,
+                        fontweight="bold",
+                        zorder=6,
+                    )
+        for axes in (plane, price):
+            grid(axes)
+        legend_above(figure, _handles(design, styles), most_columns=6, fontsize=9)
+        caption(figure, f"target: {design.target.description}", size=9)
+    return figure
+
+
+def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:
+    """Draw runs, candidates and the target over size and tokens, shaded outside the runs."""
+    xs, ys = [], []
+    for name, law in design.laws.by_name.items():
+        fit = law.fit
+        rows = np.ones(len(fit.y), dtype=bool)
+        if law.group is not None:
+            rows = fit.inputs["group"] == law.group
+        x, y = size_of(fit.inputs)[rows], fit.inputs.get("tokens", fit.y)[rows]
+        look: Any = {"linestyle": "none", "marker": ".", "markersize": 5, "alpha": 0.6}
+        axes.plot(x, y, color=styles[name].colour, zorder=3, **look)
+        xs += [x.min(), x.max()]
+        ys += [y.min(), y.max()]
+    corner, extent = (min(xs), min(ys)), (max(xs) - min(xs), max(ys) - min(ys))
+    axes.set_facecolor(OUTSIDE)
+    axes.add_patch(Rectangle(corner, *extent, facecolor="white", edgecolor="none", zorder=0.5))
+    for r in design.ranked:
+        place = _place(r)
+        if np.isfinite(place[1]):
+            size = 4 + 14 * np.sqrt(1 - r.width**2)
+            style = styles[r.candidate.architecture]
+            axes.plot(*place, **points(style, size, edge=1.3, face="none"), zorder=4)
+            xs.append(place[0])
+            ys.append(place[1])
+    target = _target_place(design)
+    if target is not None:
+        axes.plot(*target, marker="*", markersize=16, color=INK, linestyle="none", zorder=5)
+        xs.append(target[0])
+        ys.append(target[1])
+    log_scale(axes, "x", *margins(xs, least=1.15), show=_tick)
+    log_scale(axes, "y", *margins(ys, least=1.15), show=_tick)
+    axes.set(title="Candidates among the runs", xlabel="Parameters N")
+    any_tokens = any("tokens" in r.candidate.inputs for r in design.ranked)
+    axes.set_ylabel("Training tokens D" if any_tokens else design.laws.outcome.capitalize())
+
+
+def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:
+    """Draw each candidate's interval width over its GPU-hours, and the steps of those chosen."""
+    for r in design.ranked:
+        look = points(styles[r.candidate.architecture], 6.5, edge=1.3)
+        axes.plot(r.candidate.gpu_hours, r.width, **look, zorder=3)
+    if design.chosen:
+        hours = np.cumsum([r.candidate.gpu_hours for r in design.chosen])
+        widths = [1.0, *(r.width for r in design.chosen)]
+        look = {"where": "post", "color": INK, "linewidth": 1.6, "zorder": 2}
+        axes.step(np.append(hours[0], hours), widths, **look)
+    axes.set(
+        title="What a run brings for its price",
+        xlabel="GPU-hours",
+        ylabel="Width of the interval afterwards / now",
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.3g}%"))
+    every = margins((r.candidate.gpu_hours for r in design.ranked), least=1.15)
+    log_scale(axes, "x", *every, show="{:g}".format)
+
+
+def _handles(design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> Sequence[Artist]:
+    shown = {r.candidate.architecture for r in design.ranked}
+    handles: list[Artist] = [
+        Line2D([], [], label=f"candidate, {n}", **points(s, 8, edge=1.3, face="none"))
+        for n, s in styles.items()
+        if n in shown
+    ]
+    run = Line2D([], [], linestyle="none", marker=".", color=GREY, label="run that is there")
+    handles.append(run)
+    if _target_place(design) is not None:
+        star: Any = {"linestyle": "none", "marker": "*", "markersize": 12}
+        handles.append(Line2D([], [], color=INK, label="target", **star))
+    if design.chosen:
+        handles.append(Line2D([], [], color=INK, linewidth=1.6, label="chosen, in order"))
+    handles.append(Patch(facecolor=OUTSIDE, edgecolor="#CCCCCC", label="outside the runs"))
+    return handles
+
+
+def _place(r: RankedCandidate) -> Point:
+    """Return size and tokens of a candidate; NaN where its law has no tokens."""
+    return size_of(r.candidate.inputs), r.candidate.inputs.get("tokens", np.nan)
+
+
+def _target_place(design: ExperimentalDesign) -> Point | None:
+    """Return size and tokens of a target that is a loss; None for other targets."""
+    target = design.target
+    if isinstance(target, LossAt) and "tokens" in target.inputs:
+        return size_of(target.inputs), target.inputs["tokens"]
+    return None
+
+
+def _tick(value: float) -> str:
+    return rounded(value) if value >= 1e3 else f"{value:g}"

@@ -1,0 +1,118 @@
+"""Figures of the compute-optimal frontier: best loss, size, tokens and architecture per budget."""
+
+from typing import Literal
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from analysis.plotting.axes import OUTSIDE, band_caption, legend_above, log_scale, rounded
+from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.shaded_panels import (
+    amount_axis,
+    capital,
+    curve_handle,
+    draw_curve,
+    shade_outside,
+)
+from analysis.plotting.style import SeriesStyle, series_styles
+from analysis.scaling.frontier import Frontier
+
+
+def frontier_figure(frontier: Frontier) -> Figure:
+    """Return best loss, size, tokens, and the share of draws each architecture wins, by budget."""
+    styles = series_styles(sorted(frontier.allocations))
+    x, label = frontier.budgets, capital(frontier.measure.label)
+    outside = {name: best.beyond > 1 + 1e-9 for name, best in frontier.allocations.items()}
+    with styled():
+        figure = new_figure(9.8, 7.4)
+        figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
+        (loss, size), (tokens, share) = figure.subplots(2, 2)
+        panels = (
+            (loss, "loss", f"Best {frontier.outcome}", frontier.outcome.capitalize()),
+            (size, "params", "Best size", "Parameters N"),
+            (tokens, "tokens", "Best training length", "Tokens"),
+        )
+        for axes, quantity, title, y_label in panels:
+            for name, best in frontier.allocations.items():
+                curve = (getattr(best, quantity), *getattr(best, f"{quantity}_band"))
+                draw_curve(axes, x, curve, extrapolated=outside[name], style=styles[name])
+            shade_outside(axes, x, list(outside.values()))
+            axes.set_title(title)
+            axes.set_ylabel(y_label)
+            amount_axis(axes, label, x)
+            low, high = _drawn_span(axes)
+            if axes is loss:
+                axes.set_ylim(low, high)
+            else:
+                log_scale(axes, "y", low, high, show=rounded)
+        _draw_shares(share, frontier, styles)
+        amount_axis(share, label, x)
+        handles: list[Artist] = [curve_handle(style, name) for name, style in styles.items()]
+        handles.append(Patch(color=OUTSIDE, label="outside the runs"))
+        legend_above(figure, handles, most_columns=5)
+        if not any(np.isfinite(best.tokens).any() for best in frontier.allocations.values()):
+            tokens.set_visible(False)  # all were trained on the same
+        band_caption(figure, frontier.level)
+    return figure
+
+
+def _draw_shares(axes: Axes, frontier: Frontier, styles: dict[str, SeriesStyle]) -> None:
+    """Stack the shares of draws that each architecture wins, its name where its share is largest."""
+    x = frontier.budgets
+    shares = np.asarray([best.share for best in frontier.allocations.values()])
+    axes.set_ylim(0, 1)
+    axes.set_title("Which architecture is best")
+    axes.set_ylabel("Share of draws that it wins")
+    if not np.isfinite(shares).all():
+        axes.text(0.5, 0.5, "not told: a law without draws", ha="center", transform=axes.transAxes)
+        return
+    bottom = np.zeros(len(x))
+    for name, part in zip(frontier.allocations, shares, strict=True):
+        axes.fill_between(
+            x,
+            bottom,
+            bottom + part,
+            color=styles[name].colour,
+            alpha=0.75,
+            linewidth=0.8,
+            edgecolor="white",
+        )
+        at = int(part.argmax())
+        if part[at] > 0.1:
+            side, shift = _label_side(at, len(x))
+            axes.annotate(
+                name,
+                (x[at], bottom[at] + part[at] / 2),
+                xytext=(shift, 0),
+                textcoords="offset points",
+                ha=side,
+                va="center",
+                fontsize=9,
+                bbox={
+                    "boxstyle": "round,pad=0.25",
+                    "facecolor": "white",
+                    "edgecolor": "none",
+                    "alpha": 0.85,
+                },
+            )
+        bottom = bottom + part
+
+
+def _label_side(at: int, n: int) -> tuple[Literal["left", "center", "right"], int]:
+    """Return the alignment of a name at point `at` of n, and its shift, that keep it inside."""
+    if at < n / 4:
+        return "left", 6
+    return ("right", -6) if at > 3 * n / 4 else ("center", 0)
+
+
+def _drawn_span(axes: Axes) -> tuple[float, float]:
+    """Return the ends of the vertical axis by the lines drawn, bands aside."""
+    ys = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    ys = ys[np.isfinite(ys) & (ys > 0)]
+    if not len(ys):
+        return 1.0, 10.0
+    margin = max((ys.max() / ys.min()) ** 0.06, 1.02)
+    return float(ys.min() / margin), float(ys.max() * margin)

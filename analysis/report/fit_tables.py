@@ -1,0 +1,96 @@
+"""Tables of fits: numbers with intervals, status, hold-out, and how the optimiser fared."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from analysis.fitting.result import LawFit
+from analysis.fitting.two_stage import TwoStageFit
+from analysis.formatting import Column, Table, number
+from analysis.scaling.isoflop import IsoflopFit
+
+
+def laws_table(laws: Mapping[str, Any]) -> Table:
+    """Return one row per fit: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`."""
+    rows = [(title, *row) for title, fit in laws.items() for row in _law_rows(fit)]
+    headings = ("fit", "numbers", "status", "hold-out", "what the status means")
+    note = "hold-out: mean |log error| of the largest runs, predicted from the rest"
+    return Table(
+        title="Laws",
+        columns=headings,
+        rows=tuple(rows),
+        numeric=(False,) * 5,
+        notes=(note,) if rows else (),
+    )
+
+
+def _law_rows(fit: Any) -> list[tuple[str, str, str, str]]:
+    """Return numbers, status, hold-out and sentence of every part of a fit."""
+    if isinstance(fit, LawFit):
+        held = "–" if fit.hold_out is None else f"{fit.hold_out.mean_absolute_log_error:.2%}"
+        return [(f"{fit.law.name}: {parameters(fit)}", str(fit.status), held, fit.sentence)]
+    if isinstance(fit, TwoStageFit):
+        link = (parameters(fit.to_outcome), str(fit.to_outcome.status), "–", fit.sentence)
+        return [*_law_rows(fit.to_loss), link]
+    if isinstance(fit, IsoflopFit):
+        lines = [row for line in fit.lines.values() for row in _law_rows(line)]
+        return [*lines, *_law_rows(fit.parametric)]
+    shown = "–"
+    if fit.exponent is not None:
+        size = getattr(fit, "size", "params")
+        shown = f"optimal {size} = {number(fit.coefficient)} C^{number(fit.exponent)}"
+        if fit.interval is not None:
+            shown += f" [{number(fit.interval[0])}, {number(fit.interval[1])}]"
+    return [(shown, str(fit.status), "–", fit.sentence)]
+
+
+def health_table(fits: Mapping[str, LawFit]) -> Table:
+    """Return how the optimiser fared with every fit that has numbers."""
+    usable = [(title, fit) for title, fit in fits.items() if fit.usable]
+    formats = {
+        "runs": "{0.n_points}",
+        "configurations": "{0.n_configurations}",
+        "degrees of freedom": "{0.degrees_of_freedom}",
+        "objective": "{0.objective:.6g}",
+        "gradient": "{0.gradient_norm:.1e}",
+        "moved": "{0.moved:.2g}",
+        "condition number": "{0.condition_number:.1e}",
+        "starts agreeing": "{0.n_agreeing} of {0.n_starts}",
+        "minima": "{0.n_optima}",
+        "resamples refused": "{0.share_refused:.0%}",
+        "resamples unsettled": "{0.share_unsettled:.1%}",
+    }
+
+    def cell(text: str) -> Callable[[tuple[str, LawFit]], str]:
+        return lambda item: text.format(item[1])
+
+    columns = [Column("fit", lambda item: item[0])]
+    columns += [Column(heading, cell(text), True) for heading, text in formats.items()]
+    note = (
+        "moved: from the winning start, 0 is a start handed back untouched;"
+        " minima: distinct ones that starts came to rest in"
+    )
+    return Table.of("How the optimiser fared", usable, columns, [note] if usable else ())
+
+
+def parameters(fit: LawFit) -> str:
+    """Return `E 1.69 [1.60, 1.75], A …`, or a dash without a usable fit."""
+    if not fit.usable:
+        return "–"
+    phrases = []
+    for name, value in fit.parameters.items():
+        interval = ""
+        if name in fit.intervals:
+            low, high = fit.intervals[name]
+            # A bound or a fixed value has no spread; brackets would look like certainty.
+            interval = f" [{number(low)}, {number(high)}]" if low < high else " (held at its bound)"
+        phrases.append(f"{name} {number(value)}{interval}")
+    return ", ".join(phrases)
+
+
+def hold_out(fit: LawFit) -> str:
+    """Return the mean error of the held-out sizes."""
+    if fit.hold_out is None:
+        return "–"
+    if fit.hold_out.mean_relative_error is None:
+        return f"{number(fit.hold_out.mean_absolute_error)} absolute"
+    return f"{fit.hold_out.mean_relative_error:.1%}"

@@ -1,0 +1,234 @@
+"""Candidate trials of an experimental design: trials not yet run, and further seeds of others.
+
+What a further seed brings depends on how much of the noise is between seeds
+(`analysis/scaling/seed_noise.py`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from analysis.formatting import count
+from analysis.loading.schema import setting
+from analysis.scaling.architecture_laws import ArchitectureLaws
+from analysis.scaling.design_targets import LossAt, Target, parse_target
+from analysis.scaling.experimental_design import Candidate, ExperimentalDesign, next_runs
+from analysis.scaling.run_columns import SIZE_INPUTS
+from analysis.scaling.seed_noise import seeds_known
+from analysis.scaling.sweep_laws import fit_sweep_laws
+
+FURTHER = 10.0
+"""How many times larger than the largest run the target is that nobody stated."""
+
+SAME_RATIO = 1.25
+"""Factor in tokens per parameter up to which a trial continues a ladder."""
+
+
+def propose(
+    table: pd.DataFrame,
+    trials: Sequence[Any],
+    *,
+    outcome: str = "loss",
+    law: str | None = None,
+    **options: Any,
+) -> ExperimentalDesign:
+    """Return which trials to run next, for the runs of a sweep.
+
+    Args:
+        table: Of `analysis.load`.
+        trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), of any sweep file.
+        outcome: Column that falls with size.
+        law: Name of a law; None leaves it to `fit_sweep_laws`.
+        options: As `propose_from`.
+
+    Raises:
+        ValueError: If nothing can be said; the message says why and what to do.
+    """
+    laws = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
+    return propose_from(laws, table, trials, **options)
+
+
+def propose_from(
+    laws: ArchitectureLaws,
+    table: pd.DataFrame,
+    trials: Sequence[Any],
+    *,
+    target: str | None = None,
+    extra_seeds: int = 1,
+    **options: Any,
+) -> ExperimentalDesign:
+    """Return what `propose` does, for laws that are fitted already.
+
+    Args:
+        laws: Of the table's runs.
+        table: Of `analysis.load`.
+        trials: Planned ones.
+        target: As `parse_target`; None is the loss of the best architecture at ten times its
+            largest run.
+        extra_seeds: Further seeds that each finished configuration may get.
+        options: n_runs, gpu_hours, far, worth and by of `next_runs`.
+
+    Raises:
+        ValueError: If nothing is left to choose from, or the target cannot be.
+    """
+    candidates, notes = candidates_of(trials, laws, table, extra_seeds=extra_seeds)
+    if not candidates:
+        raise ValueError(
+            f"candidates: none is left to choose from ({'; '.join(notes)});"
+            " name a sweep file with other trials (--candidates more.yaml)"
+        )
+    wanted = parse_target(target, laws) if target else default_target(laws)
+    design = next_runs(laws, candidates, wanted, **options)
+    left_out = [f"{name} is left out: {why}" for name, why in laws.left_out.items()]
+    return replace(design, notes=(*design.notes, *left_out, *notes))
+
+
+def candidates_of(
+    trials: Sequence[Any], laws: ArchitectureLaws, table: pd.DataFrame, *, extra_seeds: int = 1
+) -> tuple[list[Candidate], list[str]]:
+    """Return the candidates among planned trials, and why the other configurations are none.
+
+    A configuration that is not done is one candidate, all its seeds together. One that is done has
+    a candidate for each further seed.
+
+    Args:
+        trials: Planned ones.
+        laws: What they would be compared with.
+        table: The runs that the laws were fitted to.
+        extra_seeds: Further seeds that a finished configuration may get.
+    """
+    done = set(table["trial_id"]) if "trial_id" in table else set()
+    configurations: dict[str, list[Any]] = {}
+    for trial in trials:
+        configurations.setdefault(_configuration_key(trial.spec), []).append(trial)
+    found: list[Candidate] = []
+    notes: Counter[str] = Counter()
+    known = seeds_known(laws)
+    for members in configurations.values():
+        there = [t for t in members if t.spec.trial_id in done]
+        todo = [t for t in members if t.to_train and t.spec.trial_id not in done]
+        first = members[0].spec
+        why = _not_comparable(first, laws, table)
+        if not why and not todo:
+            why = _no_further_seed(there, known=known, extra_seeds=extra_seeds)
+        if why:
+            notes[why] += 1
+            continue
+        groups = [todo] if todo else [[t] for t in _further_seeds(there[0], members, extra_seeds)]
+        for i, group in enumerate(groups):
+            seed = "" if todo else f", seed {group[0].spec.seed}"
+            found.append(_candidate(group, laws, name=_name(first) + seed, done=len(there) + i))
+    n = len(configurations)
+    return found, [f"{k} of {n} configurations: {why}" for why, k in notes.items()]
+
+
+def _configuration_key(spec: Any) -> str:
+    """Return what trials have in common that differ in their seed alone."""
+    settings = sorted(
+        (key, str(value))
+        for section in (spec.model, spec.train, spec.data)
+        for key, value in section.items()
+    )
+    return f"{spec.architecture} {sorted(spec.accounting.items())} {settings}"
+
+
+def _candidate(trials: Sequence[Any], laws: ArchitectureLaws, *, name: str, done: int) -> Candidate:
+    spec = trials[0].spec
+    inputs = laws.named(spec.architecture).curve.law.inputs
+    return Candidate(
+        name=name,
+        architecture=spec.architecture,
+        inputs={name: float(spec.accounting[laws.columns[name]]) for name in inputs},
+        gpu_hours=sum(_gpu_hours(t) for t in trials),
+        n_seeds=len(trials),
+        n_seeds_done=done,
+        trials=tuple(trials),
+    )
+
+
+def _no_further_seed(there: Sequence[Any], *, known: bool, extra_seeds: int) -> str | None:
+    """Return why a configuration with nothing left to train gets no further seed."""
+    if not there or not extra_seeds:
+        return "done already"
+    if not known:
+        return (
+            "done already, and what a second seed would bring cannot be told:"
+            " no configuration has two"
+        )
+    return None
+
+
+def _further_seeds(one: Any, members: Sequence[Any], n: int) -> list[Any]:
+    """Return the trials of the next n seeds of a configuration."""
+    last = max(t.spec.seed for t in members)
+    return [
+        replace(
+            one,
+            spec=replace(one.spec, seed=last + i, origin=f"a further seed, {last + i}"),
+            status="new",
+            why="a further seed",
+            remaining=1.0,
+        )
+        for i in range(1, n + 1)
+    ]
+
+
+def _not_comparable(spec: Any, laws: ArchitectureLaws, table: pd.DataFrame) -> str | None:
+    """Return why a trial's result could not be compared with the runs."""
+    if spec.architecture not in laws.by_name:
+        return f"no law of {spec.architecture}"
+    law = laws.named(spec.architecture).curve.law
+    missing = [laws.columns[n] for n in law.inputs if laws.columns[n] not in spec.accounting]
+    if missing:
+        return f"the plan has no {', '.join(missing)}"
+    for key, value in spec.data.items():
+        column = f"data.{key}"
+        if column in table and len(table) and setting(value) != setting(table[column].iloc[0]):
+            return f"another data.{key} than the runs"
+    if laws.columns.get("x") == "training_flops":
+        mine = table[table["architecture"] == spec.architecture]
+        ratios = mine["training_tokens"] / mine["active_params"]
+        ratio = spec.accounting["training_tokens"] / spec.accounting["active_params"]
+        if not ratios.min() / SAME_RATIO <= ratio <= ratios.max() * SAME_RATIO:
+            return (
+                "other tokens per parameter than the runs, in which tokens grow in step with size"
+            )
+        return None
+    tokens = "training_tokens"
+    fixed = "tokens" not in law.inputs and tokens in table
+    if fixed and spec.accounting.get(tokens) not in set(table[tokens]):
+        return f"other tokens than the runs, and the law {law.name} knows none"
+    return None
+
+
+def _gpu_hours(trial: Any) -> float:
+    """Return the hours that a trial still takes, times its GPUs; hours alone where it has none."""
+    gpus = trial.spec.resources.gpus
+    devices = float(gpus) if isinstance(gpus, int | float) and gpus > 0 else 1.0
+    return max(float(trial.runtime.seconds) * float(trial.remaining) * devices / 3600, 1e-9)
+
+
+def _name(spec: Any) -> str:
+    size = spec.preset or f"{count(spec.accounting['total_params'])} parameters"
+    tokens = count(spec.accounting["training_tokens"])
+    return f"{spec.architecture} {size} {tokens} tokens {spec.trial_id[-6:]}"
+
+
+def default_target(laws: ArchitectureLaws) -> Target:
+    """Return the lowest of the losses of architectures at ten times their largest run."""
+    targets = []
+    for name, law in laws.by_name.items():
+        domain = law.curve.domain
+        inputs: dict[str, float] = {}
+        for key in law.curve.law.inputs:
+            if key in SIZE_INPUTS:
+                inputs[key] = FURTHER * domain.params[1]
+            elif key == "tokens" and domain.tokens is not None:
+                inputs[key] = FURTHER * domain.tokens[1]
+            else:
+                inputs[key] = FURTHER * domain.params[1] * float(domain.ratios[-1])
+        targets.append(LossAt(architecture=name, inputs=inputs))
+    return min(targets, key=lambda t: float(t.values(laws.curves())[0]))
