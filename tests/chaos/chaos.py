@@ -1,21 +1,23 @@
-"""A sweep on a Ray cluster of four nodes in which everything is killed at random times; then what must hold is looked at.
+"""Chaos test: a sweep on a Ray cluster of four nodes while everything is killed at random times.
 
-    python tests/chaos/chaos.py                              # seeds 0 to 9, 40 trials each: `make test-chaos`
-    python tests/chaos/chaos.py --seeds 3 --keep /tmp/look   # one seed again; its folder is kept
-    python tests/chaos/chaos.py --seeds 0,1 --trials 6 --kinds rank,supervisor,controller --no-server
-    python tests/chaos/chaos.py --seeds 0 --hosts            # four network namespaces as four hosts, one of them cut off
+    chaos=tests/chaos/chaos.py
+    python $chaos                              # seeds 0 to 9, 40 trials each: `make test-chaos`
+    python $chaos --seeds 3 --keep /tmp/look   # one seed again; its folder is kept
+    python $chaos --seeds 0,1 --trials 6 --kinds rank,supervisor,controller --no-server
+    python $chaos --seeds 0 --hosts            # four network namespaces, one of them cut off
 
-Killed are ranks, supervisors, raylets (with their nodes; others join), the head with the whole cluster, the submission
-(controller), its exporter and the tracking server; for a while the disk is full (a tmpfs, where one may be mounted),
-and for a while the sweep's storage fails in every process (faults/sitecustomize.py); the clock of one node is an hour
-ahead. With --hosts every node has a network and a host name of its own (hosts.py), and
-one is cut off from the others for a while, with all that runs there. When is drawn from the seed: a share of all steps, and a pause after it; the last
-steps of trials wait until everything has struck.
-Whoever ends is started again, as a person would: the cluster, the server, the submission.
+Killed are ranks, supervisors, raylets (with their nodes; others join), the head with the whole
+cluster, the submission (controller), its exporter and the tracking server. For a while the disk is
+full (a tmpfs, where one may be mounted), and for a while the sweep's storage fails in every process
+(faults/sitecustomize.py). The clock of one node is an hour ahead. With --hosts every node has a
+network and a host name of its own (hosts.py), and one is cut off from the others for a while, with
+all that runs there. The seed decides when: a share of all steps, and a pause after it. The last
+steps of trials wait until every fault has occurred. What has ended is started again, as a person
+would do: the cluster, the server, the submission.
 
-Afterwards: every trial is done once; its measurements equal those of the undisturbed sweep bit for bit; the tracker has
-each point once; every attempt that did not finish ended for a reason that was caused; and of processes, ports, locks and
-temporary files nothing is left.
+Afterwards every trial is done once, and its measurements equal those of the undisturbed sweep bit
+for bit. The tracker has each point once. Every attempt that did not finish ended for a reason that
+was caused. Of processes, ports, locks and temporary files nothing is left.
 """
 
 import argparse
@@ -89,7 +91,7 @@ NOTICED_S = 5.0
 """Within what time a controller knows that a supervisor is dead."""
 STALLED_S = 5.0
 HEAD_S = 20.0
-"""How long a submission may take to notice that its cluster is gone, before a person would end it."""
+"""How long a submission may take to notice that its cluster is gone, before it is ended."""
 
 LOG = logging.getLogger("chaos")
 
@@ -191,7 +193,7 @@ class Ray:
             raise
 
     def _patiently(self, **more: Any) -> Any:
-        """Add a node; again if its agents did not come in the 30 s that Ray grants them, as on a busy machine."""
+        """Add a node; again if its agents did not start in the 30 s that Ray allows."""
         for left in reversed(range(5)):
             try:
                 return self._cluster.add_node(num_cpus=2, **more)
@@ -221,7 +223,7 @@ class Ray:
         return [_raylet(node) for node in self._cluster.worker_nodes]
 
     def kill_raylet(self, pid: int) -> None:
-        """Kill a raylet and nothing else: what hangs on it must end by itself. Another node joins."""
+        """Kill a raylet alone: what depends on it must end by itself. Another node joins."""
         os.kill(pid, signal.SIGKILL)
         (node,) = [n for n in self._cluster.worker_nodes if _raylet(n) == pid]
         self._cluster.remove_node(node, allow_graceful=False)
@@ -321,8 +323,6 @@ class Chaos:
     @property
     def store(self) -> str:
         return default_tracking_uri(self.folder)
-
-    # -- running ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Disturb the sweep until it is done."""
@@ -424,8 +424,6 @@ class Chaos:
         if self.ray is not None:
             self.ray.close()
 
-    # -- striking ----------------------------------------------------------------------------------------------------
-
     def _strike(self, kind: str) -> bool:
         """Do it to somebody who is there now; False if nobody is."""
         if self.head_died_at is not None:
@@ -441,7 +439,7 @@ class Chaos:
             self.expected.setdefault(attempt.path, set()).update(OUTCOMES[kind])
 
     def _below(self, pid: int) -> list[AttemptDir]:
-        """Return the attempts that a process carries: ranks among its descendants; and those whose ranks nobody can place."""
+        """Return the attempts with ranks below a process, and those whose ranks are unknown."""
         with contextlib.suppress(psutil.NoSuchProcess):
             there = {child.pid for child in psutil.Process(pid).children(recursive=True)}
             found = []
@@ -565,13 +563,12 @@ class Chaos:
         self._expect("storage", [*running, *self._open()])
         return True
 
-    # -- what must hold ------------------------------------------------------------------------------------------------
-
     def told(self) -> str:
         """Return how attempts ended."""
         ends = [a.end() for trial in self._trials() for a in trial.attempts()]
         counts = Counter("open" if end is None else end["outcome"] for end in ends)
-        return f"{self.submissions} submissions; struck {', '.join(self.struck)}; attempts {dict(counts)}"
+        struck = ", ".join(self.struck)
+        return f"{self.submissions} submissions; struck {struck}; attempts {dict(counts)}"
 
     def check(self, measured: dict[str, dict[str, dict[int, float]]]) -> None:
         """Raise AssertionError for the first thing that does not hold."""
@@ -600,7 +597,7 @@ class Chaos:
             for attempt in trial.attempts():
                 end = attempt.end()
                 may = self.expected.get(attempt.path, set()) | {"done"}
-                # The controller may have sent it to a supervisor of whose death it did not know yet.
+                # The controller may have sent it to a supervisor that had just died.
                 started = attempt.launch()["started_at"]
                 if not registered(attempt) and any(
                     left - 1.0 <= started <= left + NOTICED_S for left in self.left_at
@@ -673,8 +670,8 @@ def until(look: Callable[[], Any], what: str, timeout_s: float = 120.0) -> None:
 
 
 @contextlib.contextmanager
-def surroundings() -> Iterator[None]:
-    """Mark every process that is started inside, and set Ray up as memscale does; put the environment back."""
+def chaos_environment() -> Iterator[None]:
+    """Mark every process started inside, set Ray up as memscale does; restore it all."""
     before = dict(os.environ)
     places = (str(HERE / "faults"), str(HERE.parents[1]), before.get("PYTHONPATH"))
     path = os.pathsep.join(filter(None, places))
@@ -712,7 +709,7 @@ def main() -> int:
     failed = []
     root = Path(arguments.keep or tempfile.mkdtemp(prefix="memscale-chaos-"))
     root.mkdir(parents=True, exist_ok=True)
-    with surroundings():
+    with chaos_environment():
         plain = Plan(seed=0, trials=arguments.trials, steps=arguments.steps)
         measured = undisturbed(root, plain)
         for seed in arguments.seeds:

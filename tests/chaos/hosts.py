@@ -1,8 +1,9 @@
-"""A Ray cluster of several hosts on one machine: a network namespace and a host name for each, joined by a bridge.
+"""A Ray cluster of several hosts on one machine: network namespaces joined by a bridge.
 
-What `ray.cluster_utils.Cluster` cannot show: processes of another host that may not be looked up by their pid, and a
-host that nobody reaches while all on it goes on running. This process is the first host and takes the head; nothing but
-its own processes holds the others' namespaces, so that nothing is left of them when it ends, however it ends.
+Each has a host name of its own. What `ray.cluster_utils.Cluster` cannot show: processes of another
+host that may not be looked up by their pid, and a host that nobody reaches while all on it goes on
+running. This process is the first host and takes the head. Only its own processes hold the others'
+namespaces, so that nothing is left of them when it ends, however it ends.
 """
 
 import contextlib
@@ -33,13 +34,13 @@ HEALTH = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "4",
 }
-"""A host that does not answer is dead after about six seconds; Ray's own 15 to 30 would be most of the test."""
+"""A silent host is dead after about six seconds; Ray's own 15 to 30 would be most of the test."""
 UP_S = 120.0
 """How long a node may take to come up on a busy machine."""
 
 
 def enter() -> str | None:
-    """Give this process a network and a host name of its own; return why not, if that is not allowed here.
+    """Give this process a network and a host name of its own; return why not, if not allowed.
 
     To be called by a program that has started no thread yet.
     """
@@ -196,13 +197,13 @@ class Hosts:
         raise ValueError(f"no host has a raylet {raylet}")
 
     def kill_raylet(self, pid: int) -> None:
-        """Kill a raylet and nothing else: what hangs on it must end by itself. Then its host joins again."""
+        """Kill a raylet alone: what depends on it must end by itself. Its host joins again."""
         host = self.host_of(pid)
         os.kill(pid, signal.SIGKILL)
         self._again(host)
 
     def cut(self, pid: int, *, seconds: float) -> None:
-        """Pull the plug of a raylet's host for a while; what runs there goes on. Then its host joins again."""
+        """Cut a raylet's host off for a while; what runs there goes on. Then it joins again."""
         host = self.host_of(pid)
         _ip("link", "set", host.link, "down")
         time.sleep(seconds)
@@ -210,7 +211,7 @@ class Hosts:
         self._again(host)
 
     def _again(self, host: Host) -> None:
-        """Wait until a node has noticed that it is dead, and start it anew, as whoever watches over the hosts would."""
+        """Wait until a node has noticed that it is dead; restart it, as an operator would."""
         assert host.node is not None
         _until(lambda: host.node.poll() is not None, f"the end of the node on {host.name}")
         (self.folder / f"{host.name}.log").unlink()

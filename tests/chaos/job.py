@@ -1,7 +1,7 @@
-"""What a trial computes under chaos: a logistic map, in which a step lost, repeated or taken from the wrong state shows in every later one.
+"""Job of the chaos test: a logistic map, in which a lost or repeated step changes all later ones.
 
-Keeps the contract of `workloads.training.train.run`: goes on from the newest checkpoint, which it writes aside and renames, and
-checkpoints and raises Interrupted when asked to leave.
+Keeps the contract of `workloads.training.train.run`: goes on from the newest checkpoint, which it
+writes aside and renames, and checkpoints and raises Interrupted when asked to stop.
 """
 
 import json

@@ -1,6 +1,9 @@
-"""One submission as a process: controller and exporter, as `memscale submit` runs them: submit.py SWEEP NUMBER LAUNCHER [TRACKING_URI].
+"""One submission as a process: controller and exporter, as `memscale submit` runs them.
 
-LAUNCHER is `process`, or the address of a Ray cluster. Exits with 0 when every trial is done and sent.
+    submit.py SWEEP NUMBER LAUNCHER [TRACKING_URI]
+
+LAUNCHER is `process`, or the address of a Ray cluster. Exits with 0 when every trial is done and
+sent.
 """
 
 import contextlib

@@ -102,7 +102,7 @@ def test_six_trials_through_kills_of_rank_supervisor_and_controller(tmp_path, mo
         kinds=("rank", "supervisor", "controller"),
         server=False,
     )
-    with chaos.surroundings():
+    with chaos.chaos_environment():
         measured = chaos.undisturbed(tmp_path, plan)
         disturbed = chaos.Chaos(plan, tmp_path / "disturbed")
 

@@ -1,10 +1,11 @@
-"""On the import path of processes that tests disturb; which fault, the environment says.
+"""Fault injection, on the import path of processes that tests disturb; chosen by the environment.
 
-    CHAOS_AHEAD_S=3600           what Python calls the time of day is an hour ahead
-    CHAOS_STORAGE=FLAG:FOLDER    while the file FLAG exists, FOLDER's storage fails: whatever opens, looks up, writes,
-                                 flushes, names, lists or deletes there ends with the error that FLAG names (EIO, ESTALE)
+    CHAOS_AHEAD_S=3600           Python's time of day is an hour ahead
+    CHAOS_STORAGE=FLAG:FOLDER    while the file FLAG exists, FOLDER's storage fails: opening,
+                                 looking up, writing, flushing, renaming, listing and deleting
+                                 there raise the error that FLAG names (EIO, ESTALE)
 
-A file that is open stays so, as on a real mount; what Python writes into it through a buffer is seen at its `fsync`.
+A file that is open stays so, as on a real mount; a buffered write into it fails at its `fsync`.
 """
 
 import builtins

@@ -1,4 +1,4 @@
-"""How sweeps of one cluster know of each other, with a dictionary in the place of the cluster's store."""
+"""Registry of the sweeps of one cluster, with a dictionary as the key-value store."""
 
 from orchestrator.launchers.cluster_registry import SILENT_S, ClusterRegistry
 from orchestrator.scheduling.fair_share import SweepUsage

@@ -1,4 +1,4 @@
-"""Who keeps a controller alive on a cluster, without a cluster."""
+"""Restarts of a detached controller, without a cluster."""
 
 import errno
 import os
@@ -13,7 +13,10 @@ from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.trial_dir import SweepDir
 
-DIES_ONCE = 'echo "$RAY_JOB_ID $MARK $CUDA_VISIBLE_DEVICES" >> said; [ -e once ] && exit 7; touch once; kill -9 $$'
+DIES_ONCE = (
+    'echo "$RAY_JOB_ID $MARK $CUDA_VISIBLE_DEVICES" >> said; '
+    "[ -e once ] && exit 7; touch once; kill -9 $$"
+)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What others hold on a shared cluster, as trials with made-up names that the scheduler steers round."""
+"""Foreign load on a shared cluster as placeholder trials that the scheduler packs around."""
 
 from orchestrator.launchers.foreign_load import LEAST_S, NodeUse, foreign_load
 from orchestrator.scheduling.demand import Demand, Node
@@ -38,7 +38,7 @@ def test_what_is_free_or_ours_is_nobodys():
     assert taken({"CPU": 8.0, "GPU": 4.0}, own=own) == []
 
 
-def test_strangers_are_put_on_gpus_that_are_not_ours():
+def test_foreign_load_are_put_on_gpus_that_are_not_ours():
     own = [NodeUse(node_id="n", cpus=2, gpus=2.0, gpu_ids=("4", "5"))]
     found = taken({"CPU": 3.0, "GPU": 0.5}, own=own)
 
@@ -58,7 +58,7 @@ def test_a_closed_node_is_full_but_for_what_is_ours():
     assert summed(taken({"CPU": 6.0, "GPU": 3.0}, own=own, closed={"n"})) == (6, 3.0)
 
 
-def test_strangers_are_expected_to_stay_as_long_again_as_they_have_been_there():
+def test_foreign_load_are_expected_to_stay_as_long_again_as_they_have_been_there():
     since = {}
     assert taken({"CPU": 0.0}, since=since)[0].predicted_end == 1000.0 + LEAST_S
     assert taken({"CPU": 0.0}, since=since, now=3000.0)[0].predicted_end == 5000.0

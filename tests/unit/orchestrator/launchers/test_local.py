@@ -20,7 +20,8 @@ def sweep(tmp_path):
     return SweepDir(tmp_path / "s")
 
 
-def add(sweep, seed, *, resources=Resources(gpus=0), retries=Retries(), **data):  # noqa: B008 -- both are frozen
+# Both defaults are frozen.
+def add(sweep, seed, *, resources=Resources(gpus=0), retries=Retries(), **data):  # noqa: B008
     spec = TrialSpec(
         sweep="s",
         data={"source": "x", **data},

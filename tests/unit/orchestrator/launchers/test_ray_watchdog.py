@@ -15,7 +15,7 @@ WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
 
 @pytest.fixture
 def start():
-    """Start a Python that runs a line, prints `up` and waits; the processes are ended with the test."""
+    """Start a Python that runs a line, prints `up` and waits; it is ended with the test."""
     with ExitStack() as stack:
 
         def start(code=WAITS, **environment):

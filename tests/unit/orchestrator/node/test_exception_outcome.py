@@ -39,11 +39,12 @@ def test_kinds_of_failure(error, outcome):
 
 # As torch 2.11 said on an H200 that fourteen trials shared.
 SHARED_GPU = (
-    "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of "
-    "139.80 GiB of which 128.63 GiB is free. Process 1712 has 3.06 GiB memory in use. Including "
-    "non-PyTorch memory, this process has 3.37 GiB memory in use. Process 5306 has 734.00 MiB memory "
-    "in use. 2.80 GiB allowed; Of the allocated memory 2.68 GiB is allocated by PyTorch, and 14.66 "
-    "MiB is reserved by PyTorch but unallocated. See documentation for more"
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total "
+    "capacity of 139.80 GiB of which 128.63 GiB is free. Process 1712 has 3.06 GiB memory in use. "
+    "Including "
+    "non-PyTorch memory, this process has 3.37 GiB memory in use. Process 5306 has 734.00 MiB "
+    "memory in use. 2.80 GiB allowed; Of the allocated memory 2.68 GiB is allocated by PyTorch, "
+    "and 14.66 MiB is reserved by PyTorch but unallocated. See documentation for more"
 )
 
 

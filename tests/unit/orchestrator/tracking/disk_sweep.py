@@ -90,7 +90,7 @@ def value(name, step):
 
 
 def expected_points(trial: TrialDir):
-    """What a tracker must hold of the journals: (key, step) -> (t, value), where the first attempt's points stand."""
+    """Points that a tracker must hold: (key, step) -> (t, value); the first attempt's stay."""
     merged = {}
     for attempt in trial.attempts():
         for line in attempt.lines():

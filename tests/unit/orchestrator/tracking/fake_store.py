@@ -10,7 +10,7 @@ class FakeRun:
     def __init__(self, experiment, tags, name, start_s):
         self.experiment, self.tags, self.name, self.start_s = experiment, dict(tags), name, start_s
         self.points = set()
-        """As in the database: the key is (metric, time, step, value), a point that is there already stays."""
+        """As in the database: the key is (metric, time, step, value); an existing point stays."""
         self.params, self.artifacts = {}, {}
         self.status, self.ended_at_s, self.deleted = "RUNNING", None, False
 

@@ -41,7 +41,7 @@ class Waits(ExporterCommands):
 
 
 class Rounds:
-    """Stands for the SweepSync: each round returns or raises what the script says; the last one repeats."""
+    """Fake SweepSync: each round returns or raises what the script says; the last repeats."""
 
     def __init__(self, *script, duration_s=0.0, clock=None):
         self.script, self.n, self.looks, self.tags = list(script), 0, 0, {}
@@ -189,7 +189,7 @@ EXPORTER = [sys.executable, "-m", "orchestrator.tracking.exporter"]
 
 
 def started(folder, *, words):
-    """Run a exporter whose mlflow cannot be imported: the process's own manners are what is looked at."""
+    """Run an exporter whose mlflow cannot be imported: only the process itself is tested."""
     (folder / "fake" / "mlflow").mkdir(parents=True)
     (folder / "fake" / "mlflow" / "__init__.py").write_text(
         "raise ImportError('broken on purpose')"

@@ -14,7 +14,7 @@ from orchestrator.tracking.sync_sweep import SweepSync
 
 
 def interrupted_and_resumed(sweep, disk, seed=0):
-    """A trial that was killed at step 19 and resumed from step 10, on a device that is not deterministic."""
+    """A trial killed at step 19 and resumed from step 10, on a non-deterministic device."""
     spec = disk.make_spec(seed)
     sweep.submit([spec])
     first = sweep.start(spec)
@@ -343,7 +343,7 @@ def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
 
 @pytest.fixture
 def ended(sweep, disk, store):
-    """A submission under a live controller: failed, cancelled, done, running and waiting trials, already in the tracker."""
+    """A tracked submission under a live controller, with trials in all states."""
     specs = [disk.make_spec(seed) for seed in range(5)]
     sweep.submit(specs)
     sweep.control()

@@ -64,7 +64,7 @@ def test_a_gang_asks_for_the_whole_nodes_that_hold_it_and_no_more_than_there_may
     assert decide(seen(waiting=[gang]), max_nodes=8, now=0.0) == ScalingDecision(ask=4)
     assert decide(seen(waiting=[gang, gang]), max_nodes=8, now=0.0) == ScalingDecision(ask=7)
     assert decide(seen(waiting=[gang, Demand(cpus=1, gpus=1.0)]), max_nodes=8, now=0.0).ask == 5
-    # Of four nodes one is there and empty; a trial of one node that waits beside the gang has nothing of it.
+    # Of four nodes one is there and empty; a single-node trial beside the gang gets none of it.
     assert decide(seen(empty=1, waiting=[gang]), max_nodes=8, now=0.0) == ScalingDecision(ask=3)
     small = Demand(cpus=1, gpus=1.0)
     assert decide(seen(empty=1, waiting=[small]), max_nodes=8, now=0.0) == ScalingDecision(ask=1)
@@ -89,5 +89,5 @@ def test_enough_nodes_and_not_twice_too_many(waiting, most):
     share = [max(d.cpus / NODE.cpus, d.units / NODE.units) for d in fit]
     assert n <= min(most, len(fit))
     assert n >= min(most, max(sum(d.cpus for d in fit) / NODE.cpus, sum(d.gpus for d in fit) / 4))
-    # Of two nodes that first fit opened, what lies on both does not fit on one, in cores or in GPUs.
+    # What lies on two nodes that first fit opened does not fit on one, in cores or in GPUs.
     assert n <= 2 * 2 * sum(share) + 1

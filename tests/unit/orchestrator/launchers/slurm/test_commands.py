@@ -1,4 +1,4 @@
-"""What Slurm's commands print, and what they say when they are not there. The texts are of Slurm 22.05, run by hand."""
+"""Parsers of Slurm's commands, and missing commands. The texts are of Slurm 22.05, run by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Whose jobs they are, and what `memscale status` makes of the queue; `squeue` is a script that prints a file."""
+"""Records of jobs, and queue reasons in `memscale status`; `squeue` is a script."""
 
 import pytest
 
