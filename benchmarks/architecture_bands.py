@@ -1,4 +1,4 @@
-"""How often the bands of multipliers and of the frontier hold the truth, over simulated sweeps of two architectures.
+"""Coverage of the bands of multipliers and frontier, over simulated sweeps.
 
     python benchmarks/architecture_bands.py --replicates 500
 

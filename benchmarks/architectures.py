@@ -1,4 +1,6 @@
-"""Training steps of every architecture side by side: seconds, tokens per second, memory, and what observing costs.
+"""Training steps of every architecture side by side.
+
+Seconds, tokens per second, memory, and what observing costs.
 
     python benchmarks/architectures.py --preset 1m --tokens 4096            # all, on this machine's best device
     python benchmarks/architectures.py --preset 134m --tokens 65536 --only dense,moe,memory_plus --markdown

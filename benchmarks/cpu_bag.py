@@ -1,4 +1,4 @@
-"""Times the weighted bag on a CPU beside torch's `embedding_bag`, forward and backward, taking turns in one run.
+"""Time of the weighted bag and torch's `embedding_bag` on a CPU, forward and backward.
 
     python benchmarks/cpu_bag.py                 # one thread, about a minute
     python benchmarks/cpu_bag.py --threads 8 --markdown

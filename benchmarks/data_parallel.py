@@ -1,4 +1,6 @@
-"""Training passes on several ranks: gradients summed after the backward pass, during it, and by torch's DDP.
+"""Training passes on several ranks.
+
+Gradients summed after the backward pass, during it, and by torch's DDP.
 
     python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
     16384 --markdown python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset

@@ -1,4 +1,4 @@
-"""Training steps of models whose dense parameters are replicated, or sharded over the ranks with FSDP2.
+"""Training steps with dense parameters replicated or sharded with FSDP2.
 
     python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
     16384 --markdown python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset

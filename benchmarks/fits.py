@@ -1,4 +1,6 @@
-"""The Chinchilla fit, 4,500 starts and 4,000 resamples: ours beside a plain loop over scipy with exact gradients.
+"""The Chinchilla fit, 4,500 starts and 4,000 resamples.
+
+Ours beside a plain loop over scipy with exact gradients.
 
     python benchmarks/fits.py [--data chinchilla_points.csv] [--starts 4500 --resamples 4000]
     [--loop-every 10]

@@ -14,7 +14,7 @@ def copy_gbps() -> float:
 
 
 def median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
-    """Return the median time of `run` on the GPU in milliseconds, after two runs that do not count."""
+    """Return the median time of `run` on the GPU in ms, after two warm-up runs."""
     for _ in range(2):
         run()
     times = []

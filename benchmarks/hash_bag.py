@@ -147,7 +147,10 @@ def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
 
 
 def _select_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> tuple[float, float]:
-    """Time torch's own way, forward with all tokens; backward with an eighth of them, times eight."""
+    """Time torch's own way, forward with all tokens.
+
+    Backward with an eighth of them, times eight.
+    """
 
     def sums(t: Tensor, i: Tensor, w: Tensor) -> Tensor:
         picked = t.index_select(0, i.flatten()).view(*i.shape, -1)

@@ -1,4 +1,4 @@
-"""Times a table in pinned host memory beside the same table on the GPU: decoding, a long prompt, fine-tuning.
+"""Time of a table in host or GPU memory: decoding, a long prompt, fine-tuning.
 
     python benchmarks/host_tables.py                   # 2^20 rows of 1,024, bf16, 128 reads a token; about two minutes
     python benchmarks/host_tables.py --ids zipf
@@ -136,7 +136,7 @@ def _print_tuning(arguments: argparse.Namespace, values: Tensor, bus_gbps: float
 def _tuned(
     values: Tensor, kind: str, ids: Tensor, weights: Tensor, grad: Tensor, *, on_host: bool
 ) -> tuple[float, float, list[Tensor]]:
-    """Return the median time of a step, the most GB it held, and values and moments after all steps."""
+    """Return the median time of a step, its peak GB, and values and moments at the end."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()

@@ -1,11 +1,14 @@
-"""Times the orchestrator itself: trivial trials beside Ray Tune and Ray Train, a thousand stubs, ten thousand trials' status.
+"""Times the orchestrator itself.
+
+Trivial trials beside Ray Tune and Ray Train, a thousand stubs, ten thousand trials' status.
 
     python benchmarks/orchestration.py                                     # all of it; half an hour and more: 200 Ray Train runs
     python benchmarks/orchestration.py --trials 20 --many 1000             # a look, some minutes
     python benchmarks/orchestration.py --only stub,many,nodes              # without Ray
     python benchmarks/orchestration.py --only trials --train-trials 20 --markdown
 
-trials  The same report of one number, as a memscale trial (controller, Ray, supervisor, a forked process each, its
+trials  The same report of one number, as a memscale trial (controller, Ray, supervisor, a forked
+process each, its
         records on disk; and once with MLflow), as a Ray Tune trial (function trainable), and as a
         Ray Train run (TorchTrainer, one worker). Two cores each, two at a time. Seconds per trial
         are those after start-up, which stands beside them. Asked for: at most 0.5 of Ray Tune's,
@@ -84,7 +87,10 @@ def _print_table(rows: list[dict[str, str]], *, markdown: bool) -> None:
 
 
 def trials(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
-    """Run every arm in a process of its own, memscale first and last: the machine may be busier at one end."""
+    """Run every arm in a process of its own, memscale first and last.
+
+    The machine may be busier at one end.
+    """
     results = []
     for arm in ("memscale", "tune", "train", "memscale", "memscale_mlflow"):
         n = arguments.train_trials or arguments.trials if arm == "train" else arguments.trials
@@ -159,7 +165,10 @@ def _memscale_mlflow(root: Path, n: int) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _ray(root: Path) -> Iterator[float]:
-    """A local Ray of as many cores, without dashboard, as memscale's; yields when it was asked for."""
+    """A local Ray of as many cores, without dashboard, as memscale's.
+
+    Yields when it was asked for.
+    """
     import ray
 
     begin = time.monotonic()
@@ -255,7 +264,7 @@ def stub(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def many(folder: Path, arguments: argparse.Namespace) -> list[dict[str, str]]:
-    """Bring many stub trials to their end, watch the controller's memory, then ask for their status."""
+    """Run many stub trials, watch the controller's memory, then ask for their status."""
     n = arguments.many
     sweep, launcher, memory, measured = _stub_sweep(folder, n, lambda: NODES)
     with_file = min(_seconds(lambda: status_from_disk(sweep)) for _ in range(3))

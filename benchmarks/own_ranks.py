@@ -17,7 +17,7 @@ Work = Callable[[process_group.RankGroup, torch.device], Any]
 
 
 def together(size: int, device: str, work: Work) -> Any:
-    """Return what `work` returns on rank 0 of `size` ranks, each with a GPU of its own or all on the CPU."""
+    """Return `work`'s result on rank 0 of `size` ranks, one GPU each or all on the CPU."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""Product-key selection on one GPU: plain torch, torch.compile and our kernels, forward and backward.
+"""Time of product-key selection: plain torch, torch.compile and our kernels.
 
     python benchmarks/product_key_topk.py                         # 64k tokens, 4 heads, 2 x 1,024 sub-keys, top 32
     python benchmarks/product_key_topk.py --half-key-dim 256 --variants
@@ -102,7 +102,10 @@ def main() -> None:
 
 
 def _many_keys(row: Callable, n_keys: int, query: Tensor, knn: int) -> None:
-    """Time selection among so many rows that its peer has to go chunk by chunk: 10,000 sub-keys have 21 GB of scores."""
+    """Time selection among so many rows that its peer has to go chunk by chunk.
+
+    10,000 sub-keys have 21 GB of scores.
+    """
     heads, width = query.shape[1:]
     sub_keys = torch.randn(2, heads, n_keys, width // 2, device="cuda") / (width // 2) ** 0.5
     print(f"{n_keys} sub-keys a half, {n_keys**2:.1e} rows:")
@@ -152,7 +155,7 @@ def _variants(
 def _backward(
     row: Callable, name: str, query: Tensor, sub_keys: Tensor, knn: int, *, alone: bool = False
 ) -> None:
-    """Time backward passes alone, and print how far ours is from plain torch's, where that has the memory."""
+    """Time backward passes alone, and print the error against plain torch if it fits."""
     found = []
     runs = {"plain torch": reference.product_key_topk, "ours": op.product_key_topk}
     for whose, run in list(runs.items())[alone:]:
@@ -193,7 +196,10 @@ def _each_kernel(query: Tensor, sub_keys: Tensor, knn: int) -> None:
 
 
 def _two_topk(query: Tensor, sub_keys: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    """Choose as plain torch code does: all pairs of the best of both halves, equal scores in any order."""
+    """Choose as plain torch code does.
+
+    All pairs of the best of both halves, equal scores in any order.
+    """
     n_keys = sub_keys.shape[2]
     halves = query.unflatten(-1, (2, -1)).permute(2, 1, 0, 3) @ sub_keys.mT
     (left, left_ids), (right, right_ids) = (half.topk(knn, dim=-1) for half in halves)

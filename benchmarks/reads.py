@@ -16,7 +16,10 @@ def draw_ids(
     device: torch.device | str = "cuda",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return row numbers, int32. zipf: the k-th most read row in proportion to k ** -1.05, rows in random order."""
+    """Return row numbers, int32.
+
+    Zipf: the k-th most read row in proportion to k ** -1.05, rows in random order.
+    """
     draw = {"generator": generator, "device": device}
     if kind == "uniform":
         return torch.randint(n_rows, shape, dtype=torch.int32, **draw)

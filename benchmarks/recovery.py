@@ -52,14 +52,14 @@ class Tally:
     """Counts in how many replicates intervals held the truth."""
 
     def __init__(self, truth: np.ndarray, curve: np.ndarray) -> None:
-        """Begin with the true coefficients (p,) and the true curve inside the runs and beyond them (2,)."""
+        """Start with the true coefficients (p,) and the true curve inside and outside (2,)."""
         self._truth, self._curve = truth, curve
         self._held, self._held_curve = np.zeros(len(truth)), np.zeros(2)
         self._held_new = self._usable = 0
         self._started = time.process_time()
 
     def add(self, fit: LawFit, forecast: Band, new: float) -> None:
-        """Take in a fit with its prediction at the two places, and a new run at the first of them."""
+        """Add a fit with its predictions at the two places, and a new run at the first."""
         self._usable += 1
         ends = np.asarray(list(fit.intervals.values()))
         self._held += (ends[:, 0] <= self._truth) & (self._truth <= ends[:, 1])
@@ -103,7 +103,10 @@ def recover(
 
 
 def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> dict[str, float]:
-    """Chinchilla and a sigmoid to accuracy: the outcome at a point inside the runs and one beyond, through both steps."""
+    """Chinchilla and a sigmoid to accuracy.
+
+    The outcome at a point inside the runs and one beyond, through both steps.
+    """
     link, parameters = Sigmoid(chance=0.25), np.asarray([0.9, 2.9, 4.0])
     inputs = make_inputs(CHINCHILLA, n_runs)
     at = targets(CHINCHILLA, inputs)
@@ -136,7 +139,10 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
 
 @dataclass(frozen=True)
 class OneSize:
-    """A curve of one size: `n_sizes` sizes of three seeds each, errors of configurations as large as those of seeds."""
+    """A curve of one size.
+
+    `n_sizes` sizes of three seeds each, errors of configurations as large as those of seeds.
+    """
 
     law: LinearScaleLaw
     truth: tuple[float, ...]
@@ -151,7 +157,7 @@ CURVES = {
 
 
 def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) -> dict[str, float]:
-    """The coefficients, the curve in the middle and at ten times the largest size, and a new run in the middle."""
+    """Coefficients, the curve inside and at ten times the largest size, and a new run."""
     sizes, seeds = np.geomspace(*curve.span, n_sizes), 3
     x, member = np.repeat(sizes, seeds), np.repeat(np.arange(n_sizes), seeds)
     truth = np.asarray(curve.truth)

@@ -1,4 +1,6 @@
-"""A memory layer whose table is shared out over 1, 2 and 4 GPUs: throughput per GPU, and where the time goes.
+"""A memory layer whose table is shared out over 1, 2 and 4 GPUs.
+
+Throughput per GPU, and where the time goes.
 
     python benchmarks/sharding.py                                   # 1, 2, 4 GPUs as far as there are, columns
     python benchmarks/sharding.py --layout rows --gpus 1,4 --markdown
@@ -242,7 +244,10 @@ def _parts(
 
 
 def _sent_bytes(table: MemoryTable, ids: Tensor) -> float:
-    """Return what this rank sends in a forward and a backward pass: ids, weights and their gradients, sums and theirs."""
+    """Return what this rank sends in a forward and a backward pass.
+
+    Ids, weights and their gradients, sums and theirs.
+    """
     shard, element = table.shard, table.weight.element_size()
     if shard is None:
         return 0.0

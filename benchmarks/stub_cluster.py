@@ -1,4 +1,7 @@
-"""A launcher without processes: fake nodes that come and go, trials that end when their time is over."""
+"""A launcher without processes.
+
+Fake nodes that come and go, trials that end when their time is over.
+"""
 
 import heapq
 import time
@@ -30,7 +33,10 @@ def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
 
 
 class StubLauncher:
-    """Holds attempts on nodes for as long as it is told; one whose node has left is lost with it."""
+    """Holds attempts on nodes for as long as it is told.
+
+    One whose node has left is lost with it.
+    """
 
     def __init__(
         self,

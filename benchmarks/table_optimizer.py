@@ -1,4 +1,6 @@
-"""A table's backward pass and optimizer step: our fused updates beside a dense gradient, its norm and torch's AdamW.
+"""A table's backward pass and optimizer step.
+
+Our fused updates beside a dense gradient, its norm and torch's AdamW.
 
     python benchmarks/table_optimizer.py                        # 64k tokens, 2^20 rows of 1,024, 128 a token, bf16
     python benchmarks/table_optimizer.py --ids zipf --markdown
@@ -156,7 +158,7 @@ def _coefficient(norm: Tensor) -> Tensor:
 
 
 def _error(table: Tensor, state: dict[str, Tensor], batch: Batch, rule: Rule, when: str) -> float:
-    """Make two steps; return how far sampled rows of table and state are from the reference in fp32.
+    """Make two steps; return the error of sampled rows of table and state, against fp32.
 
     The products of sampled bags must be the plain ones, to what bf16 keeps.
     """
@@ -281,7 +283,10 @@ def _copy_bytes_per_s(device: torch.device, numbers: int) -> float:
 
 
 def _wrong(rows: list[Row]) -> list[str]:
-    """Return what is not right: a row away from its update, a norm or products away from the dense ones."""
+    """Return what is not right.
+
+    A row away from its update, a norm or products away from the dense ones.
+    """
     wrong = [
         f"{row.name}: off by {row.error:.2f} spacings, right is up to {row.largest_error}"
         for row in rows

@@ -1,4 +1,6 @@
-"""What tracking costs a training: the same trial without MLflow, with a server, and with one that is down for its middle third.
+"""What tracking costs a training.
+
+The same trial without MLflow, with a server, and with one that is down for its middle third.
 
     python benchmarks/tracking.py --rounds 8
     python benchmarks/tracking.py --rounds 3 --steps 300 --markdown

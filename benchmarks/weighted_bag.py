@@ -1,4 +1,4 @@
-"""Times the weighted bag, forward and backward, on one GPU beside plain torch and the bandwidth of a copy.
+"""Time of the weighted bag on one GPU, plain torch, and the bandwidth of a copy.
 
     python benchmarks/weighted_bag.py                  # all shapes, about 40 s on an H200
     python benchmarks/weighted_bag.py --tokens 8192    # fewer tokens
@@ -92,7 +92,10 @@ def _line(tokens: int, width: int, dtype: torch.dtype, kind: Kind, copy_gbps: fl
 
 
 def _eager_backward_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> float:
-    """Time torch's own way, index_select and a batched product, both gradients; a quarter of the bags, times four."""
+    """Time torch's own way, index_select and a batched product, both gradients.
+
+    A quarter of the bags, times four.
+    """
     t, w = table.requires_grad_(), weights[: len(ids) // 4].contiguous().requires_grad_()
     few, g = ids[: len(ids) // 4].long(), grad[: len(ids) // 4]
     rows = functional.embedding(few.flatten(), t).view(*few.shape, -1)

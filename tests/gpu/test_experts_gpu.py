@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workloads.kernels.grouped_mm import op, reference
+from workloads.kernels.grouped_mm import grouped_mm, is_fused, reference
 from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.moe import MixtureOfExperts, MixtureShape
@@ -49,12 +49,12 @@ def test_the_fused_product_is_the_loop(sizes, widths):
     ends = torch.tensor(sizes).cumsum(0).int()
     # What bf16 rounds the inputs to, computed in fp32.
     exact = [t.bfloat16().float().requires_grad_() for t in (x, weights)]
-    expected = reference.grouped_mm(*exact, ends)
+    expected = reference(*exact, ends)
     expected_grads = torch.autograd.grad(expected, exact, grad.bfloat16().float())
 
     rounded = [t.bfloat16().cuda().requires_grad_() for t in (x, weights)]
-    assert op.is_fused(rounded[0], *widths)
-    found = op.grouped_mm(*rounded, ends.cuda())
+    assert is_fused(rounded[0], *widths)
+    found = grouped_mm(*rounded, ends.cuda())
     found_grads = torch.autograd.grad(found, rounded, grad.bfloat16().cuda())
 
     # bf16 keeps 8 bits; sums are fp32.

@@ -1,4 +1,4 @@
-"""Asynchronous collectives: all-gather and all-to-all, and several tensors in one message.
+"""Asynchronous collectives and packed messages of torch.distributed.
 
 A collective starts at once and returns a `Pending`; call it where the content is needed. On a GPU,
 messages travel on NCCL's own stream, and the call makes the current stream wait, not the host.

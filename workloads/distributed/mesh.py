@@ -1,4 +1,4 @@
-"""Device mesh of data x memory ranks: who shards a table, and who holds copies of the same shard.
+"""Device mesh of data x memory ranks: shards of tables and their replicas.
 
     memory ranks 2     memory 0   memory 1
     data 0             rank 0     rank 1      shard one copy of every table

@@ -1,4 +1,4 @@
-"""Process group of a trial's ranks: rendezvous, and collectives that are deterministic.
+"""Process group of a trial's ranks: rendezvous, deterministic collectives.
 
 Every rank takes its slice of each global batch, and gradients are summed over the ranks. It holds
 the whole model, except for sharded memory tables and sharded dense parameters

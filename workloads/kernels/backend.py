@@ -1,4 +1,4 @@
-"""Choice between an operation's plain torch and its Triton kernels."""
+"""Choice between the plain torch and the Triton form of an operation."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Copies of tokens for every expert that works on them, and their sums, in plain torch."""
+"""Dispatch of tokens to experts and the sum of their outputs, in plain torch."""
 
 from typing import Any
 

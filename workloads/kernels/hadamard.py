@@ -1,4 +1,4 @@
-"""Fast Walsh-Hadamard transform in plain torch: the definition of correct, and the CPU path."""
+"""Fast Walsh-Hadamard transform in plain torch."""
 
 from functools import cache
 

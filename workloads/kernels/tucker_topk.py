@@ -1,4 +1,4 @@
-"""Tucker-decomposed selection in plain torch: the definition of correct, and the CPU path."""
+"""Top-k selection by Tucker-decomposed scores, in plain torch."""
 
 import torch
 from jaxtyping import Float, Int

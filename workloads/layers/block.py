@@ -1,4 +1,4 @@
-"""Pre-norm transformer blocks with two slots: a position mixer and a feed-forward part.
+"""Pre-norm transformer blocks with slots for mixer and feed-forward.
 
 A slot is a module of (x, context). One that keeps account of its use has a method
 `record_usage(output, residual)`, which is called where the context asks for it.

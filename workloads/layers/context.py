@@ -1,4 +1,4 @@
-"""Context of a forward pass, shared by the blocks of a model, and their decoding caches."""
+"""Context and decoding caches that the blocks of a model share."""
 
 from dataclasses import dataclass, field, replace
 

@@ -1,4 +1,4 @@
-"""Recomputes bf16 copies of weights in the backward pass instead of saving them.
+"""Recomputation of autocast copies of weights in the backward pass.
 
 Under autocast a product is made with a bf16 copy of its weight, and autograd keeps the copy until
 the backward pass. Of weights that are gathered for one block at a time that would be the larger

@@ -1,4 +1,4 @@
-"""Column-parallel tables: every rank holds a slice of every row, so all ranks do equal work.
+"""Column-parallel tables: every rank holds a slice of every row.
 
 | lookup       | there                          | here                 | back                    |
 |--------------|--------------------------------|----------------------|-------------------------|

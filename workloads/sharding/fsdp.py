@@ -1,4 +1,4 @@
-"""FSDP2 for dense parameters: every parameter but the memory tables, sharded over all ranks.
+"""FSDP2 for all parameters but the memory tables.
 
 Each rank keeps a shard of every parameter, of its gradient and of its optimizer state. A block's
 parameters are gathered when it runs, forward and again backward, and freed after it. In its

@@ -1,4 +1,4 @@
-"""FSDP's collectives with communication failures under the name that others have.
+"""FSDP's collectives, with this project's name for failures.
 
 gloo's errors are plain RuntimeErrors, and whoever judges how an attempt ended
 (`orchestrator/node/worker.py: classify`) could not tell a peer that is gone from a mistake of the

@@ -1,4 +1,4 @@
-"""All-reduce of gradients in buckets, overlapped with the backward pass.
+"""Gradient all-reduce in buckets, overlapped with the backward pass.
 
 Parameters are joined into buckets, because a message costs a round trip whatever its size. A
 bucket's message starts as soon as the step's last backward pass has added to each of its gradients,

@@ -1,8 +1,7 @@
-"""Builds a model on the meta device, then allocates each parameter where it belongs.
+"""Materialisation of a model's parameters on GPU, mesh or host.
 
-That is one GPU, the ranks of a mesh, or pinned host memory.
-
-On a GPU, many GPUs, tables on the host.
+The model is built on the meta device; then each parameter is allocated where it belongs: on one
+GPU, sharded over the ranks of a mesh, or, for tables, in pinned host memory.
 """
 
 import logging

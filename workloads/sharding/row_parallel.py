@@ -1,4 +1,4 @@
-"""Row-parallel tables: every rank holds some whole rows, and sums those for the bags of all ranks.
+"""Row-parallel tables: every rank holds some whole rows.
 
 | lookup       | to the rank that holds the row | here         | back                   |
 |--------------|--------------------------------|--------------|------------------------|

@@ -1,4 +1,4 @@
-"""Lookups of a table that ranks hold together: local kernels between messages.
+"""Sharded lookups: local kernels between messages.
 
 | lookup       | pass     | there                        | here                | back           |
 |--------------|----------|------------------------------|---------------------|----------------|

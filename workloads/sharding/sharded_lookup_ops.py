@@ -1,4 +1,4 @@
-"""Lookups of a sharded table, as one node each of a graph of `torch.compile`.
+"""Sharded lookups as custom operations of a compiled graph.
 
 A graph keeps tensors only, so what the backward pass needs are further outputs of the forward
 operation: [sizes and the route's numbers, on the host; ids and second tensor of the reads made here

@@ -1,4 +1,4 @@
-"""Routes of a lookup's scalars and vectors to the ranks that hold its rows, and back."""
+"""Routes of a lookup's scalars and vectors between ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

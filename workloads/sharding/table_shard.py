@@ -1,4 +1,4 @@
-"""This rank's shard of a memory table, and how the whole table is read with it."""
+"""Table shards: one rank's part, and lookups of the whole table."""
 
 import math
 from abc import ABC, abstractmethod

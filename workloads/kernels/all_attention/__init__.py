@@ -1,1 +1,1 @@
-"""Softmax jointly over the positions so far and vectors that are always there."""
+"""All-attention: one softmax over positions and persistent vectors."""

@@ -1,4 +1,4 @@
-"""The one entry to all-attention."""
+"""Entry point of all-attention."""
 
 from jaxtyping import Float
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The one entry to the products of rows."""
+"""Entry point of gathered dot products."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Products of rows in plain torch: the definition of correct, and the CPU path.
+"""Gathered dot products in plain torch: the definition, and the CPU path.
 
 The twin of the weighted bag: what is one's forward pass is the other's backward pass, so both are
 made of the same two functions.

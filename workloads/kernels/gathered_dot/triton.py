@@ -1,4 +1,4 @@
-"""Products of rows in Triton: the kernels of the weighted bag, with the passes exchanged."""
+"""Gathered dot products in Triton: the weighted bag's kernels, exchanged."""
 
 from jaxtyping import Float, Int
 from torch import Tensor

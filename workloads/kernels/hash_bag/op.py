@@ -1,4 +1,4 @@
-"""The one entry to look-ups by signs."""
+"""Entry point of sign-hash lookups."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Look-up by signs in plain torch, `sign_hash` and then a weighted bag.
+"""Sign-hash lookup in plain torch: `sign_hash` and then a weighted bag.
 
 The definition of correct, and the CPU path.
 """

@@ -1,6 +1,4 @@
-"""Look-ups by signs in Triton.
-
-Of few tokens one kernel that hashes and sums, of many two, each as wide as suits it.
+"""Sign-hash lookups in Triton: one kernel for few tokens, two for many.
 
 Few tokens: a program hashes a token's numbers and reads 128 or 512 bytes of the rows that they
 name, so the hash is taken anew for each such part of a row. That costs less than a second kernel,

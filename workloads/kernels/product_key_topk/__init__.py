@@ -1,1 +1,1 @@
-"""The best slots of a product-key memory, without scoring them all."""
+"""Top-k selection by product keys, without scoring all slots."""

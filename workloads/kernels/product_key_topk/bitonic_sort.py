@@ -1,4 +1,4 @@
-"""Sorting in registers.
+"""Bitonic sort in registers.
 
 Score and id as one number, of which no two are equal, and a bitonic network over them.
 """

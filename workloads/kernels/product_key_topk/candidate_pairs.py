@@ -1,4 +1,4 @@
-"""The best slots of a head from its best sub-keys.
+"""Candidate pairs: a head's best slots from its best sub-keys.
 
 A kernel over `reference.candidate_pairs`, which come in sorted runs.
 

@@ -1,4 +1,4 @@
-"""The one entry to product-key selection."""
+"""Entry point of product-key selection."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Product-key selection in plain torch: the definition of correct, and the CPU path."""
+"""Product-key selection in plain torch: the definition, and the CPU path."""
 
 from functools import cache
 

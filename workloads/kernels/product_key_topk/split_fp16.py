@@ -1,4 +1,4 @@
-"""Rows as sums of one or two fp16 rows times a power of two per row, for tensor cores.
+"""Split of rows into fp16 parts and power-of-two scales, for tensor cores.
 
 Two fp16 numbers hold 22 bits and a sign each way, as good as the 24 bits of fp32 to within half a
 unit of its last place.

@@ -1,4 +1,4 @@
-"""Product-key selection on a GPU: exact searches of scores that are never stored.
+"""Product-key selection in Triton: exact search of scores never stored.
 
 Scores come from tensor cores to fp32 accuracy.
 
@@ -369,9 +369,9 @@ def _search(
     bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.load(longest_ptr + book)
     bound = tl.where(token < n_tokens, bound, float("inf"))
 
-    # Second pass: what reaches the bound. How many of a row were kept before each key, by a product with a triangle of ones: the sums
-    # stay in the threads that hold the scores, and their bits times the distance of two slots lead
-    # to where a score goes.
+    # Second pass: what reaches the bound. How many of a row were kept before each key, by a product
+    # with a triangle of ones: the sums stay in the threads that hold the scores, and their bits
+    # times the distance of two slots lead to where a score goes.
     found_ptr += book * SLOTS * padded_tokens
     key = tl.arange(0, BLOCK_N)
     triangle = (key[:, None] < key[None, :]).to(tl.float16)

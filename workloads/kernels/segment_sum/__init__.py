@@ -1,1 +1,1 @@
-"""Sums of rows that belong to one segment."""
+"""Segment sums: the readers of each table row, added up."""

@@ -1,6 +1,6 @@
-"""The gradients of a weighted bag in two steps.
+"""Gradients of a weighted bag in two steps, the sort before the sum.
 
-Its reads are sorted before the gradient of its output is there.
+The reads are sorted before the gradient of the output arrives.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sums over the readers of every row, in Triton.
+"""Segment sums over the readers of every row, in Triton.
 
 `d_table[r] = sum over reads of r of weights[read] * x[bag of read]`.
 

@@ -1,4 +1,4 @@
-"""Signs of short pieces of a vector as row numbers.
+"""Sign hash: the signs of a vector's chunks as row numbers.
 
 What hash-based memories read their tables by.
 """

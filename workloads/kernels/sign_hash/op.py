@@ -1,4 +1,4 @@
-"""The one entry to hashing by signs."""
+"""Entry point of the sign hash."""
 
 from collections.abc import Callable
 from importlib import import_module

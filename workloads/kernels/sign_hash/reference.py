@@ -1,4 +1,4 @@
-"""Hashing by signs in plain torch: the definition of correct, and the CPU path."""
+"""Sign hash in plain torch: the definition, and the CPU path."""
 
 from typing import Any
 

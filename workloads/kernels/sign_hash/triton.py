@@ -1,4 +1,4 @@
-"""Hashing by signs in Triton: one pass over the numbers each way, in fp32."""
+"""Sign hash in Triton: one pass over the numbers each way, in fp32."""
 
 import torch
 import triton

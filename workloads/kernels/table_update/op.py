@@ -1,4 +1,4 @@
-"""The one entry to table updates."""
+"""Entry point of fused table updates."""
 
 from importlib import import_module
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Table updates in plain torch: the definition of correct, and the CPU path."""
+"""Table updates in plain torch: the definition, and the CPU path."""
 
 import math
 

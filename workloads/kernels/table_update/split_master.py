@@ -1,6 +1,6 @@
-"""fp32 values in two halves.
+"""Split fp32 master weights: a bf16 half that models read, and the rest.
 
-The bf16 number nearest to each, which is what models read, and what that is off by.
+The first half is the bf16 number nearest to each value, the second is the difference.
 
 With `bits` the 32 bits of a value, `high = (bits + 2^15) >> 16` are those of the nearest bf16
 number (of two equally near the one further from zero), and `low = bits - (high << 16)` fits 16 bits

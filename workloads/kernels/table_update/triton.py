@@ -1,4 +1,4 @@
-"""Table updates in Triton.
+"""Table updates in Triton: row sums and update rule in one pass.
 
 The rows' sums as in the backward pass of a bag, and the rule applied where a sum is made.
 

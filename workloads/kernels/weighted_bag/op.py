@@ -1,4 +1,4 @@
-"""The one entry to the weighted bag."""
+"""Entry point of the weighted bag."""
 
 from importlib import import_module
 from types import ModuleType

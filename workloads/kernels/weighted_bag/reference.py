@@ -1,4 +1,4 @@
-"""Weighted bag in plain torch: the definition of correct, and the CPU path."""
+"""Weighted bag in plain torch: the definition, and the CPU path."""
 
 from typing import Any
 

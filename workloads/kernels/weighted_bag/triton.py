@@ -1,4 +1,4 @@
-"""Weighted bag in Triton.
+"""Weighted bag in Triton: fp32 sums, backward over reads sorted by row.
 
 Any width, fp32 sums, and a backward pass over the reads sorted by row.
 """

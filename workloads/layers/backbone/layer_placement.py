@@ -1,4 +1,4 @@
-"""Which layers hold a memory."""
+"""Placement of memory layers in the backbone."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The Llama-style backbone that most architectures fill.
+"""Llama-style backbone that most architectures fill.
 
 RMSNorm, rotary positions, SwiGLU, no biases.
 

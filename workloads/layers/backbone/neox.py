@@ -1,4 +1,4 @@
-"""The GPT-NeoX backbone of the Pythia suite.
+"""GPT-NeoX backbone of the Pythia suite.
 
 Parallel residual, LayerNorm, biases, GELU, rotary on some columns.
 

@@ -1,4 +1,4 @@
-"""Models of any size.
+"""Size families: models of any requested size.
 
 The members of an architecture's family, and the one nearest to a number of parameters.
 """

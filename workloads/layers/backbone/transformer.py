@@ -1,4 +1,4 @@
-"""The frame that architectures fill: embedding, blocks, final norm, head."""
+"""Transformer frame: embedding, blocks, final norm, head."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Memory layers that choose their rows by signs: no keys are learned and none are scored."""
+"""Hash memory: rows chosen by signs, without learned keys."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,4 +1,4 @@
-"""Memory tables offloaded to pinned host memory, read and written row by row by the GPU.
+"""Host offload of memory tables: pinned memory that the GPU reads by row.
 
 A GPU maps pinned host memory into its own address space, so such a table is a CUDA tensor like any
 other: every kernel reads and writes it, over the bus. What is expensive is to read a row twice; so

@@ -1,4 +1,4 @@
-"""Rows of a table named by hashing the last tokens.
+"""N-gram hash: table rows named by hashing the last tokens.
 
 Multiply, exclusive or, remainder by a prime.
 """

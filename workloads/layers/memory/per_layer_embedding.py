@@ -1,4 +1,4 @@
-"""A second embedding, of which every layer reads a slice of its own."""
+"""Per-layer embeddings: every layer reads its slice of a second table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

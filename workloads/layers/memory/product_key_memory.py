@@ -1,4 +1,4 @@
-"""A product-key memory in the place of a feed-forward block."""
+"""Product-key memory in the place of a feed-forward block."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Choosing rows by product keys.
+"""Product-key lookup: the best pairs of sub-keys of two codebooks.
 
 A query per head, two codebooks, the best pairs of their sub-keys.
 """

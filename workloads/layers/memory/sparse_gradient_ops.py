@@ -1,4 +1,4 @@
-"""Table lookups with a sparse gradient, as one node each of a graph of `torch.compile`.
+"""Sparse-gradient lookups as custom operations of a compiled graph.
 
 Their backward passes do two things that a graph does not know of:
 

@@ -1,4 +1,4 @@
-"""Choosing rows by Tucker-decomposed scores.
+"""Tucker-decomposed lookup of table rows.
 
 Several queries per head, two codebooks for each, and a small core.
 

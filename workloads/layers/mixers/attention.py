@@ -1,4 +1,4 @@
-"""Causal self-attention with rotary positions, and the frame of query-key-value mixers."""
+"""Causal self-attention with rotary positions, and its frame."""
 
 from dataclasses import dataclass
 from typing import ClassVar

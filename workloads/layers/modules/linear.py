@@ -1,4 +1,4 @@
-"""Linear maps and embeddings that know how they begin."""
+"""Linear maps and embeddings with their initial distributions."""
 
 from typing import ClassVar
 

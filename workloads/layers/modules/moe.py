@@ -1,4 +1,4 @@
-"""A mixture of experts in the place of a feed-forward block."""
+"""Mixture of experts in the place of a feed-forward block."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
 from workloads.kernels.expert_dispatch import collect, spread
-from workloads.kernels.grouped_mm.op import grouped_mm, is_fused
+from workloads.kernels.grouped_mm import grouped_mm, is_fused
 from workloads.layers.context import Context
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape
 from workloads.layers.modules.init import truncated_normal

@@ -1,4 +1,4 @@
-"""Routing of tokens to experts: token choice, expert choice, and load-balancing losses.
+"""Routing of tokens to experts, and load-balancing losses.
 
 Token choice, expert choice, and the losses that keep a router well behaved.
 """

@@ -1,4 +1,4 @@
-"""Layer normalisation with gain and bias, as the Pythia suite has it."""
+"""Normalisation: LayerNorm, RMSNorm, and batch norm of memory queries."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,6 +1,6 @@
-"""Which group of `ParamCount` a parameter counts under.
+"""Parameter groups: the group of `ParamCount` of each parameter.
 
-What the nearest enclosing module says it is.
+The nearest enclosing module decides, by its `PARAM_GROUP`.
 """
 
 from torch import nn

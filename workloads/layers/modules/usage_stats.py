@@ -1,4 +1,4 @@
-"""Usage statistics of table rows and experts in training, accumulated between two reports.
+"""Usage statistics of table rows and experts in training.
 
 The trainer has only some steps recorded (`training/usage_schedule.py`) and "all" below speaks of
 those; "ever" of every step. All of it lies in buffers, so a resumed run reports what an undisturbed

@@ -1,4 +1,7 @@
-"""What tests of kernels begin with: random reads, and Triton without a GPU, interpreted or compiled for H100 and H200."""
+"""What tests of kernels begin with.
+
+Random reads, and Triton without a GPU, interpreted or compiled for H100 and H200.
+"""
 
 import importlib
 import re
@@ -79,8 +82,9 @@ _SPILL = r"\b(?:LDL|STL)\b"
 def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
     """Return a function that compiles a Triton kernel for compute capability 9.0; no GPU needed.
 
-    `signature` gives the type of each argument that is no constant, as Triton writes it: "*bf16", "i32", "fp32". The
-    ending ":16" promises an address or number divisible by 16, as Triton finds out for itself at each launch.
+    `signature` gives the type of each argument that is no constant, as Triton writes it: "*bf16",
+    "i32", "fp32". The ending ":16" promises an address or number divisible by 16, as Triton finds
+    out for itself at each launch.
     """
     pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
     import triton
@@ -135,10 +139,11 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
 
 @pytest.fixture
 def interpreted() -> Iterator[Callable[[ModuleType], None]]:
-    """Return a function that lets Triton's interpreter run a module's kernels, on CPU tensors, for one test.
+    """Return a function that runs a module's kernels in Triton's interpreter on the CPU.
 
-    The environment's TRITON_INTERPRET=1 is read when Triton is imported and then holds for the whole process, so GPU
-    tests collected with it would be interpreted too. bf16 arithmetic is silently wrong in the interpreter.
+    The environment's TRITON_INTERPRET=1 is read when Triton is imported and then holds for the
+    whole process, so GPU tests collected with it would be interpreted too. bf16 arithmetic is
+    silently wrong in the interpreter.
     """
     pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
     # Triton loads this at a first call, and it wants the language as it was.
@@ -170,7 +175,8 @@ def interpreted() -> Iterator[Callable[[ModuleType], None]]:
         interpret(place)
     yield interpret
     for place, before in saved:
-        # It keeps the functions that it has rewritten, and they use names that it added to their modules.
+        # It keeps the functions that it has rewritten, and they use names that it added to their
+        # modules.
         added = [name for name in vars(place) if name not in before]
         for name in added if isinstance(place, type) else ():
             delattr(place, name)

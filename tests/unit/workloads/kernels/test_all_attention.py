@@ -1,4 +1,4 @@
-"""All-attention: the fused kernels against the plain form, and the plain form against softmax written out."""
+"""All-attention: fused kernels against the plain form, and that against softmax."""
 
 import pytest
 import torch

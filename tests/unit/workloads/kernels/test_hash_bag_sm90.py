@@ -1,4 +1,7 @@
-"""What the compiler makes of the look-up by signs for an H100 or H200: nothing spilled, wide loads, few instructions."""
+"""What the compiler makes of the look-up by signs for an H100 or H200.
+
+Nothing spilled, wide loads, few instructions.
+"""
 
 import re
 

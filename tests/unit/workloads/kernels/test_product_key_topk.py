@@ -66,7 +66,8 @@ def test_real_numbers(case):
 
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(scores, expected_scores)
-    # In fp32 near-equal slots may swap, but each returned slot has the score it claims, and the best are found.
+    # In fp32 near-equal slots may swap, but each returned slot has the score it claims, and the
+    # best are found.
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), expected_scores, rtol=1e-5, atol=1e-5)
     claimed = _every_slot(query, sub_keys).gather(-1, single_ids)

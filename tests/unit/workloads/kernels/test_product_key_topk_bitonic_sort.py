@@ -1,4 +1,7 @@
-"""Score and id as one fp64 number: in the order of scores, equal ones by lowest id, and both come back."""
+"""Score and id as one fp64 number.
+
+In the order of scores, equal ones by lowest id, and both come back.
+"""
 
 import math
 import struct
@@ -72,7 +75,8 @@ def test_finite_numbers_in_the_order_of_scores_and_then_of_ids(scores, ids):
 
     _there_and_back[(1,)](given_scores, given_ids, packed, found_scores, found_ids, N=N)
 
-    # Neither zero, which stands for nothing found, nor subnormal, infinite or no number, which do not compare as bits.
+    # Neither zero, which stands for nothing found, nor subnormal, infinite or no number, which do
+    # not compare as bits.
     assert packed.isfinite().all()
     assert (packed >= torch.finfo(torch.float64).smallest_normal).all()
     assert torch.equal(found_ids, given_ids)

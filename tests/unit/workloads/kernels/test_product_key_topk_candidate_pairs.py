@@ -1,4 +1,7 @@
-"""How candidate pairs are put into blocks: each once, in pieces that are sorted whatever the scores are."""
+"""How candidate pairs are put into blocks.
+
+Each once, in pieces that are sorted whatever the scores are.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""What the compiler makes of product-key selection for an H100 or H200: nothing spilled, wide copies, tensor cores."""
+"""What the compiler makes of product-key selection for an H100 or H200.
+
+Nothing spilled, wide copies, tensor cores.
+"""
 
 import pytest
 
@@ -147,7 +150,8 @@ def test_the_pairs_of_a_token_are_sorted_by_one_thread(compile_for_sm90):
     )
 
     assert made.spills == 0
-    # Sums are loaded by ranks that the compiler knows: left and right ones, those after them, and of one tied token.
+    # Sums are loaded by ranks that the compiler knows: left and right ones, those after them, and
+    # of one tied token.
     assert made.sass.count("LDG") < 200
 
 

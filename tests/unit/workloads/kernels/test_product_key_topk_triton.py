@@ -1,4 +1,7 @@
-"""The GPU kernels of product-key selection, in Triton's interpreter: every slot and every gradient is the reference's."""
+"""The GPU kernels of product-key selection, in Triton's interpreter.
+
+Every slot and every gradient is the reference's.
+"""
 
 from collections.abc import Callable
 
@@ -74,7 +77,10 @@ def test_same_slots_in_the_same_order_with_many_ties(case, dtypes):
 
 @pytest.mark.parametrize("side", [0, 1], ids=["left", "right"])
 def test_different_scores_whose_sums_round_to_one_number(side):
-    """Their ids decide, in no order of ranks: 1 + i 2**-16 beside 256 and more, where numbers are 2**-15 apart."""
+    """Their ids decide, in no order of ranks.
+
+    1 + i 2**-16 beside 256 and more, where numbers are 2**-15 apart.
+    """
     generator = torch.Generator().manual_seed(side)
     close = 1 + torch.randperm(40, generator=generator) * 2.0**-16
     large = 256.0 + torch.randperm(40, generator=generator)
@@ -121,7 +127,10 @@ def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
 
 
 def test_groups_of_several_tiles_keep_hardly_more_than_is_wanted(monkeypatch):
-    """A coupon collector's numbers: to hit 16 of 48 groups takes 48/48 + 48/47 + ... + 48/33 = 19.3 random keys."""
+    """A coupon collector's numbers.
+
+    To hit 16 of 48 groups takes 48/48 + 48/47 + ... + 48/33 = 19.3 random keys.
+    """
     counts: list[Tensor] = []
     crowded = kernels._search_crowded
 
@@ -214,7 +223,8 @@ def test_scores_are_as_exact_as_fp32(dtype):
         for half, index in enumerate((left, right))
     ]
     exact = sum(products.sum(-1) for products in chosen)
-    # Of n products rounded in any order, the sum errs by at most n * 2**-24 of the sum of their sizes.
+    # Of n products rounded in any order, the sum errs by at most n * 2**-24 of the sum of their
+    # sizes.
     bound = 48 * 2**-24 * sum(products.abs().sum(-1) for products in chosen)
     assert ((scores - exact).abs() <= bound).all()
     expected = reference.product_key_topk(query.double(), sub_keys.double(), 16)[0]

@@ -1,4 +1,7 @@
-"""Rows and scores equal their definition: a softmax over all rows, at the row that the signs name."""
+"""Rows and scores equal their definition.
+
+A softmax over all rows, at the row that the signs name.
+"""
 
 import pytest
 import torch

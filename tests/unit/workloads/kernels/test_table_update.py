@@ -128,7 +128,10 @@ def test_every_rule_is_its_equation(kind, rows, width, bags, seed):
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_a_master_a_table_is_the_fp32_one_rounded(kind, clipped):
-    """Bit for bit over ten steps, moments included: the fp32 table's own tests say that it is torch's."""
+    """Bit for bit over ten steps, moments included.
+
+    The fp32 table's own tests say that it is torch's.
+    """
     generator = torch.Generator().manual_seed(0)
     exact = torch.randn(10, 7, generator=generator)
     table, low = split(exact)
@@ -205,7 +208,10 @@ def test_only_a_bf16_table_has_a_master():
 @pytest.mark.parametrize("part", [(slice(3, 9), slice(0, 16)), (slice(0, 10), slice(5, 12))])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype, master):
-    """Bit for bit, rounding included; the numbers are small and whole, so that no sum has an order."""
+    """Bit for bit, rounding included.
+
+    The numbers are small and whole, so that no sum has an order.
+    """
     generator = torch.Generator().manual_seed(2)
     table = torch.randn(10, 16, generator=generator).to(dtype)
     ids, weights = (torch.randint(n, (14, 1), generator=generator) for n in (7, 3))

@@ -1,4 +1,7 @@
-"""What the compiler makes of table updates for an H100 or H200: nothing spilled, tables in loads of 16 bytes."""
+"""What the compiler makes of table updates for an H100 or H200.
+
+Nothing spilled, tables in loads of 16 bytes.
+"""
 
 import re
 

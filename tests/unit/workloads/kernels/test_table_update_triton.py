@@ -64,7 +64,8 @@ def rule(kind: str, step: int) -> Rule:
     whole_rows=st.booleans(),
     step=st.sampled_from([1, 2]),
 )
-# Drawn too rarely: a row's own second moment, known to one program or made by the first of two passes.
+# Drawn too rarely: a row's own second moment, known to one program or made by the first of two
+# passes.
 @example((17, 16, 7, 3), 0, "rowwise", 2, False, True, 2)
 @example((17, 33, 7, 3), 0, "rowwise", 2, True, False, 2)
 def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows, step):
@@ -89,7 +90,8 @@ def test_updates_equal_the_reference(shape, seed, kind, chunk, exact, whole_rows
 
     torch.testing.assert_close(found, norm)
     assert before is None or torch.equal(before, found)
-    # Adam's first step is the sign of a sum, which two orders of summing may not share near zero: eps is large.
+    # Adam's first step is the sign of a sum, which two orders of summing may not share near zero:
+    # eps is large.
     torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
     for name, value in state.items():
         torch.testing.assert_close(value, expected_state[name], rtol=1e-4, atol=1e-5)
@@ -115,7 +117,8 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
     torch.testing.assert_close(state["mean_square"], expected_state["mean_square"])
 
 
-# Two tables an example, so fewer of them; the kernels' own arithmetic is what the test above is for.
+# Two tables an example, so fewer of them; the kernels' own arithmetic is what the test above is
+# for.
 @settings(
     max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -133,7 +136,10 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
 @example((5, 33, 4, 3), "rowwise", True, False)
 @example((5, 33, 4, 3), "sgd", False, True)
 def test_with_a_master_a_table_is_the_fp32_one_rounded(shape, kind, exact, whole_rows):
-    """Bit for bit, from any state on: also with splits, and whatever of the table is not there yet."""
+    """Bit for bit, from any state on.
+
+    Also with splits, and whatever of the table is not there yet.
+    """
     values, hits = case(shape, 0)
     table, low = split(values)
     exact_state = {name: kept.random_(1, 9) / 8 for name, kept in new_state(kind, values).items()}
@@ -159,7 +165,10 @@ def test_with_a_master_a_table_is_the_fp32_one_rounded(shape, kind, exact, whole
 
 
 def test_values_at_the_ends_of_a_masters_range_survive_a_step_that_moves_nothing():
-    """Not below bf16's normal numbers, which the interpreter reads as NaN; `tests/gpu` has those."""
+    """Not below bf16's normal numbers, which the interpreter reads as NaN.
+
+    `tests/gpu` has those.
+    """
     bits = [0, 0x807FFF, 0x808000, 0x3F808000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF]
     bits = torch.tensor([*bits, *(b - 2**31 for b in bits), 0x7F800000, -(2**23), 0x7FFFFFFF, -1])
     values = bits.int().view(torch.float32)[None]
@@ -221,11 +230,15 @@ def test_products_are_with_the_rows_as_they_were(kind):
 @pytest.mark.parametrize("origin", [(0, 0), (2**31, 40)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_has_the_references_random_numbers(kind, origin):
-    """Every row is read once, so sums have no order, and what is stored may differ where fp32 does in its last bits."""
+    """Every row is read once, so sums have no order.
+
+    What is stored may differ where fp32 does in its last bits.
+    """
     generator = torch.Generator().manual_seed(3)
     first = replace(rule(kind, 1), origin=origin)
     table = torch.randn(32, 33, generator=generator).bfloat16()
-    # The interpreter's own rounding to bf16 is wrong; nothing here is rounded but by our own integers.
+    # The interpreter's own rounding to bf16 is wrong; nothing here is rounded but by our own
+    # integers.
     x = torch.randn(8, 33, generator=generator)
     ids, weights = torch.randperm(32, generator=generator).view(8, 4), torch.ones(8, 4)
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)

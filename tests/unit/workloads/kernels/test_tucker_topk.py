@@ -112,7 +112,8 @@ def test_leading_pair_is_that_of_the_singular_value_decomposition(rank, seed, po
     if not positive:
         core = core - 0.5
     left, values, right = torch.linalg.svd(core)
-    # Two large values that are close leave open which plane vector it is; so does a vector across the start.
+    # Two large values that are close leave open which plane vector it is; so does a vector across
+    # the start.
     if rank > 1:
         assume(values[0, 1] < 0.97 * values[0, 0] and right[0, 0].sum().abs() > 1e-3)
 

@@ -1,4 +1,7 @@
-"""What the compiler makes of the weighted bag for an H100 or H200: nothing spilled, loads of 16 bytes."""
+"""What the compiler makes of the weighted bag for an H100 or H200.
+
+Nothing spilled, loads of 16 bytes.
+"""
 
 import pytest
 
@@ -27,7 +30,8 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
 
     assert made.spills == 0
     assert made.registers <= 128
-    # Of a warp's load instructions for rows, none is narrower: 64 x 64 numbers in pieces of 32 lanes x 16 bytes.
+    # Of a warp's load instructions for rows, none is narrower: 64 x 64 numbers in pieces of 32
+    # lanes x 16 bytes.
     assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
 
 

@@ -61,7 +61,8 @@ def dense_architectures(
         module = registry.architecture(name)
         config = module.Config(**module.PRESETS["d8"])
         if name == "moe":
-            # What it adds to the loss is measured per sequence, hence the same however sequences are shared out.
+            # What it adds to the loss is measured per sequence, hence the same however sequences
+            # are shared out.
             config = replace(config, group="sequence", balance_loss=1.0, z_loss=1.0)
         together.MODELS[name] = config
         if world.size == 2 and here.type == "cpu":
@@ -80,7 +81,10 @@ def compared(
     *,
     memory: int | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Compare initial values, gradients and ten steps, with passes that have no backward pass before and after them."""
+    """Compare initial values, gradients and ten steps.
+
+    Passes without a backward pass come before and after them.
+    """
     mesh = make_mesh(world, memory=1 if tables == "whole" else memory or world.size)
     layout = "columns" if tables == "whole" else tables
     dtype, train = together.dtype_of(how), together.trained_by(how)
@@ -110,7 +114,10 @@ def held_again(model: nn.Module, world: process_group.RankGroup) -> float:
 def in_bf16(
     world: process_group.RankGroup, here: torch.device, name: str
 ) -> Iterator[tuple[str, float]]:
-    """Count the gradients in which two ranks that shard differ in a bit from two that do not: each is a sum of two."""
+    """Count the gradients in which two ranks that shard differ in a bit from two that do not.
+
+    Each is a sum of two.
+    """
     config = together.MODELS[name]
     replicated, sharded = (
         {
@@ -129,7 +136,7 @@ def in_bf16(
 def stepped(
     config: Any, world: process_group.RankGroup, here: torch.device, dense: str, n_steps: int = 1
 ) -> nn.Module:
-    """Return a model of fp32 parameters after some steps in bf16, of the last one but the update."""
+    """Return a model of fp32 parameters after some bf16 steps, the last without update."""
     mesh, train = make_mesh(world, memory=1), together.TRAIN
     model = together.started(config, mesh, "columns", here, torch.float32, dense=dense)
     optimizer, sums = Optimizer(model, train, mesh), GradientAllReduce(model, mesh)
@@ -153,7 +160,7 @@ def stepped(
 
 
 def memory(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
-    """Compare the most memory that a GPU holds over two steps of a model of a hundred million parameters."""
+    """Compare peak GPU memory over two steps of a model of 1e8 parameters."""
     module = registry.architecture("dense")
     config = module.Config(**module.PRESETS["134m"])
     peaks = []

@@ -1,9 +1,10 @@
-"""What ranks find when they read and train tables together, against one process that holds everything.
+"""Lookups and training of sharded tables on several ranks, against one process.
 
     python ranks_together.py OUT.json DEVICE GROUP SIZE...
 
-A script, because ranks are processes: it imports torch once and starts the ranks of every SIZE in turn. GROUP is which
-checks (`CHECKS`). OUT.json gets {size: {check: worst relative error over ranks, or how often something is untrue}}.
+A script, because ranks are processes: it imports torch once and starts the ranks of every SIZE in
+turn. GROUP is which checks (`CHECKS`). OUT.json gets {size: {check: worst relative error over
+ranks, or how often something is untrue}}.
 """
 
 import json
@@ -51,8 +52,9 @@ READ_BY = {
     "rows": (RowParallelShard, 1),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-# n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller than it; tables of
-# fewer rows than ranks; ranks without a bag, and all of them without one; bags of one row, most of which are elsewhere.
+# n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller
+# than it; tables of fewer rows than ranks; ranks without a bag, and all of them without one; bags
+# of one row, most of which are elsewhere.
 READS = {
     "even": (37, 64, 5, [6, 6, 6, 6]),
     "uneven": (37, 7, 5, [3, 1, 4, 2]),
@@ -73,7 +75,8 @@ MODELS = {
     ),
     "peer": peer.Config(**BACKBONE, **READING),
     "engram": engram.Config(**engram.PRESETS["d8"]),
-    # A table of one number: of the ranks that share it, all but one hold a part without columns, or without rows.
+    # A table of one number: of the ranks that share it, all but one hold a part without columns, or
+    # without rows.
     "one_number": memory_plus.Config(
         **BACKBONE,
         **{**READING, "n_keys": 1, "knn": 1},
@@ -88,8 +91,8 @@ OTHER_RULES = {
     "checkpointed_lazy": ("lazy_adamw", "exact"),
     "compiled_lazy": ("lazy_adamw", "exact"),
 }
-# Not engram in fp32: it magnifies the order of a sum a hundredfold in ten steps, and four ranks that share nothing out
-# (4 × 1) are as far from one process, 1.1e-4 in a norm, as four that do.
+# Not engram in fp32: it magnifies the order of a sum a hundredfold in ten steps, and four ranks
+# that share nothing out (4 × 1) are as far from one process, 1.1e-4 in a norm, as four that do.
 TRAINED = {
     "memory_plus": (
         *("float64", "float32", "checkpointed", "compiled", "compiled_checkpointed"),
@@ -99,8 +102,8 @@ TRAINED = {
     "peer": ("float64", "float32", "rowwise"),
     "engram": ("float64", "rowwise"),
 }
-# How many ranks take part -> layout -> what is trained where time is short: each way of training, and each model,
-# somewhere, and what says most of all everywhere.
+# How many ranks take part -> layout -> what is trained where time is short: each way of training,
+# and each model, somewhere, and what says most of all everywhere.
 Trained = Mapping[str, Mapping[str, tuple[str, ...]]]
 SOME: dict[int, Trained] = {
     1: {"columns": {"memory_plus": ("float32",)}},
@@ -124,7 +127,8 @@ TWO_BY_TWO: Trained = {
     "columns": {"memory_plus": ("float64", "rowwise"), "one_number": ("rowwise",)},
     "rows": {"memory_plus": ("float64",), "one_number": ("rowwise",)},
 }
-# Adam turns the rounding of a gradient that should be zero into a step of full length unless eps says what is small.
+# Adam turns the rounding of a gradient that should be zero into a step of full length unless eps
+# says what is small.
 TRAIN = TrainConfig(
     tokens=10 * SEQUENCES * SEQ_LEN,
     batch_tokens=SEQUENCES * SEQ_LEN,
@@ -217,7 +221,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
 
 
 def compiled(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[str, float]]:
-    """Compare reads in one graph, of batches that change and that the ranks never have as large as each other."""
+    """Compare compiled lookups of changing batches, never equally large on all ranks."""
     mesh = make_mesh(world, memory=world.size)
     n_rows, width, bag_size = 23, 10, 4
     draw = torch.Generator().manual_seed(7)
@@ -395,14 +399,17 @@ def steps_of(
 def ten_steps(
     name: str, model: nn.Module, alone: Alone, truth: Alone, mesh: Mesh, train: TrainConfig
 ) -> Iterator[tuple[str, float]]:
-    """Train ten steps: of an uneven batch this rank's share, in two passes. `truth` is `alone` in float64."""
+    """Train ten steps: of an uneven batch this rank's share, in two passes.
+
+    `truth` is `alone` in float64.
+    """
     yield f"{name}/counted", float(count_params(model) - alone.n_params)
     yield f"{name}/initial", differing(model, alone.initial)
     rows = -(-SEQUENCES // (2 * mesh.world.size))
     steps = list(steps_of(model, mesh, train, rows=rows))
     yield f"{name}/same_gradients", float(steps[0][1].keys() != alone.gradients.keys())
-    # In fp32 on a GPU one process is itself 1.3e-5 from the truth, and ranks, whose sums are shorter, 4e-6: what is
-    # as near to the truth as may be is right, whatever one process rounds.
+    # In fp32 on a GPU one process is itself 1.3e-5 from the truth, and ranks, whose sums are
+    # shorter, 4e-6: what is as near to the truth as may be is right, whatever one process rounds.
     yield f"{name}/gradients", furthest(model, steps[0][1], alone.gradients, truth.gradients)
     # Of the first step: ten later, what rounding did to the weights is in the norms, magnified.
     for kind, value in alone.seen[0].items():

@@ -2,8 +2,8 @@
 
     python saved_together.py OUT.json FOLDER
 
-Leaves checkpoints in FOLDER/whole for others to read, and in OUT.json what became of saves in which a rank failed or was
-killed, and how DTensors came back.
+Leaves checkpoints in FOLDER/whole for others to read, and in OUT.json what became of saves in which
+a rank failed or was killed, and how DTensors came back.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ N_ROWS, WIDTH = 100, 500
 
 
 def imports_without_pieces(folder: Path) -> list[str]:
-    """Return which modules that take a second are new after a state that nobody shares out came and went."""
+    """Return which slow modules a replicated state imported while it came and went."""
     before = set(sys.modules)
     state, pieces = split_state(state_of(4, 10), {}, NAMES)
     path = checkpoint.save(folder, 3, state, pieces=pieces)
@@ -68,7 +68,8 @@ def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
                         alike, pieces = split_state(state_here, shards, NAMES)
                         path = folder / f"{layout}-{size}-{n_rows}-{width}"
                         checkpoint.save(path, 3, alike, pieces=pieces, world=own)
-                # Each two hold what the other two do; and where ranks 2 and 3 are all there are, 2 is the first.
+                # Each two hold what the other two do; and where ranks 2 and 3 are all there are, 2
+                # is the first.
                 _, shards, state_here = seen_by(state, layout, rank % 2, 2)
                 alike, pieces = split_state(state_here, shards, NAMES)
                 path = folder / f"{layout}-2x2-{n_rows}-{width}"
@@ -102,7 +103,9 @@ def joined(rank: int, size: int, meeting: Path) -> contextlib.AbstractContextMan
 
 
 def two(folder: Path, spoil: dict[int, Callable[[], Any]], *, last: bool = False) -> list[Any]:
-    """Return how two ranks end that save step 3: None, or what they raised, or the signal that killed them.
+    """Return how two ranks end that save step 3.
+
+    None, or what they raised, or the signal that killed them.
 
     Args:
         folder: Of the checkpoints.
@@ -145,7 +148,7 @@ def two(folder: Path, spoil: dict[int, Callable[[], Any]], *, last: bool = False
 
 
 def code_of(error: BaseException | None) -> str | None:
-    """Return the name of the system's error that an error is or comes of, as the orchestrator looks for it."""
+    """Return the name of the system error behind an error, as the orchestrator does."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return None if error is None else errno.errorcode.get(error.errno)
@@ -254,7 +257,7 @@ def killed_at(act: int) -> Any:
 def kills(
     folder: Path, before: Path, *, victim: int, last: bool, act: int = 0
 ) -> list[dict[str, Any]]:
-    """Kill a rank at its first act on the disk (or from number `act` on), then the next, until it comes to the end."""
+    """Kill a rank at its first act on the disk (or act `act`), then the next, to the end."""
     found: list[dict[str, Any]] = []
     while not found or found[-1]["ends"][victim] is not None:
         here = folder / f"{victim}-{last}-{act}"
@@ -376,7 +379,7 @@ def three_fsdp_ranks(folder: Path, alone: Path, rank: int, meeting: Path) -> dic
 
 
 def gone_on(folder: Path, trained: Trained) -> dict[str, float]:
-    """Return how far all that was loaded is from what was saved, and a step later from the undisturbed training."""
+    """Return the errors of loaded against saved state, and of the step after it."""
     path = folder / "step-00000002"
     state = merge_state(
         checkpoint.load(path), checkpoint.pieces(path), local_shards(trained.model), trained.names

@@ -1,4 +1,7 @@
-"""Copies of weights that are made anew: the same bits, and nothing kept of them between the passes."""
+"""Copies of weights that are made anew.
+
+The same bits, and nothing kept of them between the passes.
+"""
 
 import pytest
 import torch
@@ -14,7 +17,10 @@ WIDTH = 16
 
 
 class Layer(nn.Module):
-    """Products of all kinds: with a bias and without, a copy of one's own, a part of one, a weight used twice."""
+    """Products of all kinds.
+
+    With a bias and without, a copy of one's own, a part of one, a weight used twice.
+    """
 
     def __init__(self):
         super().__init__()
@@ -59,7 +65,10 @@ def test_gradients_have_the_bits_of_kept_copies(layers):
 
 
 def test_weights_are_read_again_in_the_backward_pass(layers):
-    """What is gathered again may lie in the same place as before; without copies, other values give other gradients."""
+    """What is gathered again may lie in the same place as before.
+
+    Without copies, other values give other gradients.
+    """
     wanted = passes(layers)
     for layer in layers:
         recompute_autocast_copies(layer)

@@ -1,4 +1,4 @@
-"""Dense parameters that 2 or 3 ranks shard with FSDP2, against one process that holds everything."""
+"""Dense parameters sharded with FSDP2 on 2 or 3 ranks, against one process."""
 
 import importlib.util
 import json
@@ -199,7 +199,10 @@ def test_a_parameter_is_cut_along_the_first_dimension_where_each_rank_gets_some_
 
 
 class Blocks(nn.Module):
-    """Five blocks: two by themselves, of which one reads a table, one that lends a module, two with one weight."""
+    """Five blocks, of which two are gathered by themselves.
+
+    One of these reads a table; one lends a module; two share a weight.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,7 +1,7 @@
 """Sums of gradients: what goes in one message, when it starts, in which order.
 
-What is summed is checked by real ranks in `sharding/test_ranks_together.py`; here a group of one stands in for a larger
-one, so a sum changes nothing.
+What is summed is checked by real ranks in `sharding/test_ranks_together.py`; here a group of one
+stands in for a larger one, so a sum changes nothing.
 """
 
 import pytest
@@ -58,7 +58,10 @@ class Layers(nn.Module):
 
 
 def passes(model, sums, sent, n=1):
-    """Run backward passes of which the last is the step's last; return the gradient that torch finds by itself."""
+    """Run backward passes of which the last is the step's last.
+
+    Return the gradient that torch finds by itself.
+    """
     x = torch.ones(3, WIDTH)
     wanted = torch.autograd.grad(model(x), list(model.parameters()), allow_unused=True)
     model.zero_grad()
@@ -92,7 +95,8 @@ def test_the_second_step_sends_in_the_order_in_which_the_first_was_ready(mesh, s
     sent.clear()
     passes(model, sums, sent)
 
-    # The last one named is the first one used: its gradient comes last, and in the first step kept the others back.
+    # The last one named is the first one used: its gradient comes last, and in the first step kept
+    # the others back.
     assert first == [256 * width for width in [4, 3, 2, 1]] + ["end"]
     assert sent == [256 * width for width in [2, 3, 1, 4]] + ["end"]
 

@@ -1,4 +1,4 @@
-"""Reading and training tables that 1, 2, 3 or 4 ranks hold together, against one process that holds everything."""
+"""Sharded tables on 1 to 4 ranks, against one process that holds everything."""
 
 import json
 import os
@@ -12,8 +12,9 @@ from workloads.training.table_optimizer import RULE_OF
 
 ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("ranks_together.py")
-# The loss is computed, and what a compiler fuses may be, in fp32 whatever the model's type: then two orders of one sum
-# differ as fp32 does. A compiled model that one process holds differs from itself by as much.
+# The loss is computed, and what a compiler fuses may be, in fp32 whatever the model's type: then
+# two orders of one sum differ as fp32 does. A compiled model that one process holds differs from
+# itself by as much.
 TOLERANCE = {
     "float64": 1e-12,
     "checkpointed": 1e-12,

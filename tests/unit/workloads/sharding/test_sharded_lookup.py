@@ -1,4 +1,7 @@
-"""In which order a read starts its messages, waits for them and computes: what overlaps follows from it."""
+"""In which order a read starts its messages, waits for them and computes.
+
+What overlaps follows from it.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

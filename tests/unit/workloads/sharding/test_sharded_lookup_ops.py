@@ -1,4 +1,7 @@
-"""Shared-out reads as operations of a compiled graph; of one rank, which holds all and sends to itself."""
+"""Shared-out reads as operations of a compiled graph.
+
+Of one rank, which holds all and sends to itself.
+"""
 
 from collections.abc import Iterator
 
@@ -38,7 +41,7 @@ def tensors(operation: str) -> tuple[Tensor, Tensor, Tensor]:
 def backward(
     shard: TableShard, operation: str, deferred: SparseGradient | None
 ) -> tuple[Tensor, list[Tensor], tuple[object, ...]]:
-    """Return an output's gradient, what a forward pass keeps, and the backward pass's arguments with them."""
+    """Return an output's gradient, what forward keeps, and the arguments of backward."""
     table, ids, second = tensors(operation)
     name, anchor = None, None
     if deferred is not None:

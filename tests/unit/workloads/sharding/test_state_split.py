@@ -339,7 +339,8 @@ def test_dtensors_and_their_moments_go_on_in_any_number_of_ranks(saved):
     _, found = saved
     found = found["dtensors"]
 
-    # Four parameters and their two moments, of which the second rank has none where there is one row only.
+    # Four parameters and their two moments, of which the second rank has none where there is one
+    # row only.
     exact = {"loaded": 0.0, "went_on": 0.0}
     assert found["2"] == [{"pieces": 12.0, **exact}, {"pieces": 8.0, **exact}]
     assert len(found["3"]) == 3

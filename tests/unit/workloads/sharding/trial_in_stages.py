@@ -2,10 +2,11 @@
 
     python trial_in_stages.py OUT.json FOLDER < stages.json
 
-A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `table_optimizer`, `stop_after`
-(null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or null); `dense` says whether dense
-parameters are sharded or, as they are without it, replicated, `device` where to train if not on a CPU. OUT.json gets the
-metrics of every stage that came to the end, null for others.
+A stage is `trial` (a folder in FOLDER), `ranks`, `memory_ranks`, `layout`, `table_optimizer`,
+`stop_after` (null: to the end) and `damage` (a file of the newest checkpoint to cut short first, or
+null); `dense` says whether dense parameters are sharded or, as they are without it, replicated,
+`device` where to train if not on a CPU. OUT.json gets the metrics of every stage that came to the
+end, null for others.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A model whose tables lie on the host computes what it does with tables on the device, to the bit."""
+"""Host-offloaded tables compute what tables on the device do, to the bit."""
 
 from contextlib import nullcontext
 from functools import partial

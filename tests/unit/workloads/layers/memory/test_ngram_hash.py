@@ -108,7 +108,8 @@ def test_primes_are_those_of_sympy(n):
 
 @pytest.mark.parametrize(
     "n",
-    # To base 2, to the first 4 primes, the first 9 and the first 12 (Sorenson & Webster 2015, arXiv 1509.00864).
+    # To base 2, to the first 4 primes, the first 9 and the first 12 (Sorenson & Webster 2015, arXiv
+    # 1509.00864).
     [2047, 3_215_031_751, 3_825_123_056_546_413_051, 318_665_857_834_031_151_167_461],
 )
 def test_strong_pseudoprimes_are_no_primes(n):

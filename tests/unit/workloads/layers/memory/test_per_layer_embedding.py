@@ -1,4 +1,4 @@
-"""Every scale of a per-layer embedding, against the equations written out for one token and one layer at a time."""
+"""Scales of per-layer embeddings, against equations for one token and layer."""
 
 from typing import Any
 

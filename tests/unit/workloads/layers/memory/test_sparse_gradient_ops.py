@@ -27,7 +27,7 @@ def forgotten() -> Iterator[None]:
 
 
 class Reader(nn.Module):
-    """The same bag twice, whose weights want no gradient, another in a layer, and products, out of one table."""
+    """The same bag twice with frozen weights, another in a layer, and dot products."""
 
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()

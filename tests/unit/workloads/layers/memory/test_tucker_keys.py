@@ -69,7 +69,8 @@ def test_scores_are_those_of_the_formula_and_no_softmax_follows():
         ({"rank": 4, "n_heads": 3}, 0.15),
         ({"n_keys": 700, "knn": 32, "key_dim": 64}, 0.15),
         ({"n_keys": 1, "knn": 1}, 0.15),
-        # The expected order statistics leave out their variance, which counts where nearly all sub-keys are taken.
+        # The expected order statistics leave out their variance, which counts where nearly all
+        # sub-keys are taken.
         ({"n_keys": 8, "knn": 8}, 0.4),
     ],
 )
@@ -135,7 +136,8 @@ def test_gradients_by_finite_differences():
         _, scores = lookup.select(x, context)
         return scores, context.losses[0]
 
-    # The loss's pair of vectors is left out of its gradient, so the core's is checked through the scores alone.
+    # The loss's pair of vectors is left out of its gradient, so the core's is checked through the
+    # scores alone.
     core = lookup.core.requires_grad_(False)
     inputs = (_random(3, 6).requires_grad_(), *(p for p in lookup.parameters() if p is not core))
     assert torch.autograd.gradcheck(scores_and_loss, inputs)

@@ -1,4 +1,7 @@
-"""The mixture against plain loops in float64, its gradients, and what depends on the other tokens of a pass."""
+"""The mixture of experts against plain loops in float64, and its gradients.
+
+Also what depends on the other tokens of a pass.
+"""
 
 import math
 from typing import Any

@@ -171,7 +171,10 @@ torch.save(found, folder / f"{rank}.pt")
 
 
 def test_two_ranks_are_one_rank_that_reads_both_shares(tmp_path):
-    """Five sequences: one rank has two, the other three, and one at a time they still make as many passes."""
+    """Five sequences, two on one rank and three on the other.
+
+    One at a time, they still make as many passes.
+    """
     fields = {name: value for name, value in vars(CONFIG).items() if value is not None}
     processes = [
         subprocess.Popen(
