@@ -14,7 +14,7 @@ from orchestrator.scheduling.demand import Node
 
 @dataclass(kw_only=True)
 class ControllerState:
-    """What a controller knows. None of it matters after its end: the trial folders are the record."""
+    """What a controller knows; after its end the trial folders alone are the record."""
 
     sweep: SweepDir
     submission: int

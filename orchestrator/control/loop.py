@@ -171,7 +171,7 @@ class Controller:
             self._loop(on_update)
 
     def _take_snapshot(self) -> SweepSnapshot:
-        """Return the files of the trials under our lock: as given, unless another controller ran."""
+        """Return the files of the trials under our lock: as given unless another controller ran."""
         given, self._snapshot = self._snapshot, None
         if given is not None and given.controller == self._lock.predecessor:
             return given

@@ -35,19 +35,12 @@ NODE_OUTCOMES = frozenset(
 or mount."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeFailure:
-    """An attempt that failed on a node."""
-
-    trial_id: str
-    outcome: Outcome
-
-
 @dataclass
 class FailureTracker:
     """Counts failures per node and configuration since a trial was last done there."""
 
-    _failures: dict[str, dict[str, NodeFailure]] = field(default_factory=dict)
+    _failures: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Node -> configuration -> trial and outcome, for people."""
 
     def record(
         self, node: str, *, configuration: str, trial_id: str, outcome: Outcome
@@ -65,14 +58,13 @@ class FailureTracker:
         if outcome not in NODE_OUTCOMES:
             return None
         failures = self._failures.setdefault(node, {})
-        failures[configuration] = NodeFailure(trial_id=trial_id, outcome=outcome)
-        counted = [f for key, f in failures.items() if not self._failed_elsewhere(node, key)]
+        failures[configuration] = f"{trial_id} ({outcome.value})"
+        counted = [text for key, text in failures.items() if not self._failed_elsewhere(node, key)]
         if len(counted) < MIN_CONFIGURATIONS:
             return None
-        listed = ", ".join(f"{f.trial_id} ({f.outcome.value})" for f in counted)
         return (
             f"{len(counted)} trials of different kinds failed there and none was done since: "
-            f"{listed}"
+            f"{', '.join(counted)}"
         )
 
     def _failed_elsewhere(self, node: str, configuration: str) -> bool:

@@ -224,26 +224,8 @@ def _cached_status(
         fields = {field: line[field] for field in SPEC_FIELDS}
     except (KeyError, ValueError, TypeError, OSError):
         return None
-    return never_started(
-        fields,
-        wait=wait,
-        controlled=controlled,
-        cancelled=sweep_cancelled or "cancel.json" in names,
-    )
-
-
-def never_started(
-    fields: Mapping[str, Any], *, wait: str | None, controlled: bool, cancelled: bool
-) -> TrialStatus:
-    """Return the status of a trial without attempts.
-
-    Args:
-        fields: As `spec_fields` returns them.
-        wait: As in `trial_status`.
-        controlled: As in `trial_status`.
-        cancelled: Whether the trial or its sweep was cancelled.
-    """
-    if cancelled:
+    # Its folder has neither attempts nor a result: it was never started.
+    if sweep_cancelled or "cancel.json" in names:
         return TrialStatus(**fields, state=TrialState.CANCELLED, step=0)
     if wait is None:
         wait = "" if controlled else NO_CONTROLLER

@@ -1,6 +1,6 @@
 """State of a trial as its controller keeps it: past attempts, the running one, why it waits.
 
-Nothing here matters after the controller's end: `recovery.py` reads it back from the trial's folder.
+Nothing here matters after the controller's end: `recovery.py` reads it back from the folders.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ class Demand:
     gpus: float = 0.0
     """A fraction of one GPU, or a whole number of GPUs."""
     gpu_memory_bytes: float = 0.0
-    """Memory on each GPU that the trial touches, margin included; 0: unknown, as its share gives."""
+    """Memory on each GPU that it touches, margin included; 0: unknown, as its share gives."""
     gang_size: int = 1
     """Equal parts (ranks) that may be spread over nodes if no single node holds them all."""
 
@@ -79,10 +79,11 @@ class NodeGpus:
 
 
 def share_units(demand: Demand, gpu_memory_bytes: float | None) -> int:
-    """Return the units of one GPU that a fractional demand takes; more than UNIT if it does not fit.
+    """Return the units of one GPU that a fractional demand takes.
 
-    They are what it asks for, or what its memory needs if that is more. A share of a GPU is a share
-    of its memory too, so shares that fill a GPU never fill more than its memory.
+    They are what it asks for, or what its memory needs if that is more; over UNIT if it does not
+    fit. A share of a GPU is a share of its memory too, so shares that fill a GPU never fill more
+    than its memory.
 
     Args:
         demand: For a fraction of a GPU.
@@ -97,8 +98,8 @@ def share_units(demand: Demand, gpu_memory_bytes: float | None) -> int:
 def nodes_needed(demand: Demand, node: Node, n_alike: int) -> int | None:
     """Return how many empty nodes like `node` the demand fills; None if they do not hold it.
 
-    One if it fits there whole. Otherwise, for a gang, the fewest whole nodes that hold equal numbers
-    of ranks, give or take one.
+    One if it fits there whole. Otherwise, for a gang, the fewest whole nodes that hold equal
+    numbers of ranks, give or take one.
 
     Args:
         demand: Of a trial.

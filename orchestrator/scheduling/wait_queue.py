@@ -95,12 +95,6 @@ class WaitQueue:
             one.entries.sort(key=longest_first)
         self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
 
-    def __len__(self) -> int:
-        return len(self._trials)
-
-    def __contains__(self, trial_id: str) -> bool:
-        return trial_id in self._trials
-
     def __iter__(self) -> Iterator[DemandClass]:
         """Iterate over the classes that have trials, in the order of their ranks."""
         return (one for one in self._ranked if one.entries)

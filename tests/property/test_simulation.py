@@ -186,17 +186,18 @@ def test_backfill_never_delays_whom_room_is_kept_for(crowd):
     nodes, waiting = crowd
     cluster, promised, running, now = ClusterState(nodes), {}, [], 0.0
     possible = {t.trial_id: t for t in waiting if cluster.requirements(t.demand).possible}
-    queue = WaitQueue(possible.values())
+    queue, waits = WaitQueue(possible.values()), set(possible)
     while True:
         decision = decide(cluster, queue, now)
         for start in decision.starts:
             assert now <= promised.get(start.trial_id, math.inf) + 1e-6
             queue.remove(start.trial_id)
+            waits.remove(start.trial_id)
             cluster.allocate(start.trial_id, start.allocation, predicted_end=start.predicted_end)
             running.append((start.predicted_end, start.trial_id))
         line = decision.next_in_line
         largest = max(
-            (t.demand.size for t in possible.values() if t.trial_id in queue), default=None
+            (t.demand.size for t in possible.values() if t.trial_id in waits), default=None
         )
         if largest is not None and not decision.starts:
             assert line is not None
@@ -210,7 +211,8 @@ def test_backfill_never_delays_whom_room_is_kept_for(crowd):
         for end, trial_id in [r for r in running if r[0] <= now]:
             cluster.release(trial_id)
             running.remove((end, trial_id))
-    assert not len(queue)
+    assert not waits
+    assert not list(queue)
 
 
 @settings(deadline=None, max_examples=60)
