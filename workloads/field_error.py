@@ -32,7 +32,8 @@ class FieldError(ValueError):
             field: Name of the field.
             rule: What holds for it: `must be at least 1`. Follows the name without a space where it
                 begins with a colon.
-            got: The value, for the text; None where the rule says it already (write "null" for None).
+            got: The value, for the text; None where the rule says it already (write "null" for
+                None).
             fix: What to write instead, empty where any value that keeps the rule will do.
             others: Further fields that the rule is about, any of which may be changed instead.
         """

@@ -1,4 +1,4 @@
-"""A trial as written: dotted keys and where each stands, before anything is looked up."""
+"""Draft trials: dotted keys as written, before any name is looked up."""
 
 import itertools
 import math
@@ -120,7 +120,7 @@ class Entry:
         return [self._draft(base, choices) for choices in itertools.product(*self.axes)]
 
     def written(self) -> list[Settings]:
-        """Return every group of settings that the entry writes together, for checks of single values."""
+        """Return every group of settings that the entry writes together."""
         chosen = [choice.settings for axis in self.axes for choice in axis]
         return [{**self.fixed, **settings} for settings in chosen or [{}]]
 

@@ -1,8 +1,9 @@
-"""Sweep files -> their trials, in order, with every default written out; or every mistake in them.
+"""Loader of sweep files: all trials with every default written out, or all mistakes.
 
-The steps are in `sweep_files/`: `find` the files, `yaml_positions` parses each, `entries` takes the entries of
-`trials:` apart and `drafts` multiplies them out, `sections` looks names up, `resolve` solves budgets. A
-mistake stops only the part of the file that holds it, so that all are told at once.
+The steps: `parsing.discovery` finds the files, `parsing.yaml_loader` parses each,
+`expansion.entries` reads the entries of `trials:`, `draft_trial` multiplies them out,
+`expansion.sections` looks names up, `expansion.resolve` solves budgets. A mistake stops only the
+part of the file that holds it, so that all are reported at once.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ MAX_TRIALS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """One question, as its files ask it."""
+    """The trials of one or several sweep files of one name."""
 
     name: str
     question: str | None
@@ -42,9 +43,9 @@ class Sweep:
     trials: tuple[TrialSpec, ...]
     """In the order of the files, seeds fastest. `accounting` is empty: `plan.py` fills it."""
     files: tuple[Path, ...]
-    """Of each trial, the file that asks for it; absolute."""
+    """The absolute path of each trial's file."""
     warnings: tuple[str, ...]
-    """What the author should know although nothing is wrong: keys that were left out of some trials."""
+    """Notes for the author: keys that were left out of some trials."""
     matches: Mapping[str, Matched] = field(default_factory=dict)
     """Trial id -> what `match` chose for it."""
     step_times: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +68,7 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
         raise ValueError("name at least one sweep file, got none")
     sources, problems = discovery.sources(arguments)
     files = [_File(source, workloads) for source in sources]
-    # Files of several names are no sweep together; what each repeats itself is told all the same.
+    # Files of several names are no sweep together; what each repeats itself is reported all the same.
     groups = [files] if _have_one_name(files) else [[file] for file in files]
     if not _too_many(files):
         for group in groups:
@@ -105,7 +106,7 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
 
 
 class _File:
-    """One file of a sweep while it is read: what it asks for, and what is wrong with it."""
+    """One file of a sweep while it is read, and its diagnostics."""
 
     def __init__(self, source: discovery.Source, workloads: Workloads) -> None:
         """Read the file as far as single entries."""
@@ -217,7 +218,7 @@ def _entries(
 
 
 def _too_many(files: Sequence[_File]) -> bool:
-    """Whether the files ask for more trials than anybody means; tells the entry that asks for most."""
+    """Whether there are more than MAX_TRIALS trials; if so, report the largest entry."""
     total = sum(file.n_trials for file in files)
     if total <= MAX_TRIALS:
         return False
@@ -242,7 +243,7 @@ def _trials(
     step_times: StepTimeCache,
     diagnostics: Diagnostics,
 ) -> list[tuple[DraftTrial, ResolvedTrial | None]]:
-    """Return what the drafts come to but for those with mistakes; None for one whose step time is wanting."""
+    """Return the trials without mistakes; None for one whose step time is not measured yet."""
     trials: list[tuple[DraftTrial, ResolvedTrial | None]] = []
     for draft in drafts:
         try:
@@ -260,7 +261,7 @@ def _trials(
             news = [
                 one
                 for one in error.diagnostics
-                if one.kind != "missing" or one.key not in header.told
+                if one.kind != "missing" or one.key not in header.reported
             ]
             diagnostics.add(news, trial=draft.origin)
         else:
@@ -269,7 +270,7 @@ def _trials(
 
 
 def _find_duplicates(files: Sequence[_File]) -> None:
-    """Tell once per entry that it asks for a trial that is there already; seeds of one file all differ."""
+    """Report once per entry that its trials repeat others; seeds of one file all differ."""
     first: dict[str, list[tuple[_File, str]]] = {}
     for file in files:
         repeated: dict[YamlNode, list[str]] = {}
@@ -282,14 +283,14 @@ def _find_duplicates(files: Sequence[_File]) -> None:
             where = "" if twin[0] is file else f" of {twin[0].source.label}"
             again = f"{spec.origin} is the same trial as {twin[1]}{where}"
             repeated.setdefault(draft.where, []).append(again)
-        file.diagnostics.add(_told(where, pairs) for where, pairs in repeated.items())
+        file.diagnostics.add(_duplicate(where, pairs) for where, pairs in repeated.items())
 
 
 def _share_a_seed(one: _File, other: _File) -> bool:
     return one is other or not set(one.header.seeds).isdisjoint(other.header.seeds)
 
 
-def _told(where: YamlNode, pairs: Sequence[str]) -> Diagnostic:
+def _duplicate(where: YamlNode, pairs: Sequence[str]) -> Diagnostic:
     message = pairs[0] + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
     fix = "remove one of them; resources, retries and logging do not make a trial another one"
     if ".isoflop" in pairs[0]:

@@ -1,6 +1,7 @@
-"""The workloads by name: architectures, data sources, the train section. Imports them only when asked.
+"""Registry of workloads by name: architectures, data sources, the train section.
 
-There is no registry: `architecture: memory_plus` loads workloads/architectures/memory_plus.py. What such a
+Nothing is registered: `architecture: memory_plus` imports workloads/architectures/memory_plus.py
+when it is first asked for. What such a
 module must offer is written in docs/architecture.md, "Workload contracts".
 """
 
@@ -63,7 +64,7 @@ def recipes_module() -> ModuleType:
 
 
 def step_timer() -> StepTimer:
-    """Return what measures optimizer steps, in a process of its own that starts with the first question."""
+    """Return the timer of optimizer steps; its process starts with the first request."""
     return StepTimer()
 
 
@@ -75,7 +76,7 @@ def _names(package: str) -> list[str]:
 
 
 def build_config(cls: Any, fields: Any) -> Any:
-    """Return `cls(**fields)` for a stored section: lists become tuples where the dataclass has tuples.
+    """Return `cls(**fields)` for a stored section; lists become tuples.
 
     Raises:
         ValueError: If a field is unknown, missing or impossible.
@@ -84,7 +85,8 @@ def build_config(cls: Any, fields: Any) -> Any:
     unknown = sorted(set(fields) - known)
     if unknown:
         raise ValueError(
-            f"{cls.__module__}: no field {', '.join(unknown)}; this trial was made by another version"
+            f"{cls.__module__}: no field {', '.join(unknown)}; "
+            "this trial was made by another version"
         )
     values = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
     try:

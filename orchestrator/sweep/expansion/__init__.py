@@ -1,1 +1,1 @@
-"""From the sections of a sweep file to trials."""
+"""Expansion of a sweep file: entries, sections and budgets become trials."""

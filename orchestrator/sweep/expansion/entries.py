@@ -1,6 +1,7 @@
-"""One entry of `trials:`, read: `set`, `grid`, `zip`, `list`; the rest is in entry_budgets.py.
+"""Reader of one entry of `trials:`: `set`, `grid`, `zip`, `list`.
 
-Axes in order, later ones faster: ladder or isoflop, the grid's keys as written, zip, list.
+`ladder`, `isoflop` and `match` are in entry_budgets.py. Axes in order, later ones faster: ladder or
+isoflop, the grid's keys as written, zip, list.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ _SWEEP_WIDE = {
 }
 
 Homes = Callable[[str], list[str]]
-"""Field name -> the sections that have such a field, to say `model.n_keys` to who writes `n_keys`."""
+"""Field name -> the sections that have it, to suggest `model.n_keys` where `n_keys` is written."""
 
 
 def read_entry(
@@ -71,7 +72,8 @@ def read_entry(
 
 def _unknown(key: str, value: YamlNode) -> Diagnostic:
     advice = {
-        section: f"write set: {{{section}.KEY: …}}; a whole {section}: stands at the top of the file"
+        section: f"write set: {{{section}.KEY: …}}; "
+        f"a whole {section}: stands at the top of the file"
         for section in SECTIONS
     }
     advice |= {name: f"write {how} at the top of the file" for name, how in _SWEEP_WIDE.items()}

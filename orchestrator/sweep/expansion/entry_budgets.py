@@ -1,4 +1,4 @@
-"""The parts of an entry that speak of compute: `ladder`, `isoflop` and `match`, read."""
+"""Reader of `ladder`, `isoflop` and `match`, which set an entry's compute."""
 
 from collections.abc import Mapping, Sequence
 

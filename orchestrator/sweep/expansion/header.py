@@ -1,4 +1,4 @@
-"""What stands above `trials:` in a sweep file: names, base sections, seeds, and what holds for the whole sweep."""
+"""Header of a sweep file: name, base sections, seeds, retries and logging."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Header:
     """Dotted key -> value."""
     where: Mapping[str, YamlNode]
     """Section -> the mapping that is blamed for missing keys."""
-    told: frozenset[str]
+    reported: frozenset[str]
     """Sections that are misspelt or no mappings: their missing keys are no second mistake."""
     seeds: Sequence[int]
     retries: Retries
@@ -70,12 +70,12 @@ def read_header(
         fix = f"write {', '.join(f'{key}:' for key in HEADER_KEYS[:4])} at the left margin"
         diagnostics.add([document.diagnostic(what, fix)])
         return None
-    told = set()
+    reported = set()
     for key in content.keys() - set(HEADER_KEYS):
         diagnostics.add(
             [validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads))]
         )
-        told.add(messages.nearest(key, HEADER_KEYS) or "")
+        reported.add(messages.nearest(key, HEADER_KEYS) or "")
     sections: dict[str, dict[str, YamlNode]] = {}
     where = {}
     for section in SECTIONS:
@@ -87,16 +87,16 @@ def read_header(
             wrong: list[Diagnostic] = []
             sections[section] = validation.mapping_of(value, example=example, wrong=wrong)
             diagnostics.add(wrong)
-            told |= {section for _ in wrong}
+            reported |= {section for _ in wrong}
     return Header(
-        name="unnamed" if "name" in told else _name(content.get("name"), document, diagnostics),
+        name="unnamed" if "name" in reported else _name(content.get("name"), document, diagnostics),
         base={
             f"{section}.{key}": value
             for section in SECTIONS
             for key, value in sections[section].items()
         },
         where=where,
-        told=frozenset(told),
+        reported=frozenset(reported),
         seeds=_seeds(content.get("seeds"), diagnostics),
         retries=_sweep_wide(Retries, "retries", document, diagnostics),
         logging=_sweep_wide(Logging, "logging", document, diagnostics),
@@ -128,7 +128,8 @@ def _name(value: YamlNode | None, document: YamlNode, diagnostics: Diagnostics) 
             [
                 value.diagnostic(
                     f"cannot be a folder's name: {value.shown}",
-                    "use letters, digits, '_', '-' and '.', at most 100, beginning with a letter or digit",
+                    "use letters, digits, '_', '-' and '.', at most 100, "
+                    "beginning with a letter or digit",
                 )
             ]
         )
@@ -173,7 +174,7 @@ def _sweep_wide(cls: Any, key: str, document: YamlNode, diagnostics: Diagnostics
 
 
 def _absent(document: YamlNode, key: str) -> YamlNode:
-    """Return a place for what is not in the file: its first line, under the key that should be there."""
+    """Return a place for what is not in the file: line 1, under the key that is missing."""
     return dataclasses.replace(
         document, content={}, path=key, line=1, column=1, key_line=1, key_column=1
     )

@@ -1,4 +1,4 @@
-"""The input files of a data source: where they are, and the hash by which they enter a trial's identity."""
+"""Input files of a data source: paths, and hashes for the trial's identity."""
 
 import dataclasses
 import difflib
@@ -13,7 +13,7 @@ from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 _CHUNK_BYTES = 2**20
 _digests: dict[tuple[Path, int, int], str] = {}
-"""Hashes of this process, by path, size and time of change: a sweep asks for the same file once per trial."""
+"""Hashes by path, size and time of change: a sweep asks for the same file once per trial."""
 
 
 def resolve(
@@ -21,8 +21,9 @@ def resolve(
 ) -> tuple[Any, dict[str, str]]:
     """Return the source with absolute paths, and the content hash of every field that names files.
 
-    A relative path is looked for beside the sweep file first, then in the current folder. A field may
-    hold a glob or a list; the hash of several files is that of the ordered list of their hashes.
+    A relative path is looked for beside the sweep file first, then in the current folder. A field
+    may hold a glob or a list; the hash of several files is that of the ordered list of their
+    hashes.
 
     Args:
         source: A data source's Config.
@@ -99,7 +100,7 @@ def _locate(path: str, folder: Path) -> Path | None:
     expanded = Path(path).expanduser()
     for candidate in (folder.absolute() / expanded, Path.cwd() / expanded):
         if candidate.exists():
-            # Not the file itself: what a link points to may lack the extension that tells the format.
+            # A link is not followed: its target may lack the extension that tells the format.
             return candidate.parent.resolve() / candidate.name
         if glob.has_magic(path) and next(_matches(candidate), None) is not None:
             return candidate
@@ -113,7 +114,7 @@ def _matches(pattern: Path) -> Iterator[Path]:
 
 
 def _expected(source: Any, field: str) -> str:
-    """Return the format of the files that a field names: the source's own, unless that field has another."""
+    """Return the format of the files that a field names, the source's own by default."""
     return str(getattr(source, "FIELD_FORMATS", {}).get(field, source.FORMAT))
 
 

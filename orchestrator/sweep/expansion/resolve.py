@@ -1,4 +1,4 @@
-"""From a draft trial to a TrialSpec: sections built, sizes and budgets solved, conflicts refused."""
+"""Resolution of a draft trial into a TrialSpec: sizes, budgets, matches."""
 
 import contextlib
 import dataclasses
@@ -352,7 +352,10 @@ def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnos
         and resources.memory_tables == "host"
         and train.table_optimizer == "adamw"
     ):
-        message = "tables in the host's memory have no gradient as large as themselves, which table_optimizer: adamw needs"
+        message = (
+            "tables in the host's memory have no gradient as large as themselves, "
+            "which table_optimizer: adamw needs"
+        )
         fix = "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device"
         diagnostics.append(on_host.diagnostic(message, fix, kind="combination"))
     ranks = draft.settings.get("resources.ranks")
@@ -366,7 +369,10 @@ def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnos
     micro = draft.settings.get("resources.micro_batch_tokens")
     count = resources.micro_batch_tokens
     if micro is not None and count is not None and count < train.seq_len:
-        message = f"micro_batch_tokens must be at least one sequence (seq_len = {train.seq_len}), got {count}"
+        message = (
+            f"micro_batch_tokens must be at least one sequence (seq_len = {train.seq_len}), "
+            f"got {count}"
+        )
         fix = "raise it or lower train.seq_len"
         diagnostics.append(micro.diagnostic(message, fix, kind="combination"))
     return diagnostics

@@ -1,7 +1,7 @@
-"""The sections of one trial -> config objects: names looked up, presets expanded, defaults filled in.
+"""Config objects of a trial's sections, with presets and defaults filled in.
 
-Each section is remembered by the settings it was made from, so one that thousands of trials share is
-checked once.
+Each section is remembered by the settings it was made from, so one that thousands of trials share
+is checked once.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _EXAMPLES = {
 
 
 class Workloads(Protocol):
-    """The part of orchestrator/sweep/registry.py that a sweep file needs; the module itself is one."""
+    """The functions of `registry` that a sweep file needs; tests pass stand-ins."""
 
     def architectures(self) -> list[str]:
         """Return the names that there are."""
@@ -78,7 +78,7 @@ class Sections:
         folder: Path,
         workloads: Workloads,
     ) -> None:
-        """Take what all drafts share.
+        """Remember what all drafts share.
 
         Args:
             base: What is written at the top of the file.
@@ -113,8 +113,7 @@ class Sections:
         """Return the Resources."""
         values = part(draft.settings, "resources")
         key = ("resources", *_key(draft, "resources"))
-        make: Callable[[], Resources] = lambda: self._build("resources", Resources, values)  # noqa: E731
-        return self.once(key, make)
+        return cast(Resources, self.once(key, lambda: self._build("resources", Resources, values)))
 
     def model(self, draft: DraftTrial, *, counterpart: YamlNode | None = None) -> Any:
         """Return the model Config of presets and keys. Not for a draft that chooses its size.
@@ -474,7 +473,7 @@ def _names_beside_fields(section: str) -> tuple[str, ...]:
 
 
 def _chosen(preset: YamlNode | None) -> YamlNode | None:
-    """Return the preset or recipe, or None for `preset: null`: an entry that wants none of the base's."""
+    """Return the preset or recipe; None for `preset: null`, which drops that of the base."""
     return None if preset is None or preset.content is None else preset
 
 

@@ -1,1 +1,1 @@
-"""Sizes chosen by a rule: equal FLOPs, equal parameters, equal bytes, equal measured step time."""
+"""Matching of model sizes: equal FLOPs, parameters, bytes or measured step times."""

@@ -1,6 +1,7 @@
-"""Compute budget -> tokens, steps, sizes: pure arithmetic on whole numbers.
+"""Compute budgets: tokens, steps and sizes that spend one, in whole numbers.
 
-Training FLOPs of a run are `3 * forward_flops_per_token * steps * batch_tokens` (workloads/accounting/counts.py).
+Training FLOPs of a run are `3 * forward_flops_per_token * steps * batch_tokens`
+(workloads/accounting/counts.py).
 """
 
 import math
@@ -33,15 +34,16 @@ def nearest_integer(
     high: int = 2**24,
     written: int | None = None,
 ) -> int | None:
-    """Return the possible integer in low..high at which `quantity` comes nearest to `target`; None if none is possible.
+    """Return the integer in low..high at which `quantity` is nearest to `target`.
 
-    A doubling search for a bracket, then bisection: about 2 log2(high) evaluations where everything is possible.
-    Of neighbours that come equally near, the first on the way from `written` (else the smallest): where a quantity
-    moves in steps, a config is changed no more than it must be.
+    A doubling search for a bracket, then bisection: about 2 log2(high) evaluations where everything
+    is possible. None if no integer is possible. Of neighbours that come equally near, the first on
+    the way from `written` (else the smallest): where a quantity moves in steps, a config is changed
+    no more than it must be.
 
     Args:
-        quantity: Integer -> number, or None where the integer is impossible (heads that must divide a width). Must
-            not decrease. What is possible may be sparse: see `first_possible`.
+        quantity: Integer -> number, or None where the integer is impossible (heads that must divide
+            a width). Must not decrease. What is possible may be sparse: see `first_possible`.
         target: What to come near to.
         low: Smallest integer looked at.
         high: Largest integer looked at.
@@ -87,8 +89,8 @@ def nearest_integer(
 def first_possible(possible: Callable[[int], bool], integers: range) -> int | None:
     """Return the first possible integer of a range of step 1 or -1, or None.
 
-    Looks at GAP integers one by one and then at GAP multiples of GAP: whatever is possible so rarely (powers of two,
-    say) is taken to be such a multiple.
+    Looks at GAP integers one by one and then at GAP multiples of GAP: whatever is possible so
+    rarely (powers of two, say) is taken to be such a multiple.
     """
     for n in integers[:GAP]:
         if possible(n):
@@ -106,7 +108,7 @@ GAP = 1024
 
 
 def _last_possible(possible: Callable[[int], bool], lower: int, stop: int) -> int:
-    """Return the largest possible integer in lower..stop - 1, of which `lower` is one, by halving."""
+    """Return the largest possible integer in lower..stop - 1 by halving; `lower` is possible."""
     while stop - lower > 1:
         middle = (lower + stop) // 2
         found = first_possible(possible, range(middle, stop))
@@ -120,7 +122,7 @@ def _last_possible(possible: Callable[[int], bool], lower: int, stop: int) -> in
 def _narrowed(
     possible: Callable[[int], bool], holds: Callable[[int], bool], *, inside: int, outside: int
 ) -> tuple[int, int]:
-    """Halve inside..outside until nothing possible lies between: `holds` at the first and not at the second."""
+    """Halve inside..outside until no possible integer is between; `holds` at the first only."""
     towards = 1 if outside > inside else -1
     while inside != outside:
         middle = (inside + outside) // 2 if towards > 0 else -((-inside - outside) // 2)
@@ -148,9 +150,10 @@ def optimal_size(
 ) -> float:
     """Return the N at which `tokens_per_param * N` tokens spend the budget: 3 f(N) r N = C.
 
-    The middle of an isoFLOP profile, from each architecture's own FLOPs rather than from C = 6 N D: that
-    rule forgets the output head, which at 1m parameters is most of the compute. Bisection on log N to
-    0.1 %; `f` need only be roughly increasing. Source of the fixed ratio: Hoffmann et al. 2022, section 3.
+    The middle of an isoFLOP profile, from each architecture's own FLOPs rather than from C = 6 N D:
+    that rule forgets the output head, which at 1m parameters is most of the compute. Bisection on
+    log N to 0.1 %; `f` need only be roughly increasing. Source of the fixed ratio: Hoffmann et al.
+    2022, section 3.
     """
     lower, upper = math.log(low), math.log(high)
     while upper - lower > 1e-3:
@@ -164,7 +167,7 @@ def optimal_size(
 
 
 def log_spaced(center: float, *, span: float, count: int) -> list[float]:
-    """Return `count` sizes, evenly spaced in log, from center / sqrt(span) to center * sqrt(span)."""
+    """Return `count` log-spaced sizes from center / sqrt(span) to center * sqrt(span)."""
     if count == 1:
         return [center]
     return [center * span ** (i / (count - 1) - 0.5) for i in range(count)]
@@ -173,10 +176,10 @@ def log_spaced(center: float, *, span: float, count: int) -> list[float]:
 def most_batch_tokens(
     budget_flops: float, *, forward_flops_per_token: float, multiple_of: int
 ) -> int:
-    """Return the largest batch, a multiple of `multiple_of`, with which whole steps always hit the budget.
+    """Return the largest multiple of `multiple_of` as batch with which whole steps hit the budget.
 
-    Rounding to whole steps errs by half a step at most, so 1 / (2 * TOLERANCE) = 50 steps suffice. Zero if
-    not even one sequence per step is small enough.
+    Rounding to whole steps errs by half a step at most, so 1 / (2 * TOLERANCE) = 50 steps suffice.
+    Zero if not even one sequence per step is small enough.
     """
     batch = budget_flops * 2 * TOLERANCE / (3.0 * forward_flops_per_token)
     return int(batch) // multiple_of * multiple_of

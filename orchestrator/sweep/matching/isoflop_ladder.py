@@ -1,6 +1,7 @@
-"""Make training FLOPs hit a target: sizes and tokens of isoFLOP profiles and ladders. `match` is in matching.py.
+"""IsoFLOP profiles and ladders: sizes and tokens whose training FLOPs hit a target.
 
-The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`, `nearest_size`); nothing is built.
+The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`,
+`nearest_size`); nothing is built. `match` is in match.py.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def rung_model(nearest_size: NearestSize, rung: Rung) -> Any:
 
 
 def profile_center(nearest_size: NearestSize, profile: Profile, frame: Frame) -> float:
-    """Return the size at which `tokens_per_param` tokens per parameter spend the profile's budget."""
+    """Return the size at which `tokens_per_param` tokens a parameter spend the budget."""
 
     def forward(size: float) -> float:
         try:
@@ -118,7 +119,8 @@ def tokens_near(target: float, model: Any, frame: Frame) -> tuple[int, float]:
 def too_coarse(target: float, reached: float, frame: Frame) -> str:
     """Say that whole steps do not come near enough to a number of FLOPs."""
     return (
-        f"{flops_text(target)} FLOPs cannot be hit within 1 % by whole steps of {frame.batch_tokens:,} tokens: "
+        f"{flops_text(target)} FLOPs cannot be hit within 1 % by whole steps of "
+        f"{frame.batch_tokens:,} tokens: "
         f"the nearest is {flops_text(reached)} ({off_text(reached, target)})"
     )
 

@@ -1,6 +1,6 @@
-"""`match`: the value of one field, or the tokens, at which a trial equals its counterpart within 1 %.
+"""Match of a trial with its counterpart within 1 %, by one field or the tokens.
 
-Counted quantities are solved here, from closed forms; measured step times in step_times.py.
+Counted quantities are solved here, from closed forms; measured step times in step_time.py.
 """
 
 import dataclasses
@@ -57,11 +57,12 @@ class Matched:
         target = self.counterpart
         if target is None:
             target = f"the {QUANTITIES[self.quantity].write(self.target)} asked for"
-        told = f"{self.trial}: {self.field} {before}{_grouped(self.chosen)}, {words} {ratio} × {target}"
+        text = f"{self.trial}: {self.field} {before}{_grouped(self.chosen)}, "
+        text += f"{words} {ratio} × {target}"
         if self.measured is None:
-            return told
+            return text
         return (
-            f"{told} (measured on {self.measured['device']}, {self.measured['measured_at'][:10]})"
+            f"{text} (measured on {self.measured['device']}, {self.measured['measured_at'][:10]})"
         )
 
 
@@ -164,7 +165,7 @@ def with_field(model: Any, field: str, value: int) -> Any:
 
 
 def trial_name(draft: DraftTrial) -> str:
-    """Return which trial of the file this is: architecture, preset or size, and what the entry varies of the rest."""
+    """Return architecture, preset or size, and the other settings that the entry varies."""
     architecture = draft.architecture
     size = draft.settings.get("model.preset")
     if draft.chooses_size and draft.size is not None:

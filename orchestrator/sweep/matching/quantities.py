@@ -1,4 +1,4 @@
-"""What `match` can make equal: the words of each quantity, and how it is counted from a model's closed forms."""
+"""Quantities that `match` makes equal: words and closed-form counts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,4 +55,7 @@ QUANTITIES = {
         "seconds per step", "0.05", lambda seconds: f"{seconds:.3g}", None, by_tokens=True
     ),
 }
-"""Definitions: docs/metrics.md, "Accounting". bytes_per_token: read for one token decoded alone, in bf16."""
+"""Definitions: docs/metrics.md, "Accounting".
+
+bytes_per_token: read for one token decoded alone, in bf16.
+"""

@@ -1,7 +1,8 @@
-"""Step times for `match: {step_time: …}`: measured once, then pinned in a file beside the sweep file.
+"""Cache of step times for `match: {step_time: …}`, in a file beside the sweep file.
 
-`NAME.step_times.json` belongs to the sweep as its YAML does and is committed with it: a trial's name must not change
-each time somebody plans the sweep, nor with the machine. Deleting the file measures anew.
+`NAME.step_times.json` belongs to the sweep as its YAML does and is committed with it: a trial's
+name must not change each time somebody plans the sweep, nor with the machine. Deleting the file
+measures anew.
 """
 
 import dataclasses
@@ -29,13 +30,15 @@ from orchestrator.sweep.parsing.diagnostics import InvalidError
 LOG = logging.getLogger(__name__)
 
 ABOUT = (
-    "Measured for `match: {step_time: …}` of the sweep file beside this one. Commit both: without this file the steps "
-    "are timed anew, and the trials get other names. To time them anew, delete it."
+    "Measured for `match: {step_time: …}` of the sweep file beside this one. Commit both: without "
+    "this file the steps are timed anew, and the trials get other names. To time them anew, "
+    "delete it."
 )
 
 
 ROUGH_S, EXACT_S = 1.0, 4.0
-"""Seconds of timed steps in one measurement: the first of a value, which only guides the search, and further ones."""
+"""Seconds of timed steps: in the first measurement of a value, which only guides the search, and in
+further ones."""
 
 
 class NotMeasuredError(Exception):
@@ -71,7 +74,7 @@ class StepTimeQuery:
     resources: Resources
 
     def compared(self) -> dict[str, Any]:
-        """Return everything that decides a step's time but the machine, without the value that is solved for."""
+        """Return what decides a step's time, except the machine and the field solved for."""
         match = self.match
         model = _section(self.architecture, self.model)
         model.pop(self.field, None)
@@ -177,7 +180,7 @@ class Answer:
 
 
 class StepTimeCache:
-    """The answers for one file of a sweep, which are those of the whole sweep; new ones go beside that file."""
+    """The answers of all files of a sweep; new ones are written beside one of them."""
 
     def __init__(
         self, sweep_file: Path, timer: Timer | None = None, *, sweep: Iterable[Path] = ()
@@ -185,7 +188,7 @@ class StepTimeCache:
         """Answer from what is pinned, or else by measuring where there is a timer.
 
         Args:
-            sweep_file: Whose questions are answered.
+            sweep_file: The file whose queries are answered.
             timer: What measures.
             sweep: All files of the sweep; what is pinned beside any of them answers.
         """
@@ -199,7 +202,7 @@ class StepTimeCache:
 
     def answer(
         self,
-        question: StepTimeQuery,
+        query: StepTimeQuery,
         *,
         with_value: Callable[[int], Any],
         written: int | None,
@@ -207,7 +210,7 @@ class StepTimeCache:
         """Return the pinned or measured answer.
 
         Args:
-            question: What is compared.
+            query: What is compared.
             with_value: The model with another value of the field, None where that is impossible.
             written: The field's value in the file; where the search starts.
 
@@ -216,41 +219,42 @@ class StepTimeCache:
             NotMeasuredError: If none is pinned, and there is no timer to measure with.
             StoreError: If two answers are pinned that differ, or one that memscale did not write.
         """
-        answer = self._pinned(question)
+        answer = self._pinned(query)
         if answer is None:
             if self._timer is None:
                 raise NotMeasuredError
-            answer = self._measured(question, self._timer, with_value, written)
-        self.used[question.key] = answer.as_json()
+            answer = self._measured(query, self._timer, with_value, written)
+        self.used[query.key] = answer.as_json()
         return answer
 
-    def _pinned(self, question: StepTimeQuery) -> Answer | None:
+    def _pinned(self, query: StepTimeQuery) -> Answer | None:
         """Return what is pinned beside any file of the sweep, this one's first."""
-        pinned = {path: _recorded(path, question) for path in self._everywhere}
+        pinned = {path: _recorded(path, query) for path in self._everywhere}
         known = [(path, answer) for path, answer in pinned.items() if answer is not None]
         if not known:
             return None
         path, answer = known[0]
         for other_path, other in known[1:]:
             if other.decisive != answer.decisive:
-                what = "ratio" if answer.value is None else question.field
+                what = "ratio" if answer.value is None else query.field
                 raise StoreError(
-                    f"{path} and {other_path}: solutions.{question.key}: two answers for {question.trial} "
-                    f"and {question.wanted}: {what} {answer.decisive:.10g} and {other.decisive:.10g}; "
+                    f"{path} and {other_path}: solutions.{query.key}: "
+                    f"two answers for {query.trial} and {query.wanted}: "
+                    f"{what} {answer.decisive:.10g} and {other.decisive:.10g}; "
                     "keep the one that trained trials rest on, and remove the other from its file"
                 )
         return answer
 
     def _measured(
         self,
-        question: StepTimeQuery,
+        query: StepTimeQuery,
         timer: Timer,
         with_value: Callable[[int], Any],
         written: int | None,
     ) -> Answer:
-        question.check_one_rank_suffices()
-        where = question.match.where
-        if question.key not in self._failed:
+        query.check_one_rank_suffices()
+        where = query.match.where
+        if query.key not in self._failed:
             refused = self._unwritable()
             if refused:
                 message = (
@@ -259,25 +263,25 @@ class StepTimeCache:
                 )
                 fix = "copy the sweep file into a folder of yours"
                 raise InvalidError(where.diagnostic_at_key(message, fix))
-            LOG.info("match: %s: timing steps against %s", question.trial, question.wanted)
+            LOG.info("match: %s: timing steps against %s", query.trial, query.wanted)
             try:
-                answer = _solve(question, timer, with_value, written)
+                answer = _solve(query, timer, with_value, written)
             except StepTimeError as error:
-                self._failed[question.key] = error
+                self._failed[query.key] = error
             else:
-                write(self.path, {**_solutions(self.path), question.key: answer.as_json()})
+                write(self.path, {**_solutions(self.path), query.key: answer.as_json()})
                 shutil.copymode(self._sweep_file, self.path)
-                LOG.info("match: %s: kept in %s", question.trial, self.path)
+                LOG.info("match: %s: kept in %s", query.trial, self.path)
                 return answer
-        failed = self._failed[question.key]
+        failed = self._failed[query.key]
         fix = failed.fix
-        if isinstance(failed, NotFoundError) and question.other is not None:
-            fix += ", or write solve: tokens" * (question.field != "tokens")
+        if isinstance(failed, NotFoundError) and query.other is not None:
+            fix += ", or write solve: tokens" * (query.field != "tokens")
         diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
-        raise InvalidError(diagnostic.of(question.architecture))
+        raise InvalidError(diagnostic.of(query.architecture))
 
     def _unwritable(self) -> str:
-        """Return why nothing can be kept, found out before minutes are spent on it; empty if it can."""
+        """Return why nothing can be written, before minutes are spent on it; empty if it can."""
         try:
             with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-"):
                 return ""
@@ -289,13 +293,13 @@ def _pins_of(sweep_file: Path) -> Path:
     return sweep_file.with_name(f"{sweep_file.stem}.step_times.json")
 
 
-def _recorded(path: Path, question: StepTimeQuery) -> Answer | None:
+def _recorded(path: Path, query: StepTimeQuery) -> Answer | None:
     """Return the answer in a file of step times.
 
     Raises:
         StoreError: If the file is not as memscale wrote it.
     """
-    record = _solutions(path).get(question.key)
+    record = _solutions(path).get(query.key)
     if record is None:
         return None
     own = {f.name for f in dataclasses.fields(Answer)} - {"more"}
@@ -311,11 +315,11 @@ def _recorded(path: Path, question: StepTimeQuery) -> Answer | None:
         sound = all(isinstance(n, int | float) for n in numbers)
         sound &= all(isinstance(text, str) for text in (answer.device, answer.measured_at))
         sound = sound and answer.ratio > 0 and answer.counterpart_step_s > 0
-        sound &= question.field == "tokens" or (isinstance(answer.value, int) and answer.value > 0)
+        sound &= query.field == "tokens" or (isinstance(answer.value, int) and answer.value > 0)
     except (KeyError, TypeError):
         sound = False
     if not sound:
-        message = f"{path}: solutions.{question.key}: is not as memscale wrote it"
+        message = f"{path}: solutions.{query.key}: is not as memscale wrote it"
         raise StoreError(f"{message}; restore the file, or delete it to time the steps anew")
     return answer
 
@@ -336,75 +340,89 @@ def write(path: Path, solutions: Mapping[str, Any]) -> None:
     write_json(path, {"about": ABOUT, "solutions": dict(solutions)})
 
 
+class _Measurement:
+    """The measurements behind one answer."""
+
+    def __init__(self, query: StepTimeQuery, timer: Timer) -> None:
+        self._query = query
+        self._timer = timer
+        self._replies: dict[int | None, list[Mapping[str, Any]]] = {}
+
+    def ratios(self, value: int | None, model: Any, *, exactly: bool) -> Sequence[float]:
+        """Time a model; return its ratios to the target, one per pair of blocks."""
+        budget_s = EXACT_S if exactly else ROUGH_S
+        reply = self._timer.time({**self._query.request(model), "budget_s": budget_s})
+        self._replies.setdefault(value, []).append(reply)
+        own, *others = reply["seconds"]
+        targets = others[0] if others else [self._query.match.target_number] * len(own)
+        return [mine / other for mine, other in zip(own, targets, strict=True)]
+
+    def log(self, value: int | None, found: RatioEstimate) -> None:
+        """Log the last measurement of a value."""
+        query = self._query
+        step_s = statistics.median(self._replies[value][-1]["seconds"][0])
+        what = "" if value is None else f"{query.field} {value}: "
+        counterpart = query.match.architecture or "what is asked for"
+        LOG.info(
+            "match: %s: %s%.3g ms a step, %s × %s (measurement %d of it)",
+            *(query.trial, what, 1e3 * step_s, found, counterpart, found.measurements),
+        )
+
+    def answer(self, value: int | None, found: RatioEstimate) -> Answer:
+        """Return the answer that all measurements give together."""
+        query, replies = self._query, self._replies[value]
+        target_s = query.match.target_number
+        if query.other is not None:
+            target_s = statistics.median(s for reply in replies for s in reply["seconds"][1])
+        assert target_s is not None, "a match has an architecture or a number"
+        last = replies[-1]
+        return Answer(
+            value=value,
+            step_s=statistics.median(s for reply in replies for s in reply["seconds"][0]),
+            counterpart_step_s=target_s,
+            ratio=found.ratio,
+            ratio_uncertainty=found.uncertainty,
+            device=str(last["device"]),
+            measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            more={
+                "trial": query.trial,
+                "measurements": sum(len(runs) for runs in self._replies.values()),
+                "blocks": sum(len(reply["seconds"][0]) for reply in replies),
+                "ranks": query.resources.ranks,
+                **{key: last[key] for key in ("n_threads", "versions") if key in last},
+                "compared": query.compared(),
+            },
+        )
+
+
 def _solve(
-    question: StepTimeQuery,
+    query: StepTimeQuery,
     timer: Timer,
     with_value: Callable[[int], Any],
     written: int | None,
 ) -> Answer:
-    """Measure until the question has an answer.
+    """Measure until the query has an answer.
 
     Raises:
         NotFoundError: If it has none.
         StepTimeError: If nothing can be measured.
     """
-    told: dict[int | None, list[Mapping[str, Any]]] = {}
-
-    def measure(value: int | None, model: Any, exactly: bool) -> Sequence[float]:
-        budget_s = EXACT_S if exactly else ROUGH_S
-        reply = timer.time({**question.request(model), "budget_s": budget_s})
-        told.setdefault(value, []).append(reply)
-        own, *others = reply["seconds"]
-        targets = others[0] if others else [question.match.target_number] * len(own)
-        return [mine / other for mine, other in zip(own, targets, strict=True)]
-
-    def say(value: int | None, found: RatioEstimate) -> None:
-        step_s = statistics.median(told[value][-1]["seconds"][0])
-        what = "" if value is None else f"{question.field} {value}: "
-        counterpart = question.match.architecture or "what is asked for"
-        LOG.info(
-            "match: %s: %s%.3g ms a step, %s × %s (measurement %d of it)",
-            *(question.trial, what, 1e3 * step_s, found, counterpart, found.measurements),
-        )
-
-    value: int | None = None
-    if question.field == "tokens":
+    measurement = _Measurement(query, timer)
+    if query.field == "tokens":
         found = step_time_search.settled(
-            lambda: measure(None, question.model, True), told=lambda found: say(None, found)
+            lambda: measurement.ratios(None, query.model, exactly=True),
+            report=lambda found: measurement.log(None, found),
         )
-    else:
-        start = _start(with_value, written)
-        value, found = step_time_search.search(
-            lambda value, exactly: measure(value, with_value(value), exactly),
-            field=question.field,
-            wanted=question.wanted,
-            start=start,
-            possible=lambda value: with_value(value) is not None,
-            told=say,
-        )
-    replies = told[value]
-    step_s = statistics.median(s for reply in replies for s in reply["seconds"][0])
-    target_s = question.match.target_number
-    if question.other is not None:
-        target_s = statistics.median(s for reply in replies for s in reply["seconds"][1])
-    assert target_s is not None, "a match has an architecture or a number"
-    return Answer(
-        value=value,
-        step_s=step_s,
-        counterpart_step_s=target_s,
-        ratio=found.ratio,
-        ratio_uncertainty=found.uncertainty,
-        device=str(replies[-1]["device"]),
-        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        more={
-            "trial": question.trial,
-            "measurements": sum(len(runs) for runs in told.values()),
-            "blocks": sum(len(reply["seconds"][0]) for reply in replies),
-            "ranks": question.resources.ranks,
-            **{key: replies[-1][key] for key in ("n_threads", "versions") if key in replies[-1]},
-            "compared": question.compared(),
-        },
+        return measurement.answer(None, found)
+    value, found = step_time_search.search(
+        lambda value, exactly: measurement.ratios(value, with_value(value), exactly=exactly),
+        field=query.field,
+        wanted=query.wanted,
+        start=_start(with_value, written),
+        possible=lambda value: with_value(value) is not None,
+        report=measurement.log,
     )
+    return measurement.answer(value, found)
 
 
 def _start(with_value: Callable[[int], Any], written: int | None) -> int:

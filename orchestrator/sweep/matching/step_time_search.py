@@ -1,7 +1,8 @@
-"""Find the value of a field at which a noisy ratio of step times is one. Pure: whoever measures is passed in.
+"""Search for the value of a field at which a noisy ratio of step times is one.
 
-A ratio is that of two models whose steps were timed in turns, block by block, so that what disturbs the machine
-disturbs both. Every measurement of a value is kept, and each decision uses all of them.
+Pure: the function that measures is an argument. A ratio is that of two models whose steps were
+timed in turns, block by block, so that what disturbs the machine disturbs both. Every measurement
+of a value is kept, and each decision uses all of them.
 """
 
 import itertools
@@ -23,14 +24,15 @@ FEWEST_OF_ONE = 2
 LARGEST_UNCERTAINTY = 0.05
 """Above this a ratio says nothing about a per cent, however near to one it is."""
 FARTHEST = 64
-"""How many times the written value (or 16) the search goes at most: a larger model may not fit the machine."""
+"""The search stops at this multiple of the written value (or of 16), because a larger model may not
+fit the machine."""
 
 GRAINS = (64, 8, 1)
-"""Multiples of these are tried first, each where the written value is four times as large: matrix products are made
-for them, and a step between two of them may take longer than at the larger one."""
+"""Multiples of these are tried first, each where the written value is four times as large, because
+matrix products are made for them: a step between two may take longer than at the larger one."""
 
 Measure = Callable[[int, bool], Sequence[float]]
-"""Value of the field, and whether exactness matters -> ratios to the target, one per pair of blocks."""
+"""Value of the field, whether to be exact -> ratios to the target, one per pair of blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class RatioEstimate:
     ratio: float
     """Median over the pairs of blocks."""
     uncertainty: float
-    """Twice the standard error of the median, from the median absolute deviation: about 95 % lie within it."""
+    """Twice the standard error of the median, from the median absolute deviation (about 95 %)."""
     measurements: int
 
     @property
@@ -70,8 +72,9 @@ class NotFoundError(StepTimeError):
 def estimate(runs: Sequence[Sequence[float]]) -> RatioEstimate:
     """Return median and uncertainty of all ratios of one value.
 
-    For normal noise the deviation of the median is 1.2533 sigma / sqrt(n), and sigma 1.4826 times the median absolute
-    deviation; rare long blocks, of which a shared machine has many, move neither.
+    For normal noise the deviation of the median is 1.2533 sigma / sqrt(n), and sigma 1.4826 times
+    the median absolute deviation; rare long blocks, of which a shared machine has many, move
+    neither.
     """
     ratios = [ratio for run in runs for ratio in run]
     middle = statistics.median(ratios)
@@ -84,7 +87,7 @@ def estimate(runs: Sequence[Sequence[float]]) -> RatioEstimate:
 
 
 def settled(
-    measure: Callable[[], Sequence[float]], *, told: Callable[[RatioEstimate], None]
+    measure: Callable[[], Sequence[float]], *, report: Callable[[RatioEstimate], None]
 ) -> RatioEstimate:
     """Return a ratio that is known within 1 %, or as well as a few measurements can tell.
 
@@ -95,7 +98,7 @@ def settled(
     while True:
         runs.append(measure())
         found = estimate(runs)
-        told(found)
+        report(found)
         exact = len(runs) >= FEWEST_OF_ONE and found.uncertainty <= budget.TOLERANCE
         if exact or len(runs) == MOST_OF_ONE:
             return _checked(found)
@@ -108,12 +111,13 @@ def search(
     wanted: str,
     start: int,
     possible: Callable[[int], bool],
-    told: Callable[[int, RatioEstimate], None],
+    report: Callable[[int, RatioEstimate], None],
 ) -> tuple[int, RatioEstimate]:
-    """Return the value at which the ratio is one within 1 % or within its own uncertainty, and that ratio.
+    """Return the value whose ratio is one within 1 % or its own uncertainty, and that ratio.
 
-    From the written value in steps of two until the ratio lies on both sides of one; then a straight line through
-    the nearest values on both sides, every third time their middle. First among multiples of GRAINS.
+    From the written value in steps of two until the ratio lies on both sides of one; then a
+    straight line through the nearest values on both sides, every third time their middle. First
+    among multiples of GRAINS.
 
     Args:
         measure: Times one value.
@@ -121,7 +125,7 @@ def search(
         wanted: What is looked for, for messages: `the step time of dense`.
         start: Where to begin; possible.
         possible: Whether a model can be built with a value.
-        told: Hears of every measurement.
+        report: Called after every measurement.
 
     Raises:
         NotFoundError: If no value is near enough, or none was found in MOST_MEASUREMENTS.
@@ -134,7 +138,7 @@ def search(
         known = runs.get(value, [])
         runs[value] = [*known, measure(value, len(known) > 0)]
         seen[value] = estimate(runs[value])
-        told(value, seen[value])
+        report(value, seen[value])
         best = min(seen, key=lambda v: (seen[v].error, v))
         if seen[best].near:
             enough = seen[best].measurements >= FEWEST_OF_ONE
@@ -145,20 +149,28 @@ def search(
             continue
         value = _next(seen, start=start, possible=possible, middle=count % 3 == 2)
         if value is None:
-            # Where nothing new is left to try, the nearest on both sides are measured again before they are given up.
+            # Where nothing new is left to try, the two nearest are measured again before the search
+            # gives up.
             nearest = sorted(seen, key=lambda v: (seen[v].error, v))[:2]
             value = next((v for v in nearest if seen[v].open), None)
         if value is None:
             break
+    raise _not_found(seen, field=field, wanted=wanted, exhausted=value is None)
+
+
+def _not_found(
+    seen: dict[int, RatioEstimate], *, field: str, wanted: str, exhausted: bool
+) -> NotFoundError:
+    """Return why the search gives up: nothing is left to try, or too much was tried."""
     best = min(seen, key=lambda v: (seen[v].error, v))
     nearest_is = f"the nearest is {field} {best} with {seen[best]} × it"
-    if value is None:
+    if exhausted:
         small = "smaller" if seen[best].ratio > 1 else "larger"
-        raise NotFoundError(
+        return NotFoundError(
             f"no {field} gives {wanted} within 1 %: {nearest_is}",
             f"make the rest of the model {small}, or solve for another field",
         )
-    raise NotFoundError(
+    return NotFoundError(
         f"no {field} that gives {wanted} was found in {MOST_MEASUREMENTS} measurements: "
         f"{nearest_is}",
         "end what else runs on this machine and plan again, "
@@ -179,7 +191,7 @@ def _checked(found: RatioEstimate) -> RatioEstimate:
 def _next(
     seen: dict[int, RatioEstimate], *, start: int, possible: Callable[[int], bool], middle: bool
 ) -> int | None:
-    """Return the value to measure next, among the coarsest multiples that can still help, or None."""
+    """Return the value to measure next, among the coarsest multiples that may help, or None."""
     for grain in GRAINS:
         if grain == 1 or 4 * grain <= start:
             among = {v: found for v, found in seen.items() if v % grain == 0}
@@ -238,7 +250,7 @@ def _next_among(
 
 
 def _straight_on(seen: dict[int, RatioEstimate], values: Sequence[int]) -> int:
-    """Return where a line through the outermost values has the ratio one: the far end where it is flat."""
+    """Return where a line through the outermost values is one; the far end where it is flat."""
     low, high = min(values), max(values)
     if low == high:
         return 2 * high if seen[high].ratio < 1 else high // 2
@@ -249,6 +261,6 @@ def _straight_on(seen: dict[int, RatioEstimate], values: Sequence[int]) -> int:
 
 
 def _least_sure(seen: dict[int, RatioEstimate], values: Sequence[int]) -> int | None:
-    """Return the value that was measured least, or None where all were measured as often as ever helps."""
+    """Return the value that was measured least, or None where all were measured often enough."""
     unsure = [v for v in values if seen[v].measurements < FEWEST_OF_ONE + 1]
     return min(unsure, key=lambda v: (seen[v].measurements, -seen[v].error), default=None)

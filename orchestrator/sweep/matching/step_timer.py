@@ -1,4 +1,4 @@
-"""Optimizer steps, timed by `workloads/training/step_time.py` in a process of its own: JSON lines to it and back."""
+"""Timer of optimizer steps: a `workloads.training.step_time` process."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ class StepTimeError(ExperimentError):
 
 
 class StepTimer:
-    """One process for all measurements of a sweep file, since importing torch takes longer than most of them."""
+    """One process for all measurements of a file: importing torch takes longer than most."""
 
     def __init__(self, command: Sequence[str] = COMMAND, *, answer_s: float = ANSWER_S) -> None:
         """Start nothing yet.

@@ -1,1 +1,1 @@
-"""Sweep files as text: discovery, YAML with positions, validation, and messages with file, line and fix."""
+"""Parsing of sweep files: discovery, YAML with positions, validation and messages."""

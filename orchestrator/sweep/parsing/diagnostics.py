@@ -1,4 +1,4 @@
-"""Diagnostics of a sweep file: one per place and subject, counted over the trials that meet them."""
+"""Diagnostics of a sweep file: one per place and subject, counted over its trials."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ def collecting(wrong: list[Diagnostic]) -> Iterator[None]:
 
 
 class Diagnostics:
-    """The diagnostics of one file. Of each place, kind and subject the first is kept, others counted.
+    """The diagnostics of one file: the first of each place, kind and subject; others are counted.
 
     A wrong value in the base of a sweep meets every trial. Its reader wants to hear of it once.
     """
@@ -78,7 +78,7 @@ class Diagnostics:
             self._met[place] = self._met.get(place, 0) + 1
 
     def error(self, file: Path, *, trials: int) -> ConfigError:
-        """Return everything in file order; each combination says how many of the `trials` meet it."""
+        """Return everything in file order; a combination says how many of the trials meet it."""
         problems = []
         for place, (diagnostic, trial) in self._first.items():
             message = diagnostic.message

@@ -1,4 +1,4 @@
-"""From what was typed on the command line to the texts of sweep files."""
+"""Discovery of sweep files: from command-line arguments to their texts."""
 
 import difflib
 import importlib.resources
@@ -29,10 +29,10 @@ class Source(NamedTuple):
 
 
 def sources(arguments: Sequence[Path]) -> tuple[list[Source], list[ConfigProblem]]:
-    """Return the texts of all files that are meant, in order, and what is wrong with diagnostic or reading them.
+    """Return the texts of all files that are meant, in order, and the problems of finding them.
 
-    Each argument is a file, a folder (all its YAML files, by name), or the bare name of a bundled sweep or folder
-    of sweeps.
+    Each argument is a file, a folder (all its YAML files, by name), or the bare name of a bundled
+    sweep or folder of sweeps.
     """
     found: list[Source] = []
     problems: list[ConfigProblem] = []
@@ -103,7 +103,7 @@ def _root() -> Path:
 
 
 def _shipped(argument: Path) -> list[Path]:
-    """Return the bundled files of a name: `quickstart`, `smoke`, or one file of a folder, `smoke/dense`."""
+    """Return the bundled files of a name: `quickstart`, `smoke`, or one file, `smoke/dense`."""
     if argument.is_absolute() or ".." in argument.parts or not argument.name:
         return []
     path = _root() / argument
@@ -114,7 +114,7 @@ def _shipped(argument: Path) -> list[Path]:
 
 
 def _in_folder(path: Path) -> list[Path]:
-    """Return the YAML files of a folder, by name; none where it is no folder. Hidden ones are an editor's own."""
+    """Return the YAML files of a folder, by name, without hidden ones; none if it is no folder."""
     if not path.is_dir():
         return []
     inside = (p for p in path.iterdir() if p.suffix in (".yaml", ".yml") and p.is_file())
@@ -122,7 +122,7 @@ def _in_folder(path: Path) -> list[Path]:
 
 
 def joined(parts: Sequence[Source]) -> str:
-    """Return one text that holds the files of a sweep, as it is recorded. `split` takes it apart again."""
+    """Return one text that holds the files of a sweep; `split` is the inverse."""
     if len(parts) == 1 and not parts[0].lines_above:
         return parts[0].text
     asked = questions(part.text for part in parts)
@@ -160,7 +160,8 @@ def read(file: Path) -> str:
         if size > MAX_BYTES:
             raise _refused(
                 file,
-                f"{size / 2**20:.1f} MiB is too large for a sweep file, the limit is {MAX_BYTES // 2**20} MiB",
+                f"{size / 2**20:.1f} MiB is too large for a sweep file, "
+                f"the limit is {MAX_BYTES // 2**20} MiB",
                 "keep data in a file of its own and name it under data:",
             )
         content = file.read_bytes()
@@ -188,7 +189,8 @@ def read(file: Path) -> str:
         raise _refused(
             file,
             "is empty",
-            "begin with name:, data:, train: and model:; memscale plan quickstart shows a sweep that works",
+            "begin with name:, data:, train: and model:; "
+            "memscale plan quickstart shows a sweep that works",
         )
     return text
 

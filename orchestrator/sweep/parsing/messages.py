@@ -1,4 +1,4 @@
-"""The words of error messages: types as a researcher names them, and what to write instead."""
+"""Words of error messages: types as a researcher names them, and corrections."""
 
 import dataclasses
 import difflib
@@ -115,7 +115,7 @@ def one_value(value: YamlNode) -> str:
 
 
 def number_fix(value: YamlNode) -> str | None:
-    """Return how a number is written that YAML takes for something else; None if it is no number."""
+    """Return how to write a number that YAML reads as something else; None if it is none."""
     if isinstance(value.content, bool) and value.text.lower() not in ("true", "false"):
         return f"YAML reads {value.text} as {str(value.content).lower()}: write a number"
     if not isinstance(value.content, str):
@@ -163,7 +163,7 @@ def suggestion(key: str, known: Collection[str]) -> str:
 
 
 def key_fix(key: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
-    """Return what to do about an unknown key: a near-certain slip, then another home, then a guess."""
+    """Return the fix of an unknown key: a near-certain slip, else its section, else a guess."""
     slip = nearest(key, known, cutoff=0.85)
     if slip is None and key in elsewhere:
         return elsewhere[key]

@@ -1,8 +1,8 @@
-"""YAML values -> dataclasses: types, unknown and missing keys, impossible values, each with its place.
+"""Validation of YAML values against dataclasses: types, keys and rules.
 
-The only file that knows pydantic. Each field is checked on its own in pydantic's strict JSON mode (no
-text for numbers, no booleans for integers, lists become tuples); the dataclass's own `__post_init__`
-judges the combination.
+The only file that knows pydantic. Each field is checked on its own in pydantic's strict JSON mode
+(no text for numbers, no booleans for integers, lists become tuples); the dataclass's own
+`__post_init__` judges the combination.
 """
 
 import dataclasses
@@ -148,7 +148,7 @@ def unknown_key(
 
 
 def mapping_of(value: YamlNode, *, example: str, wrong: list[Diagnostic]) -> dict[str, YamlNode]:
-    """Return the entries of a mapping; of anything else none, and add to `wrong` how one is written."""
+    """Return the entries of a mapping; for anything else add to `wrong` how one is written."""
     if isinstance(value.content, dict):
         return value.content
     fix = f"write for example {example}"

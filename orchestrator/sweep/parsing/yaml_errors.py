@@ -1,4 +1,4 @@
-"""What PyYAML's parser says, in the words of somebody who writes a sweep file."""
+"""Explanations of YAML syntax errors for authors of sweep files."""
 
 import re
 

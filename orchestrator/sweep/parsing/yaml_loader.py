@@ -1,4 +1,4 @@
-"""YAML text to plain values that remember where they were written.
+"""Loader of YAML text into nodes that keep their line and column.
 
 PyYAML's composer gives nodes with marks; they are turned into `YamlNode` values here rather than by
 PyYAML's constructor, because that forgets the marks, lets a repeated key win in silence, recurses

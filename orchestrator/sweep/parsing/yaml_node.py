@@ -1,4 +1,4 @@
-"""A value of a sweep file that remembers where it was written, so that every later step can blame it."""
+"""Nodes of a YAML file: values with line, column and key, for diagnostics."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -39,7 +39,7 @@ class Bench:
             wanted="the step time of dense",
             start=start,
             possible=possible,
-            told=lambda value, found: None,
+            report=lambda value, found: None,
         )
 
 
@@ -164,7 +164,7 @@ def test_a_single_ratio_is_measured_until_it_is_known_within_one_percent() -> No
     told: list[RatioEstimate] = []
     bench = Bench(lambda value: 1.3, noise=0.02)
 
-    found = step_time_search.settled(lambda: bench.measure(0, True), told=told.append)
+    found = step_time_search.settled(lambda: bench.measure(0, True), report=told.append)
 
     assert found == told[-1]
     assert found.ratio == pytest.approx(1.3, abs=0.02)
@@ -177,4 +177,4 @@ def test_a_single_ratio_that_stays_unknown_is_refused() -> None:
         return [0.5, 1.0, 2.0]
 
     with pytest.raises(NotFoundError, match="after 6 measurements"):
-        step_time_search.settled(measure, told=lambda found: None)
+        step_time_search.settled(measure, report=lambda found: None)
