@@ -181,7 +181,7 @@ def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, wait
 
 @settings(deadline=None, max_examples=200)
 @given(crowds())
-def test_backfill_never_delays_whom_room_is_kept_for(crowd):
+def test_backfill_never_delays_the_reserved_start(crowd):
     """With true predictions: whoever is told a start as next in line has started by then, and it is the largest who is told one."""
     nodes, waiting = crowd
     cluster, promised, running, now = ClusterState(nodes), {}, [], 0.0
@@ -217,8 +217,8 @@ def test_backfill_never_delays_whom_room_is_kept_for(crowd):
 
 @settings(deadline=None, max_examples=60)
 @given(NODES, trials(), FACTORS)
-def test_the_controllers_way_and_the_simulators_way_to_the_policy_agree(nodes, waiting, factors):
-    """One asks with a snapshot made anew each time, the other keeps its room and queue."""
+def test_controller_and_simulator_make_the_same_schedule(nodes, waiting, factors):
+    """One asks with a snapshot made anew each time, the other keeps its cluster state and queue."""
     waiting = [dataclasses.replace(t, prediction_group="") for t in waiting]
     truth = actual(waiting, factors)
     now, running, ends, starts = 0.0, [], {}, {}
@@ -273,12 +273,12 @@ def mix(file):
     return cluster_spec.parse(record["cluster"]).nodes, [
         Waiting(
             trial_id=f"{file.stem}-{i}",
-            demand=Demand(cpus=cpus, gpus=gpus, gpu_memory_bytes=memory, gang_size=pieces),
+            demand=Demand(cpus=cpus, gpus=gpus, gpu_memory_bytes=memory, gang_size=gang_size),
             predicted_s=seconds,
             order=i,
-            prediction_group=pace,
+            prediction_group=group,
         )
-        for i, (cpus, gpus, memory, pieces, seconds, pace) in enumerate(rows)
+        for i, (cpus, gpus, memory, gang_size, seconds, group) in enumerate(rows)
     ]
 
 
@@ -306,7 +306,7 @@ def test_wrong_predictions_are_corrected_and_cost_little(seed):
     """Each architecture and size is off by a factor of its own, up to four either way, which trials that end reveal."""
     nodes, trials = mix(next(file for file in MIXES if file.stem == "ladder"))
     rng = np.random.default_rng(seed)
-    off = {pace: 4 ** rng.uniform(-1, 1) for pace in sorted({t.prediction_group for t in trials})}
+    off = {group: 4 ** rng.uniform(-1, 1) for group in sorted({t.prediction_group for t in trials})}
     truth = {t.trial_id: t.predicted_s * off[t.prediction_group] for t in trials}
 
     simulation = simulate(nodes, trials, actual_s=truth)

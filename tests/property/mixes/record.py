@@ -63,7 +63,7 @@ MIXES = {
 
 
 def record(source: str, cluster_text: str) -> dict:
-    """Return the cluster and its trials, equal ones counted: n, cpus, gpus, GPU memory in bytes, pieces, seconds, pace."""
+    """Return the cluster and its trials, equal ones counted: n, cpus, gpus, GPU memory in bytes, pieces, seconds, prediction group."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         file = ROOT / source if source.startswith("sweeps/") else here / "sweep.yaml"

@@ -66,7 +66,7 @@ def test_segfault_is_named():
         (Outcome.TIME_LIMIT, "reached its time limit"),
     ],
 )
-def test_what_the_controller_asked_for_is_the_outcome(asked, sentence):
+def test_a_requested_stop_is_the_outcome(asked, sentence):
     graceful = verdict(ended({0: EXIT_CODES[Outcome.INTERRUPTED]}), asked=asked)
     forced = verdict(ended({0: -9}, killed_by_launcher=frozenset({0})), asked=asked)
 
@@ -107,7 +107,7 @@ def test_ending_well_without_a_result_is_an_error():
     assert "without result.json" in ending.reason
 
 
-def test_hang_tells_how_long_and_where_the_ranks_stood():
+def test_hang_names_its_length_and_the_positions_of_ranks():
     end = ended(
         {0: -9, 1: -9, 2: -9},
         killed_by_launcher=frozenset({0, 1, 2}),
@@ -128,7 +128,7 @@ def test_hang_tells_how_long_and_where_the_ranks_stood():
     )
 
 
-def test_what_the_controller_had_asked_for_comes_before_a_hang():
+def test_a_requested_stop_comes_before_a_hang():
     end = ended({0: -9}, killed_by_launcher=frozenset({0}), hang="no progress for 301 s")
 
     assert verdict(end, asked=Outcome.CANCELLED).outcome is Outcome.CANCELLED

@@ -1,4 +1,4 @@
-"""The controller against a launcher that only pretends, in simulated time."""
+"""The controller with a fake launcher, in simulated time."""
 
 import errno
 import io
@@ -36,7 +36,7 @@ from orchestrator.scheduling.interface import Running
 DONE = {0: 0}
 
 
-class PretendLauncher:
+class FakeLauncher:
     """Attempts run until the test says how they end; a stop ends them at the next poll, as graceful ranks do."""
 
     def __init__(self, *, cpus=2, gpus=()):
@@ -102,11 +102,11 @@ class PretendLauncher:
 
 
 class World:
-    """A sweep, a pretending launcher and a clock that a sleeping controller moves."""
+    """A sweep, a fake launcher and a clock that a sleeping controller moves."""
 
     def __init__(self, root):
         self.sweep = SweepDir(root / "s")
-        self.launcher = PretendLauncher()
+        self.launcher = FakeLauncher()
         self.now = 1000.0
         self.updates = []
         self.script = None
@@ -181,7 +181,7 @@ def test_every_trial_is_run_once_and_the_status_says_so(world):
 
 def test_longest_prediction_starts_first(world):
     ids = [world.trial(seed) for seed in range(3)]
-    world.launcher = PretendLauncher(cpus=1)
+    world.launcher = FakeLauncher(cpus=1)
     predicted = dict(zip(ids, (5.0, 50.0, 500.0), strict=True))
 
     world.run(*ids, script=finish(world, *reversed(ids)), predicted_s=predicted)
@@ -228,18 +228,18 @@ def test_status_from_disk_is_what_the_controller_says(world):
         yield from finish(world, *ids[1:])
 
     status = world.run(*ids, script=script())
-    told, read = seen[0]
+    published, read = seen[0]
 
-    assert told == read
-    assert told.count(TrialState.RUNNING) == 2
-    assert told.time_left_s is not None
+    assert published == read
+    assert published.count(TrialState.RUNNING) == 2
+    assert published.time_left_s is not None
     assert status_from_disk(world.sweep, now=status.updated_at).trials == status.trials
 
 
 def test_nothing_left_to_do_starts_no_launcher(world):
     trial = world.trial(0)
     world.run(trial, script=finish(world, trial))
-    world.launcher = PretendLauncher()
+    world.launcher = FakeLauncher()
 
     status = world.run(trial, script=iter(()), submission=2)
 
@@ -335,7 +335,7 @@ def test_gpu_oom_is_retried_with_a_smaller_micro_batch(world):
 
 
 def test_seeds_of_what_ran_out_of_memory_on_its_share_start_with_a_larger_one(world):
-    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    world.launcher = FakeLauncher(cpus=1, gpus=("0",))
     asked = {"resources": Resources(gpus=0.25), "retries": Retries(failure=0)}
     first, second = world.trial(0, **asked), world.trial(1, **asked)
 
@@ -354,7 +354,7 @@ def test_seeds_of_what_ran_out_of_memory_on_its_share_start_with_a_larger_one(wo
 
 
 def test_share_follows_what_the_first_trial_of_a_configuration_was_measured_to_hold(world):
-    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    world.launcher = FakeLauncher(cpus=1, gpus=("0",))
     world.launcher.node = replace(world.launcher.node, gpu_memory_bytes=80e9)
     ids = [world.trial(seed, resources=Resources(gpus=0.1)) for seed in range(2)]
 
@@ -374,7 +374,7 @@ def test_share_follows_what_the_first_trial_of_a_configuration_was_measured_to_h
 
 
 def test_whole_gpus_are_not_capped(world):
-    world.launcher = PretendLauncher(cpus=1, gpus=("0",))
+    world.launcher = FakeLauncher(cpus=1, gpus=("0",))
     trial = world.trial(0, resources=Resources())
 
     world.run(trial, script=finish(world, trial))
@@ -383,7 +383,7 @@ def test_whole_gpus_are_not_capped(world):
 
 
 def test_auto_is_one_gpu_per_rank_where_there_are_any(world):
-    world.launcher = PretendLauncher(cpus=4, gpus=("0", "1"))
+    world.launcher = FakeLauncher(cpus=4, gpus=("0", "1"))
     one, two = world.trial(0, resources=Resources()), world.trial(1, resources=Resources(ranks=2))
 
     world.run(one, two, script=finish(world, two, one))
@@ -393,24 +393,24 @@ def test_auto_is_one_gpu_per_rank_where_there_are_any(world):
     assert [r.gpus for r in by_id[two].rank_requests(by_id[two].gpu_ids)] == [("0",), ("1",)]
 
 
-class SharedPretendLauncher(PretendLauncher):
+class SharedFakeLauncher(FakeLauncher):
     """Nodes that somebody else uses too; what they leave is for the test to say."""
 
     def __init__(self, *, n_nodes=1, **more):
         super().__init__(**more)
         self.all = [replace(self.node, node_id=f"n{i}", host=f"host-{i}") for i in range(n_nodes)]
-        self.left, self.standings = SharedUsage(), []
+        self.left, self.usages = SharedUsage(), []
 
     def nodes(self):
         return tuple(self.all)
 
-    def exchange_usage(self, standing):
-        self.standings.append(standing)
+    def exchange_usage(self, usage):
+        self.usages.append(usage)
         return self.left
 
 
-def test_a_sweep_starts_no_more_than_its_share_and_tells_how_it_stands(world):
-    world.launcher = SharedPretendLauncher(cpus=4)
+def test_a_sweep_starts_no_more_than_its_share_and_publishes_its_usage(world):
+    world.launcher = SharedFakeLauncher(cpus=4)
     world.launcher.left = SharedUsage(grant=Grant(cpus=2.0, why="its share is 2 cores"))
     ids = [world.trial(seed) for seed in range(3)]
 
@@ -430,17 +430,15 @@ def test_a_sweep_starts_no_more_than_its_share_and_tells_how_it_stands(world):
     assert status.complete
     waits = {t.wait for s in world.updates for t in s.trials if t.wait}
     assert "fits, and leaves room to others: its share is 2 cores" in waits
-    first, full = world.launcher.standings[0], world.launcher.standings[-1]
+    first, full = world.launcher.usages[0], world.launcher.usages[-1]
     assert (first.holds_cpus, first.wants_cpus, first.started) == (0, 3, 0)
     assert (full.wants_cpus, full.started) == (0, 3)
 
 
-def test_what_others_hold_is_not_free(world):
-    world.launcher = SharedPretendLauncher(cpus=2)
-    stranger = Running(trial_id="others", node_id="n0", demand=Demand(cpus=2))
-    world.launcher.left = SharedUsage(
-        foreign_load=[stranger], grant=Grant(why="shares the cluster")
-    )
+def test_foreign_load_is_not_free(world):
+    world.launcher = SharedFakeLauncher(cpus=2)
+    foreign = Running(trial_id="others", node_id="n0", demand=Demand(cpus=2))
+    world.launcher.left = SharedUsage(foreign_load=[foreign], grant=Grant(why="shares the cluster"))
     trial = world.trial(0)
 
     def script():
@@ -457,7 +455,7 @@ def test_what_others_hold_is_not_free(world):
 
 
 def test_a_trial_of_more_ranks_than_a_node_holds_gets_whole_nodes(world):
-    world.launcher = SharedPretendLauncher(n_nodes=2, cpus=2, gpus=("0", "1"))
+    world.launcher = SharedFakeLauncher(n_nodes=2, cpus=2, gpus=("0", "1"))
     gang = world.trial(0, resources=Resources(ranks=4))
     single = world.trial(1, resources=Resources(gpus=0))
 
@@ -479,7 +477,7 @@ def test_a_trial_of_more_ranks_than_a_node_holds_gets_whole_nodes(world):
 
 
 def test_a_cluster_that_grows_is_waited_for(world):
-    world.launcher = SharedPretendLauncher(cpus=2)
+    world.launcher = SharedFakeLauncher(cpus=2)
     world.launcher.left = SharedUsage(may_grow=True)
     large = world.trial(0, resources=Resources(gpus=0, cpus=4))
 
@@ -574,10 +572,10 @@ def fail(world, trial_id, *, steps=0):
     world.launcher.end(trial_id, {0: 1}, steps=steps, error=Outcome.USER_ERROR)
     while world.sweep.trial(trial_id).state() is TrialState.RUNNING:
         yield
-    yield  # it is told of, and would be over
+    yield  # the exit is processed, and the sweep would be over
 
 
-def ask_again(world, trial_id):
+def request_retry(world, trial_id):
     trial = world.sweep.trial(trial_id)
     trial.request_retry("test", after=trial.last_attempt(), at=world.now)
 
@@ -588,8 +586,8 @@ def test_a_failed_trial_runs_again_when_somebody_asks(world):
     def script():
         yield from fail(world, failed)
         assert status_from_disk(world.sweep).trials[0].state is TrialState.FAILED
-        ask_again(world, failed)
-        ask_again(world, failed)
+        request_retry(world, failed)
+        request_retry(world, failed)
         yield from finish(world, failed, other)
 
     status = world.run(failed, other, script=script())
@@ -614,7 +612,7 @@ def test_cancelled_trials_run_again_when_somebody_asks_whether_or_not_they_had_s
         yield
         assert status_from_disk(world.sweep).count(TrialState.CANCELLED) == 2
         for trial_id in (running, waiting):
-            ask_again(world, trial_id)
+            request_retry(world, trial_id)
         yield from finish(world, *ids)
 
     assert world.run(*ids, script=script()).complete
@@ -635,7 +633,7 @@ def test_a_retry_that_was_asked_for_has_the_budgets_anew(world):
                 yield
             yield
             if attempt == 2:
-                ask_again(world, trial)
+                request_retry(world, trial)
         yield from finish(world, other)
 
     status = world.run(trial, other, script=script())
@@ -645,15 +643,15 @@ def test_a_retry_that_was_asked_for_has_the_budgets_anew(world):
 
 
 @pytest.mark.parametrize("state", ["done", "running"])
-def test_other_trials_do_not_heed_a_request_to_retry(world, state):
+def test_retry_requests_of_done_and_running_trials_are_ignored(world, state):
     trial, other = world.trial(0), world.trial(1)
 
     def script():
         if state == "running":
-            ask_again(world, trial)
+            request_retry(world, trial)
         yield from finish(world, trial)
         if state == "done":
-            ask_again(world, trial)
+            request_retry(world, trial)
         yield
         yield from finish(world, other)
 
@@ -667,7 +665,7 @@ def test_a_request_that_no_controller_saw_is_met_once_by_the_next_of_the_same_su
     world.run(trial, script=fail(world, trial))
     assert not world.run(trial, script=None).complete
     assert len(world.launcher.launches) == 1
-    ask_again(world, trial)
+    request_retry(world, trial)
 
     assert world.run(trial, script=finish(world, trial)).complete
 
@@ -683,7 +681,7 @@ def test_a_new_submission_retries_what_failed_whether_or_not_somebody_asked(worl
         yield from fail(world, not_asked)
 
     world.run(asked, not_asked, script=script())
-    ask_again(world, asked)
+    request_retry(world, asked)
 
     status = world.run(asked, not_asked, script=finish(world, asked, not_asked), submission=2)
 
@@ -697,7 +695,7 @@ def test_a_retry_in_a_cancelled_sweep_is_not_taken_up(world):
     def script():
         yield from fail(world, failed)
         write_json(world.sweep.path / "cancel.json", {"by": "test"})
-        ask_again(world, failed)
+        request_retry(world, failed)
         yield
 
     status = world.run(failed, other, script=script())
@@ -737,7 +735,7 @@ def test_time_limit_checkpoints_and_goes_on_within_the_budget(world):
     assert status.complete
 
 
-def test_dead_controllers_attempts_are_closed_before_anything_starts(world):
+def test_orphaned_attempts_are_closed_before_anything_starts(world):
     lost, done, broken = world.trial(0), world.trial(1), world.trial(2)
     for trial in (lost, done, broken):
         world.sweep.trial(trial).new_attempt({"submission": 1, "started_at": 900.0})
@@ -811,7 +809,7 @@ def test_second_controller_is_refused_and_touches_nothing(world):
     holder.release()
 
 
-def test_controller_tells_at_least_every_second(world):
+def test_status_is_published_at_least_every_second(world):
     trial = world.trial(0)
 
     def script():
@@ -825,9 +823,9 @@ def test_controller_tells_at_least_every_second(world):
     assert max(b - a for a, b in pairwise(times)) <= 1.0
 
 
-def test_predictions_are_corrected_by_what_was_seen(world):
+def test_predictions_are_corrected_by_measured_run_times(world):
     ids = [world.trial(seed) for seed in range(3)]
-    world.launcher = PretendLauncher(cpus=1)
+    world.launcher = FakeLauncher(cpus=1)
 
     def script():
         for _ in range(40):
@@ -840,12 +838,12 @@ def test_predictions_are_corrected_by_what_was_seen(world):
     assert after_first.time_left_s > 70
 
 
-def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_when_asked(world):
+def test_node_where_several_configurations_fail_is_excluded_and_readmitted_on_request(world):
     kinds = [
         world.trial(seed, train={"tokens": 1000 + 10 * seed, "batch_tokens": 10, "seq_len": 10})
         for seed in range(5)
     ]
-    world.launcher = PretendLauncher(cpus=1)
+    world.launcher = FakeLauncher(cpus=1)
     world.launcher.more_nodes = (Node(node_id="g", host="host-good", cpus=1, gpus=()),)
     seen = {}
 
@@ -862,7 +860,7 @@ def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_wh
                 if launch.attempt > 1 or launch.node_id == "g":
                     world.launcher.end(trial, {0: EXIT_CODES[Outcome.PREEMPTED]})
             yield
-        seen["told"], seen["disk"] = world.updates[-1].excluded, status_from_disk(world.sweep)
+        seen["published"], seen["disk"] = world.updates[-1].excluded, status_from_disk(world.sweep)
         before = len(world.launcher.launches)
         for _ in range(4):
             for trial in list(world.launcher.running):
@@ -880,8 +878,8 @@ def test_node_where_trials_of_different_kinds_fail_is_left_out_and_comes_back_wh
     status = world.run(*kinds, script=script())
 
     assert status.complete
-    assert seen["told"] == seen["disk"].excluded
-    (sentence,) = seen["told"]
+    assert seen["published"] == seen["disk"].excluded
+    (sentence,) = seen["published"]
     assert sentence.startswith("node host-n is left out: 3 trials of different kinds failed there")
     assert sentence.count("(killed)") == node_exclusion.MIN_CONFIGURATIONS
     assert seen["on"] == {"g"}
@@ -958,7 +956,7 @@ class FailingStorage:
 def test_storage_that_fails_stops_nothing_for_good(world, monkeypatch, caplog, code):
     ids = [world.trial(seed, retries=Retries(failure=0)) for seed in range(4)]
     storage = FailingStorage(monkeypatch, below=world.sweep.path)
-    told = []
+    published = []
 
     def script():
         # One has just written its result; the other met the failing storage too.
@@ -968,7 +966,7 @@ def test_storage_that_fails_stops_nothing_for_good(world, monkeypatch, caplog, c
         for _ in range(70):
             yield
             assert world.launcher.running == {}
-            told.append(world.updates[-1])
+            published.append(world.updates[-1])
         storage.code = None
         while True:
             for trial in list(world.launcher.running):
@@ -986,11 +984,11 @@ def test_storage_that_fails_stops_nothing_for_good(world, monkeypatch, caplog, c
         f"the storage of {world.sweep.trial(ids[1]).path} fails, and took no record of it; "
     )
     assert {len(trial.attempts()) for trial in world.sweep.trials()} == {1, 2}
-    waits = {trial.wait for trial in told[-1].trials if trial.state is TrialState.WAITING}
+    waits = {trial.wait for trial in published[-1].trials if trial.state is TrialState.WAITING}
     (wait,) = waits
     assert wait.startswith(f"the storage of {world.sweep.path} fails ({os.strerror(code)}); see to")
     assert "(for 1 min" in wait
-    assert sum("fails" in line for line in caplog.messages) == 2, "told once a minute"
+    assert sum("fails" in line for line in caplog.messages) == 2, "logged once a minute"
     assert [p for p in world.sweep.path.rglob(".*") if p.is_file()] == []
 
 
@@ -1016,7 +1014,7 @@ def test_attempt_that_the_storage_did_not_take_is_begun_again_under_the_same_num
     assert any(f"the storage of {world.sweep.trial(trial).path} fails" in wait for wait in waits)
 
 
-def test_who_asks_twice_does_not_wait_for_the_storage(world, monkeypatch):
+def test_a_second_stop_does_not_wait_for_the_storage(world, monkeypatch):
     trial = world.trial(0)
     storage = FailingStorage(monkeypatch, below=world.sweep.path)
 
@@ -1081,15 +1079,15 @@ def test_last_end_is_waited_for_when_the_storage_fails(world, monkeypatch):
     assert status.trials[0].outcome is Outcome.DONE
 
 
-def test_node_whose_mount_fails_is_left_out_when_the_storage_works_elsewhere(world):
-    blame = node_exclusion.FailureTracker()
-    told = [
-        blame.record("n", configuration=kind, trial_id=kind, outcome=Outcome.STORAGE)
+def test_node_whose_mount_fails_is_excluded_when_the_storage_works_elsewhere(world):
+    tracker = node_exclusion.FailureTracker()
+    published = [
+        tracker.record("n", configuration=kind, trial_id=kind, outcome=Outcome.STORAGE)
         for kind in ("a", "b", "c")
     ]
 
-    assert told[:2] == [None, None]
-    assert "a (storage), b (storage), c (storage)" in told[2]
+    assert published[:2] == [None, None]
+    assert "a (storage), b (storage), c (storage)" in published[2]
 
 
 def test_node_is_not_to_blame_for_storage_that_fails_everywhere(world, monkeypatch):
@@ -1097,7 +1095,7 @@ def test_node_is_not_to_blame_for_storage_that_fails_everywhere(world, monkeypat
         world.trial(seed, train={"tokens": 1000 + 10 * seed, "batch_tokens": 10, "seq_len": 10})
         for seed in range(3)
     ]
-    world.launcher = PretendLauncher(cpus=3)
+    world.launcher = FakeLauncher(cpus=3)
     world.launcher.more_nodes = (Node(node_id="g", host="host-good", cpus=0, gpus=()),)
     write, fails = attempt_exits.write_json, [True]
 

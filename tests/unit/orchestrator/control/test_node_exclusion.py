@@ -16,60 +16,60 @@ def node(node_id, host):
     return Node(node_id=node_id, host=host, cpus=1, gpus=())
 
 
-def took(blame, where, kind, outcome=Outcome.HANG):
-    return blame.record(where, configuration=kind, trial_id=f"trial-{kind}", outcome=outcome)
+def record(tracker, where, kind, outcome=Outcome.HANG):
+    return tracker.record(where, configuration=kind, trial_id=f"trial-{kind}", outcome=outcome)
 
 
-def test_three_kinds_that_fail_in_one_place_have_only_the_place_in_common():
-    blame = FailureTracker()
+def test_three_configurations_that_fail_on_a_node_exclude_it():
+    tracker = FailureTracker()
 
-    assert took(blame, "bad", "a") is None
-    assert took(blame, "bad", "b", Outcome.KILLED) is None
-    assert took(blame, "bad", "c", Outcome.COMMUNICATION) == (
+    assert record(tracker, "bad", "a") is None
+    assert record(tracker, "bad", "b", Outcome.KILLED) is None
+    assert record(tracker, "bad", "c", Outcome.COMMUNICATION) == (
         "3 trials of different kinds failed there and none was done since: "
         "trial-a (hang), trial-b (killed), trial-c (communication)"
     )
 
 
-def test_one_kind_that_fails_again_and_again_counts_once():
-    blame = FailureTracker()
+def test_one_configuration_that_fails_repeatedly_counts_once():
+    tracker = FailureTracker()
 
-    assert [took(blame, "n", "a") for _ in range(9)] == [None] * 9
+    assert [record(tracker, "n", "a") for _ in range(9)] == [None] * 9
 
 
 def test_a_trial_that_is_done_there_clears_the_node():
-    blame = FailureTracker()
-    took(blame, "n", "a")
-    took(blame, "n", "b")
-    took(blame, "n", "c", Outcome.DONE)
+    tracker = FailureTracker()
+    record(tracker, "n", "a")
+    record(tracker, "n", "b")
+    record(tracker, "n", "c", Outcome.DONE)
 
-    assert took(blame, "n", "d") is None
+    assert record(tracker, "n", "d") is None
 
 
-def test_a_kind_that_fails_elsewhere_too_says_nothing_about_the_node():
-    blame = FailureTracker()
+def test_a_configuration_that_fails_on_other_nodes_does_not_count():
+    tracker = FailureTracker()
     for kind in "abc":
-        took(blame, "other", kind)
+        record(tracker, "other", kind)
 
-    assert [took(blame, "n", kind) for kind in "abcde"] == [None] * 5
-    assert took(blame, "n", "f") is not None
+    assert [record(tracker, "n", kind) for kind in "abcde"] == [None] * 5
+    assert record(tracker, "n", "f") is not None
 
 
 @pytest.mark.parametrize("outcome", sorted(set(Outcome) - NODE_OUTCOMES))
-def test_what_a_node_cannot_be_blamed_for(outcome):
-    blame = FailureTracker()
+def test_outcomes_that_no_node_causes_do_not_count(outcome):
+    tracker = FailureTracker()
 
-    assert [took(blame, "n", kind, outcome) for kind in "abcdef"] == [None] * 6
+    assert [record(tracker, "n", kind, outcome) for kind in "abcdef"] == [None] * 6
 
 
-def test_deleting_the_file_that_the_sentence_names_has_the_node_back(tmp_path):
+def test_deleting_the_file_that_the_sentence_names_readmits_the_node(tmp_path):
     sweep = SweepDir(tmp_path / "s")
     node_exclusion.exclude(sweep, "n1", why="3 trials failed", submission=1, now=5.0)
-    told = node_exclusion.excluded(sweep.excluded_nodes())
+    sentences = node_exclusion.excluded(sweep.excluded_nodes())
     (file,) = (tmp_path / "s" / "nodes").iterdir()
 
-    assert told["n1"].startswith("node n1 is left out: 3 trials failed; delete ")
-    assert str(file) in told["n1"]
+    assert sentences["n1"].startswith("node n1 is left out: 3 trials failed; delete ")
+    assert str(file) in sentences["n1"]
     file.unlink()
     assert node_exclusion.excluded(sweep.excluded_nodes()) == {}
 
@@ -84,7 +84,7 @@ def test_nodes_of_one_host_are_told_apart_and_no_host_names_its_way_out():
     }
 
 
-def test_the_last_node_is_never_left_out():
+def test_the_last_node_is_never_excluded():
     nodes = [node("a", "a"), node("b", "b")]
 
     assert node_exclusion.usable_nodes(nodes, ["a"]) == [nodes[1]]

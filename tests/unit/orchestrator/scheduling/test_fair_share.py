@@ -61,7 +61,7 @@ def test_higher_priorities_take_what_they_want_first():
     assert not grant(other, [all_of_it], gpus=8, cpus=64).allows(other, gpus=1)
 
 
-standings = st.lists(
+usages = st.lists(
     st.builds(
         SweepUsage,
         priority=st.integers(0, 2),
@@ -74,13 +74,13 @@ standings = st.lists(
 )
 
 
-@given(standings, st.sampled_from([0, 4, 64]), st.integers(1, 256))
+@given(usages, st.sampled_from([0, 4, 64]), st.integers(1, 256))
 def test_no_more_is_dealt_out_than_there_is_and_nothing_that_somebody_could_use_is_left(
-    standings, gpus, cpus
+    usages, gpus, cpus
 ):
-    shares = fair_shares(standings, gpus=gpus, cpus=cpus)
+    shares = fair_shares(usages, gpus=gpus, cpus=cpus)
 
-    wanted = [(s.wants_gpus if gpus else 0.0, s.wants_cpus) for s in standings]
+    wanted = [(s.wants_gpus if gpus else 0.0, s.wants_cpus) for s in usages]
     left = [size - sum(share[r] for share in shares) for r, size in enumerate((gpus, cpus))]
     assert min(left) >= -1e-6 * max(gpus, cpus)
     for share, want in zip(shares, wanted, strict=True):
@@ -90,17 +90,17 @@ def test_no_more_is_dealt_out_than_there_is_and_nothing_that_somebody_could_use_
         assert satisfied or any(left[r] <= 1e-6 * max(gpus, cpus) for r in uses)
 
 
-@given(standings, st.integers(1, 256))
+@given(usages, st.integers(1, 256))
 def test_of_one_priority_nobody_unsatisfied_has_a_smaller_weighted_share_than_a_competitor(
-    standings, cpus
+    usages, cpus
 ):
     """With a single resource, max-min fairness: whoever has more per weight would have to be satisfied below that."""
-    standings = [replace(s, wants_gpus=0.0) for s in standings]
-    shares = [cores for _, cores in fair_shares(standings, gpus=0, cpus=cpus)]
+    usages = [replace(s, wants_gpus=0.0) for s in usages]
+    shares = [cores for _, cores in fair_shares(usages, gpus=0, cpus=cpus)]
 
-    for one, mine in zip(standings, shares, strict=True):
+    for one, mine in zip(usages, shares, strict=True):
         if mine < one.wants_cpus * (1 - 1e-6):
-            for other, theirs in zip(standings, shares, strict=True):
+            for other, theirs in zip(usages, shares, strict=True):
                 if other.priority == one.priority:
                     assert theirs / other.weight <= mine / one.weight + 1e-6 * cpus
 

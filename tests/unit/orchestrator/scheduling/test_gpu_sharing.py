@@ -58,7 +58,7 @@ def test_out_of_memory_doubles_a_share_then_takes_the_whole_gpu():
     assert enlarged_share(0.6, times=1) == 1.0
 
 
-def test_as_many_promotions_are_counted_as_change_something():
+def test_max_enlargements_counts_those_that_change_the_share():
     for gpus in (0.1, 0.25, 0.5, 0.7):
         sizes = [enlarged_share(gpus, times=n) for n in range(5)]
         assert len(set(sizes)) == 1 + max_enlargements(gpus)
@@ -86,7 +86,7 @@ def test_processes_are_capped_at_their_part_of_the_share():
     assert memory_fraction_per_rank(8.0, 1) == 1.0
 
 
-def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts():
+def test_memory_is_reserved_for_the_largest_peak_of_a_configuration():
     memory = MemoryObservations()
     assert memory.reserved_bytes("a") == 0
 
@@ -99,7 +99,7 @@ def test_first_trial_of_a_configuration_is_the_probe_and_the_largest_peak_counts
     assert memory.reserved_bytes("a", ranks=2) == memory_need(12 * GB, ranks=2)
 
 
-def test_others_of_a_configuration_learn_from_one_that_ran_out():
+def test_ooms_are_counted_per_configuration():
     memory = MemoryObservations()
     memory.observe_ooms("a", 2)
     memory.observe_ooms("a", 1)

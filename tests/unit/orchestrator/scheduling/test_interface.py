@@ -78,7 +78,7 @@ def test_small_trial_beside_the_reserved_one_is_let_in_however_long():
     assert started(decided) == ["slow"]
 
 
-def test_nothing_gets_in_front_when_the_running_trial_outstays_its_prediction():
+def test_nothing_gets_in_front_when_the_running_trial_is_overdue():
     decided = decide(
         waiting("wide", cpus=4),
         waiting("quick", predicted_s=0),

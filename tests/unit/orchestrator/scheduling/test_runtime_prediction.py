@@ -11,7 +11,7 @@ from orchestrator.scheduling.runtime_prediction import (
 )
 
 
-def test_nothing_seen_corrects_nothing():
+def test_without_observations_nothing_is_corrected():
     assert RuntimeCorrections().ratio("dense/2^20") == 1.0
 
 
@@ -62,7 +62,7 @@ def test_prediction_shrinks_with_what_is_done():
     assert predictor.seconds(SPEC, done=1.5) == 0.0
 
 
-def test_prediction_is_corrected_by_the_median_of_what_was_seen():
+def test_prediction_is_corrected_by_the_median_ratio():
     predictor = RuntimePredictor({SPEC.trial_id: 10.0})
     for seconds in (20.0, 30.0, 900.0):
         predictor.observe(SPEC, seconds)
