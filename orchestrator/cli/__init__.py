@@ -1,4 +1,4 @@
-"""The command `memscale`: parse, call, print. Everything it does is a function of another package; a file here is a few verbs."""
+"""Command `memscale`: it parses, calls a function of another package, and prints."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ import sys
 from orchestrator.cli.app import app
 
 # isort: off
-from orchestrator.cli import plan, submit, jobs, analyse, ui, doctor  # noqa: F401 -- in the order of --help
+from orchestrator.cli import plan, submit, jobs, analyse, ui, doctor  # noqa: F401 -- as in --help
 
 # isort: on
 

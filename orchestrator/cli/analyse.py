@@ -1,4 +1,4 @@
-"""Commands `memscale fit`, `report` and `next`: results of a sweep and its next runs."""
+"""Commands `memscale fit`, `report` and `next`: results and next runs."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,8 +64,8 @@ def report(
 Candidates = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has not "
-        "trained yet, and a further seed of what it has.",
+        help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has "
+        "not trained yet, and a further seed of what it has.",
         metavar="SWEEP.yaml",
         show_default=False,
     ),
@@ -73,8 +73,8 @@ Candidates = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of the "
-        "law), or a multiplier, 'memory_plus/dense: flops=1e18'. Default: the loss of the best "
+        help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of "
+        "the law), or a multiplier, 'memory_plus/dense: flops=1e18'. Default: the loss of the best "
         "architecture at ten times its largest run.",
         show_default=False,
     ),

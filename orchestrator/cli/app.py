@@ -1,4 +1,4 @@
-"""What the verbs share: the application, options, errors, and how a sweep or a trial is found by its name.
+"""Application, options, errors and look-ups that the commands share.
 
 Only typer is imported up here, so that `--help` answers at once; each verb imports what it needs.
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="memscale",
-    epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  memscale submit quickstart",
+    epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  "
+    "memscale submit quickstart",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -29,7 +30,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import PackageNotFoundError, version
 
@@ -40,14 +41,19 @@ def _tell_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    help="Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy "
+    "curve out."
+)
 def main(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
 ) -> None:
-    """Scaling curves of memory architectures: a sweep YAML in, a fitted parameter-vs-accuracy curve out."""
+    """Take the options that stand before a command."""
 
 
 P = ParamSpec("P")
@@ -59,8 +65,8 @@ R = TypeVar("R")
 SweepFiles = Annotated[
     list[Path],
     typer.Argument(
-        help="Sweep file, or the name of a bundled one (quickstart). Several files, or a folder of them, "
-        "make one sweep if they carry the same name.",
+        help="Sweep file, or the name of a bundled one (quickstart). Several files, or a folder of "
+        "them, make one sweep if they carry the same name.",
         metavar="SWEEP.yaml",
     ),
 ]
@@ -98,7 +104,7 @@ ReadFrom = Annotated[
 
 
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Print an ExperimentError, or what fails of the storage, as a sentence without a traceback; exit with its code."""
+    """Print an ExperimentError, or a failure of storage, as a sentence; exit with its code."""
 
     @wraps(verb)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,7 +128,7 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
-    """Read sweep files, expand and price them, and look whether their data are there."""
+    """Read sweep files, expand and price them, and check that their data are there."""
     from orchestrator.planning import pricing as planning
     from orchestrator.planning import runtime_prior
     from orchestrator.records.trial_dir import sweep_dir
@@ -139,7 +145,7 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
 
 @contextmanager
 def log_to_stderr(logger_name: str) -> Iterator[None]:
-    """Show what a part of the program logs: timing steps takes minutes, and standard output may be JSON."""
+    """Show a logger on stderr: timing steps takes minutes, and standard output may be JSON."""
     import logging
 
     logger, handler = logging.getLogger(logger_name), logging.StreamHandler(sys.stderr)
@@ -162,7 +168,7 @@ def console_here() -> "Console":
 
 
 def runs_option(runs: Path) -> str:
-    """Return ` --runs RUNS` for commands that the reader may type, empty where it is the default."""
+    """Return ` --runs RUNS` for commands to type, empty where it is the default."""
     return "" if runs == Path("runs") else f" --runs {runs}"
 
 
@@ -179,7 +185,8 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
     if not (sweep.path / "trials").is_dir():
         if not runs.is_dir():
             raise StoreError(
-                f"sweep {name!r}: there is no folder {runs}; say where the sweeps are with --runs or MEMSCALE_RUNS"
+                f"sweep {name!r}: there is no folder {runs}; "
+                "say where the sweeps are with --runs or MEMSCALE_RUNS"
             )
         known = sorted(p.parent.name for p in runs.glob("*/trials"))
         there = (

@@ -1,4 +1,4 @@
-"""`memscale doctor`: what is missing on this machine, and what to do about it."""
+"""Command `memscale doctor`: problems of this machine, with their fixes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,13 +8,17 @@ import typer
 from orchestrator.cli.app import Runs, app, console_here, reports_errors
 
 
-@app.command(epilog="Example: memscale doctor")
+@app.command(
+    epilog="Example: memscale doctor",
+    help="Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each "
+    "problem.",
+)
 @reports_errors
 def doctor(
     runs: Runs = Path("runs"),
     port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,
 ) -> None:
-    """Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each problem."""
+    """Check this machine."""
     from orchestrator.cli.render import results
     from orchestrator.diagnostics import Severity, run_checks
 

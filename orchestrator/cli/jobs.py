@@ -1,4 +1,4 @@
-"""`memscale status`, `logs`, `cancel` and `retry`: look at what runs, stop it, have it run again, from any terminal that sees the runs folder."""
+"""Commands `memscale status`, `logs`, `cancel` and `retry`."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,11 @@ from orchestrator.cli.app import (
 )
 
 
-@app.command(epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch")
+@app.command(
+    epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch",
+    help="Show where every trial of a sweep stands. Works from any terminal that sees the runs "
+    "folder.",
+)
 @reports_errors
 def status(
     name: SweepName,
@@ -26,7 +30,7 @@ def status(
         bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show where every trial of a sweep stands. Works from any terminal that sees the runs folder."""
+    """Show the state of every trial of a sweep."""
     from orchestrator.cli.render import progress
     from orchestrator.control.status import status_from_disk
     from orchestrator.launchers.slurm.job_records import queue_reasons
@@ -89,7 +93,9 @@ def cancel(
 
 
 @app.command(
-    epilog="Examples: memscale retry quickstart  ·  memscale retry quickstart memory_plus-1f0c"
+    epilog="Examples: memscale retry quickstart  ·  memscale retry quickstart memory_plus-1f0c",
+    help="Have failed and cancelled trials of a running sweep run again, budgets anew; of one that "
+    "has ended, submit again.",
 )
 @reports_errors
 def retry(
@@ -97,7 +103,7 @@ def retry(
     trials: SomeTrials = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Have failed and cancelled trials of a running sweep run again, budgets anew; of one that has ended, submit again."""
+    """Have failed and cancelled trials run again."""
     import os
     import time
 

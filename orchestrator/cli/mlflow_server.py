@@ -1,4 +1,4 @@
-"""`memscale ui`: an MLflow server on this machine, and the links to the pages that matter."""
+"""MLflow server on this machine for `memscale ui`, and links to its pages."""
 
 import contextlib
 import ipaddress
@@ -86,7 +86,8 @@ def serve(
     file = database_file(uri)
     if file is not None and not file.is_file():
         raise StoreError(
-            f"{file}: no runs yet; submit a sweep first, or say where they are with --runs or --tracking-uri"
+            f"{file}: no runs yet; submit a sweep first, "
+            "or say where they are with --runs or --tracking-uri"
         )
     if warning := opens(host, port):
         say(warning)
@@ -108,9 +109,10 @@ def opens(host: str, port: int) -> str | None:
     if host == "localhost":
         return None
     return (
-        f"warning: --host {host} opens port {port} or the next free one to every machine that reaches this address, without a "
-        "password: they can read, change and delete all runs, download and upload artifacts, and have trials cancelled by a "
-        f"tag. Safer from afar: leave --host out, and `ssh -L {port}:127.0.0.1:{port} <this machine>`"
+        f"warning: --host {host} opens port {port} or the next free one to every machine that "
+        "reaches this address, without a password: they can read, change and delete all runs, "
+        "download and upload artifacts, and have trials cancelled by a tag. Safer from afar: leave "
+        f"--host out, and `ssh -L {port}:127.0.0.1:{port} <this machine>`"
     )
 
 

@@ -1,4 +1,4 @@
-"""`memscale ui` and `sync`: the MLflow page, and what it lacks."""
+"""Commands `memscale ui` and `sync`: the MLflow page, and exports to it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -39,7 +39,8 @@ def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri 
         pass
     if exporter.unsynced_points or exporter.problem:
         typer.echo(
-            f"{exporter.unsynced_points:,} points are not in the tracker yet: {exporter.problem}. Run this again when it answers.",
+            f"{exporter.unsynced_points:,} points are not in the tracker yet: {exporter.problem}. "
+            "Run this again when it answers.",
             err=True,
         )
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
-"""Price a sweep before it is spent, and compare it with what is already on disk.
+"""Pricing of a sweep before it runs, and its comparison with its folder.
 
-The only planning file that meets workloads, by name through `catalog.py`: it asks each architecture's closed
-forms for parameters, FLOPs, bytes and memory. Nothing is built and nothing is started.
+It asks each architecture's closed forms for parameters, FLOPs, bytes and memory, through
+`orchestrator/sweep/registry.py`. Nothing is built and nothing is started.
 """
 
 import dataclasses
@@ -33,7 +33,8 @@ from orchestrator.sweep import registry
 from orchestrator.sweep.load import Sweep
 
 BATCH = 64
-"""Sequences decoded together in `bytes_read_per_token_batch64`: weights are then shared, rows of a table hardly."""
+"""Sequences decoded together in `bytes_read_per_token_batch64`: they share weights,
+hardly rows of a table."""
 MOST_COMPARED = 200
 """Trials on disk that a new one is compared with to say why it is new."""
 
@@ -68,10 +69,10 @@ class Plan:
     snapshot: SweepSnapshot
     """The sweep's folder as it was priced."""
     notes: tuple[str, ...] = ()
-    """What a reader should know: architectures that are not causal, what data sources say of their files, nodes that are left out."""
+    """Warnings: architectures that are not causal, remarks of data sources, excluded nodes."""
 
     def predicted_s(self, *, slots: int = 1) -> float:
-        """Predicted wall seconds with `slots` trials at a time: longest first onto the freest slot."""
+        """Return wall seconds with `slots` trials at a time, longest first onto the freest slot."""
         ends = [0.0] * max(1, slots)
         work = (t.runtime.seconds * t.remaining for t in self.trials if t.to_train)
         for seconds in sorted(work, reverse=True):
@@ -130,7 +131,7 @@ def make_plan(
 
 
 def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
-    """Return the trials of a sweep as they were submitted, with what is left of each: what needs no architecture's code.
+    """Return the trials of a sweep as submitted, with what is left of each; needs no architecture.
 
     A trial that cannot be read is not among them; whoever reads results says so (`analysis.load`).
 
@@ -156,7 +157,7 @@ def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedT
 
 
 def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
-    """Return one note per architecture and way in which its outputs can depend on later tokens, and in how many trials."""
+    """Return one note per architecture and reason why it is not causal, with its trials."""
     trials = Counter(spec.architecture for spec in specs)
     told = Counter((spec.architecture, spec.not_causal) for spec in specs if spec.not_causal)
     return tuple(
@@ -166,7 +167,7 @@ def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
 
 
 def check_data(plan: Plan) -> tuple[str, ...]:
-    """Read the input files of the trials to train, without tokenising; return what their sources say of them.
+    """Read the input files of the trials to train, without tokenising; return their sources' notes.
 
     Raises:
         ConfigError: If a file cannot be used; one problem per mistake, with its file and line.

@@ -1,4 +1,4 @@
-"""How long a trial will take on this machine: from what trials here were measured to take, else a stated guess."""
+"""Prior of a trial's run time: from trials measured here, else a stated guess."""
 
 import math
 import time
@@ -12,9 +12,10 @@ from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 GUESS_GPU_FLOPS_PER_SECOND = 2.0e13
-"""For a GPU that nothing was measured on: a few per cent of what recent ones reach, as small models do."""
+"""For a GPU without measurements: a few per cent of what recent ones reach, as small models do."""
 GUESS_OVERHEAD_S_PER_TOKEN = 2.0e-5
-"""On a CPU core, whatever the model: launching small operations. Two-layer models of width 8 to 24 took 24 to 70 µs a token."""
+"""On a CPU core, whatever the model: launching small operations. Two-layer models of width 8 to 24
+took 24 to 70 µs a token."""
 GUESS_SHARE_OF_MATMUL = 0.1
 """Share of a large matrix product's rate that training reaches on a CPU core."""
 
@@ -94,15 +95,15 @@ def predict_runtime(
 ) -> RuntimePrediction:
     """Predict the training time of one trial.
 
-    The nearest measured trial in log FLOPs per token, of the same architecture if there is one, gives seconds
-    per token; the difference in FLOPs is scaled linearly above it and not at all below it, since a small
-    model is bound by launch overhead.
+    The nearest measured trial in log FLOPs per token, of the same architecture if there is one,
+    gives seconds per token. The difference in FLOPs is scaled linearly above it and not at all
+    below it, since a small model is bound by launch overhead.
 
     Args:
         spec: With accounting filled in.
         measured: What trials on this machine took.
-        flops_per_second: Rate of a large matrix product on a core here, for the guess when nothing was measured.
-        on_gpu: Where the trial will run. Measurements of the other kind of device say nothing about it.
+        flops_per_second: Rate of a large matrix product on a core here, for the guess.
+        on_gpu: Where the trial will run. Measurements of the other kind of device do not count.
     """
     measured = [m for m in measured if (m.device != "cpu") == on_gpu]
     tokens = spec.accounting["training_tokens"]
@@ -124,7 +125,7 @@ def predict_runtime(
 
 
 def matmul_flops_per_second(*, size: int = 384, repeats: int = 5) -> float:
-    """Measure the rate of a float32 matrix product on one core of this machine, in a few milliseconds."""
+    """Measure the rate of a float32 matrix product on one core here, in a few milliseconds."""
     import numpy as np
 
     a = np.ones((size, size), dtype=np.float32)

@@ -1,1 +1,1 @@
-"""The state of record on disk: trial specifications, trial folders, journals, locks and provenance."""
+"""State of record on disk: trial specs and folders, journals, locks, provenance."""

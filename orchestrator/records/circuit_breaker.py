@@ -1,4 +1,4 @@
-"""Storage that fails or does not answer for a while, as a controller sees it that goes on without it."""
+"""Circuit breaker around a sweep's storage: open while it fails."""
 
 import logging
 import time
@@ -10,14 +10,14 @@ from orchestrator.records import storage_errors, units
 
 LOG = logging.getLogger(__name__)
 WARN_EVERY_S = 60.0
-"""How often an outage is told in the log."""
+"""Seconds between two warnings in the log while it is open."""
 
 
 class CircuitBreaker:
-    """Whether the storage of a folder fails, since when, and what it said."""
+    """Says whether the storage of a folder fails, since when, and why."""
 
     def __init__(self, place: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """As far as is known it works.
+        """Start closed: the storage is taken to work.
 
         Args:
             place: The folder.
@@ -36,7 +36,7 @@ class CircuitBreaker:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Take an error of the storage as an outage: the block ends there, and what follows it goes on."""
+        """End the block at an error of the storage and open; what follows the block goes on."""
         try:
             yield
         except OSError as error:
@@ -47,18 +47,18 @@ class CircuitBreaker:
             self.warn()
 
     def warn(self) -> None:
-        """Say in the log that it lasts, now and then."""
+        """Log now and then that it is open."""
         if self._clock() - self._told_at >= WARN_EVERY_S:
             self._told_at = self._clock()
             LOG.warning("%s", self.reason())
 
     def reason(self) -> str:
-        """Return what fails, for how long, and what to do; for while it lasts."""
+        """Return what fails, for how long, and what to do; for while it is open."""
         lasted_s = self._clock() - (self._since or self._clock())
         return f"{self._problem} (for {units.duration(lasted_s)})"
 
     def close(self) -> None:
-        """Take it that the storage works again."""
+        """Close: the storage works again."""
         if self._since is not None:
             LOG.info("%s: its storage answers again", self._place)
         self._since = None

@@ -1,12 +1,13 @@
-"""The code that a submission runs: a copy in the sweep's folder, so that editing files while it runs changes nothing.
+"""Snapshot of the code that a submission runs, so that later edits change nothing.
 
     runs/<sweep>/code/<12 hex digits>/
       orchestrator/…, workloads/…   as they were, committed or not
-      snapshot.json                 commit, branch and diff (redacted), Python, version of every package
+      snapshot.json                 commit, branch, diff (redacted), Python, package versions
 
-The folder is named by the hash of what it holds, so submitting unchanged code again copies nothing. It lies on the
-storage that every node of a sweep must see anyway, and is put first on the path of everything that a submission
-starts: no upload, no limit on its size, and it can still be read when the cluster is gone.
+The folder is named by the hash of what it holds, so submitting unchanged code again copies nothing.
+It lies on the storage that every node of a sweep must see anyway, and comes first on the import
+path of everything that a submission starts: no upload, no limit on its size, and it can still be
+read when the cluster is gone.
 """
 
 import hashlib
@@ -28,15 +29,15 @@ from orchestrator.records.trial_dir import SweepDir, read_json, write_json
 COPIED = ("orchestrator", "workloads")
 """What controller and ranks import. Nothing else of a checkout runs during a sweep."""
 MUST_AGREE = ("torch", "triton", "numpy", "einops", "tokenizers")
-"""Packages that can change a result: a node that has other versions than the submission is not used."""
+"""Packages that can change a result: a node with other versions than the submission is not used."""
 
 
 def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
-    """Copy the code into the sweep's folder, unless it is there already; return the folder to import from.
+    """Copy the code into the sweep's folder, unless it is there; return the folder to import from.
 
     Args:
         sweep: Whose submission.
-        source: Folder that holds the packages; default: the one that this very program was imported from.
+        source: Folder that holds the packages; default: where this very program was imported from.
 
     Raises:
         StoreError: If the code changed, or could not be copied.
@@ -57,7 +58,8 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
             aside.rename(target)
     except (OSError, shutil.Error) as error:
         raise StoreError(
-            f"{folder}: the code could not be copied there ({error}); make room, or see that it can be written"
+            f"{folder}: the code could not be copied there ({error}); "
+            "make room, or see that it can be written"
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -80,7 +82,7 @@ def with_code(code: Path | None, environment: Mapping[str, str]) -> dict[str, st
 
 
 def installed() -> dict[str, str]:
-    """Return what must agree between a submission and its nodes: Python and packages, with versions."""
+    """Return the versions that must agree between a submission and its nodes."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in MUST_AGREE:
         try:
@@ -92,7 +94,9 @@ def installed() -> dict[str, str]:
 
 
 def disagreement(wanted: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Return how a node differs from a submission, empty if it does not. What the submission's machine lacks may be any.
+    """Return how a node differs from a submission, empty if it does not.
+
+    A package that the submission's machine lacks may have any version.
 
     Args:
         wanted: `installed()` where the sweep was submitted.

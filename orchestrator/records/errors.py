@@ -1,13 +1,14 @@
 """The errors that memscale raises on purpose.
 
     ExperimentError            anything the user can act on; the CLI prints it without a traceback
-    ├── ConfigError            a sweep file is wrong: holds one Problem per mistake      exit code 2
+    ├── ConfigError            a sweep file is wrong: holds one ConfigProblem each      exit code 2
     ├── TrialError             a trial cannot go on: names trial and attempt             exit code 1
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
     └── BusyError              somebody else's controller holds this sweep               exit code 3
 
-A bad value of a config field is a `workloads.field_error.FieldError`, any other bad argument a plain
-ValueError; `sweep/parsing/validation.py` turns the former into a Problem with file, line and column.
+A bad value of a config field is a `workloads.field_error.FieldError`, any other bad argument a
+plain ValueError; `sweep/parsing/validation.py` turns the former into a ConfigProblem with file,
+line and column.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""Writing journal.jsonl: whole lines, in order, nothing lost to a SIGKILL. Reading: `trial_dir.AttemptDir.lines`."""
+"""Journal writer: whole lines, in order, nothing lost to a SIGKILL.
+
+`trial_dir.AttemptDir.lines` reads it.
+"""
 
 import errno
 import json
@@ -12,9 +15,10 @@ from typing import Any
 class Journal:
     """Appends records, one line each.
 
-    A line goes to the kernel in one `write` before the call returns, so killing the process loses nothing; a
-    crash of the machine loses what came after the last `sync`. Should the disk be full, the part of the line
-    that did fit is taken back, since a torn line in the middle would make the journal unreadable.
+    A line goes to the kernel in one `write` before the call returns, so killing the process loses
+    nothing; a crash of the machine loses what came after the last `sync`. If the disk is full, the
+    part of the line that did fit is taken back: a torn line in the middle would make the journal
+    unreadable.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:

@@ -1,10 +1,10 @@
-"""Who runs a sweep and who trains a trial: locks that vanish with their holder.
+"""Locks on sweeps and trials, which vanish with their holder.
 
-A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json says who
-holds it, for people and for `memscale status`; it alone never decides.
+A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json
+says who holds it, for people and for `memscale status`; it alone never decides.
 
-A network file system takes the locks of a machine away that it has not heard of for long. So a controller whose
-storage did not answer for STALE_S looks, before it says or decides anything again, whether the sweep is still its own.
+A network file system takes the locks of a silent machine away. So a controller whose storage did
+not answer for STALE_S checks that the sweep is still its own before it writes or decides anything.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_
 HEARTBEAT_S = 1.0
 """How often controller.json is replaced."""
 STALE_S = 60.0
-"""Silence after which a controller on another machine counts as dead. Generous: clocks of two machines differ."""
+"""Silence after which a controller on another machine counts as dead. Clocks of machines differ."""
 
 
 class LockHeld(Exception):
@@ -32,7 +32,7 @@ class LockHeld(Exception):
 def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> bool:
     """Whether the controller that wrote this controller.json still runs the sweep.
 
-    On this machine the process is looked up; on another one its heartbeat must be younger than STALE_S.
+    On this machine the process is looked up; on another its heartbeat must be younger than STALE_S.
     """
     if record is None or record.get("ended_at") is not None:
         return False
@@ -43,7 +43,7 @@ def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> b
 
 
 class ControllerLock:
-    """The right to run a sweep: one process holds it for all trials, or any number of them hold it for one trial each."""
+    """Lock on a sweep: one process holds it for all trials, or several for one trial each."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ControllerLock:
         Raises:
             BusyError: If another live controller holds it; says which and what to do.
         """
-        # Whoever has one trial shares the sweep's lock with others like it, never with one that has all.
+        # Holders of one trial share the sweep's lock with each other, never with one of all trials.
         self._take(self._sweep.path, fcntl.LOCK_EX if self._trial is None else fcntl.LOCK_SH)
         if self._trial is not None:
             try:
@@ -97,15 +97,17 @@ class ControllerLock:
         self.heartbeat({})
 
     def heartbeat(self, fields: Mapping[str, Any]) -> bool:
-        """Replace controller.json: still here, and this is what status readers need beyond the trial directories.
+        """Replace controller.json, with what status readers need beyond the trial directories.
 
-        It never decides anything, so a disk that is full or fails is no reason to stop: the next beat tries again.
+        It never decides anything, so a full or failing disk is no reason to stop: the next
+        heartbeat tries again.
 
         Returns:
             Whether the disk took it.
 
         Raises:
-            BusyError: If another controller runs the sweep, after a silence. Nothing is written then, nor later.
+            BusyError: If another controller runs the sweep, after a silence. Nothing is written
+                then, nor later.
         """
         now = self._clock()
         self._record = {**self._record, **fields, "updated_at": now}
@@ -124,7 +126,7 @@ class ControllerLock:
 
     @property
     def stale(self) -> bool:
-        """Whether the last beat is so long ago that another controller may have come."""
+        """Whether the last heartbeat is so old that another controller may have taken over."""
         return self._clock() - self._told_at > STALE_S
 
     def release(self) -> None:
@@ -152,22 +154,23 @@ class ControllerLock:
         self._locks.append((lock, folder, how))
 
     def _make_sure(self) -> None:
-        """Raise BusyError if somebody else has taken over; take the locks again if nobody has and they are gone."""
+        """Take lost locks again; raise BusyError if somebody else has taken over."""
         for index, (held, folder, how) in enumerate(self._locks):
             again = _locked(folder, how)
             if again is not None:
-                # Nobody has it, not even we: the file system took it away. (Shared ones are given twice.)
+                # The file system took it from us, and nobody has it. (Shared ones are given twice.)
                 os.close(held)
                 self._locks[index] = (again, folder, how)
         found = read_json(self._place / "controller.json")
         if found is None or ProcessId.from_json(found) == ProcessId.own():
             return
-        # Not ours: an earlier one's, if a full disk never took ours, else that of one that came after us.
+        # Not ours: an earlier one's if a full disk never took ours, else a later controller's.
         if self._written or found.get("ended_at") is None:
             self._lost = True
             raise BusyError(
-                f"sweep {self._sweep.name}: process {found['pid']} on {found['host']} took it over while the storage of "
-                f"{self._place} did not answer here; watch it with `memscale status {self._sweep.name}`"
+                f"sweep {self._sweep.name}: process {found['pid']} on {found['host']} took it over "
+                f"while the storage of {self._place} did not answer here; "
+                f"watch it with `memscale status {self._sweep.name}`"
             )
 
     def _let_go(self) -> None:
@@ -190,7 +193,7 @@ def _locked(folder: Path, how: int) -> int | None:
 
 
 class TrialLock:
-    """The right to train a trial: held by its rank 0, released by its death."""
+    """Lock on the training of a trial: held by its rank 0, released by its death."""
 
     def __init__(self, trial: TrialDir) -> None:
         """Prepare; nothing is taken yet."""
@@ -218,8 +221,8 @@ class TrialLock:
                 if clock() >= deadline:
                     os.close(lock)
                     raise LockHeld(
-                        f"{self._path}: another process still trains this trial after {wait_s:.0f} s; "
-                        "end it (its pid is in heartbeat.json) and submit again"
+                        f"{self._path}: another process still trains this trial after "
+                        f"{wait_s:.0f} s; end it (its pid is in heartbeat.json) and submit again"
                     ) from None
                 sleep(0.1)
             else:

@@ -1,4 +1,4 @@
-"""What a trial printed, from its directory: whole, or followed as it grows."""
+"""Reader of a trial's log: whole, or followed as it grows."""
 
 import codecs
 import time
@@ -21,7 +21,7 @@ def read(
 
     Args:
         trial: Whose log.
-        attempt: Which attempt; None is the last one. Following the last one goes on into the next attempts.
+        attempt: Which attempt; None is the last one, and following it goes on into the next ones.
         follow: Keep yielding until the trial has ended.
         wait: Called between looks at a log that did not grow.
 
@@ -34,12 +34,14 @@ def read(
         attempts = trial.attempts()
     if not attempts:
         raise StoreError(
-            f"trial {trial.trial_id}: no attempt was started yet; `memscale status` says what it waits for"
+            f"trial {trial.trial_id}: no attempt was started yet; "
+            "`memscale status` says what it waits for"
         )
     by_number = {a.number: a for a in attempts}
     if attempt is not None and attempt not in by_number:
         raise StoreError(
-            f"trial {trial.trial_id}: no attempt {attempt}; there are {', '.join(map(str, by_number))}"
+            f"trial {trial.trial_id}: no attempt {attempt}; "
+            f"there are {', '.join(map(str, by_number))}"
         )
     chosen = by_number[attempt] if attempt is not None else attempts[-1]
     yield from _one(chosen, follow=follow, wait=wait)
@@ -86,7 +88,7 @@ def _from(attempt: AttemptDir, offset: int) -> Iterator[tuple[str, int]]:
     with attempt.log.open("rb") as file:
         file.seek(offset)
         while chunk := file.read(CHUNK_BYTES):
-            # A character that is still being written stays for the next look: only whole ones are passed.
+            # A character that is still being written stays for the next read.
             text = decoder.decode(chunk)
             held = len(decoder.getstate()[0])
             yield text, file.tell() - held

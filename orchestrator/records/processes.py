@@ -1,4 +1,4 @@
-"""Processes of this machine, named so that a reused pid is never mistaken for them. Linux (/proc, prctl)."""
+"""Identity of Linux processes that survives the reuse of pids (/proc, prctl)."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ class ProcessId:
     host: str
     pid: int
     start_ticks: int
-    """Clock ticks since boot when it started: what tells it from a later process with the same pid."""
+    """Clock ticks from boot to its start: tells it from a later process with the same pid."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId | None":
@@ -78,7 +78,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def kill_and_wait(processes: Iterable[ProcessId], *, timeout_s: float = 10.0) -> list[ProcessId]:
-    """SIGKILL processes of this machine, wait until they are gone, return those that still are not."""
+    """SIGKILL processes of this machine, wait for their end, return those that still live."""
     left = [process for process in processes if process.alive()]
     deadline = time.monotonic() + timeout_s
     for process in left:
@@ -97,7 +97,7 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel SIGKILL this process when the *thread* that made it ends.
 
     Args:
-        parent: Pid that the parent is expected to have. If it is gone already, this process ends here.
+        parent: Pid that the parent should have. If it is gone already, this process ends here.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -107,16 +107,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def pids_with_environment(name: str, value: str) -> list[int]:
-    """Return the pids of living processes that were started with this environment variable, this process left out.
+    """Return the pids of other living processes that were started with this environment variable.
 
-    A process that changes its title (`setproctitle`, as Ray's do) may overwrite what is looked at here.
+    A process that changes its title (`setproctitle`, as Ray's do) may overwrite what is read here.
     """
     wanted = f"{name}={value}".encode()
     return [pid for pid in _others() if wanted in _environment(pid) and _runs(pid)]
 
 
 def pids_writing_below(folder: Path) -> list[int]:
-    """Return the pids of living processes that have a file below this folder open for writing, this process left out."""
+    """Return the pids of other living processes with a file below this folder open for writing."""
     return [
         pid
         for pid in _others()
@@ -142,7 +142,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _written(pid: int) -> list[Path]:
-    """Return the files that a process has open for writing; deleted ones too, under the names they had."""
+    """Return the files that a process has open for writing, deleted ones under their old names."""
     found = []
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():

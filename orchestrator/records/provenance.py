@@ -1,4 +1,7 @@
-"""What an attempt ran on: code, packages, machine. Enough to repeat it elsewhere, nothing that should stay private."""
+"""Provenance of an attempt: code, packages, machine.
+
+Enough to repeat it elsewhere, nothing that should stay private.
+"""
 
 import hashlib
 import importlib.metadata
@@ -47,7 +50,10 @@ VARIABLES = (
 MAX_DIFF_CHARACTERS = 100_000
 GIT_TIMEOUT_S = 10.0
 
-_SECRET_NAME = r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential)[\w-]*)"
+_SECRET_NAME = (
+    r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key|credential)[\w-]*)"
+)
 _SECRETS = (
     # user:password@ in a URL
     (re.compile(r"(?<=://)[^/@\s'\"]+@"), "***@"),
@@ -76,7 +82,9 @@ _SECRETS = (
 
 
 def record_environment(*, code: Path | None = None) -> dict[str, Any]:
-    """Return what this process runs on, ready for environment.json. Never raises for what cannot be found out.
+    """Return what this process runs on, ready for environment.json.
+
+    What cannot be found out is left out; nothing is raised.
 
     Args:
         code: A folder of the code; default: the package `orchestrator`.
@@ -116,7 +124,7 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
 
 
 def code_state(folder: Path) -> dict[str, Any]:
-    """Return `git_state` of a package's folder; of a submission's copy (`code_snapshot.py`) that of what was copied."""
+    """Return `git_state` of a package's folder; of a code snapshot that of what was copied."""
     try:
         record = json.loads((folder.parent / "snapshot.json").read_text(encoding="utf-8"))
         return {**record["git"], "snapshot": folder.parent.name}
@@ -125,14 +133,14 @@ def code_state(folder: Path) -> dict[str, Any]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return commit, branch and what differs from the commit; only `problem` where there is no such thing.
+    """Return commit, branch and what differs from it; only `problem` where there is no commit.
 
-    The hash is over the whole diff to the last commit, the text is cut and redacted. Files that git does not
-    know are counted, and hashed by name and content when they are Python or YAML.
+    The hash is over the whole diff to the last commit, the text is cut and redacted. Files that git
+    does not know are counted, and hashed by name and content when they are Python or YAML.
     """
     try:
         root = Path(_git(folder, "rev-parse", "--show-toplevel").strip())
-        # A virtual environment may lie inside some other repository, which knows nothing of this code.
+        # A virtual environment may lie inside another repository, which knows nothing of this code.
         if not _git(folder, "ls-files", "--", "."):
             return {"problem": "installed without its repository"}
         diff = _git(root, "diff", "--no-ext-diff", "--no-color", "--no-textconv", "HEAD")
@@ -212,7 +220,7 @@ def _cpu_model() -> str:
 
 
 def gpus() -> list[Mapping[str, Any]]:
-    """Return the machine's NVIDIA GPUs: name, uuid, memory in bytes, driver. Empty where there is no driver.
+    """Return the machine's NVIDIA GPUs: name, uuid, memory in bytes, driver; none without a driver.
 
     From NVML where its Python package is installed, else from nvidia-smi. No CUDA context is made.
     """
@@ -258,7 +266,10 @@ def _gpus_of_nvidia_smi() -> list[Mapping[str, Any]]:
 
 
 def parse_nvidia_smi(text: str) -> list[Mapping[str, Any]]:
-    """Return the GPUs in nvidia-smi's CSV of name, uuid, memory in MiB, driver; lines of another form are left out."""
+    """Return the GPUs in nvidia-smi's CSV of name, uuid, memory in MiB, driver.
+
+    Lines of another form are left out.
+    """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return [
         {"name": row[0], "uuid": row[1], "memory_bytes": int(row[2]) * 2**20, "driver": row[3]}

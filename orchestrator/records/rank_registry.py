@@ -1,4 +1,4 @@
-"""One process of a trial: what it is asked to do, and how it is found again after a crash."""
+"""Registry of ranks: requests to them, and their process ids after a crash."""
 
 import json
 import os
@@ -16,7 +16,7 @@ TRAIN = "orchestrator.node.worker:train"
 
 @dataclass(frozen=True, kw_only=True)
 class RankRequest:
-    """What one rank must know. Plain values: it travels as JSON."""
+    """Request to one rank. Plain values: it travels as JSON."""
 
     trial_path: str
     attempt: int
@@ -56,7 +56,7 @@ class RankRequest:
 
 
 def register(request: RankRequest) -> None:
-    """Append this process to ranks.jsonl, so that whoever comes after a crash can see to its end."""
+    """Append this process to ranks.jsonl, so that a later controller can end it after a crash."""
     line = json.dumps({"rank": request.rank, **ProcessId.own().to_json()}).encode() + b"\n"
     file = os.open(
         request.attempt_dir.path / "ranks.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
@@ -68,7 +68,10 @@ def register(request: RankRequest) -> None:
 
 
 def registered(attempt: AttemptDir) -> list[ProcessId]:
-    """Return the processes that ran an attempt. A torn last line belongs to a process that was killed writing it."""
+    """Return the processes that ran an attempt.
+
+    A torn last line belongs to a process that was killed while it wrote.
+    """
     try:
         lines = (attempt.path / "ranks.jsonl").read_text().splitlines(keepends=True)
     except FileNotFoundError:

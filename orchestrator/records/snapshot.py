@@ -104,7 +104,7 @@ class SweepSnapshot:
         return self.path.name
 
     def submitted(self, specs: Iterable[TrialSpec]) -> "SweepSnapshot":
-        """Return the snapshot after a submission of these specs, which also takes back cancellations."""
+        """Return the snapshot after a submission of these specs, which takes back cancellations."""
         trials = dict(self.trials)
         for spec in specs:
             path = self.path / "trials" / spec.trial_id

@@ -1,10 +1,12 @@
-"""statuses.jsonl: what of trials' statuses does not change any more, in one file, so that `status` need not open ten thousand.
+"""Cache of final trial statuses: `status` reads one file instead of ten thousand.
 
-A convenience, never the record. The controller writes it; a line counts only while the trial's folder agrees with it,
-and without a line, or with a torn one, the folder is read:
+It is never the record. The controller writes statuses.jsonl; a line counts only while the trial's
+folder agrees with it, and without a line, or with a torn one, the folder is read. The lines:
 
     {"trial_id", "architecture", "preset", "seed", "steps"}         of every trial
-    {…, "result_ns", "attempt", "step", "loss", "outcome", "reason"}  of one that is done; result_ns: result.json's st_mtime_ns
+    {…, "result_ns", "attempt", "step", "loss", "outcome", "reason"}  of one that is done
+
+result_ns is the st_mtime_ns of its result.json.
 """
 
 import contextlib
@@ -23,15 +25,16 @@ FILE = "statuses.jsonl"
 
 
 def result_ns(trial_path: str | Path) -> int | None:
-    """Return when a trial's result was written, nanoseconds as the file system says; None if there is none."""
+    """Return when a trial's result was written, st_mtime_ns; None if there is none."""
     try:
-        return os.stat(f"{trial_path}/result.json").st_mtime_ns  # noqa: PTH116 -- a tenth of Path's time, ten thousand times
+        # A tenth of Path's time, which matters for ten thousand trials.
+        return os.stat(f"{trial_path}/result.json").st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:
         return None
 
 
 def read(sweep: SweepDir) -> dict[str, dict[str, Any]]:
-    """Return trial id to what is known of it, its last line. Lines that cannot be read are passed over."""
+    """Return the last line of each trial, by its id. Lines that cannot be read are passed over."""
     known: dict[str, dict[str, Any]] = {}
     try:
         lines = (sweep.path / FILE).read_bytes().split(b"\n")
@@ -63,10 +66,10 @@ class StatusCache:
         self._sweep = sweep
         self._new: list[Mapping[str, Any]] = []
         self._results: dict[str, Any] = {}
-        """When the results were written that the file tells of."""
+        """When the results were written that the file holds, by trial id."""
 
     def reset(self, trials: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the file by one line for each trial: what is known already if it says the same, else the given one."""
+        """Replace the file by one line for each trial: the old one if it agrees with the given."""
         before = read(self._sweep)
         lines = {**before}
         for facts in trials:
@@ -86,7 +89,7 @@ class StatusCache:
                 raise
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take up the line of a trial that is done, unless the file has it; `flush` writes it."""
+        """Add the line of a trial that is done, unless the file has it; `flush` writes it."""
         if self._results.get(record["trial_id"]) != record["result_ns"]:
             self._results[record["trial_id"]] = record["result_ns"]
             self._new.append(record)

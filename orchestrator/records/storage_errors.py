@@ -1,4 +1,4 @@
-"""A disk that is full, and storage that fails or does not answer: how they are recognised, and what is said about them."""
+"""Storage errors: full disks and failing file systems, recognised and explained."""
 
 import errno
 import os
@@ -22,11 +22,11 @@ FAILING = frozenset(
         errno.EREMOTEIO,
     }
 )
-"""What file systems, of networks above all, say while their server or device does not do its work (a soft mount that
-timed out, a handle of before its server's restart, an evicted client, a mount that became read-only). Sockets say some
-of them too; what fails for want of another machine is worth another try just as well."""
+"""Errors of file systems, of networks above all, whose server or device does not work: a soft mount
+that timed out, a handle of before its server's restart, an evicted client, a mount that became
+read-only. Sockets raise some of them too; a retry is as right there."""
 EXIT_CODE = 75
-"""Of a command that storage kept from its work: sysexits.h calls it EX_TEMPFAIL."""
+"""Exit code of a command that failing storage stopped: EX_TEMPFAIL of sysexits.h."""
 MARGIN = 1.1
 """Free space wanted over the space that the next checkpoint is known to take."""
 LEAST_BYTES = 2**20
@@ -34,12 +34,12 @@ LEAST_BYTES = 2**20
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether this, or what led to it, is a disk that takes no more: libraries raise errors of their own over it."""
+    """Whether this error, or a cause of it, is a full disk: libraries wrap such errors."""
     return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _causes(error))
 
 
 def is_failing(error: BaseException) -> bool:
-    """Whether this, or what led to it, is storage that fails or does not answer. A wrong path or permission is not."""
+    """Whether this error, or a cause of it, is failing storage; a wrong path is not."""
     return any(isinstance(cause, OSError) and cause.errno in FAILING for cause in _causes(error))
 
 
@@ -53,7 +53,7 @@ def full_message(error: BaseException, *places: Path) -> str:
 
     Args:
         error: For which `is_full` holds.
-        places: Where a trial writes, if the error names no file; the one with the least room is told.
+        places: Where a trial writes, if the error names no file; that with the least room is named.
     """
     named = [
         Path(os.fsdecode(cause.filename))
@@ -67,7 +67,9 @@ def full_message(error: BaseException, *places: Path) -> str:
 
 
 def failing_message(error: BaseException, place: Path) -> str:
-    """Return a sentence for people: which folder, what the system said, what to do. Asks the storage nothing.
+    """Return a sentence for people: which folder, what the system said, what to do.
+
+    It does not touch the storage.
 
     Args:
         error: For which `is_failing` holds.
@@ -87,16 +89,16 @@ def failing_summary(place: Path) -> str:
 def failing_advice(place: Path) -> str:
     """Return what makes failing storage work again."""
     return (
-        f"see to its server or disk (`df {place}`, `dmesg`): once it answers again, training goes on from its last "
-        "checkpoint"
+        f"see to its server or disk (`df {place}`, `dmesg`): once it answers again, training goes "
+        "on from its last checkpoint"
     )
 
 
 def full_advice(place: Path) -> str:
     """Return what makes a full disk work again."""
     return (
-        f"free some there (`du -sh {nearest_existing(place)}`; checkpoints of trials that are done are in their "
-        "checkpoints/final): training then goes on from its last checkpoint"
+        f"free some there (`du -sh {nearest_existing(place)}`; checkpoints of trials that are done "
+        "are in their checkpoints/final): training then goes on from its last checkpoint"
     )
 
 

@@ -1,39 +1,43 @@
-"""The state of record: folders and small files that survive the death of every process.
+"""Folders of sweeps, trials and attempts: files that survive every process.
 
     runs/<sweep>/
       sweep.yaml                   the file as last submitted; of several files all of them
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
-      controller.json              pid, host, start time and heartbeat of the controller; `controller.lock` is flocked by it
-      statuses.jsonl               controller: statuses that do not change any more, to save `status` reading; may be deleted
+      controller.json              pid, host, start time and heartbeat of the controller, which
+                                   holds a flock on controller.lock
+      statuses.jsonl               controller: cache of final statuses (status_cache.py)
       cancel.json                  present: somebody asked to cancel the sweep
-      tracking.json                exporter: this folder's id in trackers, parent runs, why a tracker takes nothing
+      tracking.json                exporter: this folder's id in trackers, parent runs, problems
       tracking.log                 what the exporter said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
-      nodes/<node>.excluded.json   controller: a node that is left out, and why (orchestrator/control/node_exclusion.py)
-      slurm/                       jobs of the sweep on a Slurm cluster (launchers/slurm/job_records.py)
+      nodes/<node>.excluded.json   controller: why a node is excluded (control/node_exclusion.py)
+      slurm/                       jobs on a Slurm cluster (launchers/slurm/job_records.py)
       trials/<trial_id>/
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
-        retry.json                 somebody asked for another attempt: by, asked_at, after (number of the last attempt then, 0: none)
-        heartbeat.json             rank 0: attempt, pid, step, steps, phase, loss, tokens per second; replaced about once a second
-        controller.json, controller.lock   as of the sweep: of a Slurm job that runs this trial alone
-        lease.lock                 flocked by rank 0 while it trains, so that no two processes train one trial
+        retry.json                 somebody asked for another attempt: by, asked_at, after (number
+                                   of the last attempt then, 0: none)
+        heartbeat.json             rank 0, once a second: attempt, pid, step, steps, phase, loss,
+                                   tokens per second
+        controller.json, .lock     as of the sweep: of a Slurm job that runs this trial alone
+        lease.lock                 flocked by rank 0 while it trains: no two train one trial
         attempts/0001/
           launch.json              controller: when, resources, which controller
           environment.json         rank 0: git commit, diff state, packages, hardware
-          ranks.jsonl              every rank: its process (host, pid, start), so that a crash leaves no unknown orphan
+          ranks.jsonl              every rank: its process (host, pid, start), to end orphans
           rendezvous.json          rank 0, for a moment: where the other ranks find it
-          journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n, "metrics": {...}} or {"t":…, "event": …}
-          log.txt                  stdout and stderr of all ranks; stacks of those that were ended for hanging
+          journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n,
+                                   "metrics": {...}} or {"t": …, "event": …}
+          log.txt                  stdout and stderr of all ranks; stacks of those that hung
           error.json               the rank that failed: kind, message, traceback, step
           end.json                 controller: outcome, reason, exit codes
-        checkpoints/step-00000120/ complete when it has this name; half-written ones are called .tmp-*
+        checkpoints/step-00000120/ complete when it has this name; half-written ones are .tmp-*
         result.json                rank 0, once, when the last step and the last evaluation are done
         tracking.json              exporter: run id and offsets per tracking URI
 
-Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's state
-is derived from these files: nothing is stored twice.
+Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's
+state is derived from these files: nothing is stored twice.
 """
 
 import json
@@ -94,7 +98,7 @@ WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
 
 
 def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:
-    """Delete what killed writers left in a folder. For whoever knows that none of them writes any more.
+    """Delete what killed writers left in a folder. The caller knows that none of them still writes.
 
     Args:
         folder: It need not exist.
@@ -180,7 +184,7 @@ class AttemptDir:
         return read_json(self.path / "environment.json")
 
     def lines(self, offset: int = 0) -> Iterator[JournalLine]:
-        """Yield the complete lines from byte `offset` on. A torn last line is not yielded; a torn middle one raises.
+        """Yield the complete lines from byte `offset` on, without a torn last one.
 
         Raises:
             StoreError: If a complete line is not valid.
@@ -227,7 +231,7 @@ class TrialDir:
         return self.path / "checkpoints"
 
     def checkpoint_step(self) -> int:
-        """Return the step that a resumed run would go on after: of the newest checkpoint, 0 without one."""
+        """Return the step that a resumed run goes on after: of the newest checkpoint, else 0."""
         if not self.checkpoints.is_dir():
             return 0
         steps = (p.name.removeprefix("step-") for p in self.checkpoints.glob("step-*"))
@@ -269,9 +273,9 @@ class TrialDir:
         return AttemptDir(self.path / "attempts" / f"{number:04d}")
 
     def new_attempt(self, launch: Mapping[str, Any]) -> AttemptDir:
-        """Make the folder of the next attempt with its launch.json; nothing stays if the disk does not take it.
+        """Make the folder of the next attempt with its launch.json, or nothing if the disk is full.
 
-        Of storage that fails a folder may stay even so. It is taken for the next attempt: nothing ran in it.
+        Failing storage may keep the folder even so. The next attempt takes it: nothing ran in it.
         """
         attempts = self.attempts()
         left = bool(attempts) and attempts[-1].launch() is None and attempts[-1].end() is None
@@ -292,7 +296,7 @@ class TrialDir:
         return read_json(self.path / "result.json")
 
     def controller(self) -> dict[str, Any] | None:
-        """Return controller.json of a controller that runs this trial alone (a Slurm job), if there ever was one."""
+        """Return controller.json of a controller that runs this trial alone (a Slurm job)."""
         return read_json(self.path / "controller.json")
 
     def heartbeat(self) -> dict[str, Any] | None:
@@ -312,15 +316,15 @@ class TrialDir:
         return read_json(self.path / "retry.json")
 
     def retry_requested(self) -> bool:
-        """Whether somebody asked for another attempt and none was made since: that alone ends a request."""
+        """Whether somebody asked for another attempt and none was made since."""
         return is_open(self.retry_request(), self.last_attempt())
 
     def request_retry(self, by: str, *, after: int, at: float) -> None:
-        """Ask whoever runs this trial, now or later, for another attempt; take back a request to cancel it.
+        """Ask for another attempt, by a controller of now or later; take back a request to cancel.
 
         Args:
             by: Who asks.
-            after: Number of the last attempt that this is about; once there is a later one, the request counts as met.
+            after: Number of the last attempt now; any later one meets the request.
             at: Seconds since 1970.
         """
         if (self.retry_request() or {"after": -1})["after"] < after:
@@ -386,8 +390,8 @@ class TrialDir:
     def metrics(self) -> dict[str, dict[int, tuple[int, float]]]:
         """Merge the journals of all attempts: key -> step -> (t, value).
 
-        Where attempts overlap (steps repeated after a resume), the later attempt wins: its values belong to
-        the weights that were kept.
+        Where attempts overlap (steps repeated after a resume), the later attempt wins: its values
+        belong to the weights that were kept.
         """
         merged: dict[str, dict[int, tuple[int, float]]] = {}
         for attempt in self.attempts():
@@ -417,7 +421,8 @@ class SweepDir:
         """
         if not TRIAL_ID.fullmatch(trial_id):
             raise StoreError(
-                f"trial {trial_id!r}: an id is <architecture>-<12 hex digits>; `memscale status {self.name}` lists them"
+                f"trial {trial_id!r}: an id is <architecture>-<12 hex digits>; "
+                f"`memscale status {self.name}` lists them"
             )
         return TrialDir(self.path / "trials" / trial_id)
 
@@ -429,7 +434,7 @@ class SweepDir:
         return [TrialDir(p) for p in sorted(folder.iterdir()) if (p / "spec.json").exists()]
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Return the submissions, oldest first: number, submitted_at, user, argv, files, trial_ids, new (id -> reason)."""
+        """Return the submissions, oldest first; `submit/submission.py` writes them."""
         records = [read_json(self.path / "submissions" / name) for name in self._submission_names()]
         return [record for record in records if record is not None]
 
@@ -459,7 +464,7 @@ class SweepDir:
         return record
 
     def controller(self) -> dict[str, Any] | None:
-        """Return controller.json; orchestrator/records/locks.py tells whether that controller is alive."""
+        """Return controller.json; `locks.is_alive` tells whether that controller lives."""
         return read_json(self.path / "controller.json")
 
     def cancel_requested(self) -> bool:
@@ -503,6 +508,7 @@ def sweep_dir(runs: Path, name: str) -> SweepDir:
     """
     if not SWEEP_NAME.fullmatch(name):
         raise StoreError(
-            f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, not starting with a dot"
+            f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, "
+            "not starting with a dot"
         )
     return SweepDir(runs / name)

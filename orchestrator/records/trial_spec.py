@@ -1,7 +1,8 @@
 """The records of a trial and of its attempts: frozen dataclasses of plain values.
 
-A trial is named by the hash of what decides its result (`TrialSpec.identity`): data, model, train, seed
-and the schema version. Placement, retries and logging are left out, so changing them trains nothing anew.
+A trial is named by the hash of what decides its result (`TrialSpec.identity`): data, model, train,
+seed and the schema version. Placement, retries and logging are left out, so changing them trains
+nothing anew.
 """
 
 import hashlib
@@ -23,15 +24,17 @@ from workloads.field_error import (
 )
 
 SCHEMA_VERSION = 1
-"""Part of every trial's identity. Raised when the meaning of a field changes, so old results are not mistaken for new."""
+"""Part of every trial's identity. Raised when a field changes its meaning, so that old results are
+not mistaken for new."""
 
 
 GPU_PEAK = "system/gpu_peak_bytes"
-"""Metric of a result: the most memory that torch held on a rank's GPU. Later trials of the configuration are packed by it."""
+"""Metric of a result: peak memory that torch held on a rank's GPU. Later trials of the
+configuration are packed by it."""
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. Derived from its directory, never stored."""
+    """State of a trial. Derived from its directory, never stored."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -41,7 +44,7 @@ class TrialState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How one attempt ended. `orchestrator/control/retry_policy.py` says what each one costs and what follows."""
+    """How one attempt ended; `orchestrator/control/retry_policy.py` says what follows."""
 
     DONE = "done"
     INTERRUPTED = "interrupted"
@@ -56,11 +59,11 @@ class Outcome(StrEnum):
     KILLED = "killed"
     """A rank died of a signal that nobody here sent."""
     NODE_LOST = "node_lost"
-    """The node's supervisor or the controller is gone, and the ranks with it; or a device of the node broke."""
+    """Its node's supervisor or the controller is gone, and the ranks with it; or a device broke."""
     TIME_LIMIT = "time_limit"
     DISK_FULL = "disk_full"
     STORAGE = "storage"
-    """The trial's files, or its data, could not be read or written: their storage failed or did not answer."""
+    """The storage of the trial's files, or of its data, failed or did not answer."""
     CANCELLED = "cancelled"
 
 
@@ -73,24 +76,26 @@ class Resources:
     cpus: PositiveInt = 1
     """Cores per rank; also the number of torch threads of a rank."""
     ranks: PositiveInt = 1
-    """Processes of one trial (torch.distributed); each gets `cpus` cores and an equal share of `gpus`."""
+    """Processes of one trial (torch.distributed), each with `cpus` cores and a share of `gpus`."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens per forward pass and rank; None is the whole batch in one pass. Smaller saves memory."""
+    """Tokens per forward pass and rank; None: the whole batch in one. Smaller saves memory."""
     memory_ranks: int = 1
-    """Neighbouring ranks that hold one copy of the memory tables together; divides `ranks`. 1: every rank holds all."""
+    """Neighbouring ranks that together hold one copy of the memory tables; divides `ranks`.
+    1: every rank holds all."""
     memory_layout: Literal["columns", "rows"] = "columns"
     """What each of them holds: some columns of all rows, or some rows."""
     memory_tables: Literal["device", "host"] = "device"
-    """Where memory tables and what their optimizer keeps lie: with the rest of the model, or in the host's memory."""
+    """Where memory tables and their optimizer state lie: with the model, or in host memory."""
     dense_parameters: Literal["replicated", "sharded"] = "replicated"
-    """Whether every rank holds all of everything but the tables, or a part. One rank holds all of it either way."""
+    """Whether every rank holds all parameters but the tables, or a shard of them."""
     compile: bool = True
     """Compile and capture training steps where they run on a GPU; `off` for debugging."""
     time_limit_s: PositiveFloat | None = None
     """Wall-clock limit of one attempt."""
     hang_after_s: PositiveFloat | None = None
-    """Seconds without progress after which an attempt counts as hung, if 20 steps are not longer. None: 300 between two steps,
-    1800 before the first, in evaluations and checkpoints (`orchestrator/node/hang_detection.py`)."""
+    """Seconds without progress after which an attempt counts as hung, if 20 steps are not longer.
+    None: 300 between two steps, 1800 before the first, in evaluations and checkpoints
+    (`orchestrator/node/hang_detection.py`)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -147,7 +152,7 @@ def canonical_json(value: Any) -> str:
     """Return the one JSON text of a plain value: sorted keys, no spaces, None-valued keys left out.
 
     Leaving None out lets a later version add an optional field without renaming every old trial.
-    A float equal to an integer is written as that integer, so 3.0e-3 stays and 100000.0 equals 100_000.
+    A float equal to an integer is written as that integer: 3.0e-3 stays, 100000.0 equals 100_000.
 
     Raises:
         ValueError: For anything without one stable form (objects, NaN, infinities, non-text keys).
@@ -158,7 +163,11 @@ def canonical_json(value: Any) -> str:
 
 
 def _canonical(value: Any, where: tuple[Any, ...]) -> Any:
-    """Return `value` with one form; `where` is (outer where, key), put into words only for an error: plans have millions of values."""
+    """Return `value` in its one form.
+
+    `where` is (outer where, key); only an error puts it into words, for plans have millions of
+    values.
+    """
     if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, float):
@@ -177,7 +186,8 @@ def _canonical(value: Any, where: tuple[Any, ...]) -> Any:
     if isinstance(value, bool | str | int):
         return value
     raise ValueError(
-        f"{_path(where)}: {type(value).__name__} has no canonical form; use text, numbers, lists or mappings"
+        f"{_path(where)}: {type(value).__name__} has no canonical form; "
+        "use text, numbers, lists or mappings"
     )
 
 
@@ -199,26 +209,28 @@ class TrialSpec:
     data: Mapping[str, Any]
     """`source` and every field of that source's Config."""
     model: Mapping[str, Any]
-    """`architecture` and every field of that architecture's Config. A preset is already expanded."""
+    """`architecture` and every field of that architecture's Config; presets are expanded."""
     train: Mapping[str, Any]
     """Every field of workloads.training.config.TrainConfig."""
     seed: int
     data_sha256: Mapping[str, str] = field(default_factory=dict)
-    """Content hash per data field that names a file. It replaces the path in the identity, so moving a file trains nothing."""
+    """Content hash per data field that names a file. It replaces the path in the identity, so
+    moving a file trains nothing."""
     preset: str | None = None
     """The preset as written, for tables and figures."""
     recipe: str | None = None
-    """The recipe as written. What it stands for is written out in `train`, so it is not in the identity."""
+    """The recipe as written, not in the identity: `train` holds what it stands for."""
     origin: str = ""
     """Which entry of the sweep file made it, for people: `trials[1].grid, seed 0`."""
     resources: Resources = field(default_factory=Resources)
     retries: Retries = field(default_factory=Retries)
     logging: Logging = field(default_factory=Logging)
     accounting: Mapping[str, float] = field(default_factory=dict)
-    """Names and units: docs/metrics.md, "Accounting". Derived from the rest, so not in the identity."""
+    """Names and units: docs/metrics.md, "Accounting". Derived, so not in the identity."""
     not_causal: str | None = None
-    """When and why an output can depend on later tokens, as the architecture declares it: `in training: experts choose
-    among all tokens of the batch`. Derived from the rest, so not in the identity."""
+    """When and why an output can depend on later tokens, as the architecture declares it:
+    `in training: experts choose among all tokens of the batch`. Derived from the rest, so not in
+    the identity."""
 
     @property
     def architecture(self) -> str:
@@ -268,7 +280,8 @@ class TrialSpec:
         )
         if spec.trial_id != stored_id:
             raise ValueError(
-                f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; restore or delete it"
+                f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; "
+                "restore or delete it"
             )
         return spec
 

@@ -1,1 +1,1 @@
-"""Submissions: from a priced sweep to a running controller, on this machine, a Ray cluster or Slurm."""
+"""Submissions: a priced sweep is recorded and run, here, on Ray or on Slurm."""

@@ -1,4 +1,4 @@
-"""One plain Slurm job for each trial, without Ray: the job runs the controller, for this one trial."""
+"""Backend slurm-direct: one Slurm job per trial, with a controller of its own."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class DirectTrial:
-    """What a task of the array runs. Pickled by submitit, so plain values only."""
+    """Task of a job array. Pickled by submitit, so plain values only."""
 
     sweep: str
     """Path of the sweep's folder."""
@@ -36,7 +36,7 @@ class DirectTrial:
     def __call__(self) -> str:
         """Bring the trial to its end, or to a checkpoint and back into the queue; return its state.
 
-        Killed at any moment, it leaves what every controller leaves; the next job of the trial, or Slurm starting this one
+        It may be killed at any moment: the next job of the trial, or this one when Slurm starts it
         again, goes on from the last checkpoint.
         """
         logging.basicConfig(level=logging.INFO)
@@ -69,14 +69,14 @@ class DirectTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
-    """What a job asks of its node."""
+    """Cores and GPUs that a job asks of its node."""
 
     cpus: int
     gpus: int
 
 
 def job_size(spec: TrialSpec, partition: Partition) -> JobSize:
-    """Return what the job of a trial asks for. Slurm deals out whole GPUs, so a fraction becomes one.
+    """Return what the job of a trial asks for; a fraction of a GPU becomes one, as Slurm needs it.
 
     Raises:
         SlurmError: If no node of the partition has that much.
@@ -86,8 +86,9 @@ def job_size(spec: TrialSpec, partition: Partition) -> JobSize:
     needs = JobSize(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
     if needs.gpus > partition.gpus:
         raise SlurmError(
-            f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; nodes of partition {partition.name} have "
-            f"{partition.gpus}; choose another --partition, or lower resources.gpus"
+            f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; "
+            f"nodes of partition {partition.name} have {partition.gpus}; "
+            "choose another --partition, or lower resources.gpus"
         )
     return needs
 
@@ -107,8 +108,8 @@ def submit(
 ) -> list[str]:
     """Submit one job for each of these trials, as few arrays as possible; return their ids.
 
-    Trials that ask for the same go into one array, longest predicted first, at most `array_size` to an array. Jobs import
-    from `code`, by default from where this very program lies.
+    Trials that ask for the same go into one array, longest predicted first, at most `array_size` to
+    an array. Jobs import from `code`, by default from where this very program lies.
     """
     unique = {spec.trial_id: spec for spec in specs}
     groups: dict[JobSize, list[TrialSpec]] = {}

@@ -1,7 +1,8 @@
-"""What jobs of `--backend slurm` run: a head pilot with Ray's head and the controller, and worker pilots that join it.
+"""Pilot jobs of `--backend slurm`: a head, which runs the controller, and workers.
 
-Both are called once on each of their nodes. On the first node of a head pilot runs the controller; every other node only
-runs Ray, until the head says that it is over, the node is given back, or Slurm takes it away.
+Both are called once on each of their nodes. On the first node of a head pilot runs the controller;
+every other node only runs Ray, until the head says that it is over, the node is given back, or
+Slurm takes it away.
 """
 
 import logging
@@ -33,9 +34,9 @@ from orchestrator.scheduling.demand import Demand
 
 LOG = logging.getLogger(__name__)
 LOOK_S = 0.5
-"""How often a node looks whether it is still wanted."""
+"""Seconds between two checks of a node whether it is still needed."""
 WITHOUT_RAY_S = 40.0
-"""How long a pilot that got SIGTERM may take to stop in order; Ray ends a process that has missed its head for 60 s."""
+"""How long a pilot may take to stop after SIGTERM; Ray ends what has lost its head for 60 s."""
 LET_GO_S = 20.0
 """How long a leaving node waits for the controller to let go of it."""
 
@@ -56,7 +57,7 @@ class HeadPilot:
     job: str = TRAIN
 
     def __call__(self) -> str:
-        """Run the sweep to its end, or to checkpoints and back into the queue; return what became of it."""
+        """Run the sweep to its end, or to checkpoints and back into the queue; return which."""
         logging.basicConfig(level=logging.INFO)
         own = job_environment.job_id()
         head_address = HeadAddressFile(
@@ -99,7 +100,7 @@ class HeadPilot:
         def on_notice(number: int) -> None:
             controller.stop(Outcome.PREEMPTED)
             if number == signal.SIGTERM:
-                # Ray ends on it, too, and takes the controller along a minute later. Ranks have heard it themselves.
+                # Ray ends on it, too, and the controller a minute later. Ranks got it themselves.
                 without_ray.start()
 
         with job_environment.notices(on_notice) as came:
@@ -142,7 +143,7 @@ class HeadPilot:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPilot:
-    """One node more for a head pilot."""
+    """Additional node of a head pilot."""
 
     sweep: str
     folder: str
@@ -161,7 +162,7 @@ def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> s
     Args:
         sweep: Whose head it is.
         head_address: Of the head.
-        alone: Whether this allocation ends by itself; one that the head shares is the head's business.
+        alone: Whether this allocation ends by itself; the head ends one that it shares.
     """
     label = f"{job_environment.job_id()}-{job_environment.node_rank()}"
     mark = head_address.draining / label
@@ -189,13 +190,13 @@ def _leave(sweep: SweepDir, mark: Path) -> None:
     """Have the ranks of this node checkpoint, and wait until the controller has let go of it."""
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
-    told: set[ProcessId] = set()
+    signalled: set[ProcessId] = set()
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while (ranks := _ranks_here(sweep)) and time.monotonic() < deadline:
-        for rank in ranks - told:
+        for rank in ranks - signalled:
             with suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGTERM)
-            told.add(rank)
+            signalled.add(rank)
         time.sleep(LOOK_S)
     deadline = time.monotonic() + LET_GO_S
     while mark.read_text(encoding="utf-8") != FREE and time.monotonic() < deadline:
@@ -203,7 +204,7 @@ def _leave(sweep: SweepDir, mark: Path) -> None:
 
 
 def _ranks_here(sweep: SweepDir) -> set[ProcessId]:
-    """Return the ranks that run under this node's Ray: by its mark in their environment, for several pilots may share a machine."""
+    """Return the ranks that run under this node's Ray, which may share its machine with others."""
     own = set(pids_with_environment(OWNER, os.environ[OWNER]))
     ranks = (
         rank for trial in sweep.trials() for a in trial.attempts()[-1:] for rank in registered(a)

@@ -1,4 +1,4 @@
-"""One submission to Slurm: checks, records, jobs; then watched, and sent to the tracker, from the machine that submitted."""
+"""Submission to Slurm: checks, records, jobs; then followed from this machine."""
 
 import os
 import subprocess
@@ -23,12 +23,12 @@ from orchestrator.submit.submission import Submission, SubmissionResult
 from orchestrator.tracking.exporter_process import exporting
 
 LOOK_S = 2.0
-"""How often the trial directories, and the queue, are looked at."""
+"""Seconds between two reads of the trial directories and the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJobs:
-    """What a submission put into the queue."""
+    """Jobs that a submission put into the queue."""
 
     job_ids: Sequence[str]
     trials: int
@@ -86,7 +86,7 @@ class SlurmSubmission(Submission):
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=0)
 
     def follow(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
-        """Tell how it goes and export what is measured until no job is left; may be left at any time."""
+        """Report progress and export metrics until no job is left; may be left at any time."""
         return follow(self.sweep, self.tracking_uri, on_update)
 
     def follow_in_background(self) -> Path:
@@ -146,15 +146,18 @@ class SlurmSubmission(Submission):
         asked = self.request
         if asked.gpus is not None and asked.gpus > partition.gpus:
             raise SlurmError(
-                f"--gpus {asked.gpus}: nodes of partition {partition.name} have {partition.gpus}; lower it or choose another --partition"
+                f"--gpus {asked.gpus}: nodes of partition {partition.name} have {partition.gpus}; "
+                "lower it or choose another --partition"
             )
         if asked.cpus is not None and asked.cpus > partition.cpus:
             raise SlurmError(
-                f"--cpus {asked.cpus}: nodes of partition {partition.name} have {partition.cpus}; lower it or choose another --partition"
+                f"--cpus {asked.cpus}: nodes of partition {partition.name} have {partition.cpus}; "
+                "lower it or choose another --partition"
             )
         if asked.backend == "slurm" and asked.min_nodes > partition.nodes:
             raise SlurmError(
-                f"--nodes {asked.min_nodes}: partition {partition.name} has {partition.nodes}; lower it or choose another --partition"
+                f"--nodes {asked.min_nodes}: partition {partition.name} has {partition.nodes}; "
+                "lower it or choose another --partition"
             )
         for spec in todo:
             if asked.backend == "slurm":
@@ -167,7 +170,7 @@ class SlurmSubmission(Submission):
     ) -> None:
         asked = spec.resources
         capacity = Demand(
-            # Whole nodes: what is known is the smallest, and `--slurm nodelist=…` may name a larger one.
+            # Whole nodes: the smallest is known, and `--slurm nodelist=…` may name a larger one.
             cpus=self.request.cpus or max(partition.cpus, asked.cpus * asked.ranks),
             gpus=float(self._gpus_per_node(partition, todo)),
         )
@@ -176,9 +179,11 @@ class SlurmSubmission(Submission):
             return
         needed = autoscaler.nodes_needed_for(demand, capacity, most=partition.nodes)
         raise SlurmError(
-            f"trial {spec.trial_id}: needs {demand} in {demand.gang_size} ranks; nodes have {capacity}; "
+            f"trial {spec.trial_id}: needs {demand} in {demand.gang_size} ranks; "
+            f"nodes have {capacity}; "
             + (
-                f"choose another --partition, or lower resources (partition {partition.name} has {partition.nodes} nodes)"
+                "choose another --partition, or lower resources "
+                f"(partition {partition.name} has {partition.nodes} nodes)"
                 if needed is None
                 else f"it takes {needed} of them: --nodes {needed}, or 1:{needed}"
             )

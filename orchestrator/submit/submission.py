@@ -1,4 +1,4 @@
-"""One submission from priced plan to finished sweep: records, launcher, controller, exporter, signals."""
+"""Submission: from a priced plan to a finished sweep, here or in the background."""
 
 import importlib
 import os
@@ -35,7 +35,8 @@ LAUNCHERS = ("ray", "process", "debug")
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d+")
 TRACKING = "MLFLOW_TRACKING_URI"
 PASSED_ON = ("MLFLOW_", "MEMSCALE_RUNS", "NCCL_", "HF_")
-"""Beginnings of the variables that a controller on a cluster gets from the machine that submits. Never on disk."""
+"""Prefixes of the variables that a controller on a cluster gets from the machine that submits; they
+are never on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class SubmissionResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """Everything `memscale submit` was asked to do."""
+    """Options of `memscale submit`, and the plan to run."""
 
     plan: Plan
     runs: Path
@@ -66,7 +67,8 @@ class Submission:
     cpus: int | None = None
     gpus: int | None = None
     address: str | None = None
-    """Of an existing Ray cluster: `ray://HOST:PORT`, `HOST:PORT` or `auto`. None: Ray of this machine, for this sweep alone."""
+    """Of an existing Ray cluster: `ray://HOST:PORT`, `HOST:PORT` or `auto`. None: Ray of this
+    machine, for this sweep alone."""
     priority: int = 0
     """Among the sweeps of one cluster; higher ones go first."""
     weight: float = 1.0
@@ -78,15 +80,18 @@ class Submission:
             return
         if not _ADDRESS.fullmatch(self.address):
             raise ValueError(
-                f"--address must be auto, HOST:PORT or ray://HOST:PORT (the client's port, 10001 by default), got {self.address!r}"
+                "--address must be auto, HOST:PORT or ray://HOST:PORT (the client's port, 10001 by "
+                f"default), got {self.address!r}"
             )
         if self.launcher != "ray":
             raise ValueError(
-                f"--address is of a Ray cluster and --launcher is {self.launcher}; leave one of them out"
+                f"--address is of a Ray cluster and --launcher is {self.launcher}; "
+                "leave one of them out"
             )
         if self.cpus is not None or self.gpus is not None:
             raise ValueError(
-                "--cpus and --gpus are of this machine; a cluster has what its nodes offer to Ray, so leave them out"
+                "--cpus and --gpus are of this machine; a cluster has what its nodes offer to Ray, "
+                "so leave them out"
             )
 
     def run(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
@@ -94,7 +99,7 @@ class Submission:
 
         Raises:
             BusyError: If a live controller runs this sweep already.
-            ExperimentError: If the launcher cannot start; if there is no cluster, before anything is written.
+            ExperimentError: If the launcher cannot start. Without a cluster nothing is written.
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
         record = self.write_records(sweep)
@@ -109,10 +114,11 @@ class Submission:
         )
 
     def detach(self) -> Path:
-        """Write the records and have a process of its own do the rest; return the file it prints into, once it runs the sweep.
+        """Write the records and have another process run the sweep; return its log once it does.
 
-        On a cluster that process lives there and outlives this machine (`launchers/detached_controller.py`); otherwise it is one of
-        this machine, in a session of its own.
+        On a cluster that process lives there and outlives this machine
+        (`launchers/detached_controller.py`); otherwise it is one of this machine, in a session of
+        its own.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
@@ -146,7 +152,7 @@ class Submission:
 
         Raises:
             BusyError: If a live controller runs this sweep already.
-            ExperimentError: If nobody listens at the address of the cluster that is to train it. Then nothing is written.
+            ExperimentError: If no cluster answers at its address. Then nothing is written.
         """
         refuse_if_busy(self.plan.snapshot)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
@@ -191,13 +197,14 @@ def run_recorded(
     address: str | None = None,
     snapshot: SweepSnapshot | None = None,
 ) -> SubmissionResult:
-    """Run a submission that `Submission` wrote down: by the same process, or by another one on another machine.
+    """Run a recorded submission, in the process that recorded it or in another, on any machine.
 
     Args:
         sweep: The sweep.
         record: The submission, as `SweepDir.submission` returns it.
         on_update: Called about once a second and at every change.
-        tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. Not on disk, it may hold a password.
+        tracking_uri: MLflow store or server; default the SQLite store beside the sweeps. It is not
+            in the record, for it may hold a password.
         address: Of the Ray cluster as seen from here, if not as it was given.
         snapshot: The sweep as the submission left it; None: the controller reads it.
 
@@ -257,7 +264,7 @@ def _ray(name: str) -> Any:
 
 
 def _detach_here(sweep: SweepDir, number: int, code: Path, environment: Mapping[str, str]) -> Path:
-    """Start the controller of a recorded submission in a session of its own, from the recorded code."""
+    """Start the controller of a recorded submission, in a session of its own; return its log."""
     log = sweep.path / "controller.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -298,7 +305,7 @@ def refuse_if_busy(snapshot: SweepSnapshot) -> None:
 
 
 def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
-    """Ask for unfinished trials to be stopped for good; return their ids. The controller, if any, does the rest."""
+    """Request that unfinished trials be cancelled, and return their ids; the controller does it."""
     asked = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
     who = f"memscale cancel, pid {os.getpid()}"
     if whole_sweep and asked:

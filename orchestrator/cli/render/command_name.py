@@ -1,4 +1,4 @@
-"""How the reader can type `memscale`."""
+"""Name of the command as the reader can type it."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def command() -> str:
-    """Return how the reader can type this command: its name if it is on the PATH, else the path it was started by."""
+    """Return the name of this command if it is on the PATH, else the path that started it."""
     started = Path(sys.argv[0])
     if started.name != "memscale":
         return "memscale"

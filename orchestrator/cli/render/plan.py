@@ -1,4 +1,4 @@
-"""A plan as text: trials and their sizes, costs, what cannot run and why."""
+"""Rendering of a plan: sizes and costs of its trials, and what cannot run here."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,9 +30,10 @@ MOST_MATCHES = 40
 
 
 def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
-    """Return the price list of a sweep, one row per configuration (its seeds together), and why trials are new.
+    """Return the price list of a sweep, a row per configuration, and why trials are new.
 
-    Sizes and costs are two tables, so that both stay readable in 160 columns; a row has the same number in both.
+    Sizes and costs are two tables, so that both stay readable in 160 columns; a row has the same
+    number in both.
     """
     groups = by_configuration(plan.trials)
     parts: list[RenderableType] = [_sizes(plan, groups[:rows]), Text(""), _costs(groups[:rows])]
@@ -47,7 +48,8 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     if plan.left_over:
         parts.append(
             Text(
-                f"note: {len(plan.left_over)} trials on disk are no longer in the file; they are kept and left alone"
+                f"note: {len(plan.left_over)} trials on disk are no longer in the file; "
+                "they are kept and left alone"
             )
         )
     return Group(*parts)
@@ -55,10 +57,10 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
 
 def _matches(plan: Plan) -> list[str]:
     """Return what `match` chose, one line per configuration."""
-    told = dict.fromkeys(f"match: {matched}" for matched in plan.sweep.matches.values())
-    lines = list(told)[:MOST_MATCHES]
+    texts = dict.fromkeys(f"match: {matched}" for matched in plan.sweep.matches.values())
+    lines = list(texts)[:MOST_MATCHES]
     return lines + (
-        [f"match: … and {len(told) - len(lines)} more"] if len(told) > len(lines) else []
+        [f"match: … and {len(texts) - len(lines)} more"] if len(texts) > len(lines) else []
     )
 
 
@@ -197,7 +199,8 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         "guess": "a guess; measured after the first run",
     }
     return Text(
-        f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, about {units.duration(seconds)} with {slots} at a time"
+        f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, "
+        f"about {units.duration(seconds)} with {slots} at a time"
         f" ({'; '.join(how[s] for s in sources)}).",
         style="bold",
     )
@@ -210,7 +213,8 @@ def _too_large(plan: Plan, *, slots: int) -> list[str]:
     widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in plan.trials), default=1)
     if widest > cores:
         notes.append(
-            f"a trial asks for {widest} cores (cpus x ranks) and this machine has {cores}; it will wait here for ever"
+            f"a trial asks for {widest} cores (cpus x ranks) and this machine has {cores}; "
+            "it will wait here for ever"
         )
     todo = [t for t in plan.trials if t.to_train]
     peak = max(
@@ -219,7 +223,8 @@ def _too_large(plan: Plan, *, slots: int) -> list[str]:
     memory = psutil.virtual_memory().total
     if not visible_gpus() and peak * slots > 0.9 * memory:
         notes.append(
-            f"{slots} trials at a time may take {units.size(peak * slots)} of {units.size(memory)} memory; "
+            f"{slots} trials at a time may take {units.size(peak * slots)} of "
+            f"{units.size(memory)} memory; "
             "set resources.micro_batch_tokens, or submit with fewer --cpus"
         )
     return notes

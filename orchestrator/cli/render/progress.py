@@ -1,4 +1,4 @@
-"""Where a sweep stands: a table, a table that redraws, a line, and how a submission ended."""
+"""Rendering of a sweep's progress: a table, a live table, a line, and the outcome."""
 
 import time
 from contextlib import suppress
@@ -130,7 +130,7 @@ def totals_text(status: SweepStatus) -> Text:
 
 
 class LiveSweep:
-    """Shows a sweep while it runs: a table that redraws on a terminal, a line now and then elsewhere."""
+    """Shows a sweep while it runs: a live table on a terminal, else a line now and then."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         """Draw on `console`; `quiet` leaves only a line now and then."""
@@ -186,8 +186,9 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
     if not result.drained.complete:
         lines.append(
             Text(
-                f"{result.drained.points_waiting:,} points are not in MLflow yet ({result.drained.problem}); they are safe in the "
-                f"journals: {command()} sync {status.sweep}{runs_option}",
+                f"{result.drained.points_waiting:,} points are not in MLflow yet "
+                f"({result.drained.problem}); they are safe in the journals: "
+                f"{command()} sync {status.sweep}{runs_option}",
                 style="yellow",
             )
         )

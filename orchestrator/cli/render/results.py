@@ -1,4 +1,4 @@
-"""Tables of results, checks of the machine, and what to do next."""
+"""Rendering of result tables, checks of the machine, and next steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +59,9 @@ def next_steps(
     commands = {
         f"{memscale} ui {sweep}{runs_option}": "the MLflow page with every run",
         f"{memscale} status {sweep}{runs_option}": "what became of each trial",
-        f"{memscale} plan --show quickstart > my_sweep.yaml": f"edit it, then: {memscale} plan my_sweep.yaml",
+        f"{memscale} plan --show quickstart > my_sweep.yaml": (
+            f"edit it, then: {memscale} plan my_sweep.yaml"
+        ),
     }
     width = max(len(command) for command in commands) + 3
     lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]
