@@ -1,1 +1,1 @@
-"""Launchers of ranks: processes, Ray, Slurm. Their protocol is control/launcher_port.py."""
+"""Launchers of ranks: processes, Ray, Slurm. Protocol: control/launcher_port.py."""

@@ -1,4 +1,4 @@
-"""Registry of the sweeps that share a cluster: one entry each in the cluster's key-value store.
+"""Registry of the sweeps of one cluster: entries in its key-value store.
 
 Every controller replaces its own entry about once a second and reads the others'. Nobody deletes
 another's. An entry that has not changed for a while, by the reader's own clock, counts as left

@@ -1,4 +1,4 @@
-"""Detached controller: keeps a sweep's controller running on a cluster, without a terminal.
+"""Detached controller: keeps a sweep's controller running on a cluster.
 
 A detached actor of Ray holds one `DetachedController`, which runs the controller as a plain process
 beside it. Ray restarts the actor on another node when its own dies; the actor restarts a controller

@@ -1,4 +1,4 @@
-"""Foreign load: what others hold of a cluster, as placeholder trials to pack around. Pure."""
+"""Foreign load on a cluster, as placeholder trials to pack around. Pure."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

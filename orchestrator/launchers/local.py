@@ -1,4 +1,4 @@
-"""Launchers for one machine without Ray: `process`, by a fork server, and `debug`, in-process."""
+"""Launchers for one machine without Ray: processes, and in-process debugging."""
 
 import os
 from collections.abc import Sequence

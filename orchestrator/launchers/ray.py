@@ -1,4 +1,4 @@
-"""The Ray launcher: attempts on the nodes of a cluster, alone on it or beside other sweeps.
+"""Ray launcher: attempts on the nodes of a cluster, private or shared.
 
 Ray's part is small on purpose. It knows the nodes, reserves each trial's resources in a placement
 group, so that other users of a cluster are kept out, and carries calls to one supervisor actor per
@@ -40,7 +40,7 @@ from orchestrator.launchers.ray_connect import (
     start_cluster,
 )
 from orchestrator.launchers.ray_embedded import RayEnvironment
-from orchestrator.launchers.ray_reservations import Reservation, ReservationPool
+from orchestrator.launchers.ray_reservations import RayReservation, ReservationPool
 from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
@@ -63,7 +63,7 @@ class _RunningAttempt:
     """An attempt whose ranks run, and what it holds."""
 
     launch: Launch
-    reservation: Reservation
+    reservation: RayReservation
     running_on: set[str] = field(default_factory=set)
     """Nodes where ranks of it still run."""
     exits: list[AttemptExit] = field(default_factory=list)

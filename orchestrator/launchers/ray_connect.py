@@ -1,4 +1,4 @@
-"""Connections to Ray: a cluster started on this machine, or one that is there already."""
+"""Connections to Ray: a cluster started on this machine, or an existing one."""
 
 import functools
 import logging

@@ -1,7 +1,7 @@
-"""Environment of an embedded Ray cluster: settings, folder, watchdog; restored afterwards.
+"""Environment of an embedded Ray cluster: settings, folder, watchdog.
 
-Ray is configured through environment variables and changes some of this process's own state.
-Nothing here imports it.
+Ray is configured through environment variables and changes some of this process's own state, which
+is restored. Nothing here imports it.
 """
 
 import os

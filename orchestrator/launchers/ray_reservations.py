@@ -1,4 +1,4 @@
-"""Reservations of cores and GPUs by Ray's placement groups, kept a moment for reuse.
+"""Reservations by Ray's placement groups, kept a moment for reuse.
 
 A group is asked for only when the scheduler found that it fits: Ray's pending groups are no queue.
 A gang that fills several nodes has one group with a bundle per node.
@@ -34,7 +34,7 @@ GPU_IDS_TIMEOUT_S = 60.0
 
 
 @dataclass(kw_only=True)
-class Reservation:
+class RayReservation:
     """Resources that Ray keeps for this sweep: of one node, or of several whole ones."""
 
     group: PlacementGroup
@@ -56,7 +56,7 @@ class ReservationPool:
         """Reserve nothing yet; `shared` says whether others use the cluster too."""
         self._timeout_s = SHARED_PLACE_TIMEOUT_S if shared else PLACE_TIMEOUT_S
         self._gpu_ids = ray.remote(num_cpus=0, max_calls=0)(_gpu_ids)
-        self._idle: list[Reservation] = []
+        self._idle: list[RayReservation] = []
         self._released: list[tuple[float, NodeUse]] = []
 
     @property
@@ -70,7 +70,7 @@ class ReservationPool:
         self._released = [(at, use) for at, use in self._released if at > settled]
         return [use for _, use in self._released]
 
-    def reserve(self, launch: Launch, nodes: Sequence[Node]) -> Reservation:
+    def reserve(self, launch: Launch, nodes: Sequence[Node]) -> RayReservation:
         """Return a reservation for the launch on these nodes: an idle one like it, else a new one.
 
         Raises:
@@ -110,9 +110,9 @@ class ReservationPool:
         except BaseException:
             remove_placement_group(group)
             raise
-        return Reservation(group=group, uses=tuple(uses), demand=launch.demand)
+        return RayReservation(group=group, uses=tuple(uses), demand=launch.demand)
 
-    def keep(self, reservation: Reservation) -> None:
+    def keep(self, reservation: RayReservation) -> None:
         """Keep the reservation of an attempt that has ended for the next one like it."""
         reservation.idle_since = time.monotonic()
         self._idle.append(reservation)
@@ -130,7 +130,7 @@ class ReservationPool:
         """Give back every idle reservation."""
         self._release(lambda idle: True)
 
-    def _release(self, chosen: Callable[[Reservation], bool]) -> None:
+    def _release(self, chosen: Callable[[RayReservation], bool]) -> None:
         for reservation in [r for r in self._idle if chosen(r)]:
             self._idle.remove(reservation)
             remove_placement_group(reservation.group)

@@ -1,4 +1,4 @@
-"""Supervisor actors on the nodes of a Ray cluster: started, awaited, and replaced when they die."""
+"""Supervisor actors on the nodes of a Ray cluster, replaced when they die."""
 
 import logging
 import os

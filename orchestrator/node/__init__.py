@@ -1,1 +1,1 @@
-"""Processes on the node of a trial: supervisor, fork server, ranks; and what they report."""
+"""Processes on the node of a trial: supervisor, fork server, ranks."""

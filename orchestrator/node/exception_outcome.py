@@ -1,4 +1,4 @@
-"""Classification of exceptions in a rank: which `Outcome` an exception stands for."""
+"""Classification of a rank's exceptions: which `Outcome` one stands for."""
 
 import errno
 import re

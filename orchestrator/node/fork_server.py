@@ -1,4 +1,4 @@
-"""Fork server: a process that has torch imported and forks ranks, which start in milliseconds.
+"""Fork server: a process with torch imported that forks ranks in milliseconds.
 
     python -m orchestrator.node.fork_server PARENT_PID MODULE... [--if-possible MODULE...]
 

@@ -1,4 +1,4 @@
-"""The fork server of a node as its parent sees it: started, sent commands, read for events."""
+"""Fork server as a child process: started, sent commands, read for events."""
 
 import contextlib
 import json

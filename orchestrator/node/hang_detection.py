@@ -1,4 +1,4 @@
-"""Detection of hangs: an attempt hangs when none of its ranks progresses for longer than a limit.
+"""Hang detection: no rank of an attempt progresses for longer than a limit.
 
 Pure: the ranks' reports and a clock. Ranks of one trial wait for each other within a step, so one
 that is stuck silences all. One that works (rank 0 writes a checkpoint) keeps the others, who wait

@@ -1,4 +1,4 @@
-"""Hardware that this process may use: cores of its container, visible GPUs, their memory."""
+"""Hardware of this process: cores of its container, visible GPUs, their memory."""
 
 import os
 import re

@@ -1,9 +1,9 @@
-"""Progress board: a rank's progress and stacks in shared memory, readable whatever its state.
+"""Progress board: a rank's progress and stacks in shared memory.
 
-A rank that hangs answers nobody, and one whose disk is full can write nothing down. So every rank
-keeps a file in memory (memfd) that its supervisor opens through /proc. It holds the progress, and
-behind it the stacks of the rank's threads, which `faulthandler` writes on SIGUSR1 without needing
-the interpreter.
+It is readable whatever state the rank is in. A rank that hangs answers nobody, and one whose disk
+is full can write nothing down. So every rank keeps a file in memory (memfd) that its supervisor
+opens through /proc. It holds the progress, and behind it the stacks of the rank's threads, which
+`faulthandler` writes on SIGUSR1 without needing the interpreter.
 """
 
 import faulthandler

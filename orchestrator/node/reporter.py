@@ -1,4 +1,4 @@
-"""Reporter of a rank: measurements to the journal, progress to heartbeat.json, requests to stop.
+"""Reporter of a rank: journal, heartbeat.json, progress board, requests to stop.
 
 `RankReporter` is the orchestrator's side of `workloads.training.reporter.Reporter`.
 """
@@ -60,7 +60,7 @@ def stops_on_signal(stop: StopFlag) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class StepTimer:
+class LapTimer:
     """Seconds per training step: the median over the last laps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -111,7 +111,7 @@ class RankReporter:
         self._stop = stop or StopFlag()
         self._progress_writer = progress_writer
         self._n_reports = 0
-        self._step_timer = StepTimer(clock)
+        self._lap_timer = LapTimer(clock)
         self._clock = clock
         self._journal = (
             Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
@@ -146,7 +146,7 @@ class RankReporter:
         self.step, self.steps = step, steps
         self._values.update(values)
         self._n_reports += 1
-        self._step_timer.record(step, phase)
+        self._lap_timer.record(step, phase)
         if self._progress_writer is not None:
             self._progress_writer.write(
                 RankProgress(
@@ -154,7 +154,7 @@ class RankReporter:
                     step=step,
                     steps=steps,
                     phase=phase,
-                    step_s=self._step_timer.step_s,
+                    step_s=self._lap_timer.step_s,
                 )
             )
         if phase == "checkpoint" and self._journal is not None:

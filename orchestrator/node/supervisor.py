@@ -1,4 +1,4 @@
-"""Supervisor of a node: starts the ranks of attempts by its fork server, watches and ends them.
+"""Supervisor of a node: starts ranks by its fork server, watches and ends them.
 
 It runs inside Ray's actor or the controller itself. Nothing here waits for a rank: `poll` looks,
 reports what ended, and puts an end to what should have ended by itself or makes no progress. Ranks

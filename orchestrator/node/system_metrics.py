@@ -1,4 +1,4 @@
-"""System metrics of one trial: CPU and memory of its own processes, use of the GPUs it holds."""
+"""System metrics of a trial: CPU and memory of its processes, use of its GPUs."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""The exporter as its parent sees it: started beside a sweep, drained at its end. No mlflow."""
+"""Exporter as a child process: started beside a sweep, drained at its end."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Batches of points from journals, each with the offset to keep once the tracker has it."""
+"""Batches of points from journals, each with the offset that follows it."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Client of the MLflow tracker. The only file that imports mlflow, and only once it is opened."""
+"""Client of MLflow, which is imported nowhere else, and only when it is opened."""
 
 import fcntl
 import logging

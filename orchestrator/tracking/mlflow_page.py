@@ -1,4 +1,4 @@
-"""Views of the MLflow page: columns, charts, colours, and the sweep's question as description.
+"""Views of the MLflow page: columns, charts, colours, description.
 
 MLflow keeps a shared view as a tag of the experiment, and opens it for whoever follows the link.
 The exporter writes two such views, so a link shows the columns and charts that matter instead of

@@ -1,4 +1,4 @@
-"""Sync of one run: what its tracker lacks is sent, and what was taken is kept at once."""
+"""Sync of one run: what its tracker lacks is sent; what it took is kept."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

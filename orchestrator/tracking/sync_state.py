@@ -1,4 +1,4 @@
-"""State of the sync: what each tracker has, in tracking.json beside the trial and the sweep.
+"""Sync state: what each tracker has, in tracking.json beside trial and sweep.
 
 Keyed by tracking URI. Losing a trial's file loses nothing: everything is sent again, with the same
 timestamps, into the same run.

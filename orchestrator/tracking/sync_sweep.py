@@ -1,8 +1,8 @@
-"""Sync of a sweep: one round sends whatever the tracker lacks. An outage ends the round.
+"""Sync of a sweep: one round sends whatever the tracker lacks.
 
-Every step may be repeated, and killed in between. What is sent is a function of the trial
-directories alone, and the tracker ignores a point it has. A run is looked up by its tags before it
-is made, and progress is kept only after the tracker took something.
+An outage ends the round. Every step may be repeated, and killed in between. What is sent is a
+function of the trial directories alone, and the tracker ignores a point it has. A run is looked up
+by its tags before it is made, and progress is kept only after the tracker took something.
 """
 
 import logging

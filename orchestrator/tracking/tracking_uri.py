@@ -1,4 +1,4 @@
-"""Tracking URIs: the default store, where artifacts go, and URIs without passwords."""
+"""Tracking URIs: the default store, artifacts, URIs without passwords."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""View of a trial for the tracker: state, attempts and reasons, read from its directory."""
+"""View of a trial for the tracker: state, attempts and reasons."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

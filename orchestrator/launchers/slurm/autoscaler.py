@@ -1,4 +1,4 @@
-"""Autoscaler of pilots: more while trials wait for nodes, fewer when nodes are idle. Pure."""
+"""Autoscaler of pilots: more while trials wait, fewer while nodes are idle. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Commands of Slurm, with plain values in and out. Submitting is `submitit_adapter.py`."""
+"""Commands of Slurm, with plain values in and out; `submitit_adapter.py` submits."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Environment of a running Slurm job: id, cores and GPUs, end-of-job signals, requeueing."""
+"""Environment of a Slurm job: id, resources, end-of-job signals, requeueing."""
 
 import logging
 import os

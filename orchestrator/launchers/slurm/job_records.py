@@ -1,4 +1,4 @@
-"""Records of the Slurm jobs of a sweep: one small file for each array in SWEEP/slurm/jobs.
+"""Records of a sweep's Slurm jobs: one file for each array in SWEEP/slurm/jobs.
 
     SWEEP/slurm/
       jobs/12.json               {"kind", "submission", "jobs": {"12_0": trial id or null, …}}

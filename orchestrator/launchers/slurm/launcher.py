@@ -1,4 +1,4 @@
-"""Launcher of a head pilot: Ray in its allocation, with further pilots as the work needs them."""
+"""Launcher of a head pilot: Ray in its allocation, and further pilots on demand."""
 
 import logging
 import time

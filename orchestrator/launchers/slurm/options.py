@@ -1,4 +1,4 @@
-"""Options of `memscale submit --backend slurm`: parsed from the command line. Pure."""
+"""Options of `submit --backend slurm`, parsed from the command line. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence

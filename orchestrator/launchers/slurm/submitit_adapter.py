@@ -1,4 +1,4 @@
-"""Adapter of submitit: callables in, job ids out. The only file that imports submitit."""
+"""Adapter of submitit, which is imported nowhere else: callables in, job ids out."""
 
 import importlib.util
 import os

@@ -430,7 +430,7 @@ def test_storage_that_fails_is_named_in_the_record(make, monkeypatch):
 
 def test_step_time_is_the_median_over_laps_of_training_alone():
     now = [0.0]
-    pace = reporter.StepTimer(lambda: now[0])
+    pace = reporter.LapTimer(lambda: now[0])
     for step, (at, phase) in enumerate(
         [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
          (99.0, "train"), (101.0, "train"), (104.0, "train")]
