@@ -128,12 +128,12 @@ class _File:
         self._broken: list[Entry] = []
         # The lines above are another file's: with as many empty ones every mistake has its place.
         document, wrong = yaml_loader.parse("\n" * source.lines_above + source.text)
-        self.diagnostics.add(wrong)
-        header = None if document is None else read_header(document, self.diagnostics, workloads)
+        header = None if document is None else read_header(document, wrong, workloads)
         if header is not None:
             self.readable = True
             self.header = header
-            self.entries, self._broken = _entries(header, self.diagnostics, workloads)
+            self.entries, self._broken = _entries(header, wrong, workloads)
+        self.diagnostics.add(wrong)
 
     @property
     def n_trials(self) -> int:
@@ -195,12 +195,11 @@ class _File:
 
 
 def _entries(
-    header: Header, diagnostics: Diagnostics, workloads: Workloads
+    header: Header, wrong: list[Diagnostic], workloads: Workloads
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the entries that can be expanded, and those that cannot."""
     if header.trials is None:
         return [Entry(where=header.document, label="base")], []
-    wrong: list[Diagnostic] = []
     example = "[{grid: {model.preset: [1m, 3m]}}]"
     good: list[Entry] = []
     broken: list[Entry] = []
@@ -213,7 +212,6 @@ def _entries(
             wrong=wrong,
         )
         (broken if len(wrong) > before else good).append(entry)
-    diagnostics.add(wrong)
     return good, broken
 
 

@@ -11,7 +11,7 @@ from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
 from orchestrator.sweep.expansion.sections import Workloads, elsewhere
 from orchestrator.sweep.parsing import messages, validation
-from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics, collecting
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, collecting
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 LARGEST_SEED = 2**63 - 1
@@ -58,94 +58,71 @@ class Header:
     document: YamlNode
 
 
-def read_header(
-    document: YamlNode, diagnostics: Diagnostics, workloads: Workloads
-) -> Header | None:
-    """Return the header, or None when the document is no mapping."""
+def read_header(document: YamlNode, wrong: list[Diagnostic], workloads: Workloads) -> Header | None:
+    """Return the header, or None when the document is no mapping; add mistakes to `wrong`."""
     content = document.content
     if not isinstance(content, dict) or not content:
         what = f"must be a mapping of keys, got {document.shown}"
         if content is None:
             what = "holds only comments"
         fix = f"write {', '.join(f'{key}:' for key in HEADER_KEYS[:4])} at the left margin"
-        diagnostics.add([document.diagnostic(what, fix)])
+        wrong.append(document.diagnostic(what, fix))
         return None
     reported = set()
     for key in content.keys() - set(HEADER_KEYS):
-        diagnostics.add(
-            [validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads))]
-        )
+        wrong.append(validation.unknown_key(key, content[key], HEADER_KEYS, _advice(workloads)))
         reported.add(messages.nearest(key, HEADER_KEYS) or "")
-    sections: dict[str, dict[str, YamlNode]] = {}
+    base: dict[str, YamlNode] = {}
     where = {}
     for section in SECTIONS:
         value = content.get(section)
         where[section] = value or _absent(document, section)
-        sections[section] = {}
         if value is not None:
             example = f"{section}: {_EXAMPLE[section]}"
-            wrong: list[Diagnostic] = []
-            sections[section] = validation.mapping_of(value, example=example, wrong=wrong)
-            diagnostics.add(wrong)
-            reported |= {section for _ in wrong}
+            before = len(wrong)
+            values = validation.mapping_of(value, example=example, wrong=wrong)
+            base |= {f"{section}.{key}": setting for key, setting in values.items()}
+            if len(wrong) > before:
+                reported.add(section)
     return Header(
-        name="unnamed" if "name" in reported else _name(content.get("name"), document, diagnostics),
-        base={
-            f"{section}.{key}": value
-            for section in SECTIONS
-            for key, value in sections[section].items()
-        },
+        name="unnamed" if "name" in reported else _name(content.get("name"), document, wrong),
+        base=base,
         where=where,
         reported=frozenset(reported),
-        seeds=_seeds(content.get("seeds"), diagnostics),
-        retries=_sweep_wide(Retries, "retries", document, diagnostics),
-        logging=_sweep_wide(Logging, "logging", document, diagnostics),
+        seeds=_seeds(content.get("seeds"), wrong),
+        retries=_sweep_wide(Retries, "retries", document, wrong),
+        logging=_sweep_wide(Logging, "logging", document, wrong),
         trials=content.get("trials"),
         document=document,
     )
 
 
-def _name(value: YamlNode | None, document: YamlNode, diagnostics: Diagnostics) -> str:
+def _name(value: YamlNode | None, document: YamlNode, wrong: list[Diagnostic]) -> str:
     if value is None:
-        diagnostics.add(
-            [
-                _absent(document, "name").diagnostic_at_key(
-                    "is missing", f"add name: {_EXAMPLE['name']}", kind="missing"
-                )
-            ]
-        )
+        place, fix = _absent(document, "name"), f"add name: {_EXAMPLE['name']}"
+        wrong.append(place.diagnostic_at_key("is missing", fix, kind="missing"))
         return "unnamed"
     if not isinstance(value.content, str):
-        fix = (
-            f"put it in quotes: '{value.text}'"
-            if value.text
-            else f"write for example {_EXAMPLE['name']}"
-        )
-        diagnostics.add([value.diagnostic(f"must be text, got {value.shown}", fix)])
+        fix = f"write for example {_EXAMPLE['name']}"
+        if value.text:
+            fix = f"put it in quotes: '{value.text}'"
+        wrong.append(value.diagnostic(f"must be text, got {value.shown}", fix))
         return "unnamed"
     if not SWEEP_NAME.fullmatch(value.content):
-        diagnostics.add(
-            [
-                value.diagnostic(
-                    f"cannot be a folder's name: {value.shown}",
-                    "use letters, digits, '_', '-' and '.', at most 100, "
-                    "beginning with a letter or digit",
-                )
-            ]
-        )
+        fix = "use letters, digits, '_', '-' and '.', at most 100, beginning with a letter or digit"
+        wrong.append(value.diagnostic(f"cannot be a folder's name: {value.shown}", fix))
     return value.content
 
 
-def _seeds(value: YamlNode | None, diagnostics: Diagnostics) -> list[int]:
+def _seeds(value: YamlNode | None, wrong: list[Diagnostic]) -> list[int]:
     if value is None:
         return [0]
-    wrong: list[Diagnostic] = []
-    items = validation.list_of(value, example="[0, 1, 2]", wrong=wrong)
     if isinstance(value.content, int) and not isinstance(value.content, bool):
         fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
-        wrong = [dataclasses.replace(wrong[0], fix=fix)]
+        wrong.append(value.diagnostic(f"must be a list, got {value.shown}", fix))
+        return [0]
     seeds: dict[int, YamlNode] = {}
-    for item in items:
+    for item in validation.list_of(value, example="[0, 1, 2]", wrong=wrong):
         with collecting(wrong):
             seed = validation.check_whole_number(item, at_least=0)
             if seed > LARGEST_SEED:
@@ -156,21 +133,17 @@ def _seeds(value: YamlNode | None, diagnostics: Diagnostics) -> list[int]:
                 wrong.append(item.diagnostic(message, "keep one of them"))
             else:
                 seeds[seed] = item
-    diagnostics.add(wrong)
     return list(seeds) or [0]
 
 
-def _sweep_wide(cls: Any, key: str, document: YamlNode, diagnostics: Diagnostics) -> Any:
+def _sweep_wide(cls: Any, key: str, document: YamlNode, wrong: list[Diagnostic]) -> Any:
     value = document.content.get(key)
     if value is None:
         return cls()
-    wrong: list[Diagnostic] = []
-    record = cls()
     content = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}", wrong=wrong)
     with collecting(wrong):
-        record = validation.build(cls, content, where=value)
-    diagnostics.add(wrong)
-    return record
+        return validation.build(cls, content, where=value)
+    return cls()
 
 
 def _absent(document: YamlNode, key: str) -> YamlNode:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from orchestrator.sweep.parsing import yaml_errors
-from orchestrator.sweep.parsing.diagnostics import Diagnostic
+from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 MAX_VALUES = 200_000
@@ -51,8 +51,8 @@ def parse(text: str) -> tuple[YamlNode | None, list[Diagnostic]]:
     walk = _Walk(loader)
     try:
         return walk.value(node, path="", key=node.start_mark), walk.diagnostics
-    except _TooMuchError as error:
-        return None, [*walk.diagnostics, error.diagnostic]
+    except InvalidError as error:
+        return None, [*walk.diagnostics, *error.diagnostics]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
@@ -69,12 +69,6 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
             place = (id(parent), index if isinstance(index, int) else id(index))
             self.aliases[place] = (event.anchor, event.start_mark)
         return node
-
-
-class _TooMuchError(Exception):
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        super().__init__(diagnostic.message)
-        self.diagnostic = diagnostic
 
 
 class _Walk:
@@ -113,7 +107,7 @@ class _Walk:
     def _spend(self) -> None:
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _TooMuchError(
+            raise InvalidError(
                 self._diagnostic(
                     *self.section,
                     f"more than {MAX_VALUES:,} values once aliases (*name) are expanded",
@@ -121,7 +115,7 @@ class _Walk:
                 )
             )
         if len(self.open) > MAX_DEPTH:
-            raise _TooMuchError(
+            raise InvalidError(
                 self._diagnostic(
                     *self.section,
                     f"lists or mappings nested more than {MAX_DEPTH} levels deep",
@@ -150,13 +144,11 @@ class _Walk:
                 self.section = (key.start_mark, name)
             located = self.value(value, path=below, key=key.start_mark)
             if name in content:
-                self.diagnostics.append(
-                    self._diagnostic(
-                        key.start_mark,
-                        below,
-                        f"key {name!r} is written twice, first at line {content[name].key_line}",
-                        "keep one of them",
-                    )
+                self._report(
+                    key.start_mark,
+                    below,
+                    f"key {name!r} is written twice, first at line {content[name].key_line}",
+                    "keep one of them",
                 )
                 continue
             content[name] = located
@@ -176,13 +168,11 @@ class _Walk:
                 yield source
                 self.open.pop()
             else:
-                self.diagnostics.append(
-                    self._diagnostic(
-                        key.start_mark,
-                        f"{path}.<<",
-                        "only mappings can be merged with <<",
-                        "write <<: *name, where name anchors a mapping",
-                    )
+                self._report(
+                    key.start_mark,
+                    f"{path}.<<",
+                    "only mappings can be merged with <<",
+                    "write <<: *name, where name anchors a mapping",
                 )
 
     def _key(self, key: yaml.Node, path: str) -> str | None:
@@ -201,7 +191,7 @@ class _Walk:
             message, fix = f"keys must be text, got {key.value}", f"put it in quotes: '{key.value}'"
             if key.value.isdigit():
                 fix = f"inside a number write 1_000, not 1,000; a key needs quotes: '{key.value}'"
-        self.diagnostics.append(self._diagnostic(key.start_mark, path, message, fix))
+        self._report(key.start_mark, path, message, fix)
         return None
 
     def _sequence(self, node: yaml.SequenceNode, path: str) -> list[YamlNode]:
@@ -220,13 +210,11 @@ class _Walk:
             return False
         place = (id(parent), index if isinstance(index, int) else id(index))
         name, mark = self.loader.aliases.get(place, ("", node.start_mark))
-        self.diagnostics.append(
-            self._diagnostic(
-                mark,
-                path,
-                f"alias *{name} stands inside its own anchor &{name}, a loop without end",
-                "write the value out instead of the alias",
-            )
+        self._report(
+            mark,
+            path,
+            f"alias *{name} stands inside its own anchor &{name}, a loop without end",
+            "write the value out instead of the alias",
         )
         return True
 
@@ -241,13 +229,11 @@ class _Walk:
             ":" in written or (kind == "int" and _OCTAL.fullmatch(written))
         ):
             reading = "base 60" if ":" in written else "octal"
-            self.diagnostics.append(
-                self._diagnostic(
-                    node.start_mark,
-                    path,
-                    f"YAML reads {written} as a number in {reading}",
-                    f"quote it ('{written}') or write a plain decimal number",
-                )
+            self._report(
+                node.start_mark,
+                path,
+                f"YAML reads {written} as a number in {reading}",
+                f"quote it ('{written}') or write a plain decimal number",
             )
             return None, written
         try:
@@ -258,13 +244,11 @@ class _Walk:
             if kind == "float":
                 return self.loader.construct_yaml_float(node), written
         except (ValueError, KeyError):
-            self.diagnostics.append(
-                self._diagnostic(
-                    node.start_mark,
-                    path,
-                    f"{written[:40]!r} cannot be read as {kind}",
-                    "write a plain decimal number, or quote it",
-                )
+            self._report(
+                node.start_mark,
+                path,
+                f"{written[:40]!r} cannot be read as {kind}",
+                "write a plain decimal number, or quote it",
             )
             return None, written
         self._foreign_tag(node, path)
@@ -272,14 +256,15 @@ class _Walk:
 
     def _foreign_tag(self, node: yaml.Node, path: str) -> None:
         tag = node.tag.replace(_TAG, "!!")
-        self.diagnostics.append(
-            self._diagnostic(
-                node.start_mark,
-                path,
-                f"tag {tag} means nothing in a sweep file",
-                "remove it: only text, numbers, true/false, null, lists and mappings are read",
-            )
+        self._report(
+            node.start_mark,
+            path,
+            f"tag {tag} means nothing in a sweep file",
+            "remove it: only text, numbers, true/false, null, lists and mappings are read",
         )
+
+    def _report(self, mark: yaml.Mark, path: str, message: str, fix: str) -> None:
+        self.diagnostics.append(self._diagnostic(mark, path, message, fix))
 
     @staticmethod
     def _diagnostic(mark: yaml.Mark, path: str, message: str, fix: str) -> Diagnostic:
