@@ -6,7 +6,7 @@
 
 Reading, ms: `device` is the bag of a table on the GPU. Of a table on the host, `in place` reads
 every row as often as it is named, over the bus; `fetched` finds the different rows, copies each
-once and reads the copy (a table does the first up to `host_memory.DIRECT_READS` reads, the second
+once and reads the copy (a table does the first up to `host_offload.DIRECT_READS` reads, the second
 above); `by host` finds them too, has the host gather them into pinned memory, and copies that.
 `floor` is the different rows' bytes at the bandwidth of a large copy from pinned memory. `over
 device` is what a table on the host takes over one on the device; `same` says that all outputs have

@@ -28,7 +28,7 @@ from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
 from workloads.layers.memory.per_layer_embedding import (
-    LEFT,
+    PER_LAYER_INPUTS,
     PerLayerBlock,
     PerLayerGate,
     PerLayerInputs,
@@ -101,7 +101,7 @@ class PerLayerTransformer(Transformer):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the first residual stream; leave every layer's inputs in the context."""
         x = super().embed(tokens, context)
-        context.shared[LEFT] = self.per_layer_inputs(x, tokens, context)
+        context.shared[PER_LAYER_INPUTS] = self.per_layer_inputs(x, tokens, context)
         return x
 
 

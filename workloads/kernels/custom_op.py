@@ -9,11 +9,12 @@ the two for autograd.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from workloads.kernels.backend import implementation
 
 
 def register_op(
@@ -60,7 +61,6 @@ def or_empty(gradient: Tensor | None, like: Tensor) -> Tensor:
 
 def register_lookup(
     name: str,
-    implementation: Callable[[Tensor], ModuleType],
     *,
     second: str,
     new_output: Callable[[Tensor, Tensor, Tensor], Tensor],
@@ -70,23 +70,22 @@ def register_lookup(
     Gradients reach the table (dense) and the second tensor.
 
     Args:
-        name: Of the operation.
-        implementation: Of a table, the module with `forward(table, ids, second)` and
-            `backward(table, ids, second, grad, needs_table=…, needs_SECOND=…)`, which returns None
-            for a gradient that is not needed.
-        second: What `implementation` calls the second tensor.
+        name: Of the operation and its folder. The modules there have `forward(table, ids, second)`
+            and `backward(table, ids, second, grad, needs_table=…, needs_SECOND=…)`, which returns
+            None for a gradient that is not needed.
+        second: What these modules call the second tensor.
         new_output: Makes an open output, as `forward` returns it, of the operation's arguments.
     """
 
     def forward(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
-        result: Tensor = implementation(table).forward(table, ids, x)
+        result: Tensor = implementation(name, table).forward(table, ids, x)
         return result
 
     def backward(
         table: Tensor, ids: Tensor, x: Tensor, grad: Tensor, needs_table: bool, needs_x: bool
     ) -> tuple[Tensor, Tensor]:
         needs = {"needs_table": needs_table, f"needs_{second}": needs_x}
-        table_grad, x_grad = implementation(table).backward(table, ids, x, grad, **needs)
+        table_grad, x_grad = implementation(name, table).backward(table, ids, x, grad, **needs)
         return or_empty(table_grad, table), or_empty(x_grad, table)
 
     def fake_backward(

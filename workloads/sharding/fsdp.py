@@ -61,7 +61,7 @@ def shard_dense(
     assert group is not None
     mesh = DeviceMesh.from_group(group, here.type)
     left_out = {*without}
-    # A number by itself has no dimension to be cut along; GradientSums sums its gradient.
+    # A number by itself has no dimension to be cut along; GradientAllReduce sums its gradient.
     left_out |= {p for p in model.parameters() if p.ndim == 0}
     blocks = _grouped(model, left_out)
     for module in (*blocks, model):

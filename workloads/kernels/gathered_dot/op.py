@@ -1,12 +1,8 @@
 """Entry point of gathered dot products."""
 
-from importlib import import_module
-from types import ModuleType
-
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import uses_triton
 from workloads.kernels.custom_op import register_lookup
 from workloads.kernels.gathered_dot import reference
 
@@ -31,15 +27,8 @@ def gathered_dot(
     return _forward(table, ids, x)
 
 
-def _implementation(table: Tensor) -> ModuleType:
-    return (
-        import_module("workloads.kernels.gathered_dot.triton") if uses_triton(table) else reference
-    )
-
-
 _forward = register_lookup(
     "gathered_dot",
-    _implementation,
     second="x",
     new_output=lambda table, ids, x: table.new_empty(ids.shape),
 )

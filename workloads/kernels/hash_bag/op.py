@@ -1,17 +1,14 @@
 """Entry point of sign-hash lookups."""
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import uses_triton
+from workloads.kernels.backend import implementation, uses_triton
 from workloads.kernels.custom_op import or_empty, register_op
-from workloads.kernels.hash_bag import reference
 from workloads.kernels.sign_hash.op import sign_hash, sign_hash_backward
 from workloads.kernels.sign_hash.reference import row_type
 from workloads.kernels.weighted_bag.op import weighted_bag
@@ -46,16 +43,12 @@ def hash_bag(
     return weighted_bag(table, rows, scores.to(table.dtype)), rows, scores
 
 
-def _implementation(table: Tensor) -> ModuleType:
-    return import_module("workloads.kernels.hash_bag.triton") if uses_triton(table) else reference
-
-
 # Rows come last because opcheck adds up all outputs in the type of the first.
 def _forward(
     table: Tensor, z: Tensor, temperature: float, times_l1: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     how = {"temperature": temperature, "times_l1": times_l1}
-    out, rows, scores = _implementation(table).forward(table, z, **how)
+    out, rows, scores = implementation("hash_bag", table).forward(table, z, **how)
     return out, scores, rows
 
 
@@ -69,7 +62,7 @@ def _fake(table: Tensor, z: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]
 def _backward(
     table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
 ) -> tuple[Tensor, Tensor]:
-    table_grad, scores_grad = _implementation(table).backward(
+    table_grad, scores_grad = implementation("hash_bag", table).backward(
         table, rows, scores, grad, needs_table=needs_table, needs_scores=needs_scores
     )
     return or_empty(table_grad, table), or_empty(scores_grad, scores)

@@ -1,15 +1,13 @@
 """Entry point of the sign hash."""
 
 from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import uses_triton
+from workloads.kernels.backend import implementation, uses_triton
 from workloads.kernels.custom_op import register_op
 from workloads.kernels.sign_hash import reference
 
@@ -43,13 +41,11 @@ def sign_hash(
     return rows, scores
 
 
-def _implementation(z: Tensor) -> ModuleType:
-    return import_module("workloads.kernels.sign_hash.triton") if uses_triton(z) else reference
-
-
 # Scores come first because opcheck adds up all outputs in the type of the first.
 def _forward(z: Tensor, temperature: float, times_l1: bool) -> tuple[Tensor, Tensor]:
-    rows, scores = _implementation(z).forward(z, temperature=temperature, times_l1=times_l1)
+    rows, scores = implementation("sign_hash", z).forward(
+        z, temperature=temperature, times_l1=times_l1
+    )
     return scores, rows
 
 
@@ -64,7 +60,7 @@ def _fake(z: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 
 
 def _backward(z: Tensor, grad: Tensor, temperature: float, times_l1: bool) -> Tensor:
-    result: Tensor = _implementation(z).backward(
+    result: Tensor = implementation("sign_hash", z).backward(
         z, grad, temperature=temperature, times_l1=times_l1
     )
     return result

@@ -200,7 +200,7 @@ def _update_rows(
     GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum GROUP rows, one after another, and apply RULE to each: `rule.Rule` has the equations.
+    """Sum GROUP rows, one after another, and apply RULE to each: `update_rules.Rule` has the equations.
 
     A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows,
     width), squares (blocks, rows), the row-wise moment (rows,).
@@ -272,7 +272,7 @@ def _joined(high, low):
 
 @triton.jit
 def _store_halves(table, low, place, value, inside):
-    """Store fp32 values [1, WIDTH] in two halves (`master.split`)."""
+    """Store fp32 values [1, WIDTH] in two halves (`split_master.split`)."""
     bits = value.to(tl.int32, bitcast=True)
     finite = (bits & 0x7F800000) != 0x7F800000
     high = (tl.where(finite, bits + 0x8000, bits) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -299,14 +299,14 @@ def _store(into, place, value, row, cols, inside, key):
 
 @triton.jit
 def _random(row, cols, key):
-    """Return 32 random bits for each of a row's columns (`rounding.random_bits`)."""
+    """Return 32 random bits for each of a row's columns (`stochastic_rounding.random_bits`)."""
     of_row = _mix(tl.cast(row, tl.uint32)) ^ tl.cast(key, tl.uint32)
     return _mix(of_row + cols.to(tl.uint32) * _COLUMN_STRIDE)
 
 
 @triton.jit
 def _mix(x):
-    """Return 32 bits of each element mixed, `rounding.py`'s way."""
+    """Return 32 bits of each element mixed, the way of `stochastic_rounding.py`."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)

@@ -33,10 +33,10 @@ class Rule:
 
     Bytes per row of width v, beside the table's own: moments have the table's type, so adamw and
     lazy_adamw keep 8 v in fp32 and 4 v in bf16; rowwise 4; sgd none. What is stored in bf16 is
-    rounded stochastically (`rounding.py`).
+    rounded stochastically (`stochastic_rounding.py`).
 
     A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values
-    (`master.py`). Those, and moments of 8 v in fp32, are updated as an fp32 table's are, bit for
+    (`split_master.py`). Those, and moments of 8 v in fp32, are updated as an fp32 table's are, bit for
     bit given the same sums; the table itself is always the master's nearest bf16 numbers.
     """
 

@@ -1,12 +1,8 @@
 """Entry point of the weighted bag."""
 
-from importlib import import_module
-from types import ModuleType
-
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.backend import uses_triton
 from workloads.kernels.custom_op import register_lookup
 from workloads.kernels.weighted_bag import reference
 
@@ -36,15 +32,8 @@ def weighted_bag(
     return _forward(table, ids, weights)
 
 
-def _implementation(table: Tensor) -> ModuleType:
-    return (
-        import_module("workloads.kernels.weighted_bag.triton") if uses_triton(table) else reference
-    )
-
-
 _forward = register_lookup(
     "weighted_bag",
-    _implementation,
     second="weights",
     new_output=lambda table, ids, weights: table.new_empty(ids.shape[0], table.shape[1]),
 )

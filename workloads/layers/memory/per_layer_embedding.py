@@ -17,7 +17,7 @@ from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
 
-LEFT = "per_layer_inputs"
+PER_LAYER_INPUTS = "per_layer_inputs"
 """Name in `Context.shared` of what the layers read."""
 
 
@@ -130,7 +130,7 @@ class PerLayerGate(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return what is added to the residual stream."""
         gate = functional.gelu(self.gate(x), approximate="tanh")
-        mine = context.shared[LEFT][:, :, self.layer].to(gate.dtype)
+        mine = context.shared[PER_LAYER_INPUTS][:, :, self.layer].to(gate.dtype)
         added: Tensor = self.norm(self.output(gate * mine))
         return added
 

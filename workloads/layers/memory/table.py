@@ -66,7 +66,7 @@ class MemoryTable(nn.Module):
         """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the
         table."""
         self.on_host = False
-        """Whether the values lie in host memory (`host_memory.py`), whatever device computes with
+        """Whether the values lie in host memory (`host_offload.py`), whatever device computes with
         them."""
 
     def defer_gradient(self) -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from workloads.layers.context import Context
 from workloads.layers.memory.per_layer_embedding import (
-    LEFT,
+    PER_LAYER_INPUTS,
     PerLayerGate,
     PerLayerInputs,
     PerLayerShape,
@@ -88,13 +88,13 @@ def test_a_layer_adds_the_norm_of_its_gated_slice():
     gate = PerLayerGate(SHAPE, inputs, layer=1, norm_eps=EPS).double()
     initialise(gate, 0)
     x = embedded.flip(0)
-    context.shared[LEFT] = inputs(embedded, tokens, context)
+    context.shared[PER_LAYER_INPUTS] = inputs(embedded, tokens, context)
 
     found = gate(x, context)
 
     for b, s in [(0, 0), (1, 3)]:
         gated = functional.gelu(gate.gate.weight @ x[b, s], approximate="tanh")
-        mine = gate.output.weight @ (gated * context.shared[LEFT][b, s, 1])
+        mine = gate.output.weight @ (gated * context.shared[PER_LAYER_INPUTS][b, s, 1])
         torch.testing.assert_close(found[b, s], _rms_norm(mine, gate.norm.gain))
 
 
@@ -134,7 +134,7 @@ def test_gradients_by_finite_differences():
     initialise(gate, 0)
 
     def output(embedded: Tensor) -> Tensor:
-        context.shared[LEFT] = inputs(embedded, tokens, context)
+        context.shared[PER_LAYER_INPUTS] = inputs(embedded, tokens, context)
         added: Tensor = gate(embedded, context)
         return added
 
