@@ -1,1 +1,1 @@
-"""The control loop of a sweep: trial states, retries, failure classification and status."""
+"""Control loop of a sweep: trial states, retries, failure classifier, status."""

@@ -1,4 +1,4 @@
-"""Handling of attempt exits: end.json, the retry decision, and nodes that are to blame."""
+"""Handling of attempt exits: end.json, retry decisions, node failures."""
 
 import logging
 from collections.abc import Iterable

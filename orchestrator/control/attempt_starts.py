@@ -1,4 +1,4 @@
-"""Starting of attempts: a snapshot for the scheduler, and launches of what it places."""
+"""Starting of attempts: a snapshot for the scheduler, launches of its placements."""
 
 import shutil
 from collections.abc import Sequence

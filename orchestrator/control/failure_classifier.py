@@ -1,4 +1,4 @@
-"""Failure classifier: exit codes of ranks and error.json, turned into one outcome and one sentence.
+"""Failure classifier: from exit codes and error.json to one outcome and reason.
 
 When one rank of several dies, the others fail too, mostly with network errors. The outcome is that
 of the cause. All functions are pure.

@@ -1,4 +1,4 @@
-"""Launcher interface of the controller: starts attempts on nodes, and tells when they end.
+"""Launcher interface of the controller: starts attempts, tells when they end.
 
 Ray, plain processes and the debugger implement it.
 """

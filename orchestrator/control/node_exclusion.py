@@ -1,4 +1,4 @@
-"""Node exclusion: leaves out a node on which trials of several configurations failed.
+"""Node exclusion after trials of several configurations failed on a node.
 
     runs/<sweep>/nodes/<node>.excluded.json    {"node", "since" (s since 1970), "why", "submission"}
 

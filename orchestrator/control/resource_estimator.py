@@ -1,4 +1,4 @@
-"""Resource estimation: the demand of a trial, from finished trials of the same configuration."""
+"""Resource estimation: a trial's demand, from finished trials like it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

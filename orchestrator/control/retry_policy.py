@@ -1,4 +1,4 @@
-"""Retry policy: which outcomes are worth another attempt, when, and with what resources. Pure.
+"""Retry policy: which outcomes get another attempt, when, with what resources.
 
 | outcome                                        | what follows                             |
 |------------------------------------------------|------------------------------------------|
@@ -16,8 +16,8 @@
 | preempted, killed, node_lost                   | preemption budget, from the last         |
 |                                                | checkpoint                               |
 
-Budgets count attempts of the same submission, since somebody last asked for a retry. So submitting
-again renews them, and asking for a retry does too.
+All functions are pure. Budgets count attempts of the same submission, since somebody last asked
+for a retry. So submitting again renews them, and asking for a retry does too.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Retry requests: another attempt for trials that failed or were cancelled, asked for by people.
+"""Retry requests: another attempt for trials that failed or were cancelled.
 
 They come from `memscale retry` and from the tag on the MLflow page. A request is a small file
 beside the trial (`TrialDir.request_retry`). The sweep's controller takes it up and renews the

@@ -1,4 +1,4 @@
-"""Status of a running sweep: read from its trials, cached where final, published to readers."""
+"""Status publisher: builds a running sweep's status and hands it to readers."""
 
 from collections.abc import Callable
 from dataclasses import replace

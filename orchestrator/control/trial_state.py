@@ -1,6 +1,7 @@
-"""State of a trial as its controller keeps it: past attempts, the running one, why it waits.
+"""State of a trial as its controller keeps it.
 
-Nothing here matters after the controller's end: `recovery.py` reads it back from the folders.
+It holds past attempts, the running one, and why the trial waits. Nothing here matters after the
+controller's end: `recovery.py` reads it back from the folders.
 """
 
 from collections.abc import Mapping

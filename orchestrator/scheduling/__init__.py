@@ -1,1 +1,1 @@
-"""The scheduling policy: which waiting trial starts where, and why the others wait."""
+"""Scheduling policy: which waiting trial starts where, and why others wait."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from orchestrator.scheduling.cluster_state import ClusterState, Reservation
+from orchestrator.scheduling.cluster_state import BackfillReservation, ClusterState
 from orchestrator.scheduling.free_resources import Allocation, FreeResources, MaxFree
 from orchestrator.scheduling.node_requirements import NodeRequirements
 
@@ -15,7 +15,7 @@ class BackfillCapacity:
     take, on the reserved nodes, only what is free now and also left over then.
     """
 
-    def __init__(self, cluster: ClusterState, reservation: Reservation | None) -> None:
+    def __init__(self, cluster: ClusterState, reservation: BackfillReservation | None) -> None:
         """Start with what is free in the cluster, which is not changed."""
         self._capacity = cluster.capacity
         self.free = cluster.free.copy()

@@ -1,6 +1,6 @@
-"""Cluster state: nodes, what each trial holds of them until when, and what is free.
+"""Cluster state: nodes, allocations with predicted ends, and what is free.
 
-It knows no order among trials; that is the policy's.
+The state knows no order among trials; that is the policy's.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from orchestrator.scheduling.demand import UNIT, Demand, Node
 from orchestrator.scheduling.free_resources import (
     Allocation,
-    Capacity,
+    ClusterCapacity,
     FreeResources,
     NodeAllocation,
 )
@@ -24,27 +24,27 @@ AT_ONCE = -math.inf
 
 
 @dataclass(frozen=True)
-class Usage:
+class HeldResources:
     """Units of GPUs, and cores, that trials hold."""
 
     units: int = 0
     cpus: int = 0
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.units + other.units, self.cpus + other.cpus)
+    def __add__(self, other: "HeldResources") -> "HeldResources":
+        return HeldResources(self.units + other.units, self.cpus + other.cpus)
 
-    def __sub__(self, other: "Usage") -> "Usage":
-        return Usage(self.units - other.units, self.cpus - other.cpus)
+    def __sub__(self, other: "HeldResources") -> "HeldResources":
+        return HeldResources(self.units - other.units, self.cpus - other.cpus)
 
     @classmethod
-    def of(cls, allocation: Allocation) -> "Usage":
+    def of(cls, allocation: Allocation) -> "HeldResources":
         """Return what an allocation holds."""
         units = sum(part.units * len(part.gpus) for part in allocation)
         return cls(units, sum(part.cpus for part in allocation))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
+class BackfillReservation:
     """Where a trial will start that does not fit now."""
 
     start: float
@@ -73,7 +73,7 @@ class ClusterState:
         """Start with everything free. Nodes are ranked by their ids, which are unique."""
         self.nodes = tuple(sorted(nodes, key=lambda node: node.node_id))
         self.row = {node.node_id: i for i, node in enumerate(self.nodes)}
-        self.capacity = Capacity(
+        self.capacity = ClusterCapacity(
             cpus=np.array([node.cpus for node in self.nodes], dtype=np.int64),
             n_gpus=np.array([len(node.gpus) for node in self.nodes], dtype=np.int64),
         )
@@ -82,8 +82,10 @@ class ClusterState:
         self.free = FreeResources(self.capacity.cpus.copy(), units.astype(np.int64))
         self._held: dict[str, _Held] = {}
         self._held_on: list[dict[str, _HeldOnNode]] = [{} for _ in self.nodes]
-        self._usage: dict[str, Usage] = {}
-        self._total = Usage(int(self.capacity.n_gpus.sum()) * UNIT, int(self.capacity.cpus.sum()))
+        self._usage: dict[str, HeldResources] = {}
+        self._total = HeldResources(
+            int(self.capacity.n_gpus.sum()) * UNIT, int(self.capacity.cpus.sum())
+        )
         self._requirements: dict[Demand, NodeRequirements] = {}
         self._representative: dict[tuple[object, ...], Demand] = {}
         self._ready_for: tuple[object, ...] = ()
@@ -104,7 +106,7 @@ class ClusterState:
             held = _HeldOnNode(part=part, predicted_end=predicted_end)
             self._held_on[part.node][trial_id] = held
             self._stale.add(part.node)
-        self._usage[sweep] = self.usage(sweep) + Usage.of(allocation)
+        self._usage[sweep] = self.usage(sweep) + HeldResources.of(allocation)
 
     def release(self, trial_id: str) -> None:
         """Give back what a trial holds."""
@@ -113,13 +115,13 @@ class ClusterState:
             self.free.give_back(part)
             del self._held_on[part.node][trial_id]
             self._stale.add(part.node)
-        self._usage[held.sweep] = self.usage(held.sweep) - Usage.of(held.allocation)
+        self._usage[held.sweep] = self.usage(held.sweep) - HeldResources.of(held.allocation)
 
-    def usage(self, sweep: str) -> Usage:
+    def usage(self, sweep: str) -> HeldResources:
         """Return what the trials of a sweep hold."""
-        return self._usage.get(sweep, Usage())
+        return self._usage.get(sweep, HeldResources())
 
-    def dominant_share(self, usage: Usage) -> float:
+    def dominant_share(self, usage: HeldResources) -> float:
         """Return the share of the cluster's GPUs or of its cores, whichever is more.
 
         Source: Ghodsi et al. 2011, dominant resource fairness.
@@ -141,7 +143,7 @@ class ClusterState:
         key = (demand.size, *self.requirements(demand).equivalence)
         return self._representative.setdefault(key, demand)
 
-    def reserve(self, demand: Demand, now: float) -> Reservation:
+    def reserve(self, demand: Demand, now: float) -> BackfillReservation:
         """Return where and when a possible demand fits first, by the predicted ends.
 
         An overdue trial is assumed to end now.
@@ -156,11 +158,11 @@ class ClusterState:
         # Of the GPUs that are free then, those that are busy now: free ones stay open to others.
         part = then.pick(0, _on_node(needs, node), prefer_few=self.free.units[node])
         then.take(part)
-        return Reservation(start=start, left_over={node: then})
+        return BackfillReservation(start=start, left_over={node: then})
 
     def _reserve_gang(
         self, needs: NodeRequirements, ready: NDArray[np.float64], now: float
-    ) -> Reservation:
+    ) -> BackfillReservation:
         start, nodes = math.inf, np.zeros(0, dtype=np.int64)
         for gang in needs.gangs:
             order = np.argsort(np.maximum(ready[gang.nodes], now), kind="stable")
@@ -174,7 +176,7 @@ class ClusterState:
             int(node): FreeResources(np.zeros(1, np.int64), np.zeros((1, width), np.int64))
             for node in nodes
         }
-        return Reservation(start=start, left_over=nothing)
+        return BackfillReservation(start=start, left_over=nothing)
 
     def _ready_at(self, needs: NodeRequirements) -> NDArray[np.float64]:
         """Return when each node alone can hold the demand; for a gang, when it is empty.

@@ -1,7 +1,7 @@
-"""Fair share: how much each of several sweeps on one cluster may hold, and which comes first. Pure.
+"""Fair share: how much each of several sweeps on one cluster may hold.
 
-Every controller tells the others its usage (`SweepUsage`) and computes for itself what that leaves
-to it (`Grant`); no process decides for all. Rules, in this order:
+All functions are pure. Every controller tells the others its usage (`SweepUsage`) and computes for
+itself what that leaves to it (`Grant`); no process decides for all. Rules, in this order:
 
 1. Sweeps of a higher priority take what they want; those below share what is left.
 2. Of one priority each gets its weight's share of whatever resource it uses most of, and what one

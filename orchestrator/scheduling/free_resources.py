@@ -1,4 +1,4 @@
-"""Free resources of a cluster, and the search for the tightest place that holds a demand.
+"""Free resources of a cluster, and the search for the tightest place.
 
 Nodes and their GPUs are rows and columns of small arrays, so a search costs microseconds whatever
 the number of trials. Everything is exact: cores are whole, shares of a GPU are whole units.
@@ -33,7 +33,7 @@ Allocation = tuple[NodeAllocation, ...]
 
 
 @dataclass(frozen=True)
-class Capacity:
+class ClusterCapacity:
     """Cores and GPUs of each node."""
 
     cpus: Ints
@@ -115,7 +115,7 @@ class FreeResources:
             units=int(self.units.max(initial=0)),
         )
 
-    def find(self, needs: NodeRequirements, capacity: Capacity) -> Allocation | None:
+    def find(self, needs: NodeRequirements, capacity: ClusterCapacity) -> Allocation | None:
         """Return the tightest place where a demand fits, None if there is none.
 
         One node comes before several. A fraction goes to the GPU that it leaves with the fewest
@@ -154,7 +154,7 @@ class FreeResources:
         node = int(rows[row])
         return (NodeAllocation(node, needs.cpus, int(needs.share[node]), (gpu,)),)
 
-    def _find_gang(self, needs: NodeRequirements, capacity: Capacity) -> Allocation | None:
+    def _find_gang(self, needs: NodeRequirements, capacity: ClusterCapacity) -> Allocation | None:
         empty = self.empty_nodes(capacity)
         for gang in needs.gangs:
             nodes = gang.nodes[empty[gang.nodes]]
@@ -162,7 +162,7 @@ class FreeResources:
                 return tuple(capacity.whole_node(int(node)) for node in nodes[: gang.n_nodes])
         return None
 
-    def empty_nodes(self, capacity: Capacity) -> NDArray[np.bool_]:
+    def empty_nodes(self, capacity: ClusterCapacity) -> NDArray[np.bool_]:
         """Return for each node whether nothing of it is taken."""
         no_core_taken: NDArray[np.bool_] = self.cpus == capacity.cpus
         no_gpu_taken: NDArray[np.bool_] = self.whole_gpus == capacity.n_gpus

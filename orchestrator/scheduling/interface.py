@@ -1,6 +1,7 @@
-"""Scheduler interface of the controller: (snapshot, now) -> schedule, with a reason for each wait.
+"""Scheduler interface of the controller: from a snapshot to a schedule.
 
-The decision itself is `policy.py`, which the simulator of `memscale plan --simulate` runs too.
+A schedule has a reason for each trial that waits. The decision itself is `policy.py`, which the
+simulator of `memscale plan --simulate` runs too.
 """
 
 from collections.abc import Mapping, Sequence

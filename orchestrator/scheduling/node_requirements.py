@@ -1,4 +1,4 @@
-"""Node requirements: what a demand takes of each node of a cluster, were it placed there."""
+"""Node requirements: what a demand takes of each node of a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

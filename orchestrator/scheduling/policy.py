@@ -1,6 +1,6 @@
-"""Scheduling policy: which waiting trial starts where. Pure; controller and simulator share it.
+"""Scheduling policy: a pure function shared by controller and simulator.
 
-Rules, in this order:
+It decides which waiting trial starts where. Rules, in this order:
 
 1. Higher priorities go before lower ones.
 2. The trial with the largest demand (GPUs, then cores) of the highest priority is *next in line*.
@@ -26,7 +26,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from orchestrator.scheduling.backfill import BackfillCapacity
-from orchestrator.scheduling.cluster_state import ClusterState, Usage
+from orchestrator.scheduling.cluster_state import ClusterState, HeldResources
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.free_resources import Allocation, FreeResources
 from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue, longest_first
@@ -139,7 +139,7 @@ class _DecisionDraft:
     ) -> None:
         self.capacity.take(allocation, outlasts=outlasts)
         sweep = waiting.sweep
-        self._usage[sweep] += Usage.of(allocation)
+        self._usage[sweep] += HeldResources.of(allocation)
         self._share[sweep] = self._cluster.dominant_share(self._usage[sweep])
         self.starts.append(
             Start(

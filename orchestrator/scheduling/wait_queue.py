@@ -1,4 +1,4 @@
-"""Wait queue: waiting trials in classes of equal priority, sweep and demand, longest first.
+"""Wait queue: classes of equal priority, sweep and demand, longest trial first.
 
 A decision looks at the heads of classes only, so it costs no more with ten thousand trials than
 with ten.

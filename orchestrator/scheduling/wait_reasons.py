@@ -1,4 +1,4 @@
-"""Wait reasons: one sentence on what a trial needs, what is free, and for whom room is kept."""
+"""Wait reasons: what a trial needs, what is free, what is reserved."""
 
 from collections.abc import Sequence
 

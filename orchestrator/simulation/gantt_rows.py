@@ -1,6 +1,6 @@
-"""Gantt rows: where each simulated trial is drawn, time to the right and GPUs upwards.
+"""Gantt rows: where each simulated trial is drawn, GPUs upwards.
 
-Where the cluster has no GPUs, rows are cores.
+Time goes to the right. Where the cluster has no GPUs, rows are cores.
 """
 
 from collections import defaultdict

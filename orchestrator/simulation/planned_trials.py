@@ -1,4 +1,4 @@
-"""Planned trials as the scheduler sees them: demands, predicted seconds, prediction groups."""
+"""Planned trials as the scheduler sees them: demands and predicted seconds."""
 
 from orchestrator.planning.pricing import Plan, PlannedTrial
 from orchestrator.planning.runtime_prior import GUESS_GPU_FLOPS_PER_SECOND

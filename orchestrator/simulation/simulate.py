@@ -1,4 +1,4 @@
-"""Simulation of a sweep: the scheduling policy of real runs, with a simulated clock.
+"""Simulation of a sweep: the scheduling policy with a simulated clock.
 
 The clock jumps from one end of a trial to the next.
 """

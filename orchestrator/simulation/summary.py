@@ -1,4 +1,4 @@
-"""Summary of a simulated sweep for the terminal: the numbers, and a small Gantt chart."""
+"""Summary of a simulated sweep for the terminal, with a small Gantt chart."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
