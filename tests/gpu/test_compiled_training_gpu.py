@@ -53,12 +53,22 @@ def job(folder: Path, name: str, **changes: object) -> RankJob:
     return replace(made, **changes)
 
 
-@pytest.mark.parametrize("name", registry.architectures())
-def test_compiled_steps_lose_what_plain_ones_lose(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        *((name, {}) for name in registry.architectures()),
+        ("memory_plus", {"table_optimizer": "rowwise", "table_precision": "bf16"}),
+        ("peer", {"table_optimizer": "lazy_adamw"}),
+        ("engram", {"table_optimizer": "deferred_adamw", "table_clip": "previous"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.get("table_optimizer", "adamw"),
+)
+def test_compiled_steps_lose_what_plain_ones_lose(tmp_path, name, tables):
     torch._dynamo.reset()
     plain, compiled = Recorder(), Recorder()
-    run(job(tmp_path / "plain", name, compile=False), plain)
-    run(job(tmp_path / "compiled", name), compiled)
+    train = {**job(tmp_path, name).train, **tables}
+    run(job(tmp_path / "plain", name, train=train, compile=False), plain)
+    run(job(tmp_path / "compiled", name, train=train), compiled)
 
     assert sorted(plain.rows) == sorted(compiled.rows)
     for step, row in plain.rows.items():

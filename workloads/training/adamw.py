@@ -101,12 +101,17 @@ class Optimizer:
             and, for a model that has any, `value_grad_norm` over those, which `table_clip:
             previous` takes from the step before.
         """
+        norms = self.clip_dense()
+        if self.tables is not None:
+            norms["value_grad_norm"] = self.tables.clip()
+        return norms
+
+    def clip_dense(self) -> dict[str, Tensor]:
+        """Clip all gradients but the sparse ones of tables (result of `clip`)."""
         self._dense.take()
         norms = {"grad_norm": self._clip_together(self._rest)}
         if self._values:
             norms["value_grad_norm"] = self._clip_together(self._values)
-        if self.tables is not None:
-            norms["value_grad_norm"] = self.tables.clip()
         return norms
 
     def gather(self) -> None:
@@ -159,10 +164,18 @@ class Optimizer:
 
     def update(self) -> None:
         """Update the parameters and drop the gradients."""
+        self.update_dense()
+        self.update_tables()
+
+    def update_dense(self) -> None:
+        """Update what AdamW updates, and drop its gradients."""
         self._dense.take()
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         self._dense.drop_gradients()
+
+    def update_tables(self) -> None:
+        """Update the tables that have an optimizer of their own, if any."""
         if self.tables is not None:
             self.tables.step(self._table_lr)
 

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from workloads.layers.memory.sparse_gradient import LookupGrad
+from workloads.layers.memory.table import MemoryTable
 from workloads.training.train_step import TrainStep
 
 WARM_UP_STEPS = 3
@@ -24,10 +26,11 @@ kernels."""
 def capture_if_possible(step: TrainStep, *, world_size: int) -> "TrainStep | CapturedStep":
     """Return a step on a GPU that is captured, or the step itself where it cannot be.
 
-    Several ranks cannot, since the host starts the sums of their gradients. Table optimizers
-    cannot, since they pass the step's number to their kernels by value.
+    Several ranks cannot, since the host starts the sums of their gradients. Tables in the host's
+    memory cannot, since the host finds the rows to fetch.
     """
-    if world_size > 1 or step.optimizer.tables is not None:
+    on_host = any(isinstance(m, MemoryTable) and m.on_host for m in step.model.modules())
+    if world_size > 1 or on_host:
         return step
     return CapturedStep(step)
 
@@ -36,7 +39,8 @@ class CapturedStep:
     """Takes the steps of a `TrainStep` by replaying CUDA graphs of them.
 
     The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
-    nothing, and replayed. Steps that record usage are of another kind than steps that do not, so
+    nothing, and replayed. Tables with an optimizer of their own are updated after the replay, kernel
+    by kernel: their lookups of the step lie where the graph writes them. Steps that record usage are of another kind than steps that do not, so
     there are at most two graphs. They share their memory, since they never run at once.
     """
 
@@ -46,6 +50,7 @@ class CapturedStep:
         self.model, self.optimizer = step.model, step.optimizer
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[bool, dict[str, Tensor]] = {}
+        self._lookups: dict[bool, dict[str, LookupGrad] | None] = {}
         self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
@@ -72,7 +77,13 @@ class CapturedStep:
         self._graphs[kind].replay()
         # The next replay overwrites the outputs, and nobody may have read them by then.
         values = torch.stack([*self._outputs[kind].values()])
-        return {**dict(zip(self._outputs[kind], values.unbind(), strict=True)), **(also or {})}
+        numbers = dict(zip(self._outputs[kind], values.unbind(), strict=True))
+        tables = self.optimizer.tables
+        if tables is not None:
+            tables.gathered = self._lookups[kind]
+            numbers["value_grad_norm"] = tables.clip()
+            self.optimizer.update_tables()
+        return {**numbers, **(also or {})}
 
     def _capture(self, kind: bool) -> None:
         assert self._windows is not None
@@ -83,5 +94,7 @@ class CapturedStep:
         with torch.cuda.graph(
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
-            self._outputs[kind] = self._step.update(self._windows)
+            self._outputs[kind] = self._step.update_dense(self._windows)
+        if self.optimizer.tables is not None:
+            self._lookups[kind] = self.optimizer.tables.gathered
         self._graphs[kind] = graph

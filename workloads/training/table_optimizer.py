@@ -65,7 +65,8 @@ class TableOptimizer:
         self._states = {name: self._begin(table) for name, table in self._tables.items()}
         self._steps = dict.fromkeys(self._tables, 0)
         self._previous_norm: Tensor | None = None
-        self._hits: dict[str, LookupGrad] | None = None
+        self.gathered: dict[str, LookupGrad] | None = None
+        """The lookups of the next step by table, between `gather` and `clip`."""
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
 
@@ -101,7 +102,7 @@ class TableOptimizer:
         / P for a sum of dense gradients: less up to P = 7 ranks where three layers of 64k tokens
         read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
         """
-        self._hits = {}
+        self.gathered = {}
         for name, table in self._tables.items():
             assert table.sparse_gradient is not None
             hits = table.sparse_gradient.take()
@@ -117,18 +118,18 @@ class TableOptimizer:
                     # How many of a bag's reads are held here differs from rank to rank.
                     hits = hits.widened(max(world.all_gather_objects(hits.ids.shape[1])))
                 ids, weights, x = world.all_gather_rows([hits.ids, hits.weights, hits.x])
-                self._hits[name] = LookupGrad(ids=ids, weights=weights, x=x)
+                self.gathered[name] = LookupGrad(ids=ids, weights=weights, x=x)
 
     def clip(self) -> Tensor:
         """Find the clipping coefficient; return the norm before clipping, 0-d."""
-        if self._hits is None:
+        if self.gathered is None:
             self.gather()
-        assert self._hits is not None
+        assert self.gathered is not None
         self._sums = {
             name: row_sums(self._tables[name].weight.detach(), hits.ids, hits.weights, hits.x)
-            for name, hits in self._hits.items()
+            for name, hits in self.gathered.items()
         }
-        self._hits = None
+        self.gathered = None
         norm = self._previous_norm
         if norm is None or self._config.table_clip == "exact":
             norm = self._norm({name: sums.norm() for name, sums in self._sums.items()})

@@ -104,10 +104,28 @@ class TrainStep:
         *,
         also: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Take the step of `__call__` with the learning rates that are set.
+        """Take the step of `__call__` with the learning rates that are set."""
+        numbers = self._gradients_of(windows, also)
+        norms = self.optimizer.clip()
+        self.optimizer.update()
+        return {**numbers, **norms}
+
+    def update_dense(
+        self, windows: Int64[Tensor, "sequences seq_len+1"]
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Take the step but for tables with an optimizer of their own, whose lookups are gathered.
 
         On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
         """
+        numbers = self._gradients_of(windows, None)
+        norms = self.optimizer.clip_dense()
+        self.optimizer.update_dense()
+        return {**numbers, **norms}
+
+    def _gradients_of(
+        self, windows: Tensor, also: Mapping[str, Tensor] | None
+    ) -> dict[str, Tensor]:
+        """Run the forward and backward passes; return losses and `also`, summed over the ranks."""
         with self._mesh.equal_bags(self._equal_shares):
             losses = accumulate_gradients(
                 self.model,
@@ -122,9 +140,7 @@ class TrainStep:
         summed = {**losses, **(also or {})}
         self._gradients.finish(also=[*summed.values()])
         self.optimizer.gather()
-        norms = self.optimizer.clip()
-        self.optimizer.update()
-        return {**summed, **norms}
+        return summed
 
 
 def accumulate_gradients(
