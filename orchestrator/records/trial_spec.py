@@ -106,8 +106,8 @@ class Resources:
         elif gpus < 0 or (gpus > 1 and gpus != int(gpus)):
             raise FieldError("gpus", "must be a fraction of one GPU or a whole number", gpus)
         if self.memory_ranks < 1 or self.ranks % self.memory_ranks:
-            divisors = [n for n in range(1, self.ranks + 1) if self.ranks % n == 0]
-            nearest = max(n for n in divisors if n <= max(1, self.memory_ranks))
+            most = max(1, min(self.memory_ranks, self.ranks))
+            nearest = next(n for n in range(most, 0, -1) if self.ranks % n == 0)
             rule, fix = f"must divide ranks ({self.ranks})", f"the nearest is {nearest}"
             raise FieldError("memory_ranks", rule, self.memory_ranks, fix, ("ranks",))
         if self.memory_tables == "host" and self.memory_ranks > 1:

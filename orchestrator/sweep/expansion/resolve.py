@@ -344,35 +344,34 @@ def _check_length(train: Any, model: Any, draft: DraftTrial, *, name: str | None
 
 
 def _splits(train: Any, resources: Resources, draft: DraftTrial) -> list[Diagnostic]:
-    """Return what the trainer would refuse: parts that the batch cannot be cut into."""
-    diagnostics = []
-    on_host = draft.settings.get("resources.memory_tables")
-    if (
-        on_host is not None
-        and resources.memory_tables == "host"
-        and train.table_optimizer == "adamw"
-    ):
-        message = (
-            "tables in the host's memory have no gradient as large as themselves, "
-            "which table_optimizer: adamw needs"
-        )
-        fix = "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device"
-        diagnostics.append(on_host.diagnostic(message, fix, kind="combination"))
-    ranks = draft.settings.get("resources.ranks")
-    if ranks is not None and resources.ranks > train.sequences_per_step:
-        message = (
-            f"ranks must be at most the sequences of a step "
-            f"(batch_tokens / seq_len = {train.sequences_per_step}), got {resources.ranks}"
-        )
-        fix = "lower ranks or raise train.batch_tokens"
-        diagnostics.append(ranks.diagnostic(message, fix, kind="combination"))
-    micro = draft.settings.get("resources.micro_batch_tokens")
-    count = resources.micro_batch_tokens
-    if micro is not None and count is not None and count < train.seq_len:
-        message = (
-            f"micro_batch_tokens must be at least one sequence (seq_len = {train.seq_len}), "
-            f"got {count}"
-        )
-        fix = "raise it or lower train.seq_len"
-        diagnostics.append(micro.diagnostic(message, fix, kind="combination"))
-    return diagnostics
+    """Return what the trainer would refuse: shares that the batch or tables cannot be cut into."""
+    wrong: list[Diagnostic] = []
+
+    def refuse(field: str, refused: bool, message: str, fix: str) -> None:
+        where = draft.settings.get(f"resources.{field}")
+        if refused and where is not None:
+            wrong.append(where.diagnostic(message, fix, kind="combination"))
+
+    refuse(
+        "memory_tables",
+        resources.memory_tables == "host" and train.table_optimizer == "adamw",
+        "tables in the host's memory have no gradient as large as themselves, "
+        "which table_optimizer: adamw needs",
+        "set train.table_optimizer to lazy_adamw, rowwise or sgd, or memory_tables to device",
+    )
+    refuse(
+        "ranks",
+        resources.ranks > train.sequences_per_step,
+        "ranks must be at most the sequences of a step "
+        f"(batch_tokens / seq_len = {train.sequences_per_step}), got {resources.ranks}",
+        "lower ranks or raise train.batch_tokens",
+    )
+    micro = resources.micro_batch_tokens
+    refuse(
+        "micro_batch_tokens",
+        micro is not None and micro < train.seq_len,
+        f"micro_batch_tokens must be at least one sequence (seq_len = {train.seq_len}), "
+        f"got {micro}",
+        "raise it or lower train.seq_len",
+    )
+    return wrong

@@ -19,7 +19,7 @@ class Quantity:
     write: Callable[[float], str]
     """Number -> text that may be pasted into a sweep file."""
     count: Callable[[Any, Frame, int], float] | None
-    """Model Config, frame and tokens -> number; None: it is measured (step_times.py)."""
+    """Model Config, frame and tokens -> number; None: it is measured (step_time.py)."""
     by_tokens: bool = False
     """Whether `solve: tokens` can change it."""
 
