@@ -131,6 +131,7 @@ class AttemptExits:
             stop_outcome: What its ranks were asked to stop for; None: they were not.
             submission: The one that started it; None: the controller's own.
         """
+        # Reads come first: if one fails, the exit stays pending and is processed again later.
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         verdict = classify(
@@ -143,9 +144,11 @@ class AttemptExits:
         cancelled = self._state.cancel_requested(trial)
         if verdict.outcome is Outcome.DISK_FULL:
             trial.needs_disk_bytes = checkpoint_bytes(trial)
-        if submission is None:
-            submission = self._state.submission
-        trial.record_exit(attempt, verdict.outcome, submission=submission)
+        trial.record_exit(
+            attempt,
+            verdict.outcome,
+            submission=self._state.submission if submission is None else submission,
+        )
         if verdict.outcome is Outcome.GPU_OOM:
             self._state.estimator.on_oom(trial)
         decision = decide_retry(
@@ -162,6 +165,7 @@ class AttemptExits:
             "ended_at": now,
             "final": decision.action is Action.STOP,
         }
+        # A full or failing disk takes it later; until then nothing new starts in this sweep.
         self.unwritten[attempt.path / "end.json"] = end
         self.write_ends()
         trial.finished = decision.action is Action.STOP or cancelled

@@ -75,6 +75,8 @@ class AttemptStarter:
         excluded = list(node_exclusion.excluded(state.sweep.excluded_nodes()))
         nodes = node_exclusion.usable_nodes(state.nodes, excluded)
         snapshot = self._snapshot(nodes, now)
+        # The policy sees what others hold as placeholder trials; what this sweep may hold beside
+        # them is a grant, checked at each start since a start uses it up.
         usage = self._usage(snapshot)
         shared = SharedUsage()
         if isinstance(state.launcher, SharedLauncher):
@@ -87,6 +89,7 @@ class AttemptStarter:
         for trial_id, reason in decided.waits.items():
             state.trials[trial_id].wait = reason + suffix
         demands = {waiting.trial_id: waiting.demand for waiting in snapshot.waiting}
+        # Hundreds of starts take seconds; the rest waits for the next round.
         started = False
         for placement in decided.placements:
             if state.n_stops or state.clock() - now > STARTING_S:

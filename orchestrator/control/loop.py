@@ -135,6 +135,7 @@ class Controller:
             self._failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise
         finally:
+            # Whatever went wrong: end the ranks, record what they came to, then free the lock.
             try:
                 state.launcher.close()
             finally:
@@ -182,6 +183,7 @@ class Controller:
         while True:
             with state.breaker.guarded():
                 self._exits.pending += state.launcher.poll()
+            # While the storage fails nothing is decided; the turn after it answers goes on at once.
             if state.breaker.is_open:
                 self._probe_storage(on_update)
             if not state.breaker.is_open:

@@ -204,6 +204,7 @@ class ClusterState:
         # What counts is the free units of the best GPU for a share, else the number of free GPUs.
         wanted = int(needs.share[node]) if needs.is_share else needs.whole_gpus
         free = max(units, default=0) if needs.is_share else units.count(UNIT)
+        # The node is ready at the first end after which enough is free; at once if it is now.
         at = AT_ONCE
         for one in sorted(held, key=lambda one: one.predicted_end):
             if cpus >= needs.cpus and free >= wanted:

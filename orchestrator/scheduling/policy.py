@@ -79,6 +79,7 @@ def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
     classes = [one for one in queue if cluster.requirements(one.demand).possible]
     if not classes:
         return Decision(starts=(), next_in_line=None, free=cluster.free)
+    # Next in line starts now if it fits, without any backfill limit; else its place is reserved.
     largest = _class_next_in_line(classes)
     first = largest.entries[0]
     needs = cluster.requirements(largest.demand)
@@ -162,10 +163,12 @@ class _DecisionDraft:
                 rank = -waiting.priority, share, longest_first(waiting.entries[position])
                 heapq.heappush(candidates, _Candidate(rank, share, waiting, position))
 
+        # On a full cluster most classes are ruled out by one comparison each.
         max_free = self.capacity.max_free(outlasts=False)
         for one in classes:
             if max_free.may_hold(self._cluster.requirements(one.demand)):
                 push(one, 0)
+        # Demands that did not fit once do not fit later in this decision: it only takes.
         full: set[tuple[Demand, bool]] = set()
         while candidates:
             _, share, waiting, position = heapq.heappop(candidates)

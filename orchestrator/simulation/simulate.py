@@ -147,6 +147,7 @@ def simulate(
             runs.append(SimulatedRun(by_id[start.trial_id], start.allocation, now, end))
         if not ends:
             break
+        # Nothing can change before the next end; all that end at the same moment count at once.
         now = ends[0][0]
         while ends and ends[0][0] <= now:
             _, _, trial_id = heapq.heappop(ends)
