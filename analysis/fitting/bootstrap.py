@@ -1,13 +1,13 @@
 """Bootstrap intervals over configurations, and Student's t over the seeds of one.
 
-Runs of one configuration that differ in their seed are not independent evidence about the curve, so
-a resample draws whole configurations (cluster bootstrap; Efron and Tibshirani 1993, chapter 8;
-Cameron, Gelbach and Miller 2008). Two to five seeds are too few to resample: there the interval of
-a mean is Student's t.
+Seeds of one configuration are not independent evidence about the curve. A resample therefore draws
+whole configurations (cluster bootstrap; Efron and Tibshirani 1993, chapter 8; Cameron, Gelbach and
+Miller 2008). Two to five seeds are too few to resample: there the interval of a mean is Student's
+t.
 
-Percentiles of few resampled clusters hold the truth too seldom or too often, by what the runs are:
+Percentiles of few resampled clusters hold the truth too seldom or too often, depending on the runs:
 `analysis/fitting/interval_calibration.py` says which to take. Five configurations for three
-parameters are too few for that, too: all of 200 draws from the smallest to the largest held the
+parameters are too few for that, too. All of 200 draws, from the smallest to the largest, held the
 truth in 79 to 94 % of 100 simulated sweeps.
 """
 

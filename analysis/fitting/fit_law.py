@@ -11,7 +11,7 @@ curves of one size, and links from loss to accuracy.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -29,7 +29,6 @@ from analysis.fitting.multistart import (
     no_draws,
     refit,
     resample,
-    search_summary,
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, HoldOut, LawFit, inputs_of
@@ -119,29 +118,36 @@ def fit_law(
     data = _read(law, runs, outcome, columns, clusters, objective)
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     problem, found = _optimise(law, data, objective, controls)
-    facts: dict[str, Any] = {
-        "law": law,
-        "outcome": outcome,
-        "inputs": MappingProxyType(data.inputs),
-        "objective_of": objective,
-        "level": level,
-        "y": data.y,
-        "clusters": tuple(data.labels.tolist()),
-        "n_configurations": len(np.unique(data.labels)),
-        "degrees_of_freedom": data.n_distinct - law.n_free,
-    }
+    without_numbers = LawFit(
+        law=law,
+        outcome=outcome,
+        inputs=MappingProxyType(data.inputs),
+        y=data.y,
+        clusters=tuple(data.labels.tolist()),
+        objective_of=objective,
+        level=level,
+        levels=Levels.plain(level),
+        n_configurations=len(np.unique(data.labels)),
+        degrees_of_freedom=data.n_distinct - law.n_free,
+        status=found.status,
+        sentence=_with_warnings(found.sentence, warnings),
+        warnings=tuple(warnings),
+        draws=np.empty((0, len(law.parameters))),
+        gradient_norm=found.gradient,
+        moved=found.moved,
+        condition_number=found.condition_number,
+        n_starts=found.n_starts,
+        n_agreeing=found.n_agreeing,
+        n_optima=found.n_optima,
+    )
     if problem is None or found.theta is None:
-        return _without_numbers(found, facts, warnings)
+        return without_numbers
 
     drawn, note = _resample(problem, found, data, controls, n_draws=n_draws, seed=seed)
     held, held_note = None, "not asked for"
     if not isinstance(hold_out, bool) or hold_out:
-        options = {
-            "objective": objective,
-            "seed": seed,
-            "level": level,
-            "n_draws": min(n_draws, HOLD_OUT_DRAWS),
-        }
+        few = min(n_draws, HOLD_OUT_DRAWS)
+        options = {"objective": objective, "n_draws": few, "seed": seed, "level": level}
         held, held_note = _hold_out(law, data, hold_out, options)
     # Rows were sorted for the optimiser; residuals go back to the order given.
     residuals = (problem.values(found.theta[None, :])[0] - problem.y) * problem.y_unit
@@ -151,30 +157,28 @@ def fit_law(
     levels = Levels.plain(level)
     if controls.calibrate:
         levels = levels_for(level, problem, found, drawn, data.labels[data.order])
+    # Everything was fitted in scaled units; what is reported is in those of the data.
     unit, draws = problem.y_unit, problem.unscale(drawn.theta)
     best = problem.unscale(found.theta[None, :])[0]
     absolute = objective.huber == 0 and objective.huber_scales is None
-    names = law.parameter_names if len(draws) else ()
-    return LawFit(
+    names = law.parameter_names
+    ends = [percentile_interval(d, level=levels.coefficient) for d in draws.T] if len(draws) else []
+    return replace(
+        without_numbers,
         sentence=_with_warnings(found.sentence + note, warnings),
         warnings=tuple(warnings),
-        parameters=MappingProxyType(dict(zip(law.parameter_names, best.tolist(), strict=True))),
-        intervals=MappingProxyType(
-            {
-                name: percentile_interval(draws[:, i], level=levels.coefficient)
-                for i, name in enumerate(names)
-            }
-        ),
+        parameters=MappingProxyType(dict(zip(names, best.tolist(), strict=True))),
+        intervals=MappingProxyType(dict(zip(names, ends, strict=False))),
+        levels=levels,
         draws=draws,
         draw_objectives=drawn.objective * unit**2,
         residuals=residuals,
         objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
         huber=None if found.huber is None else found.huber * unit,
-        **search_summary(found, drawn),
-        levels=levels,
+        share_refused=drawn.share_refused,
+        share_unsettled=drawn.share_unsettled,
         hold_out=held,
         hold_out_note=held_note,
-        **facts,
     )
 
 
@@ -344,25 +348,6 @@ def _check_groups(
 
 def _with_warnings(sentence: str, warnings: Sequence[str]) -> str:
     return f"{sentence}. Look at: {'; '.join(warnings)}" if warnings else sentence
-
-
-def _without_numbers(found: Optimum, facts: Mapping[str, Any], warnings: Sequence[str]) -> LawFit:
-    return LawFit(
-        sentence=_with_warnings(found.sentence, warnings),
-        warnings=tuple(warnings),
-        parameters=MappingProxyType({}),
-        intervals=MappingProxyType({}),
-        draws=np.empty((0, len(facts["law"].parameters))),
-        draw_objectives=np.empty(0),
-        residuals=np.empty(0),
-        objective=float("nan"),
-        huber=None,
-        **search_summary(found),
-        levels=Levels.plain(facts["level"]),
-        hold_out=None,
-        hold_out_note="no fit, so nothing was held out",
-        **facts,
-    )
 
 
 def _hold_out(

@@ -1,16 +1,20 @@
-"""Interval calibration: percentiles of resampled fits that hold the truth as often as stated.
+"""Interval calibration: percentiles of resampled fits that cover as often as stated.
 
-Percentiles of resamples err in two ways that few configurations make large. Too narrow: residuals
-are smaller than errors, by (n - p) / n in variance, and a normal's percentiles stand where a t's
-belong. Too wide: a resample holds two thirds of the configurations, which determine p coefficients
-worse than all of them do. One coefficient and evenly spread runs have only the first, for which
-there is a formula (Hesterberg 2015, section 3.5); 18 configurations for five coefficients have so
-much of the second that plain percentiles are too wide by a fifth, nine for three by two thirds.
+Percentiles of resamples err in two ways that few configurations make large.
 
-In a law made linear at its optimum both can be worked out: errors are drawn, the linear law is
-fitted to them and refitted to the very resamples that were used, and it is counted where the truth
-lies among the refits (calibration, Loh 1987, by matrix products instead of a second bootstrap).
-What a law's curvature adds is not in it.
+* Too narrow: residuals are smaller than errors, by (n - p) / n in variance. And a normal's
+  percentiles stand where a t's belong.
+* Too wide: a resample holds two thirds of the configurations, which determine p coefficients worse
+  than all of them do.
+
+One coefficient and evenly spread runs have only the first, for which there is a formula (Hesterberg
+2015, section 3.5). With 18 configurations for five coefficients the second dominates: plain
+percentiles are too wide by a fifth. With nine for three they are too wide by two thirds.
+
+In a law made linear at its optimum both can be worked out (calibration, Loh 1987, by matrix
+products instead of a second bootstrap). Errors are drawn. The linear law is fitted to them, and
+refitted to the very resamples that were used. Then it is counted where the truth lies among the
+refits. What a law's curvature adds is not in it.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Scaling laws as the optimiser sees them: the interface of a law, and a law on one set of runs.
+"""Interface of a scaling law, and a law on one set of runs.
 
 A law gives the logarithm of the outcome and its derivatives as a function of features: the
 logarithms of the inputs, or whatever else its equation is made of. Features are centred on the
@@ -43,6 +43,8 @@ class Parameter:
     log: bool = False
     """Fitted as its logarithm, without being an amplitude: lower, upper and start are
     logarithms."""
+    linear: bool = False
+    """In the units of the outcome, and fitted as it is: the optimiser divides it by `y_unit`."""
 
 
 class Law(ABC):
@@ -232,33 +234,37 @@ class LawProblem:
             # Divided, never shifted: an amplitude that must not be negative stays so.
             self.y_unit = float(np.ptp(y)) or 1.0
             self.y = y / self.y_unit
-        self.lower, self.upper = law.limits(self.features, self.log_y)
+        units = [self.y_unit if p.linear else 1.0 for p in law.parameters]
+        self._units: Array = np.asarray(units, dtype=np.float64)
+        lower, upper = law.limits(self.features, self.log_y)
+        self.lower, self.upper = lower / self._units, upper / self._units
 
     def values(self, theta: Array) -> Array:
         """Return predictions (B, n), scaled as `y`."""
         if self._of_log:
             return self.law.log_values(self.features, theta)
-        return self.law.values(self.features, theta) / self.y_unit
+        return self.law.values(self.features, theta * self._units) / self.y_unit
 
     def jacobian(self, theta: Array) -> Array:
         """Return derivatives (B, n, p), a view of (B, p, n)."""
         if self._of_log:
             return self.law.log_jacobian(self.features, theta).transpose(0, 2, 1)
-        return (self.law.jacobian(self.features, theta) / self.y_unit).transpose(0, 2, 1)
+        slopes = self.law.jacobian(self.features, theta * self._units)
+        return (slopes * (self._units / self.y_unit)[:, None]).transpose(0, 2, 1)
 
     def starts(self) -> Array:
         """Return starting points (S, p), inside the bounds."""
-        return np.clip(self.law.starts(self), self.lower, self.upper)
+        return np.clip(self.law.starts(self) / self._units, self.lower, self.upper)
 
     def unscale(self, theta: Array) -> Array:
         """Return parameters (B, p) in the units of the data; an amplitude at its bound is zero."""
-        raw = self.law.uncentred_external(theta, self._centre)
+        raw = self.law.uncentred_external(theta * self._units, self._centre)
         gone = [p.amplitude for p in self.law.parameters] & (theta <= self.lower)
         return np.where(gone, 0.0, raw)
 
     def scale(self, parameters: Array) -> Array:
         """Return internal, centred parameters (B, p), inside the bounds: `unscale` reversed."""
-        theta = self.law.centred_internal(parameters, self._centre)
+        theta = self.law.centred_internal(parameters, self._centre) / self._units
         return np.clip(theta, self.lower, self.upper)
 
     def bounds_met(self, theta: Array) -> list[str]:
@@ -270,7 +276,7 @@ class LawProblem:
         ):
             if low == high:
                 continue
-            slack = 1e-9 * max(1.0, min(high - low, 1e6))
+            slack = 1e-9 * max(1.0, high - low if np.isfinite(high - low) else 1.0)
             if value <= low + slack:
                 phrases.append(f"{p.name} is at its bound {shown:g}: {p.at_lower}")
             elif value >= high - slack:

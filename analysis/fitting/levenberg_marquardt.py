@@ -1,19 +1,19 @@
-"""Bounded Levenberg-Marquardt for many starts, or many resamples, in one array program.
+"""Bounded Levenberg-Marquardt for many starts or resamples at once.
 
-Projected, with exact Jacobians (Marquardt 1963; box bounds by freezing the parameters whose
-gradient points outward, as in Bertsekas 1982). All problems share points and model; each has its
+Projected, with exact Jacobians (Marquardt 1963). Box bounds are kept by freezing the parameters
+whose gradient points outward (Bertsekas 1982). All problems share points and model; each has its
 own weights and start. A Python loop over a thousand resamples takes seconds, this takes tens of
 milliseconds.
 
-Huber's loss has two curvatures to offer: its own (1 within the threshold, 0 beyond), which gives
-steps that end after a few once the points within the threshold are known, and that of reweighted
-least squares (Huber 1981, section 7.8), which always descends on a linear model but only creeps. A
-step uses the first plus the damping times the second, so that a near-absolute error (a threshold
-far below the residuals) converges as fast as least squares.
+Huber's loss offers two curvatures. Its own is 1 within the threshold and 0 beyond: steps end after
+a few once the points within the threshold are known. That of reweighted least squares (Huber 1981,
+section 7.8) always descends on a linear model, but only creeps. A step uses the first plus the
+damping times the second. A near-absolute error (a threshold far below the residuals) then converges
+as fast as least squares.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 
@@ -53,6 +53,16 @@ class Minimum:
     """(B,): gradient below the tolerance."""
     iterations: NDArray[np.int64]
     """(B,): steps tried."""
+
+    @classmethod
+    def joined(cls, parts: Sequence["Minimum"]) -> "Minimum":
+        """Return the problems of all parts, one after the other."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+
+    def chosen(self, rows: NDArray[np.int64]) -> "Minimum":
+        """Return some problems, some of them perhaps repeatedly."""
+        return Minimum(**{name: values[rows] for name, values in vars(self).items()})
 
 
 def minimise(
@@ -98,8 +108,7 @@ def minimise(
         return solve(0)
     with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1, len(firsts))) as pool:
         parts = list(pool.map(solve, firsts))
-    names = [field.name for field in fields(Minimum)]
-    return Minimum(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+    return Minimum.joined(parts)
 
 
 def rho(residual: Array, huber: float | None) -> Array:

@@ -1,15 +1,16 @@
-"""Missing-run sensitivity: a fit to part of a sweep, and how its answer would move with the rest.
+"""Missing-run sensitivity of a fit to part of a sweep.
 
     found = fit_partial(CHINCHILLA, table)          # rows without a loss are the missing cells
     print(found.sentence)
     found.moves                                     # one row per scenario: answer and parameters
 
-A missing cell is put in, one at a time and all together, at the two ends of the interval in which
-its run would lie by the fit of the others (its prediction interval), and the law is refitted each
-time: the answer then moves between what the missing cells can do to it if they are like the rest.
-A run that diverged is no number to fit; its cell is treated as if the run had been repeated. A cell
-that is there is left out in turn, for comparison: an answer that one of them moves further than all
-missing ones is not in want of more runs of this kind.
+A missing cell is put in at the two ends of its prediction interval, in which its run would lie by
+the fit of the others. The law is refitted each time, with one cell at a time and with all together.
+The answer then moves as far as the missing cells can move it, if they are like the rest. A run that
+diverged is no number to fit; its cell is treated as if the run had been repeated.
+
+For comparison, each cell that is there is left out in turn. If one of them moves the answer further
+than all missing ones do, the answer does not want for runs of this kind.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Model selection among laws, by how well each predicts the largest runs from the smaller ones.
+"""Model selection among laws, by hold-out of the largest runs.
 
 A richer law always fits better; whether it extrapolates better, the hold-out says. AIC and BIC
 (Burnham and Anderson 2002, sections 2.2 and 6.4.1; for least squares, sigma counted as a parameter)

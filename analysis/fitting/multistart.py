@@ -1,4 +1,4 @@
-"""Multi-start optimisation of a law: many starts, exact gradients, a status, resamples refitted.
+"""Multi-start optimisation of a law, and the refits of its resamples.
 
 What is fitted is a `LawProblem` (centred parameters, bounds, derivatives). Nothing here knows an
 equation.
@@ -80,21 +80,6 @@ class Draws:
     """(n_draws, n) how often each run occurs."""
     share_refused: float = 0.0
     share_unsettled: float = 0.0
-
-
-def search_summary(found: Optimum, drawn: Draws | None = None) -> dict[str, Any]:
-    """Return the fields of a `LawFit` about the search and the resamples."""
-    return {
-        "status": found.status,
-        "gradient_norm": found.gradient,
-        "moved": found.moved,
-        "condition_number": found.condition_number,
-        "n_starts": found.n_starts,
-        "n_agreeing": found.n_agreeing,
-        "n_optima": found.n_optima,
-        "share_refused": drawn.share_refused if drawn else 0.0,
-        "share_unsettled": drawn.share_unsettled if drawn else 0.0,
-    }
 
 
 def find_optimum(
@@ -374,13 +359,7 @@ def _fit_distinct(problem: LawProblem, starts: Array, huber: float | None) -> Mi
         member = inverse.reshape(-1)[member]
         found = _minimise(problem, ones, points[first], threshold)
         points = found.parameters
-    return Minimum(
-        parameters=found.parameters[member],
-        objective=found.objective[member],
-        gradient=found.gradient[member],
-        converged=found.converged[member],
-        iterations=found.iterations[member],
-    )
+    return found.chosen(member)
 
 
 def _continue_lowest(problem: LawProblem, found: Minimum, huber: float | None) -> Minimum:
@@ -391,11 +370,9 @@ def _continue_lowest(problem: LawProblem, found: Minimum, huber: float | None) -
     low = np.argsort(found.objective, kind="stable")[:N_LONG]
     ones = np.ones((1, len(problem.y)))
     further = _minimise(problem, ones, found.parameters[low], huber, iterations=LONG)
-    merged = {}
-    for name in ("parameters", "objective", "gradient", "converged", "iterations"):
-        merged[name] = getattr(found, name).copy()
-        merged[name][low] = getattr(further, name)
-    return Minimum(**merged)
+    place = np.arange(len(found.objective))
+    place[low] = len(place) + np.arange(len(low))
+    return Minimum.joined([found, further]).chosen(place)
 
 
 def _fit(problem: LawProblem, weights: Array, starts: Array, huber: float | None) -> Minimum:
@@ -428,10 +405,16 @@ def _minimise(
     problem: LawProblem, weights: Array, starts: Array, huber: float | None, iterations: int = 300
 ) -> Minimum:
     return minimise(
-        problem.values, problem.jacobian, problem.y,
-        np.broadcast_to(weights, (len(starts), len(problem.y))), starts,
-        lower=problem.lower, upper=problem.upper, huber=huber, iterations=iterations,
-    )  # fmt: skip
+        problem.values,
+        problem.jacobian,
+        problem.y,
+        np.broadcast_to(weights, (len(starts), len(problem.y))),
+        starts,
+        lower=problem.lower,
+        upper=problem.upper,
+        huber=huber,
+        iterations=iterations,
+    )
 
 
 def _screen(problem: LawProblem, begin: Array, huber: float | None) -> Array:

@@ -1,4 +1,4 @@
-"""Objectives of a fit: the sum over runs of a loss of the residuals, never the mean.
+"""Objectives of a fit: sums over runs of a loss of the residuals.
 
 A mean divides the gradient by the number of runs, and optimisers that stop at a fixed gradient then
 stop early (the slip in Hoffmann et al. 2022, found by Besiroglu et al. 2024).

@@ -1,10 +1,10 @@
 """Profile-likelihood intervals of a fit's parameters and predictions.
 
-For normal errors of unknown size, theta_0 lies in the interval when n ln(SSR(theta_0) / SSR_min) is
-at most the chi-square quantile with one degree of freedom, SSR(theta_0) being the least sum of
-squares with the number held there (Meeker and Escobar 1995; Seber and Wild 1989, section 5.2.3). It
-follows curved and one-sided likelihoods where a symmetric interval cannot. It takes runs as
-independent: for seeds of one configuration the bootstrap is the honest one.
+Errors are taken as normal and of unknown size. theta_0 lies in the interval when n ln(SSR(theta_0)
+/ SSR_min) is at most the chi-square quantile with one degree of freedom. SSR(theta_0) is the least
+sum of squares with the number held there (Meeker and Escobar 1995; Seber and Wild 1989, section
+5.2.3). The interval follows curved and one-sided likelihoods where a symmetric one cannot. It takes
+runs as independent: for seeds of one configuration use the bootstrap.
 """
 
 from collections.abc import Callable, Mapping

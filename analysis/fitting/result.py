@@ -1,4 +1,4 @@
-"""Results of a fit: a status with a sentence, parameters with intervals, predictions, hold-out.
+"""Results of a fit: status, parameters with intervals, predictions, hold-out.
 
 A fit never raises because the data are poor: it says so in `status` and then has no parameters at
 all, so that no number can be mistaken for a result. Only bad arguments, and predictions from a fit
@@ -6,7 +6,7 @@ without numbers, raise.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -112,17 +112,6 @@ class HoldOut:
         return float(self.log_errors.mean())
 
     @property
-    def relative_errors(self) -> Array:
-        """|predicted - observed| / observed per run."""
-        return np.asarray(np.abs(self.predicted - self.observed) / self.observed)
-
-    @property
-    def covered(self) -> float:
-        """Share of runs inside their prediction interval."""
-        p = self.prediction
-        return float(np.mean((self.observed >= p.new_low) & (self.observed <= p.new_high)))
-
-    @property
     def sizes(self) -> Sequence[tuple[int, float]]:
         """Each distinct size: its first run (an index into `rows`), and the mean outcome there."""
         _, first = np.unique(self.places, return_index=True)
@@ -149,9 +138,9 @@ class LawFit:
     status: FitStatus
     sentence: str
     """What the status means for these data, for people."""
-    parameters: Mapping[str, float]
+    parameters: Mapping[str, float] = field(default_factory=dict)
     """In the order of the equation; empty without a usable fit."""
-    intervals: Mapping[str, tuple[float, float]]
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Percentile intervals over resampled configurations; empty without a usable fit."""
     level: float
     levels: Levels
@@ -162,17 +151,17 @@ class LawFit:
     """(n,) outcomes."""
     clusters: Sequence[Any]
     """Configuration of each run: what was resampled together."""
-    residuals: Array
+    residuals: Array = field(default_factory=lambda: np.empty(0))
     """(n,) in the order given: predicted - observed, or the difference of their logarithms; empty
     without a usable fit."""
     draws: Array
     """(n_draws, p): the parameters of every resample, columns as in `parameters`."""
-    draw_objectives: Array
+    draw_objectives: Array = field(default_factory=lambda: np.empty(0))
     """(n_draws,): objective of every resample's refit."""
     objective_of: Objective
-    huber: float | None
+    huber: float | None = None
     """Threshold in use, in the units of the residuals; None is least squares."""
-    objective: float
+    objective: float = float("nan")
     """sum rho(residual), rho(r) = r^2 / 2 (Huber: linear beyond the threshold), in the units of the
     residual squared. NaN without a fit."""
     n_configurations: int
@@ -192,14 +181,14 @@ class LawFit:
     """Starts that reached the best objective to one part in a million."""
     n_optima: int
     """Distinct minima that the starts came to rest in."""
-    share_refused: float
+    share_refused: float = 0.0
     """Share of resamples redrawn because they held too few distinct runs. Large: read the intervals
     with caution."""
-    share_unsettled: float
+    share_unsettled: float = 0.0
     """Share of resamples whose refit still moved when it was stopped; their parameters count as
     they were."""
-    hold_out: HoldOut | None
-    hold_out_note: str
+    hold_out: HoldOut | None = None
+    hold_out_note: str = "no fit, so nothing was held out"
     """Why there is no hold-out error, or what was held out."""
     warnings: Sequence[str] = ()
     """What is odd about the runs (`DataWarning`); also at the end of the sentence."""

@@ -1,4 +1,4 @@
-"""Two-stage fits: sizes to loss by a law, loss to accuracy (or error, or answer NLL) by a link.
+"""Two-stage fits: sizes to loss by a law, loss to a task's outcome by a link.
 
 The same resample of training runs refits both stages, so the interval of a predicted accuracy
 holds the error of the law, of the link, and of what they share. Bands of the second stage alone

@@ -1,4 +1,4 @@
-"""Power law whose exponent changes once, y = a + b x^-c0 (1 + (x/d)^(1/f))^(-c1 f).
+"""Broken power law with one break, y = a + b x^-c0 (1 + (x/d)^(1/f))^(-c1 f).
 
 Slope -c0 (in log-log, above the floor a) well before the break d, -(c0 + c1) well after; f is how
 many e-folds wide the turn is. Source: Caballero et al. 2023 (smoothly broken power law), with one

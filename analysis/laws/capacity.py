@@ -1,12 +1,12 @@
-"""Knowledge stored by models of growing size: R bits per parameter until the data are exhausted.
+"""Knowledge capacity: R bits per parameter until the data are exhausted.
 
     bits = ((R P)^-k + T^-k)^(-1/k)
 
-P is the number of parameters, T the bits that the data hold, known from their generator, R the
-capacity in bits per parameter that the plateau of bits/P shows, and k how sharply storing stops.
-Small models are full (bits = R P), large ones know everything (bits = T). The two ends: Allen-Zhu
-and Li 2024 (Physics of language models 3.3), theorem 3.2 and result 1 (R about 2 after 1,000
-exposures, about 1 after 100); the smooth minimum between them is ours.
+P is the number of parameters, and T the bits that the data hold, known from their generator. R is
+the capacity in bits per parameter that the plateau of bits/P shows, and k how sharply storing
+stops. Small models are full (bits = R P), large ones know everything (bits = T). The two ends:
+Allen-Zhu and Li 2024 (Physics of language models 3.3), theorem 3.2 and result 1 (R about 2 after
+1,000 exposures, about 1 after 100). The smooth minimum between them is ours.
 """
 
 from collections.abc import Mapping

@@ -32,7 +32,6 @@ CHINCHILLA = SumOfPowers(
         Parameter("alpha", at_lower="the loss does not fall with parameters"),
         Parameter("beta", at_lower="the loss does not fall with tokens"),
     ),
-    order=("A", "B", "E", "alpha", "beta"),
     example={"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658},
     at_zero=_ZERO,
 )
@@ -44,7 +43,6 @@ CHINCHILLA_TIED = SumOfPowers(
     inputs=("params", "tokens"),
     terms=_terms("alpha"),
     exponents=(Parameter("alpha", at_lower="the loss falls with neither size"),),
-    order=("A", "B", "E", "alpha"),
     example={"A": 561.56, "B": 1752.09, "E": 1.818048, "alpha": 0.357058},
     at_zero=_ZERO,
 )

@@ -1,4 +1,4 @@
-"""Loss of mixtures of fine-grained experts, L = c + (g/G^gamma + a)/N^alpha + b/D^beta.
+"""Fine-grained experts' loss, L = c + (g/G^gamma + a)/N^alpha + b/D^beta.
 
 G is the granularity: how many times smaller an expert is than a dense feed-forward block, with as
 many more experts. N counts all parameters without embeddings. Source: Krajewski et al. 2024,

@@ -1,4 +1,4 @@
-"""Kaplan's law of loss without a floor, L = [(N_c/N)^(alpha_N/alpha_D) + D_c/D]^alpha_D.
+"""Kaplan's law, L = [(N_c/N)^(alpha_N/alpha_D) + D_c/D]^alpha_D, without a floor.
 
 Source: Kaplan et al. 2020, equation 1.5; N counts no embeddings there. With p and q the logarithms
 of the losses that either size alone would allow, (N_c/N)^alpha_N and (D_c/D)^alpha_D, it is ln L =

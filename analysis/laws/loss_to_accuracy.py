@@ -1,4 +1,4 @@
-"""Links from loss to a task's outcome: accuracy, error or answer NLL as a function of loss.
+"""Links from loss to a task's outcome: accuracy, error or answer NLL.
 
     sigmoid       accuracy = chance + (ceiling - chance) / (1 + exp(k (L - L0)))
     exponential   y = eps - k exp(-gamma L)
@@ -91,8 +91,10 @@ class Exponential(LinearScaleLaw):
         lowest = GAMMA_RANGE[0] if fixed_eps is None else KNOWN_GAMMA
         bend = "these runs do not show how the curve bends"
         self.parameters = (
-            Parameter("eps", lower=-level, upper=level),
-            Parameter("k", upper=np.inf, at_lower="the outcome does not rise with the loss"),
+            Parameter("eps", lower=-level, upper=level, linear=True),
+            Parameter(
+                "k", upper=np.inf, linear=True, at_lower="the outcome does not rise with the loss"
+            ),
             Parameter("gamma", lower=lowest, upper=GAMMA_RANGE[1], at_lower=bend, at_upper=bend),
         )
         eps = 0.85 if fixed_eps is None else fixed_eps

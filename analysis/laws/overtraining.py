@@ -1,10 +1,9 @@
 """Over-training law with one exponent, L = E + (a M^eta + b M^-eta) C^-eta.
 
-The loss of models trained on more or fewer tokens than optimal.
-
-M = D/N is the token multiplier and C = 6 N D the compute, so the two terms are a (6 N^2)^-eta and b
-(6 D^2)^-eta: the Chinchilla form with equal exponents, in the coefficients of the paper. Source:
-Gadre et al. 2024, equation 4 (scaling law for over-training).
+The loss of models trained on more or fewer tokens than optimal. M = D/N is the token multiplier and
+C = 6 N D the compute, so the two terms are a (6 N^2)^-eta and b (6 D^2)^-eta. This is the
+Chinchilla form with equal exponents, in the coefficients of the paper. Source: Gadre et al. 2024,
+equation 4 (scaling law for over-training).
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Power law with an irreducible term, y = E + A x^-alpha: loss or answer NLL against one size.
+"""Power law with an irreducible term, y = E + A x^-alpha, against one size.
 
 Source: Hestness et al. 2017 (learning curves); Henighan et al. 2020, equation 1.1, where
 (x0/x)^alpha stands for A x^-alpha. POWER is fitted in relative error like the laws of several
@@ -29,7 +29,6 @@ POWER = SumOfPowers(
     inputs=("x",),
     terms=(Term("A", {"alpha": minus_log("x")}), Term("E")),
     exponents=(Parameter("alpha", start=(0.02, 1.5), at_lower="the outcome does not fall with x"),),
-    order=("A", "E", "alpha"),
     example={"A": 400.0, "E": 1.7, "alpha": 0.35},
     at_zero={"E": _NO_FLOOR},
 )
@@ -47,8 +46,8 @@ class PowerLaw(LinearScaleLaw):
     source = "Henighan et al. 2020, equation 1.1"
     inputs = ("x",)
     parameters = (
-        Parameter("E", upper=np.inf, at_lower=_NO_FLOOR),
-        Parameter("A", upper=np.inf, at_lower="the outcome does not fall with x"),
+        Parameter("E", upper=np.inf, linear=True, at_lower=_NO_FLOOR),
+        Parameter("A", upper=np.inf, linear=True, at_lower="the outcome does not fall with x"),
         Parameter(
             "alpha",
             lower=ALPHA_RANGE[0],

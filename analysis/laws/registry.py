@@ -1,4 +1,7 @@
-"""All laws by name. A file in `analysis/laws` that makes a law is all that adding one takes."""
+"""Law registry: all laws by name.
+
+A file in `analysis/laws` that makes a law is all that adding one takes.
+"""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Loss of routed models against size and number of experts, no tokens (one data budget).
+"""Loss of routed models against size and experts, at one data budget.
 
     log10 L = a log10 N + b log10 Eh + c log10 N log10 Eh + d
     1/Eh = 1 / (E - 1 + (1/E_start - 1/E_max)^-1) + 1/E_max

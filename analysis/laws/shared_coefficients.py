@@ -1,8 +1,8 @@
-"""Shared coefficients: one law for several architectures, with some coefficients each one's own.
+"""Shared coefficients: one law for several architectures, some coefficients own.
 
-Separate fits of a five-parameter law to few runs each are ill-determined; sharing what the data
-share (the floor E, the data term B, beta) leaves the question, how much an architecture changes the
-rest, to the runs. Rows say which architecture they are of by a number 0, 1, ... in the column
+Separate fits of a five-parameter law to few runs each are ill-determined. Sharing what the data
+share (the floor E, the data term B, beta) leaves one question to the runs: how much an architecture
+changes the rest. Rows say which architecture they are of by a number 0, 1, ... in the column
 `group`.
 """
 

@@ -1,8 +1,8 @@
-"""Loss of models with memory (or experts), L(N_active, N_memory, D), dense at no memory.
+"""Loss of models with memory or experts, L(N_active, N_memory, D).
 
-Three candidate forms: no law for memory tables has been published; these carry over what is known
-of experts. At N_memory = 0 each is L = E + A/N^alpha + B/D^beta, so dense runs belong into the same
-fit and share E, B, beta and alpha. Which form fits is a matter of prediction, not of the fit:
+No law for memory tables has been published. These three candidate forms carry over what is known of
+experts. At N_memory = 0 each is L = E + A/N^alpha + B/D^beta. Dense runs therefore belong into the
+same fit, and share E, B, beta and alpha. Which form fits is a matter of prediction, not of the fit:
 `analysis/fitting/model_selection.py` compares them by hold-out.
 
     effective           memory adds effective parameters: A / (N + kappa M^rho)^alpha
@@ -81,7 +81,6 @@ INTERACTION = SumOfPowers(
         Term("E"),
     ),
     exponents=(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5)),
-    order=("A", "B", "E", "alpha", "beta", "delta", "gamma"),
     example=_DENSE | {"delta": 0.4, "gamma": -0.012},
 )
 
@@ -108,7 +107,6 @@ JOINT = SumOfPowers(
         *(_ALPHA, _BETA, _free("delta", 6.0), _free("gamma", 0.5)),
         *(_free("omega", 6.0), _free("zeta", 0.5)),
     ),
-    order=("A", "B", "E", "alpha", "beta", "delta", "gamma", "omega", "zeta"),
     example=_DENSE | {"delta": 0.4, "gamma": -0.012, "omega": -0.3, "zeta": 0.012},
 )
 
@@ -125,7 +123,6 @@ JOINT_SHARED = SumOfPowers(
         Term("E"),
     ),
     exponents=(_ALPHA, _BETA, _free("delta", 2.0), _free("omega", 2.0)),
-    order=("A", "B", "E", "alpha", "beta", "delta", "omega"),
     example=_DENSE | {"delta": 0.15, "omega": 0.03},
 )
 

@@ -1,1 +1,1 @@
-"""Tables of runs: from a tracker, a runs folder or a table of somebody else, validated."""
+"""Tables of runs from a tracker, a runs folder or anybody's table, validated."""

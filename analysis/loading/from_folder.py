@@ -1,4 +1,4 @@
-"""Reader of a runs folder, the state of record (layout: orchestrator/records/trial_dir.py)."""
+"""Reader of a runs folder (layout: orchestrator/records/trial_dir.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

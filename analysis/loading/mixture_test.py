@@ -1,17 +1,17 @@
-"""Mixture test: whether runs under one name are one curve, or two of them some way apart.
+"""Mixture test: one curve, or two of them some distance apart.
 
-At equal sizes two kinds are seen at once (`analysis/loading/validation.py`). At sizes of their own,
-in equal numbers, the curve goes between them and nothing looks odd by itself. So the runs are
-split: over all assignments of configurations to two groups, a search minimises the squares that
-remain of
+At equal sizes two kinds of runs are seen at once (`analysis/loading/validation.py`). At sizes of
+their own, in equal numbers, the curve goes between them and nothing looks odd by itself. So the
+runs are split. Over all assignments of configurations to two groups, a search minimises the squares
+that remain of
 
     ln(loss) = curve + offset * (0 or 1)
 
-with the curve linear in its coefficients, as it nearly is around the fit; the statistic is the
-offset in units of the spread that remains. Among so many assignments one always fits well, so what
-it is for runs of one kind is simulated: the same design, the same search, normal noise. A law that
-is wrong leaves smooth residuals, and their best split is smooth too, small models against large
-ones: a split that a quadratic in the logs of the sizes foretells is no second kind.
+with the curve linear in its coefficients, as it nearly is around the fit. The statistic is the
+offset in units of the spread that remains. Among so many assignments one always fits well. What the
+statistic is for runs of one kind is therefore simulated: the same design, the same search, normal
+noise. A law that is wrong leaves smooth residuals, and their best split is smooth too: small models
+against large ones. A split that a quadratic in the logs of the sizes predicts is no second kind.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Schema of the table of runs: one checked row per finished trial, and why others are out.
+"""Schema of the table of runs: a checked row per trial, and reasons for exclusion.
 
-Readers (`analysis/loading/load.py`) hand over plain rows; everything that decides which of them
-count is here.
+Readers (`from_folder`, `from_tracker`, `from_table`) hand over plain rows. Everything that decides
+which of them count is here.
 """
 
 import ast
@@ -75,9 +75,9 @@ WORSE_THAN_GUESSING = 1.1
 little above 1."""
 
 FLOPS_PER_PARAM_TOKEN = (1.0, 1000.0)
-"""Training FLOPs per active parameter and token that can be: our counts include attention scores
-and the output head, which no non-embedding parameter stands for, and in tiny models on long
-sequences they are nearly everything."""
+"""Training FLOPs per active parameter and token that can be. Our counts include attention scores
+and the output head, which no non-embedding parameter stands for; in tiny models on long sequences
+they are nearly everything."""
 
 _MACHINE_METRICS = "system/"
 """Samples of the machine, logged to the tracker only; no result of a trial."""
@@ -95,6 +95,10 @@ class Reading:
     """environment.json of finished trials."""
     question: str | None = None
     """What the sweep says it asks."""
+    notes: list[str] = field(default_factory=list)
+    """Of anybody's table: what was taken for what, and what is doubtful."""
+    call: str | None = None
+    """Of anybody's table: how it was loaded."""
 
 
 def setting(value: Any) -> Any:

@@ -1,9 +1,13 @@
-"""Files that hold one table of runs: CSV, TSV, parquet, JSON, JSON lines, also compressed.
+"""Table files: CSV, TSV, parquet, JSON, JSON lines, also compressed.
 
-JSON comes in four shapes, all with one object per run: a list of them, one a line, an object that
-holds such a list (`{"runs": [...]}`), or one of runs by name (`{"190M-1xC": {...}}`, the name
-becomes the column `name`). An object of columns is a table too. What is nested inside a run becomes
-columns of joined names: `metrics/val_loss`.
+JSON comes in four shapes, all with one object per run:
+
+* a list of objects, or one object a line;
+* an object that holds such a list (`{"runs": [...]}`);
+* an object of runs by name (`{"190M-1xC": {...}}`): the name becomes the column `name`.
+
+An object of columns is a table too. What is nested inside a run becomes columns of joined names:
+`metrics/val_loss`.
 """
 
 import bz2

@@ -1,8 +1,8 @@
 """Table import: anybody's table of runs under this package's column names.
 
 `analysis.load` reads CSV, TSV, parquet and JSON files, DataFrames and dicts through this file.
-Columns are found by name (`columns=` says where they differ), numbers are read as people write them
-(70M, 1.4e9, 1,024), units are those of the header (`params (M)`) or of `units=`, and every such
+Columns are found by name; `columns=` says where they differ. Numbers are read as people write them
+(70M, 1.4e9, 1,024). Units are those of the header (`params (M)`) or of `units=`. Every such
 decision is a note. A row that cannot count is handed back with its reason, never left out in
 silence.
 """

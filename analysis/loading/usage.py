@@ -1,4 +1,4 @@
-"""Usage metrics of sparse layers: `memory/layer_03/usage` is a kind, a layer and a statistic.
+"""Usage metrics of sparse layers, by kind, layer and statistic.
 
 Names and meanings: docs/metrics.md, "Metrics".
 """

@@ -1,4 +1,4 @@
-"""Validation of a table of runs: warnings about numbers that could be, but are doubtful together.
+"""Validation of a table of runs: warnings about numbers that cannot all be right.
 
 Each warning is one sentence with the rows and what to do, and none is acted on in silence.
 `analysis.load` and the fits refuse a table whose units cannot be right (a number would come out,

@@ -161,7 +161,7 @@ def test_the_client_gives_what_the_database_gives(tracker, tmp_path, monkeypatch
         raise sqlite3.OperationalError("no such column: run_uuid")
 
     # MLflow's own connections go through SQLAlchemy, which holds the function already.
-    monkeypatch.setattr("analysis.loading.load.sqlite3.connect", refuse)
+    monkeypatch.setattr("analysis.loading.from_tracker.sqlite3.connect", refuse)
     pd.testing.assert_frame_equal(analysis.histories(runs), from_database)
 
     client.delete_run(run.info.run_id)
