@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-N_IMAGINED = 600
-"""Imagined sets of errors; a level is then known to about one in a hundred."""
+N_SIMULATED = 600
+"""Simulated sets of errors; a level is then known to about one in a hundred."""
 
 MOST_DRAWS = 300
 """Resamples that each is refitted to."""
@@ -57,25 +57,25 @@ class Levels:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Imagined:
-    """A linear law fitted to imagined errors, of which the truth is zero."""
+class SimulatedFits:
+    """A linear law fitted to simulated errors, of which the truth is zero."""
 
     refitted: Array
-    """(k, draws, imagined): what each of k quantities is in a resample less what it is in the fit
+    """(k, draws, simulated): what each of k quantities is in a resample less what it is in the fit
     of all runs."""
     true: Array
-    """(k, imagined): what it truly is less what it is in the fit of all runs."""
+    """(k, simulated): what it truly is less what it is in the fit of all runs."""
 
 
-def imagine(
+def simulate_fits(
     jacobian: Array,
     weights: Array,
     clusters: Sequence[Any] | NDArray[Any],
     quantities: Array,
     *,
     seed: int = 0,
-) -> Imagined:
-    """Fit the linear law to imagined errors and to their resamples.
+) -> SimulatedFits:
+    """Fit the linear law to simulated errors and to their resamples.
 
     Args:
         jacobian: (n, p) of the law at its optimum, per run.
@@ -87,22 +87,22 @@ def imagine(
     return _Linear(jacobian, weights, clusters, seed).of(quantities)
 
 
-def summed(parts: Sequence[Imagined], factors: Array) -> Imagined:
+def weighted_sum(parts: Sequence[SimulatedFits], factors: Array) -> SimulatedFits:
     """Return the sum of factor x quantity over laws that share no run."""
     n = min(part.refitted.shape[1] for part in parts)
     each = list(zip(parts, factors.tolist(), strict=True))
-    return Imagined(
+    return SimulatedFits(
         refitted=np.sum([f * part.refitted[:, :n] for part, f in each], axis=0),
         true=np.sum([f * part.true for part, f in each], axis=0),
     )
 
 
-def level_that_holds(level: float, imagined: Imagined) -> float:
+def covering_level(level: float, simulated: SimulatedFits) -> float:
     """Return the percentiles between which a share `level` of the truths lies.
 
     All quantities count alike.
     """
-    return float(np.quantile(_depths(imagined), level))
+    return float(np.quantile(_truth_depths(simulated), level))
 
 
 def calibrated(
@@ -131,7 +131,7 @@ def calibrated(
     places = np.unique(jacobian, axis=0)
     chosen = np.linspace(0, len(places) - 1, min(MOST_PLACES, len(places))).round().astype(int)
     at_runs = linear.of(places[chosen])
-    kinds = [_depths(linear.of(q)) for q in (coefficients, places[chosen]) if len(q)]
+    kinds = [_truth_depths(linear.of(q)) for q in (coefficients, places[chosen]) if len(q)]
     both = np.quantile(
         np.concatenate([d.ravel() for d in kinds]),
         level,
@@ -140,8 +140,8 @@ def calibrated(
     )
     return Levels(
         coefficient=float(both),
-        curve=level_that_holds(level, at_runs),
-        new_run=level_that_holds(level, linear.new_runs(at_runs)),
+        curve=covering_level(level, at_runs),
+        new_run=covering_level(level, linear.new_runs(at_runs)),
     )
 
 
@@ -161,22 +161,22 @@ class _Linear:
         generator = np.random.default_rng(seed)
         names, member = np.unique(np.asarray(clusters), return_inverse=True)
         # Errors of a configuration and errors of its seeds, equally large.
-        shared = generator.standard_normal((len(names), N_IMAGINED))[member.reshape(-1)]
-        errors = shared + generator.standard_normal((n, N_IMAGINED))
+        shared = generator.standard_normal((len(names), N_SIMULATED))[member.reshape(-1)]
+        errors = shared + generator.standard_normal((n, N_SIMULATED))
         fitted = Q.T @ errors
         self._residuals = errors - Q @ fitted
         self._generator, self._p, self._true = generator, p, -fitted
         solved = np.linalg.solve(normal + RIDGE * np.eye(p), w[:, None, :] * Q.T)  # (draws, p, n)
         self._refitted = (solved.reshape(-1, n) @ self._residuals).reshape(len(w), p, -1)
 
-    def of(self, quantities: Array) -> Imagined:
+    def of(self, quantities: Array) -> SimulatedFits:
         """Return k quantities (k, p)."""
         v = (quantities / self._size) @ self._from_Q
-        return Imagined(
+        return SimulatedFits(
             refitted=np.einsum("kp,bpm->kbm", v, self._refitted, optimize=True), true=v @ self._true
         )
 
-    def new_runs(self, at: Imagined) -> Imagined:
+    def new_runs(self, at: SimulatedFits) -> SimulatedFits:
         """Return a new run at each place.
 
         Its own error joins the curve's, a resampled residual joins a refit's.
@@ -186,7 +186,7 @@ class _Linear:
         rows = self._generator.integers(len(residuals), size=(n_draws, n))
         own = np.sqrt(2.0) * self._generator.standard_normal((k, n))
         picked = residuals[rows, np.arange(n)]
-        return Imagined(refitted=at.refitted + picked, true=at.true + own)
+        return SimulatedFits(refitted=at.refitted + picked, true=at.true + own)
 
 
 def widened(residuals: Array, n_free: int) -> Array:
@@ -198,9 +198,9 @@ def widened(residuals: Array, n_free: int) -> Array:
     return np.asarray(residuals * np.sqrt(n / max(n - n_free, 1)))
 
 
-def _depths(imagined: Imagined) -> Array:
-    """Return (k, imagined) which central share of the refits just holds the truth."""
-    true = imagined.true[:, None, :]
-    below = (imagined.refitted < true).mean(axis=1) + (imagined.refitted <= true).mean(axis=1)
+def _truth_depths(simulated: SimulatedFits) -> Array:
+    """Return (k, simulated) which central share of the refits just holds the truth."""
+    true = simulated.true[:, None, :]
+    below = (simulated.refitted < true).mean(axis=1) + (simulated.refitted <= true).mean(axis=1)
     depths: Array = np.abs(below - 1)
     return depths

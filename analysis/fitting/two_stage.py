@@ -107,7 +107,7 @@ class TwoStageFit:
         return np.stack(rows) if rows else losses
 
     def _new_runs(self, losses: Array) -> Array:
-        """Return outcomes of imagined new runs (draws, n)."""
+        """Return outcomes of simulated new runs (draws, n)."""
         if not len(losses):
             return losses
         generator = np.random.default_rng(0)

@@ -34,7 +34,7 @@ class HistoryPoint(NamedTuple):
     value: float
 
 
-def framed(points: Iterable[HistoryPoint], table: pd.DataFrame) -> pd.DataFrame:
+def histories_table(points: Iterable[HistoryPoint], table: pd.DataFrame) -> pd.DataFrame:
     """Return the points of trials in the table with COLUMNS, sorted by trial, metric and step.
 
     `tokens` are those trained on by that step, NaN where the table does not say how many a step

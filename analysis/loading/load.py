@@ -18,9 +18,9 @@ import pandas as pd
 from analysis.loading.from_folder import folder_histories, read_folder
 from analysis.loading.from_table import DATA_FRAME, read_table
 from analysis.loading.from_tracker import read_tracker, tracked_histories
-from analysis.loading.histories import USAGE_METRICS, HistoryPoint, framed
+from analysis.loading.histories import USAGE_METRICS, HistoryPoint, histories_table
 from analysis.loading.provenance import common_facts
-from analysis.loading.schema import Reading, checked, exclusions
+from analysis.loading.schema import Reading, check_rows, exclusions
 from analysis.loading.table_file import SUFFIXES, table_suffix
 from orchestrator.records.errors import StoreError
 
@@ -136,11 +136,11 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
         points = folder_histories(path, trials, metrics)
     else:
         raise StoreError(f"{runs.source}: no longer there; load the runs again")
-    return framed(points, runs.table)
+    return histories_table(points, runs.table)
 
 
 def _completed(reading: Reading, source: str, sweep: str | None) -> Runs:
-    table, faulty = checked(reading.rows)
+    table, faulty = check_rows(reading.rows)
     return Runs(
         call=reading.call,
         notes=tuple(reading.notes),

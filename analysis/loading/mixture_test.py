@@ -29,7 +29,7 @@ SIMULATED_UP_TO = 60
 """Configurations up to which the ratio for one kind is simulated. With more of them it depends on
 little else than their number (`_rare`), and simulating takes seconds."""
 
-MOST = 1000
+MAX_CONFIGURATIONS = 1000
 """Configurations beyond which nothing is searched."""
 
 AT_ONCE = 200_000
@@ -74,21 +74,21 @@ def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture
     n = len(residuals)
     basis = _orthonormal(np.column_stack([np.ones(n), jacobian]))
     spare = n - basis.shape[1] - 1
-    if spare < FEWEST_SPARE or n > MOST or not residuals.any():
+    if spare < FEWEST_SPARE or n > MAX_CONFIGURATIONS or not residuals.any():
         return None
     generator = np.random.default_rng(0)
     # Halves of equal size, drawn at random.
     starts = np.argsort(generator.random((N_STARTS, n)), axis=1) < n // 2
     left = residuals - basis @ (basis.T @ residuals)
-    (ratio,), (upper,), (offset,) = _split(left[None, :], basis, starts, spare)
-    if ratio < _common(n, spare) or _smooth(upper, log_sizes):
+    (ratio,), (upper,), (offset,) = _best_split(left[None, :], basis, starts, spare)
+    if ratio < _common_ratio(n, spare) or _smooth(upper, log_sizes):
         return None
     if n > SIMULATED_UP_TO:
-        if ratio < _rare(n, spare):
+        if ratio < _rare_ratio(n, spare):
             return None
     else:
         noise = generator.standard_normal((N_SIMULATED, n))
-        ratios, _, _ = _split(noise - (noise @ basis) @ basis.T, basis, starts, spare)
+        ratios, _, _ = _best_split(noise - (noise @ basis) @ basis.T, basis, starts, spare)
         if (1 + np.sum(ratios >= ratio)) / (1 + N_SIMULATED) > FALSE_ALARM:
             return None
     if offset < 0:
@@ -96,7 +96,7 @@ def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture
     return Mixture(upper=upper, offset=float(offset), spread=float(offset / ratio))
 
 
-def _common(n: int, spare: int) -> float:
+def _common_ratio(n: int, spare: int) -> float:
     """Return about the ratio that one in ten tables of one kind exceeds.
 
     Below it nothing needs to be simulated.
@@ -107,7 +107,7 @@ def _common(n: int, spare: int) -> float:
     return float(2.3 + 2.5 * n**2.1 / spare**2.35)
 
 
-def _rare(n: int, spare: int) -> float:
+def _rare_ratio(n: int, spare: int) -> float:
     """Return a ratio that fewer than one in 200 tables of one kind exceed.
 
     For more than SIMULATED_UP_TO configurations.
@@ -143,7 +143,7 @@ def _orthonormal(columns: Array) -> Array:
     return np.asarray(u[:, s > 1e-4 * s[0]])
 
 
-def _split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, Mask, Array]:
+def _best_split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, Mask, Array]:
     """Return for each table the best |offset| / spread (k,), the split (k, n) and the offset (k,).
 
     From every start single configurations change sides, always the one that brings most, until none
@@ -161,7 +161,7 @@ def _split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, 
     for table in range(0, len(left), max(1, AT_ONCE // starts.size)):
         rows = slice(table, table + max(1, AT_ONCE // starts.size))
         of = np.repeat(left[rows], len(starts), axis=0)
-        z = _climbed(np.tile(starts, (len(left[rows]), 1)), of, free)
+        z = _hill_climb(np.tile(starts, (len(left[rows]), 1)), of, free)
         size = np.maximum(((z @ free) * z).sum(axis=1), 1e-12)
         by = (z * of).sum(axis=1) / size
         spread = np.sqrt(np.maximum((of**2).sum(axis=1) - by**2 * size, 1e-300) / spare)
@@ -172,7 +172,7 @@ def _split(left: Array, basis: Array, starts: Mask, spare: int) -> tuple[Array, 
     return best, split, offset
 
 
-def _climbed(z: Mask, left: Array, free: Array) -> Mask:
+def _hill_climb(z: Mask, left: Array, free: Array) -> Mask:
     """Return the assignments (r, n) that no change of one configuration improves.
 
     An assignment is better if it takes more of the squares of `left` (r, n).

@@ -204,7 +204,7 @@ def metric_value(value: Any) -> float:
     return math.copysign(math.inf, number) if abs(number) >= 1.7976931348623157e308 else number
 
 
-def checked(
+def check_rows(
     rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     """Return the rows that count, completed and sorted, and an exclusion for each that does not.

@@ -19,7 +19,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval, resample_clusters
 from analysis.fitting.fit_law import fit_law
-from analysis.fitting.interval_calibration import Imagined, imagine, level_that_holds, summed
+from analysis.fitting.interval_calibration import (
+    SimulatedFits,
+    covering_level,
+    simulate_fits,
+    weighted_sum,
+)
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, LawFit
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
@@ -58,7 +63,7 @@ class Budget:
     """c0, c1, c2 of the parabola in ln(x); None for Akima or without numbers."""
     draws: Array
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
-    imagined: Imagined | None
+    imagined: SimulatedFits | None
     """ln of the optimum of a linear fit to imagined errors; None for Akima, whose intervals are plain percentiles."""
 
     @property
@@ -250,8 +255,8 @@ def _budget(
         if method == "parabola":
             # The place is -c1 / (2 c2).
             slopes = np.asarray([[0.0, -0.5, -place]]) / coefficients[2]
-            imagined = imagine(np.stack([u**k for k in range(3)], axis=1), drawn.weights, labels, slopes, seed=seed)  # fmt: skip
-        drawn_level = level if imagined is None else level_that_holds(level, imagined)
+            imagined = simulate_fits(np.stack([u**k for k in range(3)], axis=1), drawn.weights, labels, slopes, seed=seed)  # fmt: skip
+        drawn_level = level if imagined is None else covering_level(level, imagined)
         ends = percentile_interval(places[np.isfinite(places)], level=drawn_level)
         interval = (float(np.exp(ends[0] + middle)), float(np.exp(ends[1] + middle)))
     return Budget(
@@ -367,7 +372,7 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
         parts = [b.imagined for b in good if b.imagined is not None]
         if len(parts) == len(good):
             away = log_c - middle
-            drawn_level = level_that_holds(level, summed(parts, away / (away @ away)))
+            drawn_level = covering_level(level, weighted_sum(parts, away / (away @ away)))
         drawn = np.stack([b.draws[:n_draws] for b in good], axis=1)
         enough = np.isfinite(drawn).sum(axis=1) >= FEWEST_BUDGETS
         intercepts, slopes = _lines(log_c - middle, drawn[enough])

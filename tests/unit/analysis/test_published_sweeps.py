@@ -106,14 +106,14 @@ def test_task_ladder_twin():
     law = np.asarray([7.9, 41.0, 0.46, 0.172, 0.237])
     runs["bpb"] = CHINCHILLA.evaluate({"params": n, "tokens": n * ratio}, law)
     link = Sigmoid(chance=0.25)
-    runs["accuracy"] = link.evaluate(runs["bpb"], np.asarray([0.97, 0.76, 12.6]))
+    runs["accuracy"] = link.evaluate({"loss": runs["bpb"]}, np.asarray([0.97, 0.76, 12.6]))
 
     chain = fit_chain(CHINCHILLA, link, runs, loss="bpb", columns=LADDER, n_draws=0, hold_out=False)
 
     at = chain.predict(TARGET)
     expected = CHINCHILLA.evaluate({k: np.asarray([v]) for k, v in TARGET.items()}, law)
     np.testing.assert_allclose(at.loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(at.y, link.evaluate(expected, np.asarray([0.97, 0.76, 12.6])), rtol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(at.y, link.evaluate({"loss": expected}, np.asarray([0.97, 0.76, 12.6])), rtol=1e-4)  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.interval_calibration import (
     Levels,
     calibrated,
-    imagine,
-    level_that_holds,
-    summed,
+    covering_level,
+    simulate_fits,
+    weighted_sum,
 )
 from analysis.fitting.objective import SQUARES
 from analysis.laws.chinchilla import CHINCHILLA
@@ -32,10 +32,10 @@ def design(n=18):
 @pytest.mark.parametrize("n", [6, 12, 40])
 def test_a_mean_needs_what_the_formula_says(n):
     """Hesterberg 2015, section 3.5: sqrt(n / (n - 1)) t(n - 1) in place of the normal's quantile."""
-    imagined = imagine(np.ones((n, 1)), resamples(n, 4000), np.arange(n), np.ones((1, 1)))
+    imagined = simulate_fits(np.ones((n, 1)), resamples(n, 4000), np.arange(n), np.ones((1, 1)))
 
     quantile = np.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1)
-    assert level_that_holds(0.95, imagined) == pytest.approx(2 * stats.norm.cdf(quantile) - 1, abs=0.012)  # fmt: skip
+    assert covering_level(0.95, imagined) == pytest.approx(2 * stats.norm.cdf(quantile) - 1, abs=0.012)  # fmt: skip
 
 
 def test_a_level_holds_fresh_errors_as_often_as_it_says():
@@ -95,15 +95,17 @@ def test_units_and_mixtures_of_coefficients_change_nothing():
 def test_a_sum_over_two_laws_is_between_them_and_a_normal():
     """The mean of five and the mean of 40: weighed all on one, its level; half and half, nearer to the plain 0.95."""
     few, many = (
-        imagine(np.ones((n, 1)), resamples(n, 1000, seed=n), np.arange(n), np.ones((1, 1)), seed=n)
+        simulate_fits(
+            np.ones((n, 1)), resamples(n, 1000, seed=n), np.arange(n), np.ones((1, 1)), seed=n
+        )
         for n in (5, 40)
     )
 
     def level(*factors):
-        return level_that_holds(0.95, summed([few, many], np.asarray(factors)))
+        return covering_level(0.95, weighted_sum([few, many], np.asarray(factors)))
 
-    assert level(1.0, 0.0) == level_that_holds(0.95, few)
-    assert level(0.0, 1.0) == level_that_holds(0.95, many)
+    assert level(1.0, 0.0) == covering_level(0.95, few)
+    assert level(0.0, 1.0) == covering_level(0.95, many)
     assert level(0.0, 1.0) < level(1.0, 2.0) < level(1.0, 0.0)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import analysis
-from analysis.loading.histories import COLUMNS, HistoryPoint, framed
+from analysis.loading.histories import COLUMNS, HistoryPoint, histories_table
 from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import write_json
 
@@ -116,7 +116,7 @@ def test_without_accounting_there_are_no_tokens():
         }
     )
 
-    histories = framed([HistoryPoint("s", "t", "memory/kl", 3, 0.5)], table)
+    histories = histories_table([HistoryPoint("s", "t", "memory/kl", 3, 0.5)], table)
 
     assert histories[["step", "value"]].to_numpy().tolist() == [[3, 0.5]]
     assert histories["tokens"].isna().all()

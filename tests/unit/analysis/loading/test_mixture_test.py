@@ -5,7 +5,7 @@ import pytest
 
 from analysis.fitting.fit_law import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.loading.mixture_test import _orthonormal, _split, find_mixture
+from analysis.loading.mixture_test import _best_split, _orthonormal, find_mixture
 
 TRUTH = np.asarray([482.0, 2085.0, 1.82, 0.348, 0.366])
 
@@ -96,7 +96,7 @@ def test_the_search_mostly_finds_the_best_of_all_splits():
         left = r - basis @ (basis.T @ r)
         starts = np.argsort(generator.random((24, 12)), axis=1) < 6
 
-        (ratio,), _, _ = _split(left[None, :], basis, starts, 8)
+        (ratio,), _, _ = _best_split(left[None, :], basis, starts, 8)
 
         free = fair - (fair @ basis) @ basis.T
         size = (free**2).sum(axis=1)
