@@ -340,8 +340,7 @@ def _check_groups(
     relative = residuals if problem.y is problem.log_y else np.log1p(residuals / data.y)
     found = check_residual_groups(relative, rows=rows)
     if found is None:
-        slopes = problem.law.log_jacobian(problem.features, theta[None, :])[0].T
-        jacobian = slopes[np.argsort(data.order)]
+        jacobian = problem.log_jacobian(theta)[np.argsort(data.order)]
         found = check_mixture(relative, jacobian, data.inputs, data.places, rows=rows)
     return [] if found is None else [found.sentence]
 

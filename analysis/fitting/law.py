@@ -252,6 +252,12 @@ class LawProblem:
         slopes = self.law.jacobian(self.features, theta * self._units)
         return (slopes * (self._units / self.y_unit)[:, None]).transpose(0, 2, 1)
 
+    def log_jacobian(self, theta: Array) -> Array:
+        """Return derivatives (n, p) of ln y at theta (p,)."""
+        theta = theta * self._units
+        slopes = self.law.log_jacobian(self.features, theta[None, :])[0]
+        return np.asarray(slopes.T * self._units)
+
     def starts(self) -> Array:
         """Return starting points (S, p), inside the bounds."""
         return np.clip(self.law.starts(self) / self._units, self.lower, self.upper)
