@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from own_ranks import together
+from own_ranks import run_ranks
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +43,7 @@ WAYS = ("alone", "after", "during", "ddp")
 
 def main() -> None:
     arguments = _arguments()
-    rows = together(arguments.gpus, arguments.device, partial(_all, arguments))
+    rows = run_ranks(arguments.gpus, arguments.device, partial(_all, arguments))
     _print(rows, arguments)
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import get_args
 
 import torch
-from own_ranks import together
+from own_ranks import run_ranks
 
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
@@ -46,7 +46,7 @@ def main() -> None:
     for name in arguments.only.split(","):
         for dense in get_args(Dense):
             work = partial(_measured, name, dense, arguments)
-            row = together(arguments.gpus, arguments.device, work)
+            row = run_ranks(arguments.gpus, arguments.device, work)
             print(
                 line.format(
                     name,

@@ -16,7 +16,7 @@ Work = Callable[[process_group.RankGroup, torch.device], Any]
 """What a rank does; what rank 0 returns must be plain values."""
 
 
-def together(size: int, device: str, work: Work) -> Any:
+def run_ranks(size: int, device: str, work: Work) -> Any:
     """Return `work`'s result on rank 0 of `size` ranks, one GPU each or all on the CPU."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:

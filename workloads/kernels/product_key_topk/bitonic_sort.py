@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 
 ID_BITS = tl.constexpr(27)
-"""1.3e8 ids. `together` leaves no more than 30: 32 bits of score, shifted by them, must stay below
-2**62."""
+"""1.3e8 ids. `pack_score_id` leaves no more than 30: 32 bits of score, shifted by them, must stay
+below 2**62."""
 LARGEST_ID = tl.constexpr(2**ID_BITS.value - 1)
 
 
@@ -26,7 +26,7 @@ def as_number(rising):
 
 
 @triton.jit
-def together(score, id):
+def pack_score_id(score, id):
     """Return numbers in the order of scores, equal scores by lowest id first, that tell both.
 
     They are fp64, which compares in one instruction where int64 takes two: as integers between
@@ -38,16 +38,16 @@ def together(score, id):
 
 
 @triton.jit
-def score_of(together):
-    """Return the score of `together`'s number."""
-    rising = (together.to(tl.int64, bitcast=True) >> ID_BITS).to(tl.int32)
+def score_of(packed):
+    """Return the score of `pack_score_id`'s number."""
+    rising = (packed.to(tl.int64, bitcast=True) >> ID_BITS).to(tl.int32)
     return as_number(rising ^ -(2**31))
 
 
 @triton.jit
-def id_of(together):
-    """Return the id of `together`'s number."""
-    return (together.to(tl.int64, bitcast=True) & LARGEST_ID) ^ LARGEST_ID
+def id_of(packed):
+    """Return the id of `pack_score_id`'s number."""
+    return (packed.to(tl.int64, bitcast=True) & LARGEST_ID) ^ LARGEST_ID
 
 
 @triton.jit

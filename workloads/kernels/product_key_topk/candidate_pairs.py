@@ -13,7 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from workloads.kernels.product_key_topk.bitonic_sort import id_of, merge, score_of, together
+from workloads.kernels.product_key_topk.bitonic_sort import id_of, merge, pack_score_id, score_of
 from workloads.kernels.product_key_topk.reference import candidate_pairs
 
 
@@ -216,7 +216,7 @@ def _slots(left, right, place, n_keys):
     0.0, which is below them all, for places that have no pair.
     """
     slot = left.to(tl.int32) * n_keys + right.to(tl.int32)
-    return tl.where(place % 2 == 1, together(_score(left) + _score(right), slot), 0.0)
+    return tl.where(place % 2 == 1, pack_score_id(_score(left) + _score(right), slot), 0.0)
 
 
 @triton.jit

@@ -34,9 +34,9 @@ from workloads.kernels.product_key_topk.bitonic_sort import (
     as_rising,
     id_of,
     merge,
+    pack_score_id,
     score_of,
     sort,
-    together,
 )
 from workloads.kernels.product_key_topk.candidate_pairs import arrange, choose_pairs
 from workloads.kernels.product_key_topk.split_fp16 import fp16_parts, padded_width
@@ -44,7 +44,7 @@ from workloads.kernels.product_key_topk.split_fp16 import fp16_parts, padded_wid
 MAX_KNN = 64
 """One thread sorts twice as many numbers of 64 bits, and it has 255 registers of 32."""
 MAX_KEYS = math.isqrt(LARGEST_ID.value + 1)
-"""A half; 11,585, which make 1.3e8 slots, whose ids `together` still tells."""
+"""A half; 11,585, which make 1.3e8 slots, whose ids `pack_score_id` still tells."""
 MAX_GROUPS = 256
 """A thread of `_search` holds the largest scores of all groups of a row, and 512 would not fit its
 registers."""
@@ -616,4 +616,4 @@ def _found(found_ptr, slot, token, count, padded_tokens):
     valid = slot < count[:, None]
     packed = tl.load(found_ptr + slot * padded_tokens + token[:, None], mask=valid, other=0)
     score = (packed >> 32).to(tl.int32).to(tl.float32, bitcast=True)
-    return tl.where(valid, together(score, packed & LARGEST_ID), 0.0)
+    return tl.where(valid, pack_score_id(score, packed & LARGEST_ID), 0.0)

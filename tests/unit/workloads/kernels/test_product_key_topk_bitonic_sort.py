@@ -30,7 +30,7 @@ def _there_and_back(
     scores_ptr, ids_ptr, packed_ptr, scores_back_ptr, ids_back_ptr, N: tl.constexpr
 ):
     at = tl.arange(0, N)
-    packed = bitonic_sort.together(tl.load(scores_ptr + at), tl.load(ids_ptr + at))
+    packed = bitonic_sort.pack_score_id(tl.load(scores_ptr + at), tl.load(ids_ptr + at))
     tl.store(packed_ptr + at, packed)
     tl.store(scores_back_ptr + at, bitonic_sort.score_of(packed))
     tl.store(ids_back_ptr + at, bitonic_sort.id_of(packed))
