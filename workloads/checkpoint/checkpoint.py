@@ -43,17 +43,17 @@ def save(
     step: int,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, TensorBlock] | None = None,
+    blocks: Mapping[str, TensorBlock] | None = None,
     world: RankGroup = RankGroup(),  # noqa: B008, frozen
     keep: int = 2,
 ) -> Path:
     """Write the state after `step`, delete all but the newest `keep`, return the checkpoint's path.
 
     With several ranks in `world` all of them must call this: rank 0's `state` is written, and the
-    `pieces` of all, of which every rank has some or none has any; what several have alike is
+    `blocks` of all, of which every rank has some or none has any; what several have alike is
     written once.
     """
-    path = _write(folder, f"step-{step:08d}", state, pieces=pieces or {}, world=world)
+    path = _write(folder, f"step-{step:08d}", state, blocks=blocks or {}, world=world)
     if world.is_main:
         for older in _steps(folder)[keep:]:
             _discard(older)
@@ -64,14 +64,14 @@ def save_final(
     folder: Path,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, TensorBlock] | None = None,
+    blocks: Mapping[str, TensorBlock] | None = None,
     world: RankGroup = RankGroup(),  # noqa: B008, frozen
 ) -> Path:
     """Write what outlives the run, then delete the checkpoints of steps.
 
     Collective as `save` is.
     """
-    path = _write(folder, FINAL, state, pieces=pieces or {}, world=world)
+    path = _write(folder, FINAL, state, blocks=blocks or {}, world=world)
     if world.is_main:
         for older in _steps(folder):
             _discard(older)
@@ -144,7 +144,7 @@ def load(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     return state
 
 
-def pieces(path: Path) -> dict[str, SavedTensor]:
+def sharded_tensors(path: Path) -> dict[str, SavedTensor]:
     """Return sharded tensors by name, read lazily; empty where one rank saved all.
 
     Raises:
@@ -158,7 +158,7 @@ def pieces(path: Path) -> dict[str, SavedTensor]:
             f"{path}: holds {', '.join(sorted(named))}, files that this version does not read; "
             "delete the trial's checkpoints to train it anew"
         )
-    from workloads.checkpoint import sharded  # a second, which only who has pieces pays
+    from workloads.checkpoint import sharded  # a second, which only sharded checkpoints pay
 
     return sharded.saved(path / _PARTS)
 
@@ -175,12 +175,12 @@ def _write(
     name: str,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, TensorBlock],
+    blocks: Mapping[str, TensorBlock],
     world: RankGroup,
 ) -> Path:
     aside = folder / f"{_ASIDE}{name}"
     try:
-        return _write_aside_and_rename(aside, folder / name, state, pieces=pieces, world=world)
+        return _write_aside_and_rename(aside, folder / name, state, blocks=blocks, world=world)
     except Exception:
         # Most likely the disk is full, and what was written of this one would keep it full.
         if world.is_main:
@@ -193,23 +193,25 @@ def _write_aside_and_rename(
     path: Path,
     state: dict[str, Any],
     *,
-    pieces: Mapping[str, TensorBlock],
+    blocks: Mapping[str, TensorBlock],
     world: RankGroup,
 ) -> Path:
     if world.is_main:
         shutil.rmtree(aside, ignore_errors=True)
-        (aside / _PARTS if pieces else aside).mkdir(parents=True)
+        (aside / _PARTS if blocks else aside).mkdir(parents=True)
     world.barrier()
     parts: dict[str, dict[str, int | str]] = {}
-    if pieces:
-        from workloads.checkpoint import sharded  # as in `pieces`
+    if blocks:
+        from workloads.checkpoint import sharded  # as in `sharded_tensors`
 
         mine = {
-            f"{_PARTS}/{file.name}": _told(file)
-            for file in sharded.write(aside / _PARTS, pieces, world)
+            f"{_PARTS}/{file.name}": _manifest_entry(file)
+            for file in sharded.write(aside / _PARTS, blocks, world)
         }
         parts = {
-            name: told for of_one in world.all_gather_objects(mine) for name, told in of_one.items()
+            name: entry
+            for of_one in world.all_gather_objects(mine)
+            for name, entry in of_one.items()
         }
     if world.is_main:
         manifest = _write_file(aside / _STATE, {"format": FORMAT, **state})
@@ -233,10 +235,10 @@ def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    return _told(path)
+    return _manifest_entry(path)
 
 
-def _told(path: Path) -> dict[str, int | str]:
+def _manifest_entry(path: Path) -> dict[str, int | str]:
     """Return what the manifest says of a file."""
     return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 

@@ -2,9 +2,9 @@
 
 All ranks write together; each reads alone.
 
-Importing it takes a second, so only who has pieces does. Every rank offers its pieces, cut into
-blocks; of blocks that several ranks have, DCP lets the one with the least to do write each.
-`.metadata` says which block of which tensor lies where. Any blocks that cover a tensor make any
+Importing it takes a second, so only sharded checkpoints do. Every rank offers its blocks, cut into
+chunks; of chunks that several ranks have, DCP lets the one with the least to do write each.
+`.metadata` says which chunk of which tensor is where. Any chunks that cover a tensor make any
 rectangle of it, so the ranks that read may be others than those that wrote.
 """
 
@@ -43,8 +43,8 @@ from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.process_group import CommunicationError, RankGroup, communication_errors
 
 METADATA = ".metadata"
-BLOCK_BYTES = 2**24
-"""A block is read as a whole, for whatever part of it, and is copied from a GPU as a whole."""
+CHUNK_BYTES = 2**24
+"""A chunk is read as a whole for any part of it, and is copied from a GPU as a whole."""
 _ALLOWED = {
     ("torch", "Size"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -63,8 +63,8 @@ _ALLOWED = {
 """What `.metadata`, a pickle, may name besides dtypes."""
 
 
-def write(folder: Path, pieces: Mapping[str, TensorBlock], world: RankGroup) -> list[Path]:
-    """Write the pieces of all ranks of `world`, return the files that this one wrote. Collective.
+def write(folder: Path, blocks: Mapping[str, TensorBlock], world: RankGroup) -> list[Path]:
+    """Write the blocks of all ranks of `world`; return the files that this one wrote. Collective.
 
     Raises:
         CommunicationError: If another rank could not write, which raises what it met.
@@ -76,7 +76,7 @@ def write(folder: Path, pieces: Mapping[str, TensorBlock], world: RankGroup) -> 
             save(
                 {},
                 storage_writer=_Writer(folder, files),
-                planner=_Saving(pieces),
+                planner=_Saving(blocks),
                 process_group=world.group,
             )
     except CheckpointException as failed:
@@ -98,10 +98,10 @@ def write(folder: Path, pieces: Mapping[str, TensorBlock], world: RankGroup) -> 
 
 
 def saved(folder: Path) -> dict[str, SavedTensor]:
-    """Return what was written into a folder, by name.
+    """Return the tensors in a folder by name, read lazily.
 
     Raises:
-        ValueError: If `.metadata` holds anything but what says where blocks lie.
+        ValueError: If `.metadata` holds anything but the places of chunks.
     """
     with only_plain_values(folder / METADATA), (folder / METADATA).open("rb") as file:
         try:
@@ -155,11 +155,11 @@ class _Writer(FileSystemWriter):
 
 
 class _Saving(DefaultSavePlanner):
-    def __init__(self, pieces: Mapping[str, TensorBlock]) -> None:
+    def __init__(self, blocks: Mapping[str, TensorBlock]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        blocks = [block for name, piece in pieces.items() for block in _blocks(name, piece)]
-        self._items = [item for item, _ in blocks]
-        self._tensors = {item.index: tensor for item, tensor in blocks}
+        chunks = [chunk for name, block in blocks.items() for chunk in _chunks(name, block)]
+        self._items = [item for item, _ in chunks]
+        self._tensors = {item.index: tensor for item, tensor in chunks}
 
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan(self._items)
@@ -169,24 +169,24 @@ class _Saving(DefaultSavePlanner):
         return self._tensors[index]
 
 
-def _blocks(name: str, piece: TensorBlock) -> Iterator[tuple[WriteItem, Tensor]]:
-    """Cut a piece along its first dimension into blocks of at most BLOCK_BYTES, or of one row."""
-    if not piece.tensor.numel():
+def _chunks(name: str, block: TensorBlock) -> Iterator[tuple[WriteItem, Tensor]]:
+    """Cut a block along its first dimension into chunks of at most CHUNK_BYTES, or of one row."""
+    if not block.tensor.numel():
         return
-    first, *others = piece.offsets
-    rows = max(1, BLOCK_BYTES // piece.tensor[0].nbytes)
-    for number, block in enumerate(torch.split(piece.tensor, rows)):
+    first, *others = block.offsets
+    rows = max(1, CHUNK_BYTES // block.tensor[0].nbytes)
+    for number, chunk in enumerate(torch.split(block.tensor, rows)):
         offsets = torch.Size([first + number * rows, *others])
         item = WriteItem(
             index=MetadataIndex(name, offsets),
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(offsets=offsets, sizes=block.shape),
-                properties=TensorProperties(dtype=block.dtype),
-                size=torch.Size(piece.whole),
+                chunk=ChunkStorageMetadata(offsets=offsets, sizes=chunk.shape),
+                properties=TensorProperties(dtype=chunk.dtype),
+                size=torch.Size(block.whole),
             ),
         )
-        yield item, block
+        yield item, chunk
 
 
 class _Stored(SavedTensor):
@@ -238,7 +238,7 @@ class _MetadataUnpickler(Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) == ("torch.serialization", "_get_layout"):
-            return lambda _: torch.strided  # itself keeps what it is told
+            return lambda _: torch.strided  # the original keeps its argument
         if (module, name) not in _ALLOWED:
             raise UnpicklingError(f"{module}.{name} says nothing of where tensors lie")
         return super().find_class(module, name)

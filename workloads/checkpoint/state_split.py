@@ -2,14 +2,14 @@
 
 The ranks that merge may be others than those that split.
 
-What all ranks have alike stays in the state. What each has a part of becomes pieces
+Replicated values stay in the state. Sharded ones become blocks
 (`workloads/checkpoint/tensor_block.py`), named `weights/<parameter>/values`,
 `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and `tables/<table>/mean_square`
 (what the optimizer of tables keeps, which may be one number per row).
 
 Which part of a parameter a rank has, its `TableShard` says, or the parameter itself where it is a
-DTensor (of FSDP2's `fully_shard`). Another kind of sharded tensor is another case in `parts`,
-`_whole` and `_place`.
+DTensor (of FSDP2's `fully_shard`). Another kind of sharded tensor is another case in
+`local_shards`, `_full_shape` and `_position`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,65 +33,65 @@ def local_shards(model: nn.Module) -> dict[str, LocalShard]:
 
 
 def split_state(
-    state: State, parts: Mapping[str, LocalShard], names: Sequence[str]
+    state: State, shards: Mapping[str, LocalShard], names: Sequence[str]
 ) -> tuple[State, dict[str, TensorBlock]]:
     """Split a state into what all ranks have alike and this rank's shards.
 
     Args:
         state: `weights` by name and, if there, `optimizer` as torch gives it and `tables` as
             `TableOptimizer` does; the rest is passed on.
-        parts: Which part of which parameter this rank has.
+        shards: This rank's shards.
         names: Of the parameters, as the optimizer numbers them.
     """
-    if not parts:
+    if not shards:
         return state, {}
-    pieces: dict[str, TensorBlock] = {}
-    kept = _by_owner(state, names)
+    blocks: dict[str, TensorBlock] = {}
+    kept = _group_by_owner(state, names)
     for (section, owner), values in kept.items():
-        part = parts.get(_parameter(section, owner))
+        part = shards.get(_parameter_name(section, owner))
         if part is None:
             continue
         for what in list(values):
-            piece = _piece(values[what], part)
-            if piece is not None:
-                pieces[f"{section}/{owner}/{what}"] = piece
+            block = _block(values[what], part)
+            if block is not None:
+                blocks[f"{section}/{owner}/{what}"] = block
                 del values[what]
-    return _as_state(state, kept, names), pieces
+    return _as_state(state, kept, names), blocks
 
 
 def merge_state(
     state: State,
     saved: Mapping[str, SavedTensor],
-    parts: Mapping[str, LocalShard],
+    shards: Mapping[str, LocalShard],
     names: Sequence[str],
 ) -> State:
     """Return a saved state with this rank's shard of every sharded tensor, as plain tensors.
 
     Args:
-        state: As loaded, with or without `optimizer`; what the ranks that saved it had whole
-            included.
-        saved: As loaded, what those ranks had in pieces.
-        parts: Which part of which parameter this rank has; of others it has all.
+        state: As loaded, with or without `optimizer`; what was replicated on the ranks that saved
+            it.
+        saved: As loaded, what was sharded on them.
+        shards: This rank's shards; of other parameters it has all.
         names: Of the parameters, as the optimizer numbers them.
 
     Raises:
         ValueError: If the checkpoint is of another shape, or does not hold all of a part.
     """
-    if not saved and not parts:
+    if not saved and not shards:
         return state
-    kept = _by_owner(state, names)
-    for key, pieces in saved.items():
+    kept = _group_by_owner(state, names)
+    for key, tensor in saved.items():
         section, owner, what = key.split("/")
         if state.get(section) is not None:
-            kept.setdefault((section, owner), {})[what] = pieces
+            kept.setdefault((section, owner), {})[what] = tensor
     for (section, owner), values in kept.items():
-        name = _parameter(section, owner)
+        name = _parameter_name(section, owner)
         for what, value in values.items():
-            values[what] = _cut(name, value, parts.get(name))
+            values[what] = _local_value(name, value, shards.get(name))
     return _as_state(state, kept, names)
 
 
-def _by_owner(state: State, names: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+def _group_by_owner(state: State, names: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return (section of the state, parameter or table) -> what is kept of it."""
     sections = {
         "weights": {name: {"values": value} for name, value in state["weights"].items()},
@@ -130,12 +130,12 @@ def _as_state(
     return new
 
 
-def _piece(value: object, part: LocalShard) -> TensorBlock | None:
+def _block(value: object, part: LocalShard) -> TensorBlock | None:
     """Return a rank's shard of a tensor as a block, or None if all ranks have it alike."""
     if not isinstance(value, Tensor) or not value.ndim:
         return None
-    offsets, sizes = _place(part, value.ndim)
-    # What an optimizer keeps of a part is no DTensor (`local_shard.LocalParameters`).
+    offsets, sizes = _position(part, value.ndim)
+    # What an optimizer keeps of a shard is no DTensor (`local_part.LocalParameters`).
     own = local_shard(value)
     if own.shape != sizes:
         # Kept by one rank only, it would be lost.
@@ -143,10 +143,10 @@ def _piece(value: object, part: LocalShard) -> TensorBlock | None:
             f"a rank keeps {_times(own.shape)} numbers beside its part of {_times(sizes)}, which "
             "no checkpoint can divide"
         )
-    return TensorBlock(whole=_whole(part, value.ndim), offsets=offsets, tensor=own)
+    return TensorBlock(whole=_full_shape(part, value.ndim), offsets=offsets, tensor=own)
 
 
-def _cut(name: str, value: object, part: LocalShard | None) -> object:
+def _local_value(name: str, value: object, part: LocalShard | None) -> object:
     """Return a rank's shard of a saved value: a sharded or whole tensor, or any other value."""
     if isinstance(value, SavedTensor):
         whole = value.whole
@@ -157,13 +157,13 @@ def _cut(name: str, value: object, part: LocalShard | None) -> object:
     if part is None:
         assert isinstance(value, SavedTensor)
         return value.read([0] * len(whole), whole)
-    expected = _whole(part, len(whole))
+    expected = _full_shape(part, len(whole))
     if whole != expected:
         raise ValueError(
             f"{name}: the checkpoint's tensor is {_times(whole)}, the model's {_times(expected)}; "
             "delete the trial's checkpoints to train it anew"
         )
-    offsets, sizes = _place(part, len(whole))
+    offsets, sizes = _position(part, len(whole))
     if isinstance(value, SavedTensor):
         return value.read(offsets, sizes)
     assert isinstance(value, Tensor)
@@ -173,12 +173,12 @@ def _cut(name: str, value: object, part: LocalShard | None) -> object:
     return value.clone()
 
 
-def _whole(part: LocalShard, ndim: int) -> tuple[int, ...]:
+def _full_shape(part: LocalShard, ndim: int) -> tuple[int, ...]:
     """Return the shape of the whole: of a table, or of one number per row (`ndim` 1)."""
     return tuple(part.whole if isinstance(part, TableShard) else part.shape)[:ndim]
 
 
-def _place(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _position(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return offsets and shape of a shard: of a table, or of one number per row (`ndim` 1)."""
     if isinstance(part, TableShard):
         return (part.rows.start, part.columns.start)[:ndim], part.shape[:ndim]
@@ -186,7 +186,7 @@ def _place(part: LocalShard, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...
     return tuple(each.start for each in slices), tuple(each.stop - each.start for each in slices)
 
 
-def _parameter(section: str, owner: str) -> str:
+def _parameter_name(section: str, owner: str) -> str:
     """Return the name of the parameter of which something is kept."""
     return f"{owner}.weight" if section == "tables" else owner
 

@@ -47,7 +47,7 @@ class TrainState:
             ValueError: If it is of another model or optimizer.
         """
         shards = local_shards(self.model)
-        state = merge_state(saved, checkpoint.pieces(path), shards, self.optimizer.names)
+        state = merge_state(saved, checkpoint.sharded_tensors(path), shards, self.optimizer.names)
         load_weights(self.model, state["weights"])
         self.optimizer.load_adamw(state["optimizer"])
         if self.optimizer.tables is not None:
@@ -117,7 +117,7 @@ class Checkpointer:
         announce()
         step = self._state.step
         state, blocks = self._split(self._state.as_dict())
-        path = checkpoint.save(self._folder, step, state, pieces=blocks, world=self._writers)
+        path = checkpoint.save(self._folder, step, state, blocks=blocks, world=self._writers)
         self._reporter.checkpoint(step, path)
         self._saved_at = self._clock()
         cost_s = self._saved_at - start
@@ -131,7 +131,7 @@ class Checkpointer:
         step = self._state.step
         final = {"step": step, "weights": weights(self._state.model), "metrics": metrics}
         state, blocks = self._split(final)
-        path = checkpoint.save_final(self._folder, state, pieces=blocks, world=self._writers)
+        path = checkpoint.save_final(self._folder, state, blocks=blocks, world=self._writers)
         self._reporter.checkpoint(step, path)
 
     def _split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, TensorBlock]]:

@@ -51,7 +51,7 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     a GPU the deterministic forms of some scatters are several times slower, so a repeated run may
     differ in the last bits.
     """
-    deterministic: Any = torch.utils.deterministic  # type: ignore[attr-defined]
+    deterministic: Any = torch.utils.deterministic
     before = (
         torch.get_num_threads(),
         torch.get_float32_matmul_precision(),

@@ -45,8 +45,8 @@ def imports_without_pieces(folder: Path) -> list[str]:
     """Return which slow modules a replicated state imported while it came and went."""
     before = set(sys.modules)
     state, pieces = split_state(state_of(4, 10), {}, NAMES)
-    path = checkpoint.save(folder, 3, state, pieces=pieces)
-    merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, NAMES)
+    path = checkpoint.save(folder, 3, state, blocks=pieces)
+    merge_state(checkpoint.load(path), checkpoint.sharded_tensors(path), {}, NAMES)
     slow = ("torch.distributed.checkpoint", "torch.distributed.tensor")
     return [name for name in slow if name in sys.modules.keys() - before]
 
@@ -67,17 +67,17 @@ def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
                         _, shards, state_here = seen_by(state, layout, rank, size)
                         alike, pieces = split_state(state_here, shards, NAMES)
                         path = folder / f"{layout}-{size}-{n_rows}-{width}"
-                        checkpoint.save(path, 3, alike, pieces=pieces, world=own)
+                        checkpoint.save(path, 3, alike, blocks=pieces, world=own)
                 # Each two hold what the other two do; and where ranks 2 and 3 are all there are, 2
                 # is the first.
                 _, shards, state_here = seen_by(state, layout, rank % 2, 2)
                 alike, pieces = split_state(state_here, shards, NAMES)
                 path = folder / f"{layout}-2x2-{n_rows}-{width}"
-                checkpoint.save(path, 3, alike, pieces=pieces, world=world)
+                checkpoint.save(path, 3, alike, blocks=pieces, world=world)
                 if rank >= 2:
                     path = folder / f"{layout}-upper-{n_rows}-{width}"
                     own = RankGroup(rank=rank - 2, size=2, group=upper)
-                    checkpoint.save(path, 3, alike, pieces=pieces, world=own)
+                    checkpoint.save(path, 3, alike, blocks=pieces, world=own)
         # Two steps, for whoever tears the second.
         for step in (1, 2):
             if rank < 2:
@@ -91,9 +91,9 @@ def save(folder: Path, step: int, world: RankGroup, *, last: bool = False) -> No
     own["weights"]["table.weight"].fill_(step)
     alike, pieces = split_state({"step": step, "weights": own["weights"]}, shards, NAMES)
     if last:
-        checkpoint.save_final(folder, alike, pieces=pieces, world=world)
+        checkpoint.save_final(folder, alike, blocks=pieces, world=world)
     else:
-        checkpoint.save(folder, step, alike, pieces=pieces, world=world)
+        checkpoint.save(folder, step, alike, blocks=pieces, world=world)
 
 
 def joined(rank: int, size: int, meeting: Path) -> contextlib.AbstractContextManager[RankGroup]:
@@ -266,7 +266,7 @@ def kills(
         act += 1
         path = checkpoint.latest(here)
         assert path is not None
-        state = merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, [])
+        state = merge_state(checkpoint.load(path), checkpoint.sharded_tensors(path), {}, [])
         table = state["weights"]["table.weight"]
         found.append(
             {
@@ -353,7 +353,7 @@ def trained_and_saved(folder: Path, trained: Trained, world: RankGroup) -> int:
     trained.steps(2)
     state = {"weights": weights(trained.model), "optimizer": trained.optimizer.state_dict()}
     alike, pieces = split_state(state, local_shards(trained.model), trained.names)
-    checkpoint.save(folder, 2, alike, pieces=pieces, world=world)
+    checkpoint.save(folder, 2, alike, blocks=pieces, world=world)
     whole = {"loaded": trained.whole()}
     trained.steps(1)
     whole["went_on"] = trained.whole()
@@ -382,7 +382,10 @@ def gone_on(folder: Path, trained: Trained) -> dict[str, float]:
     """Return the errors of loaded against saved state, and of the step after it."""
     path = folder / "step-00000002"
     state = merge_state(
-        checkpoint.load(path), checkpoint.pieces(path), local_shards(trained.model), trained.names
+        checkpoint.load(path),
+        checkpoint.sharded_tensors(path),
+        local_shards(trained.model),
+        trained.names,
     )
     load_weights(trained.model, state["weights"])
     trained.optimizer.load_state_dict(state["optimizer"])
@@ -409,7 +412,7 @@ if __name__ == "__main__":
     # Once, and known to all that are forked.
     import_module("torch.distributed.fsdp")
     # The tables are small, and larger ones are cut.
-    with mock.patch.object(import_module("workloads.checkpoint.sharded"), "BLOCK_BYTES", 150):
+    with mock.patch.object(import_module("workloads.checkpoint.sharded"), "CHUNK_BYTES", 150):
         forked(4, partial(write_whole, folder / "whole"))
     before = folder / "steps"
     found["failures"] = failures(folder / "failures", before)

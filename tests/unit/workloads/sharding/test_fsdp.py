@@ -137,7 +137,7 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     assert path is not None
     assert path.name == "final"
     weights: dict[str, Tensor] = merge_state(
-        checkpoint.load(path), checkpoint.pieces(path), {}, []
+        checkpoint.load(path), checkpoint.sharded_tensors(path), {}, []
     )["weights"]
     return weights
 

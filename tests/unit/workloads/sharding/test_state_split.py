@@ -107,7 +107,9 @@ def read(path: Path, shards: Any = None, *, names: Any = NAMES, training: bool =
     del state["format"]
     if not training:
         del state["optimizer"]
-    return merge_state(state, checkpoint.pieces(path / "step-00000003"), shards or {}, names)
+    return merge_state(
+        state, checkpoint.sharded_tensors(path / "step-00000003"), shards or {}, names
+    )
 
 
 @saved_once
@@ -257,7 +259,7 @@ def test_parts_of_an_earlier_version_are_named(tmp_path):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
     with pytest.raises(ValueError, match=r"holds part-0-of-2\.pt, part-1-of-2\.pt, files that"):
-        checkpoint.pieces(path)
+        checkpoint.sharded_tensors(path)
 
 
 def copied(folder: Path, to: Path) -> Path:
@@ -403,7 +405,7 @@ def final_weights(folder: Path) -> dict[str, Tensor]:
     path = checkpoint.latest(folder)
     assert path is not None
     assert path.name == "final"
-    state = merge_state(checkpoint.load(path), checkpoint.pieces(path), {}, [])
+    state = merge_state(checkpoint.load(path), checkpoint.sharded_tensors(path), {}, [])
     weights: dict[str, Tensor] = state["weights"]
     return weights
 
