@@ -36,13 +36,21 @@ X_LABELS = {
 }
 
 
-def tables(runs: Runs, fits: SweepFits) -> list[Table]:
+def tables(runs: Runs, fits: SweepFits, *, everything: bool = False) -> list[Table]:
     """Return what `memscale fit` prints.
 
     Configurations, curves and the comparison at equal FLOPs; where there are any, also excluded
     trials, missing sizes and warnings about the data.
+
+    Args:
+        runs: Of `analysis.load`.
+        fits: Of `analysis.fit_sweep`.
+        everything: Whether to add what only the report shows: parameters by group, the use of
+            memories and experts, how the optimiser fared, and the trials.
     """
     always = [configurations(fits), curves(fits), comparison(fits)]
+    if everything:
+        always += [parameter_groups(fits), usage(runs, fits), health(fits), trials(runs)]
     return always + [t for t in (excluded(runs), missing(fits), warnings(runs, fits)) if t.rows]
 
 
