@@ -84,10 +84,10 @@ def cancel(
 
     sweep = find_sweep(runs, name)
     chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
-    asked = submission.cancel(sweep, chosen, whole_sweep=not trials)
+    cancelled = submission.cancel(sweep, chosen, whole_sweep=not trials)
     typer.echo(
-        f"Asked {len(asked)} unfinished trial{'s' * (len(asked) != 1)} of {name} to stop."
-        if asked
+        f"Asked {len(cancelled)} unfinished trial{'s' * (len(cancelled) != 1)} of {name} to stop."
+        if cancelled
         else f"Nothing of {name} is unfinished."
     )
 
@@ -112,9 +112,11 @@ def retry(
     sweep = find_sweep(runs, name)
     chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
     controlled = retry_requests.controlled_trial_ids(sweep, sweep.submissions())
-    asked = retry_requests.plan_retry(sweep, chosen, controlled=controlled, whole_sweep=not trials)
+    request = retry_requests.plan_retry(
+        sweep, chosen, controlled=controlled, whole_sweep=not trials
+    )
     who = f"memscale retry, pid {os.getpid()}"
     retry_requests.write_requests(
-        sweep, asked.after, by=who, at=time.time(), whole_sweep=not trials
+        sweep, request.after, by=who, at=time.time(), whole_sweep=not trials
     )
-    typer.echo(f"{name}: {retry_requests.describe_result(asked, controlled=controlled)}.")
+    typer.echo(f"{name}: {retry_requests.describe_result(request, controlled=controlled)}.")

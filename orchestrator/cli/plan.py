@@ -9,9 +9,9 @@ import typer
 from orchestrator.cli.app import Runs, SweepFiles, app, console_here, make_plan, reports_errors
 
 
-def _print_recipes(asked: bool) -> None:
+def _print_recipes(wanted: bool) -> None:
     """Print the recipes and end: the option needs no sweep file beside it."""
-    if not asked:
+    if not wanted:
         return
     from orchestrator.cli.render import plan as plans
     from orchestrator.sweep import registry

@@ -1,6 +1,7 @@
 """Command `memscale submit`, and the controller that it starts in the background."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,16 +140,7 @@ def submit(
     """Train what is missing of a sweep."""
     from orchestrator.submit import submission
 
-    if launcher not in submission.LAUNCHERS:
-        raise typer.BadParameter(
-            f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
-        )
-    for name, value in {"--priority": priority, "--weight": weight}.items():
-        if value is not None and address is None:
-            raise typer.BadParameter(
-                "is among the sweeps of one Ray cluster: add --address, or leave it out",
-                param_hint=name,
-            )
+    _check_options(launcher, address, {"--priority": priority, "--weight": weight})
     slurm_request = submit_slurm.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
@@ -186,6 +178,24 @@ def submit(
         _run_in_background(request, watched=not detach and not quiet)
     else:
         _run_here(request, quiet=quiet)
+
+
+def _check_options(
+    launcher: str, address: str | None, of_cluster: Mapping[str, float | None]
+) -> None:
+    """Refuse an unknown launcher, and options of a Ray cluster where there is none."""
+    from orchestrator.submit import submission
+
+    if launcher not in submission.LAUNCHERS:
+        raise typer.BadParameter(
+            f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
+        )
+    for name, value in of_cluster.items():
+        if value is not None and address is None:
+            raise typer.BadParameter(
+                "is among the sweeps of one Ray cluster: add --address, or leave it out",
+                param_hint=name,
+            )
 
 
 def _run_here(request: "Submission", *, quiet: bool) -> None:

@@ -133,7 +133,7 @@ def make_plan(
 def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
     """Return the trials of a sweep as submitted, with what is left of each; needs no architecture.
 
-    A trial that cannot be read is not among them; whoever reads results says so (`analysis.load`).
+    A trial that cannot be read is not among them; `analysis.load` reports it.
 
     Args:
         sweep: Folder of the sweep.
@@ -159,10 +159,10 @@ def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedT
 def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
     """Return one note per architecture and reason why it is not causal, with its trials."""
     trials = Counter(spec.architecture for spec in specs)
-    told = Counter((spec.architecture, spec.not_causal) for spec in specs if spec.not_causal)
+    counts = Counter((spec.architecture, spec.not_causal) for spec in specs if spec.not_causal)
     return tuple(
         f"{name}{'' if n == trials[name] else f' ({n} of {trials[name]} trials)'}: not causal {why}"
-        for (name, why), n in told.items()
+        for (name, why), n in counts.items()
     )
 
 

@@ -26,7 +26,7 @@ class CircuitBreaker:
         self._place = place
         self._clock = clock
         self._since: float | None = None
-        self._told_at = -WARN_EVERY_S
+        self._warned_at = -WARN_EVERY_S
         self._problem = ""
 
     @property
@@ -48,8 +48,8 @@ class CircuitBreaker:
 
     def warn(self) -> None:
         """Log now and then that it is open."""
-        if self._clock() - self._told_at >= WARN_EVERY_S:
-            self._told_at = self._clock()
+        if self._clock() - self._warned_at >= WARN_EVERY_S:
+            self._warned_at = self._clock()
             LOG.warning("%s", self.reason())
 
     def reason(self) -> str:

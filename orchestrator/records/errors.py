@@ -2,7 +2,6 @@
 
     ExperimentError            anything the user can act on; the CLI prints it without a traceback
     ├── ConfigError            a sweep file is wrong: holds one ConfigProblem each      exit code 2
-    ├── TrialError             a trial cannot go on: names trial and attempt             exit code 1
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
     └── BusyError              somebody else's controller holds this sweep               exit code 3
 
@@ -56,10 +55,6 @@ class ConfigError(ExperimentError):
         """Keep the problems in file order."""
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
-
-
-class TrialError(ExperimentError):
-    """A trial cannot go on."""
 
 
 class StoreError(ExperimentError):

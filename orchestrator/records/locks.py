@@ -67,7 +67,7 @@ class ControllerLock:
         self._clock = clock
         self._locks: list[tuple[int, Path, int]] = []
         """File, folder and kind of lock."""
-        self._told_at = 0.0
+        self._updated_at = 0.0
         """When controller.json was last replaced."""
         self._written = False
         self._lost = False
@@ -93,7 +93,7 @@ class ControllerLock:
             self.predecessor = read_json(self._place / "controller.json")
         except StoreError:
             self.predecessor = {}  # damaged, so equal to none that anybody has read
-        self._record["started_at"] = self._told_at = self._clock()
+        self._record["started_at"] = self._updated_at = self._clock()
         self.heartbeat({})
 
     def heartbeat(self, fields: Mapping[str, Any]) -> bool:
@@ -121,13 +121,13 @@ class ControllerLock:
             if not storage_errors.is_transient(error):
                 raise
             return False
-        self._told_at, self._written = now, True
+        self._updated_at, self._written = now, True
         return True
 
     @property
     def stale(self) -> bool:
         """Whether the last heartbeat is so old that another controller may have taken over."""
-        return self._clock() - self._told_at > STALE_S
+        return self._clock() - self._updated_at > STALE_S
 
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""

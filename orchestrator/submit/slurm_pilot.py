@@ -134,7 +134,7 @@ class HeadPilot:
             request=request,
             cpus=request.cpus,
             gpus=self.gpus_per_node,
-            # Whoever is taken away is asked for again, if still needed.
+            # A node that Slurm takes away is requested anew, if still needed.
             requeue=False,
         )
         job_records.record(sweep, ids, kind=job_records.WORKER, submission=self.submission)

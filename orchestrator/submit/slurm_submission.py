@@ -39,7 +39,7 @@ class QueuedJobs:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmSubmission(Submission):
-    """Everything `memscale submit --backend slurm` was asked to do."""
+    """Options of `memscale submit --backend slurm`, and the plan to run."""
 
     request: SlurmOptions
     job: str = TRAIN
@@ -143,24 +143,24 @@ class SlurmSubmission(Submission):
 
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
         """Refuse what Slurm would let wait forever, or refuse with fewer words."""
-        asked = self.request
-        if asked.gpus is not None and asked.gpus > partition.gpus:
+        request = self.request
+        if request.gpus is not None and request.gpus > partition.gpus:
             raise SlurmError(
-                f"--gpus {asked.gpus}: nodes of partition {partition.name} have {partition.gpus}; "
+                f"--gpus {request.gpus}: nodes of partition {partition.name} have {partition.gpus}; "
                 "lower it or choose another --partition"
             )
-        if asked.cpus is not None and asked.cpus > partition.cpus:
+        if request.cpus is not None and request.cpus > partition.cpus:
             raise SlurmError(
-                f"--cpus {asked.cpus}: nodes of partition {partition.name} have {partition.cpus}; "
+                f"--cpus {request.cpus}: nodes of partition {partition.name} have {partition.cpus}; "
                 "lower it or choose another --partition"
             )
-        if asked.backend == "slurm" and asked.min_nodes > partition.nodes:
+        if request.backend == "slurm" and request.min_nodes > partition.nodes:
             raise SlurmError(
-                f"--nodes {asked.min_nodes}: partition {partition.name} has {partition.nodes}; "
+                f"--nodes {request.min_nodes}: partition {partition.name} has {partition.nodes}; "
                 "lower it or choose another --partition"
             )
         for spec in todo:
-            if asked.backend == "slurm":
+            if request.backend == "slurm":
                 self._check_pilots_hold(spec, partition, todo)
             else:
                 slurm_direct.job_size(spec, partition)
@@ -168,10 +168,10 @@ class SlurmSubmission(Submission):
     def _check_pilots_hold(
         self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
     ) -> None:
-        asked = spec.resources
+        resources = spec.resources
         capacity = Demand(
             # Whole nodes: the smallest is known, and `--slurm nodelist=…` may name a larger one.
-            cpus=self.request.cpus or max(partition.cpus, asked.cpus * asked.ranks),
+            cpus=self.request.cpus or max(partition.cpus, resources.cpus * resources.ranks),
             gpus=float(self._gpus_per_node(partition, todo)),
         )
         demand = autoscaler.demand_of(spec.resources, capacity)

@@ -306,13 +306,13 @@ def refuse_if_busy(snapshot: SweepSnapshot) -> None:
 
 def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
     """Request that unfinished trials be cancelled, and return their ids; the controller does it."""
-    asked = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
+    unfinished = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
     who = f"memscale cancel, pid {os.getpid()}"
-    if whole_sweep and asked:
+    if whole_sweep and unfinished:
         write_json(sweep.path / "cancel.json", {"by": who})
-    for trial in asked:
+    for trial in unfinished:
         trial.request_cancel(who)
-    trial_ids = [trial.trial_id for trial in asked]
+    trial_ids = [trial.trial_id for trial in unfinished]
     job_records.cancel(sweep, trial_ids, whole_sweep=whole_sweep)
     return trial_ids
 

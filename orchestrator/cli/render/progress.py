@@ -35,7 +35,7 @@ QUIET_EVERY_S = 30.0
 
 
 def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
-    """Return where every trial stands: what runs first, then what waits, failed and is done."""
+    """Return a row per trial: running first, then waiting, failed, cancelled and done."""
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", no_wrap=True)
     table.add_column("preset", no_wrap=True)
@@ -140,8 +140,8 @@ class LiveSweep:
             if quiet or not console.is_terminal
             else Live(console=console, refresh_per_second=4, transient=True)
         )
-        self._told: tuple[int, ...] = ()
-        self._told_at = 0.0
+        self._printed: tuple[int, ...] = ()
+        self._printed_at = 0.0
 
     def __enter__(self) -> "LiveSweep":
         if self._live:
@@ -158,7 +158,7 @@ class LiveSweep:
             self._live.__exit__(kind, error, trace)
 
     def update(self, status: SweepStatus) -> None:
-        """Show where the sweep stands now."""
+        """Show the current status."""
         if self._live:
             self._live.update(status_table(status, rows=MOST_ROWS))
             return
@@ -166,8 +166,8 @@ class LiveSweep:
             status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
         )
         now = time.monotonic()
-        if ended != self._told or now - self._told_at >= QUIET_EVERY_S:
-            self._told, self._told_at = ended, now
+        if ended != self._printed or now - self._printed_at >= QUIET_EVERY_S:
+            self._printed, self._printed_at = ended, now
             self._console.print(totals_text(status))
 
 
