@@ -118,28 +118,7 @@ def fit_law(
     data = _read(law, runs, outcome, columns, clusters, objective)
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     problem, found = _optimise(law, data, objective, controls)
-    without_numbers = LawFit(
-        law=law,
-        outcome=outcome,
-        inputs=MappingProxyType(data.inputs),
-        y=data.y,
-        clusters=tuple(data.labels.tolist()),
-        objective_of=objective,
-        level=level,
-        levels=Levels.plain(level),
-        n_configurations=len(np.unique(data.labels)),
-        degrees_of_freedom=data.n_distinct - law.n_free,
-        status=found.status,
-        sentence=_with_warnings(found.sentence, warnings),
-        warnings=tuple(warnings),
-        draws=np.empty((0, len(law.parameters))),
-        gradient_norm=found.gradient,
-        moved=found.moved,
-        condition_number=found.condition_number,
-        n_starts=found.n_starts,
-        n_agreeing=found.n_agreeing,
-        n_optima=found.n_optima,
-    )
+    without_numbers = _without_numbers(law, data, objective, outcome, level, found, warnings)
     if problem is None or found.theta is None:
         return without_numbers
 
@@ -157,26 +136,10 @@ def fit_law(
     levels = Levels.plain(level)
     if controls.calibrate:
         levels = levels_for(level, problem, found, drawn, data.labels[data.order])
-    # Everything was fitted in scaled units; what is reported is in those of the data.
-    unit, draws = problem.y_unit, problem.unscale(drawn.theta)
-    best = problem.unscale(found.theta[None, :])[0]
-    absolute = objective.huber == 0 and objective.huber_scales is None
-    names = law.parameter_names
-    ends = [percentile_interval(d, level=levels.coefficient) for d in draws.T] if len(draws) else []
     return replace(
-        without_numbers,
+        _with_numbers(without_numbers, problem, found, drawn, levels, residuals),
         sentence=_with_warnings(found.sentence + note, warnings),
         warnings=tuple(warnings),
-        parameters=MappingProxyType(dict(zip(names, best.tolist(), strict=True))),
-        intervals=MappingProxyType(dict(zip(names, ends, strict=False))),
-        levels=levels,
-        draws=draws,
-        draw_objectives=drawn.objective * unit**2,
-        residuals=residuals,
-        objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
-        huber=None if found.huber is None else found.huber * unit,
-        share_refused=drawn.share_refused,
-        share_unsettled=drawn.share_unsettled,
         hold_out=held,
         hold_out_note=held_note,
     )
@@ -343,6 +306,71 @@ def _check_groups(
         jacobian = problem.log_jacobian(theta)[np.argsort(data.order)]
         found = check_mixture(relative, jacobian, data.inputs, data.places, rows=rows)
     return [] if found is None else [found.sentence]
+
+
+def _without_numbers(
+    law: Law,
+    data: _Data,
+    objective: Objective,
+    outcome: str,
+    level: float,
+    found: Optimum,
+    warnings: Sequence[str],
+) -> LawFit:
+    """Return the fit as far as the runs and the search alone decide it."""
+    return LawFit(
+        law=law,
+        outcome=outcome,
+        inputs=MappingProxyType(data.inputs),
+        y=data.y,
+        clusters=tuple(data.labels.tolist()),
+        objective_of=objective,
+        level=level,
+        levels=Levels.plain(level),
+        n_configurations=len(np.unique(data.labels)),
+        degrees_of_freedom=data.n_distinct - law.n_free,
+        status=found.status,
+        sentence=_with_warnings(found.sentence, warnings),
+        warnings=tuple(warnings),
+        draws=np.empty((0, len(law.parameters))),
+        gradient_norm=found.gradient,
+        moved=found.moved,
+        condition_number=found.condition_number,
+        n_starts=found.n_starts,
+        n_agreeing=found.n_agreeing,
+        n_optima=found.n_optima,
+    )
+
+
+def _with_numbers(
+    fit: LawFit,
+    problem: LawProblem,
+    found: Optimum,
+    drawn: Draws,
+    levels: Levels,
+    residuals: Array,
+) -> LawFit:
+    """Return the fit with its numbers: fitted in scaled units, reported in those of the data."""
+    assert found.theta is not None
+    unit, draws = problem.y_unit, problem.unscale(drawn.theta)
+    best = problem.unscale(found.theta[None, :])[0]
+    objective = fit.objective_of
+    absolute = objective.huber == 0 and objective.huber_scales is None
+    names = fit.law.parameter_names
+    ends = [percentile_interval(d, level=levels.coefficient) for d in draws.T] if len(draws) else []
+    return replace(
+        fit,
+        parameters=MappingProxyType(dict(zip(names, best.tolist(), strict=True))),
+        intervals=MappingProxyType(dict(zip(names, ends, strict=False))),
+        levels=levels,
+        draws=draws,
+        draw_objectives=drawn.objective * unit**2,
+        residuals=residuals,
+        objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
+        huber=None if found.huber is None else found.huber * unit,
+        share_refused=drawn.share_refused,
+        share_unsettled=drawn.share_unsettled,
+    )
 
 
 def _with_warnings(sentence: str, warnings: Sequence[str]) -> str:

@@ -109,6 +109,7 @@ def fit_partial(
     Raises:
         ValueError: As `fit_law`; sizes have to be there for missing cells, too.
     """
+    # The fit of the cells that are there, with intervals, warnings and a hold-out of its own.
     cells = _read_cells(law, runs, outcome, columns, clusters)
     there, inputs = cells.there, cells.inputs
     if at is None:
@@ -140,6 +141,7 @@ def fit_partial(
             left_out=None,
             moves=pd.DataFrame(),
         )
+    # Scenarios: missing cells at either end of their intervals, and present ones left out.
     expected, ends = _expected(fit, cells)
     moves = _moves(law, cells, ends, at, options)
     put_in = moves[moves["scenario"].isin(["low", "high", "all low", "all high"])]

@@ -162,6 +162,7 @@ def fit_chain(
     Raises:
         ValueError: As `fit_law`; rows are those of `runs`, also with masks.
     """
+    # Both stages may use rows of their own; resamples are drawn of all rows together.
     n = len(column(runs, loss))
     first, second = (
         np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
@@ -179,6 +180,7 @@ def fit_chain(
     places = equal_rows(*table.values())
     configurations = labels(runs, clusters, places)
     warnings = _warnings(table, losses, first, loss, clusters, accept)
+    # One set of resamples for both stages, so that their errors stay together.
     weights = np.empty((0, n))
     if n_draws:
         stages = [
@@ -186,6 +188,7 @@ def fit_chain(
             (second, np.unique(losses, return_inverse=True)[1], link.n_free),
         ]
         weights = _resamples(configurations, stages, law.min_spare, n_draws=n_draws, seed=seed)
+    # The table was checked above, with the rows' own numbers: the fits do not check it again.
     to_loss = fit_law(
         law,
         {**{k: v[first] for k, v in table.items()}, loss: losses[first]},
