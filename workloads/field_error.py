@@ -75,7 +75,7 @@ def check_fields(config: Any, *, name_nearest: bool = False) -> None:
     Raises:
         FieldError: For the first field that holds another value.
     """
-    for name, words, interval, or_null in _declared(type(config)):
+    for name, words, interval, or_null in _declared(config.__class__):
         value = getattr(config, name)
         if value is None:
             continue
@@ -90,26 +90,33 @@ def check_fields(config: Any, *, name_nearest: bool = False) -> None:
             raise FieldError(name, f"must {_range_words(interval)}{or_null}", value, fix)
 
 
+class _Limit(typing.NamedTuple):
+    """The words or the range that a field's annotation allows."""
+
+    field: str
+    words: tuple[str, ...]
+    interval: Interval | None
+    or_null: str
+
+
 @cache
-def _declared(cls: type) -> list[tuple[str, tuple[str, ...], Interval | None, str]]:
-    """Return name, allowed words, range and ` or null` of every field that declares something."""
-    declared = []
+def _declared(cls: Any) -> list[_Limit]:
+    """Return the limits of all fields, in their order."""
+    limits: list[_Limit] = []
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
-        members = (
-            typing.get_args(hint)
-            if typing.get_origin(hint) in (typing.Union, UnionType)
-            else (hint,)
-        )
+        members = (hint,)
+        if typing.get_origin(hint) in (typing.Union, UnionType):
+            members = typing.get_args(hint)
         or_null = " or null" if type(None) in members else ""
         for member in members:
             if typing.get_origin(member) is Literal:
-                declared.append((field.name, typing.get_args(member), None, or_null))
-            for limit in getattr(member, "__metadata__", ()):
-                if isinstance(limit, Interval):
-                    declared.append((field.name, (), limit, or_null))
-    return declared
+                limits.append(_Limit(field.name, typing.get_args(member), None, or_null))
+            for interval in getattr(member, "__metadata__", ()):
+                if isinstance(interval, Interval):
+                    limits.append(_Limit(field.name, (), interval, or_null))
+    return limits
 
 
 def _inside(value: Any, interval: Interval) -> bool:
