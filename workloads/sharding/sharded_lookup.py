@@ -88,8 +88,8 @@ class Operation:
         if self.one_pass and needs_part and sparse_gradient is None:
             arriving = self.send_grad(route, grad)
             gradients = sorted_reads(part, ids, second, products=needs_second)
-            part_grad, products = gradients(arriving())
-            return part_grad, None if products is None else route.return_scalars(products)()
+            table_grad, products = gradients(arriving())
+            return table_grad, None if products is None else route.return_scalars(products)()
         chunks = route.chunks()
         pending = [self.send_grad(chunk, grad[chunk.bags]) for chunk in chunks]
         arrived, returning = [], []

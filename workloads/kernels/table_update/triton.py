@@ -200,7 +200,7 @@ def _update_rows(
     GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
     PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
-    """Sum GROUP rows, one after another, and apply RULE to each: `update_rules.Rule` has the equations.
+    """Sum GROUP rows, one after another, and apply RULE to each (equations: `update_rules.Rule`).
 
     A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows,
     width), squares (blocks, rows), the row-wise moment (rows,).

@@ -36,8 +36,8 @@ class Rule:
     rounded stochastically (`stochastic_rounding.py`).
 
     A bf16 table with a master keeps `low` besides, 2 v: the other halves of fp32 values
-    (`split_master.py`). Those, and moments of 8 v in fp32, are updated as an fp32 table's are, bit for
-    bit given the same sums; the table itself is always the master's nearest bf16 numbers.
+    (`split_master.py`). Those, and moments of 8 v in fp32, are updated as an fp32 table's are, bit
+    for bit given the same sums; the table itself is always the master's nearest bf16 numbers.
     """
 
     kind: Kind
