@@ -146,13 +146,13 @@ class SlurmSubmission(Submission):
         request = self.request
         if request.gpus is not None and request.gpus > partition.gpus:
             raise SlurmError(
-                f"--gpus {request.gpus}: nodes of partition {partition.name} have {partition.gpus}; "
-                "lower it or choose another --partition"
+                f"--gpus {request.gpus}: nodes of partition {partition.name} have "
+                f"{partition.gpus}; lower it or choose another --partition"
             )
         if request.cpus is not None and request.cpus > partition.cpus:
             raise SlurmError(
-                f"--cpus {request.cpus}: nodes of partition {partition.name} have {partition.cpus}; "
-                "lower it or choose another --partition"
+                f"--cpus {request.cpus}: nodes of partition {partition.name} have "
+                f"{partition.cpus}; lower it or choose another --partition"
             )
         if request.backend == "slurm" and request.min_nodes > partition.nodes:
             raise SlurmError(
