@@ -79,7 +79,7 @@ def log_scale(
 
 
 def margins(values: Iterable[float], *, least: float) -> tuple[float, float]:
-    """Return the ends of a logarithmic axis: 6 % beyond the values, by a factor of at least `least`."""
+    """Return the ends of a logarithmic axis, a factor of at least `least` beyond the values."""
     array = np.asarray(list(values))
     low, high = float(array.min()), float(array.max())
     margin = max((high / low) ** 0.06, least)

@@ -26,7 +26,7 @@ STYLE: Any = {  # matplotlib types the keys one by one
 
 
 def styled() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and written; pyplot's settings stay as they are."""
+    """Return the context in which figures are made and written; pyplot stays as it is."""
     return matplotlib.rc_context(STYLE)
 
 

@@ -16,7 +16,7 @@ AT_EDGE = "#AAAAAA"
 
 
 def envelope_figure(fit: Envelope, *, outcome: str = "Loss") -> Figure:
-    """Return the envelope of training curves, and which size wins at which budget, with its line."""
+    """Return the envelope of training curves, and which size wins at which budget."""
     styles = series_styles(f"{count(s)} wins" for s in np.unique(fit.params))
     compute = float(fit.compute.min()), float(fit.compute.max())
     with styled():

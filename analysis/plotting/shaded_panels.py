@@ -1,4 +1,4 @@
-"""Curves over an amount or a budget: full where they rest on runs, pale on shaded ground outside."""
+"""Panels of curves over an amount or a budget, pale on shaded ground outside the runs."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The figure of how memories and experts are used over training: a row per series, a column per statistic.
+"""Figures of the use of memories and experts over training: a row per series.
 
 Rows and not overlaid curves, because a dozen series with a line per layer each would hide one another; the columns
 share their scales, so that rows compare.

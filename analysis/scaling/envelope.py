@@ -1,10 +1,10 @@
-"""Compute-optimal sizes from training curves: which run has the lowest loss after each amount of compute.
+"""Envelope of training curves: the size of lowest loss after each amount of compute.
 
-For budgets between the shortest and the longest run, the run with the lowest loss so far gives the optimal size; a
-line through ln(size) against ln(compute) gives the exponent (Hoffmann et al. 2022, approach 1). Budgets at which the
-smallest or the largest model wins only bound the optimum and are left out. It takes every point of a curve for a
-finished run, which it is not where the learning rate still had to fall: its optimum is biased, and isoFLOP or the
-parametric law should be read beside it.
+For budgets between the shortest and the longest run, the run with the lowest loss so far gives the
+optimal size; a line through ln(size) against ln(compute) gives the exponent (Hoffmann et al. 2022,
+approach 1). Budgets at which the smallest or the largest model wins only bound the optimum and are
+left out. Every point of a curve is taken for a finished run, which it is not where the learning
+rate still had to fall. So the optimum is biased: read isoFLOP or the parametric law beside it.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,7 +34,9 @@ class Envelope:
     exponent: float | None
     """a of params = G C^a; None without a line."""
     interval: tuple[float, float] | None
-    """Percentiles over resampled runs: what hangs on the choice of sizes. Where noise is small it is several times the error."""
+    """Percentiles over resampled runs: what hangs on the choice of sizes.
+
+    Where noise is small it is several times the error."""
     coefficient: float | None
     """G."""
     compute: Array

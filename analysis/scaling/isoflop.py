@@ -1,12 +1,15 @@
-"""Compute-optimal sizes from runs of equal budget: the lowest point of each budget's curve, and the line through them.
+"""IsoFLOP profiles: the optimal size of each budget, and the line through the optima.
 
-    parabola   loss = c0 + c1 ln x + c2 (ln x)^2 per budget, x parameters or tokens   (Hoffmann et al. 2022, approach 2)
-    akima      Akima's interpolation of the mean losses, its lowest point             (Porian et al. 2024, section 3)
+    parabola   loss = c0 + c1 ln x + c2 (ln x)^2 per budget, x parameters or tokens
+               (Hoffmann et al. 2022, approach 2)
+    akima      Akima's interpolation of the mean losses, its lowest point
+               (Porian et al. 2024, section 3)
     line       optimum = G C^a over the budgets
 
-Both are biased when a budget's sizes are not centred on the optimum or alpha differs from beta, without any noise, so
-the answer of the parametric law (`analysis/laws/chinchilla.py`) on the same runs stands beside them. A budget whose
-curve opens downward, or whose lowest point is not between its runs, has no optimum: it is named, and left out of the line.
+Both are biased when a budget's sizes are not centred on the optimum or alpha differs from beta,
+even without noise. So the answer of the parametric law (`analysis/laws/chinchilla.py`) on the same
+runs stands beside them. A budget whose curve opens downward, or whose lowest point is not between
+its runs, has no optimum: it is named, and left out of the line.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,15 +33,16 @@ from analysis.fitting.result import FitStatus, LawFit
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
 from analysis.loading.validation import check_size_units, refuse_bad_units
+from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
 
 Array = NDArray[np.float64]
 Method = Literal["parabola", "akima"]
 
 SAME_BUDGET = 1.2
-"""Runs whose FLOPs are within this factor of the next belong to one budget, where no budgets are given."""
+"""Runs whose FLOPs are within this factor of the next are of one budget, if none are given."""
 
 MOST_LOST = 0.5
-"""Share of resamples without an optimum between the runs from which on a budget counts as having none."""
+"""Share of resamples without an optimum from which on a budget counts as having none."""
 
 FEWEST_BUDGETS = 3
 """A line through two points has no error to judge it by."""
@@ -64,7 +68,9 @@ class Budget:
     draws: Array
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
     imagined: SimulatedFits | None
-    """ln of the optimum of a linear fit to imagined errors; None for Akima, whose intervals are plain percentiles."""
+    """ln of the optimum of a linear fit to imagined errors.
+
+    None for Akima, whose intervals are plain percentiles."""
 
     @property
     def usable(self) -> bool:
@@ -90,7 +96,9 @@ class OptimumLine:
     """(n_draws, 2): ln G and exponent."""
     level: float
     drawn_level: float
-    """Percentiles of the draws that intervals of `level` are made of (`analysis/fitting/interval_calibration.py`)."""
+    """Percentiles of the draws that intervals of `level` are made of.
+
+    Source: `analysis/fitting/interval_calibration.py`."""
 
     @property
     def usable(self) -> bool:
@@ -123,7 +131,9 @@ class IsoflopFit:
     parametric: LawFit
     """Its `warnings` say what is odd about the runs."""
     exponents: Mapping[str, tuple[float, tuple[float, float] | None]]
-    """Of the parametric law: params beta/(alpha+beta), tokens alpha/(alpha+beta), with intervals; empty without a fit."""
+    """Of the parametric law, with intervals; empty without a fit.
+
+    params is beta/(alpha+beta), tokens alpha/(alpha+beta)."""
 
     def parametric_optimum(self, compute: float) -> tuple[float, float]:
         """Return parameters and tokens of lowest loss by the parametric law.
@@ -155,14 +165,17 @@ def fit_isoflop(
     """Fit the optimum of every budget, the lines over budgets, and the parametric law.
 
     Args:
-        runs: Columns `params`, `tokens`, `flops` and the outcome, one row per run; FLOPs as measured or counted.
+        runs: Columns `params`, `tokens`, `flops` and the outcome, one row per run; FLOPs as
+            measured or counted.
         outcome: Column of the loss.
         columns: Those names to the columns that hold them, where they differ.
-        budgets: Budget per run, or its column; None puts runs together whose FLOPs differ little (SAME_BUDGET).
-        clusters: Configuration per run (its seeds are resampled together), or its column; None makes rows of equal
-            sizes one.
+        budgets: Budget per run, or its column; None puts runs together whose FLOPs differ little
+            (SAME_BUDGET).
+        clusters: Configuration per run (its seeds are resampled together), or its column; None
+            makes rows of equal sizes one.
         method: parabola or akima.
-        within: Use only runs within this factor of the size of lowest loss in their budget: a parabola is a local form.
+        within: Use only runs within this factor of the size of lowest loss in their budget: a
+            parabola is a local form.
         objective: Of the parametric law.
         n_draws: Resamples.
         seed: Of the resampling.
@@ -171,8 +184,8 @@ def fit_isoflop(
         accept: Doubts that were looked into (`analysis/loading/validation.py`); units that cannot be are refused otherwise.
 
     Raises:
-        ValueError: If a column is missing or holds an impossible value, the units cannot be right, or the method is
-            unknown.
+        ValueError: If a column is missing or holds an impossible value, the units cannot be right,
+            or the method is unknown.
     """
     if method not in ("parabola", "akima"):
         raise ValueError(f"method: must be parabola or akima, got {method!r}")
@@ -182,7 +195,9 @@ def fit_isoflop(
     # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
     refuse_bad_units(check_size_units(table), accept=accept)
     given = column(runs, budgets) if isinstance(budgets, str) else budgets
-    groups = _groups(table["flops"]) if given is None else np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1)  # fmt: skip
+    groups = _groups(table["flops"])
+    if given is not None:
+        groups = np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1)
     configurations = labels(runs, clusters, equal_rows(table["params"], table["tokens"]))
     lines = {}
     for size in ("params", "tokens"):
@@ -232,7 +247,7 @@ def _budget(
 
     if n_sizes < needed:
         return without(FitStatus.UNDERDETERMINED, f"{n_sizes} distinct sizes; the {method} needs {needed}")  # fmt: skip
-    solve = _parabolas if method == "parabola" else _akimas
+    solve = parabola_minima if method == "parabola" else akima_minima
     place, low, coefficients = (part[0] for part in solve(u, y, np.ones((1, len(x)))))
     if np.isneginf(place):
         return without(FitStatus.DOWNWARD, "the parabola opens downward: no optimum; add sizes on both sides of the lowest loss")  # fmt: skip
@@ -272,76 +287,6 @@ def _budget(
         draws=places + middle,
         imagined=imagined,
     )
-
-
-def _parabolas(u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return where each weighted parabola is lowest (B,), -inf if it opens downward, its value there, and (B, 3) c0, c1, c2."""
-    powers = np.stack([u**k for k in range(3)])
-    system = np.einsum("in,bn,jn->bij", powers, weights, powers)
-    size = np.sqrt(np.einsum("bii->bi", system))
-    scaled = system / (size[:, :, None] * size[:, None, :]) + 1e-13 * np.eye(3)
-    right = np.einsum("in,bn->bi", powers, weights * y) / size
-    c = np.linalg.solve(scaled, right[:, :, None])[:, :, 0] / size
-    upward = c[:, 2] > 1e-12 * float(np.ptp(y)) / float(np.ptp(u)) ** 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        place = np.where(upward, -c[:, 1] / (2 * c[:, 2]), -np.inf)
-        lowest = np.where(upward, c[:, 0] - c[:, 1] ** 2 / (4 * c[:, 2]), np.nan)
-    return place, lowest, c
-
-
-def _akimas(u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Return where each interpolated curve of weighted mean losses is lowest (B,), and its value there.
-
-    The slopes at the points are those of Akima 1970; a cubic between two neighbours turns where its derivative, a
-    parabola, is zero. A lowest end is no optimum: it is put outside.
-    """
-    sizes, member = np.unique(u, return_inverse=True)
-    member = (member.reshape(-1)[None, :] == np.arange(len(sizes))[:, None]).astype(np.float64)
-    counts, sums = weights @ member.T, (weights * y) @ member.T
-    place, lowest = np.full(len(weights), np.inf), np.full(len(weights), np.nan)
-    n_seeds_done = (counts > 0).sum(axis=1)
-    for n in np.unique(n_seeds_done[n_seeds_done >= 3]):
-        rows = np.flatnonzero(n_seeds_done == n)
-        there = np.argsort(counts[rows] == 0, axis=1, kind="stable")[:, :n]
-        x = sizes[there]
-        v = np.take_along_axis(sums[rows], there, axis=1) / np.take_along_axis(counts[rows], there, axis=1)  # fmt: skip
-        at, value = _lowest_of_cubics(x, v, _akima_slopes(x, v))
-        best = v.argmin(axis=1)
-        end = (v.min(axis=1) <= value) & ((best == 0) | (best == n - 1))
-        place[rows] = np.where(end, np.where(best == 0, -1e9, 1e9), at)
-        lowest[rows] = np.minimum(value, v.min(axis=1))
-    return place, lowest, np.full((len(weights), 3), np.nan)
-
-
-def _akima_slopes(x: Array, y: Array) -> Array:
-    """Return the slopes (B, n) at points (B, n), at least three each."""
-    m = np.diff(y, axis=1) / np.diff(x, axis=1)
-    left, right = 2 * m[:, :1] - m[:, 1:2], 2 * m[:, -1:] - m[:, -2:-1]
-    m = np.concatenate([2 * left - m[:, :1], left, m, right, 2 * right - m[:, -1:]], axis=1)
-    turn = np.abs(np.diff(m, axis=1))
-    before, after = turn[:, :-2], turn[:, 2:]
-    total = before + after
-    even = 0.5 * (m[:, 3:] + m[:, :-3])
-    known = total > 1e-9 * total.max(axis=1, keepdims=True)
-    weighed = (after * m[:, 1:-2] + before * m[:, 2:-1]) / np.where(known, total, 1.0)
-    return np.where(known, weighed, even)
-
-
-def _lowest_of_cubics(x: Array, y: Array, slopes: Array) -> tuple[Array, Array]:
-    """Return where piecewise cubics (B, n) have their lowest turn (B,), and its value; inf where none turns."""
-    h = np.diff(x, axis=1)
-    rise = np.diff(y, axis=1) / h
-    s0, s1 = slopes[:, :-1], slopes[:, 1:]
-    c2, c3 = (3 * rise - 2 * s0 - s1) / h, (s0 + s1 - 2 * rise) / h**2
-    # s0 + 2 c2 t + 3 c3 t^2 = 0, the root where it goes up, without cancellation.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = -s0 / (c2 + np.sqrt(c2**2 - 3 * c3 * s0))
-    inside = (t >= 0) & (t <= h)
-    t = np.where(inside, t, 0.0)
-    value = np.where(inside, y[:, :-1] + t * (s0 + t * (c2 + t * c3)), np.inf)
-    best = value.argmin(axis=1)[:, None]
-    at = np.where(inside, x[:, :-1] + t, np.inf)
-    return np.take_along_axis(at, best, axis=1)[:, 0], np.take_along_axis(value, best, axis=1)[:, 0]
 
 
 def _in_log_x(c: Array, middle: float) -> tuple[float, float, float]:

@@ -3,7 +3,8 @@ import pytest
 
 from analysis.fitting.result import FitStatus
 from analysis.laws.chinchilla import compute_optimum
-from analysis.scaling.isoflop import _akimas, fit_isoflop
+from analysis.scaling.isoflop import fit_isoflop
+from analysis.scaling.isoflop_minima import akima_minima
 
 EVEN = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
 UNEVEN = {"A": 60.0, "B": 3e4, "E": 1.8, "alpha": 0.25, "beta": 0.5}
@@ -54,7 +55,7 @@ def test_akima_is_scipys_in_every_resample():
     y = (u - 0.2) ** 2 + 0.2 * generator.standard_normal(9)
     weights = generator.integers(0, 3, (80, 9)).astype(float)
 
-    places, lowest, _ = _akimas(u, y, weights)
+    places, lowest, _ = akima_minima(u, y, weights)
 
     for there, place, low in zip(weights > 0, places, lowest, strict=True):
         curve = Akima1DInterpolator(u[there], y[there])
