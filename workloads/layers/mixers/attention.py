@@ -175,11 +175,22 @@ def softmax_mix(
     context: Context,
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return `softmax(q k / sqrt(d_head)) v` over positions up to this one, also cached ones."""
-    mask = None
     if context.cache is not None:
         key = remember(context.cache, "key", key, dim=2)
         value = remember(context.cache, "value", value, dim=2)
-        mask = _earlier(query.shape[2], key.shape[2], query.device)
+    return causal_softmax(query, key, value)
+
+
+def causal_softmax(
+    query: Float[Tensor, "batch heads queries d_head"],
+    key: Float[Tensor, "batch kv_heads keys d_head"],
+    value: Float[Tensor, "batch kv_heads keys d_head"],
+) -> Float[Tensor, "batch heads queries d_head"]:
+    """Return `softmax(q k / sqrt(d_head)) v`, where the queries are those of the last positions.
+
+    A mixer with a cache of its own hands over all keys and values, remembered ones first.
+    """
+    mask = _earlier(query.shape[2], key.shape[2], query.device)
     return functional.scaled_dot_product_attention(
         query,
         key,
