@@ -155,7 +155,10 @@ def test_one_without_tables_takes_sixteen_bytes_a_parameter():
     ],
 )
 def test_bytes_a_row_are_those_that_the_manual_says(table_optimizer, fp32, bf16):
-    """docs/sweep-files.md, "Sections", for rows of 20 numbers; all else takes 16 bytes a number."""
+    """Bytes per row of 20 numbers: docs/sweep-files.md, "Table optimizers and precisions".
+
+    All else takes 16 bytes a number.
+    """
     count = CONFIG.param_count(VOCAB_SIZE)
 
     for table_precision, expected in (("fp32", fp32), ("bf16", bf16), ("bf16_master", fp32)):
