@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, default=500)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--noise", type=float, default=0.004)
-    parser.add_argument("--objective", allocations=OBJECTIVES, default="squares")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="squares")
     options = parser.parse_args()
     exact = fit_families(make_sweep(0, 0.0), objective=SQUARES, n_draws=0, hold_out=False)
     known = multipliers(exact, "memory", amounts=BUDGETS)

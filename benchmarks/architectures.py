@@ -225,11 +225,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--table-optimizer",
         default="adamw",
-        allocations=["adamw", *RULE_OF],
+        choices=["adamw", *RULE_OF],
         help="of memory tables",
     )
     parser.add_argument(
-        "--table-precision", default="fp32", allocations=["fp32", "bf16", "bf16_master"]
+        "--table-precision", default="fp32", choices=["fp32", "bf16", "bf16_master"]
     )
     parser.add_argument("--fp32", action="store_true")
     parser.add_argument("--markdown", action="store_true")

@@ -57,8 +57,9 @@ class Recorder:
 
     def progress(self, step, steps, phase, values):
         if self._no_waiting:
-            # The next step may only queue work, unless it is one whose numbers are read.
-            reading = (step + 1) % 5 == 0 or phase != "train" or step % 5 == 0
+            # The next step may only queue work, unless it is one whose numbers are read. The first
+            # ones compile and are captured.
+            reading = (step + 1) % 5 == 0 or phase != "train" or step % 5 == 0 or step < 6
             torch.cuda.set_sync_debug_mode("default" if reading else "error")
 
     def should_stop(self):

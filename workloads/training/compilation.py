@@ -28,9 +28,13 @@ _compiled: dict[object, Callable[..., Tensor]] = {}
 
 
 def compile_training(model: nn.Module) -> None:
-    """Compile the blocks of a `Transformer` for training passes without a cache."""
+    """Compile the blocks of a `Transformer` for training passes without a cache.
+
+    A block that the compiler cannot translate runs as it is written, and torch logs why.
+    """
     if not isinstance(model, Transformer):
         return
+    torch._dynamo.config.suppress_errors = True
     torch._dynamo.config.recompile_limit = max(
         _GRAPHS_PER_KIND, torch._dynamo.config.recompile_limit
     )

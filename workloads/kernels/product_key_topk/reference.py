@@ -101,7 +101,7 @@ def ordered_topk(
     # complement of the id.
     bits = (scores + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which it equals
     rising = (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
-    keys = torch.add(_LARGEST_ID - ids, rising, alpha=2**32)
+    keys = torch.add(ids ^ _LARGEST_ID, rising, alpha=2**32)
     return _LARGEST_ID - (keys.topk(k, dim=-1).values & _LARGEST_ID)
 
 
