@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.sparse_gradient import LookupGrad
 from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.moe import Experts
 from workloads.training.train_step import TrainStep
 
 WARM_UP_STEPS = 3
@@ -23,25 +25,34 @@ WARM_UP_STEPS = 3
 kernels."""
 
 
-def capture_if_possible(step: TrainStep, *, world_size: int) -> "TrainStep | CapturedStep":
+def capture_if_possible(
+    step: TrainStep, *, world_size: int, bf16: bool
+) -> "TrainStep | CapturedStep":
     """Return a step on a GPU that is captured, or the step itself where it cannot be.
 
-    Several ranks cannot, since the host starts the sums of their gradients. Tables in the host's
-    memory cannot, since the host finds the rows to fetch.
+    Several ranks cannot, since the host starts the sums of their gradients. Nor can a step that
+    waits for the host: for the rows of tables in its memory, or for the loads of experts whose
+    products no single kernel takes (`kernels/grouped_mm.py`).
     """
-    on_host = any(isinstance(m, MemoryTable) and m.on_host for m in step.model.modules())
-    if world_size > 1 or on_host:
-        return step
-    return CapturedStep(step)
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    for module in step.model.modules():
+        if isinstance(module, MemoryTable) and module.on_host:
+            return step
+        if isinstance(module, Experts):
+            rows = module.gate.new_empty(0, dtype=dtype)
+            if not is_fused(rows, *module.gate.shape[1:]):
+                return step
+    return CapturedStep(step) if world_size == 1 else step
 
 
 class CapturedStep:
     """Takes the steps of a `TrainStep` by replaying CUDA graphs of them.
 
     The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
-    nothing, and replayed. Tables with an optimizer of their own are updated after the replay, kernel
-    by kernel: their lookups of the step lie where the graph writes them. Steps that record usage are of another kind than steps that do not, so
-    there are at most two graphs. They share their memory, since they never run at once.
+    nothing, and replayed. Tables with an optimizer of their own are updated after the replay,
+    kernel by kernel: their lookups of the step lie where the graph writes them. Steps that record
+    usage are of another kind than steps that do not, so there are at most two graphs. They share
+    their memory, since they never run at once.
     """
 
     def __init__(self, step: TrainStep) -> None:

@@ -121,7 +121,9 @@ def run(
         if path:
             state.restore(saved, path)
         del saved  # a second copy of all that was loaded
-        taken = capture_if_possible(step, world_size=world.size) if compiles else step
+        taken: TrainStep | CapturedStep = step
+        if compiles:
+            taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
         trainer = Trainer(job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch)
         return trainer.train()
 

@@ -331,7 +331,8 @@ def test_every_name_offered_is_there():
 
 def test_an_unknown_name_lists_those_there_are():
     with pytest.raises(
-        AttributeError, match="fit_law, fit_partial, fit_sweep, frontier, histories, law_named, laws, load"
+        AttributeError,
+        match="fit_law, fit_partial, fit_sweep, frontier, histories, law_named, laws, load",
     ):
         analysis.fti  # noqa: B018
 

@@ -1,0 +1,56 @@
+"""Which steps are captured; that captured ones are right, `tests/gpu` shows."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from orchestrator.sweep import registry
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
+from workloads.training import cuda_graph
+from workloads.training.config import TrainConfig
+from workloads.training.train_step import TrainStep
+
+
+def step_of(name):
+    module = registry.architecture(name)
+    model = module.Config(**module.PRESETS["d32"]).build(64)
+    initialise(model, 0)
+    config = TrainConfig(tokens=64, batch_tokens=64, seq_len=16, lr=0.1)
+    return TrainStep(model.train(), config, rows=4, autocast=nullcontext)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus"])
+def test_steps_that_never_wait_are_captured(name):
+    taken = cuda_graph.capture_if_possible(step_of(name), world_size=1, bf16=True)
+
+    assert isinstance(taken, cuda_graph.CapturedStep)
+
+
+def test_steps_of_several_ranks_are_not():
+    step = step_of("dense")
+
+    assert cuda_graph.capture_if_possible(step, world_size=2, bf16=True) is step
+
+
+@pytest.mark.parametrize(("fused", "captured"), [(True, True), (False, False)])
+def test_experts_are_where_one_kernel_takes_their_products(monkeypatch, fused, captured):
+    monkeypatch.setattr(cuda_graph, "is_fused", lambda x, inputs, outputs: fused)
+    taken = cuda_graph.capture_if_possible(step_of("moe"), world_size=1, bf16=True)
+
+    assert isinstance(taken, cuda_graph.CapturedStep) is captured
+
+
+def test_tables_in_the_hosts_memory_are_not(monkeypatch):
+    step = step_of("memory")
+    for module in step.model.modules():
+        if isinstance(module, MemoryTable):
+            module.on_host = True
+
+    assert cuda_graph.capture_if_possible(step, world_size=1, bf16=True) is step
