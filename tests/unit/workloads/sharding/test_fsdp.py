@@ -54,6 +54,7 @@ def too_far(found: dict[str, float]) -> dict[str, float]:
     return {name: e for name, e in exact.items() if e} | tables.too_far(others)
 
 
+@pytest.mark.long
 def test_two_ranks_find_one_processs_gradients_and_ten_steps(tmp_path):
     found = found_by(tmp_path, "dense", 2)["2"]
 
@@ -166,6 +167,7 @@ def assert_ended_alike(folder: Path, alone: str, other: str, one: Any, last: Any
 
 
 @trained_once
+@pytest.mark.long
 def test_a_resumed_trial_goes_on_bit_for_bit(trained):
     folder, metrics = trained
     undisturbed, resumed = (final_weights(folder / name) for name in ("undisturbed", "resumed"))
@@ -177,6 +179,7 @@ def test_a_resumed_trial_goes_on_bit_for_bit(trained):
 
 
 @trained_once
+@pytest.mark.long
 @pytest.mark.parametrize(("other", "last"), [("undisturbed", 1), ("moving", 6)])
 def test_sharded_or_not_a_trial_ends_as_one_processs_does(trained, other, last):
     folder, metrics = trained

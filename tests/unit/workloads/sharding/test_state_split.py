@@ -425,6 +425,7 @@ def assert_trained_alike(found: dict[str, float], expected: dict[str, float]) ->
 
 
 @trained_once
+@pytest.mark.long
 def test_a_resumed_trial_of_two_ranks_goes_on_bit_for_bit(trained):
     folder, metrics = trained
     undisturbed, resumed = (final_weights(folder / name) for name in ("columns", "resumed"))
@@ -436,6 +437,7 @@ def test_a_resumed_trial_of_two_ranks_goes_on_bit_for_bit(trained):
 
 
 @trained_once
+@pytest.mark.long
 def test_a_trial_that_moves_between_ranks_and_layouts_ends_as_one_processs_does(trained):
     folder, metrics = trained
     alone, moved = (final_weights(folder / name) for name in ("alone", "moving"))
@@ -462,6 +464,7 @@ def test_a_trial_that_moves_between_ranks_and_layouts_ends_as_one_processs_does(
 
 
 @trained_once
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["rowwise", "deferred"])
 def test_uneven_ranks_with_whole_tables_train_what_one_does(trained, rule):
     _, metrics = trained
