@@ -1,8 +1,10 @@
 """Which heavy packages an import may bring along; import-linter cannot see imports by name."""
 
+import ast
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,18 @@ def test_data_sources_are_planned_without_torch():
 @pytest.mark.parametrize("package", [orchestrator, analysis])
 def test_every_module_is_seen(package):
     assert len(modules(package)) > 5
+
+
+def test_no_class_name_is_defined_twice():
+    """`Config` and `Corpus` are what every architecture and data source calls its own."""
+    found: dict[str, list[str]] = {}
+    for package in (orchestrator, workloads, analysis):
+        for folder in package.__path__:
+            for file in sorted(Path(folder).rglob("*.py")):
+                for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                        found.setdefault(node.name, []).append(str(file))
+
+    twice = {name: files for name, files in found.items() if len(files) > 1}
+    assert set(twice) <= {"Config", "Corpus"}, twice
+    assert len(found) > 300
