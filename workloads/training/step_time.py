@@ -30,6 +30,8 @@ import torch
 from workloads.layers.modules.init import initialise
 from workloads.training import device
 from workloads.training.config import TrainConfig
+from workloads.training.cuda_graph import WARM_UP_STEPS as CAPTURED_AFTER
+from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob, section_config
 from workloads.training.train_step import Autocast, TrainStep, rows_per_pass
@@ -55,6 +57,8 @@ class Setting:
     ranks: int = 1
     """One rank's share of the batch is timed, without what ranks tell each other."""
     micro_batch_tokens: int | None = None
+    compile: bool = True
+    """On a GPU, time steps compiled and captured, as trials take them (`RankJob.compile`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,7 @@ def time_steps(
     config = TrainConfig(**train)
     here = device.pick(setting.device, rank=0)
     bf16 = device.uses_bf16(config.precision, here)
-    with device.numerics(here, n_threads=setting.n_threads, bf16=bf16):
+    with device.numerics(here, n_threads=setting.n_threads, bf16=bf16), device.gpu_stream(here):
         steps = [
             _step(model, config, vocab_size=vocab_size, setting=setting, here=here, bf16=bf16)
             for model in models
@@ -148,7 +152,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("device", "n_threads", "ranks", "micro_batch_tokens")
+    names = ("device", "n_threads", "ranks", "micro_batch_tokens", "compile")
     times = time_steps(
         request["models"],
         request["train"],
@@ -174,6 +178,7 @@ def fresh_step(
     here: torch.device,
     rows: int,
     autocast: Autocast,
+    compiled: bool = False,
 ) -> TrainStep:
     """Return the optimizer step of a freshly built model.
 
@@ -184,11 +189,12 @@ def fresh_step(
         here: Where it trains.
         rows: Sequences per forward pass at most.
         autocast: Precision of the forward passes.
+        compiled: Whether blocks and loss run compiled.
     """
     with here:
         model = architecture.build(vocab_size)
     initialise(model, 0)
-    return TrainStep(model.train(), config, rows=rows, autocast=autocast)
+    return TrainStep(model.train(), config, rows=rows, autocast=autocast, compiled=compiled)
 
 
 def _step(
@@ -201,14 +207,15 @@ def _step(
     bf16: bool,
 ) -> Callable[[], None]:
     """Return what trains a freshly built model for one step."""
-    micro = setting.micro_batch_tokens
-    training = fresh_step(
+    micro, compiled = setting.micro_batch_tokens, setting.compile and here.type == "cuda"
+    fresh = fresh_step(
         section_config("workloads.architectures", "architecture", model_section),
         config,
         vocab_size=vocab_size,
         here=here,
         rows=rows_per_pass(config, micro_batch_tokens=micro, vocab_size=vocab_size, here=here),
         autocast=partial(device.autocast, bf16=bf16, device=here),
+        compiled=compiled,
     )
     share = max(1, config.sequences_per_step // setting.ranks)
     generator = torch.Generator().manual_seed(0)
@@ -217,6 +224,14 @@ def _step(
     ).to(here)
     usage = UsageSchedule(evaluate_at=evaluation_steps(config.steps, RankJob.evaluations))
     numbers = itertools.count()
+    training: TrainStep | CapturedStep = fresh
+    if compiled:
+        training = capture_if_possible(fresh, world_size=setting.ranks, bf16=bf16)
+        # Compilation and capture, of steps that record usage and of those that do not, come here.
+        for recording in (True, False):
+            for number in range(CAPTURED_AFTER + 2):
+                set_usage_recording(training.model, now=recording)
+                training(tokens[number % N_BATCHES], lr=0.0)
 
     def step() -> None:
         number = next(numbers)

@@ -148,6 +148,7 @@ class StepTimeQuery:
             "n_threads": self.resources.cpus,
             "ranks": self.resources.ranks,
             "micro_batch_tokens": self.resources.micro_batch_tokens,
+            "compile": self.resources.compile,
         }
 
 
