@@ -95,9 +95,13 @@ def grid(axes: Axes) -> None:
 def points(style: SeriesStyle, size: float, *, edge: float = 1.0, face: str = "white") -> Any:
     """Return matplotlib's options for the hollow markers of a series, without a line."""
     return {
-        "linestyle": "none", "marker": style.marker, "markersize": size, "markeredgewidth": edge,
-        "markerfacecolor": face, "markeredgecolor": style.colour,
-    }  # fmt: skip
+        "linestyle": "none",
+        "marker": style.marker,
+        "markersize": size,
+        "markeredgewidth": edge,
+        "markerfacecolor": face,
+        "markeredgecolor": style.colour,
+    }
 
 
 def series_handle(style: SeriesStyle, name: str, **options: Any) -> Line2D:

@@ -60,7 +60,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
 
 
 def _draw_shares(axes: Axes, frontier: Frontier, styles: dict[str, SeriesStyle]) -> None:
-    """Stack the shares of draws that each architecture wins, its name where its share is largest."""
+    """Stack the share of draws that each architecture wins; its name marks its largest share."""
     x = frontier.budgets
     shares = np.asarray([best.share for best in frontier.allocations.values()])
     axes.set_ylim(0, 1)

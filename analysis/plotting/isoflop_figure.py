@@ -61,9 +61,11 @@ def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Los
 
 def _draw_budget(upper: Axes, lower: Axes, budget: Budget, style: SeriesStyle) -> None:
     shown: Any = {
-        "linestyle": "none", "marker": style.marker, "markersize": 4.5,
+        "linestyle": "none",
+        "marker": style.marker,
+        "markersize": 4.5,
         "markeredgecolor": style.colour,
-    }  # fmt: skip
+    }
     face = style.colour if budget.usable else "white"
     upper.plot(budget.x, budget.y, markerfacecolor=face, **shown)
     if budget.optimum is None or budget.loss is None:

@@ -78,7 +78,7 @@ def law_title(fit: LawFit) -> str:
 
 
 def middle_sizes(fits: Sequence[LawFit]) -> dict[str, float]:
-    """Return the geometric mean of every size over the runs of all fits; zero where none has any."""
+    """Return the geometric mean of each size over the runs of all fits; 0 if no run has it."""
     middle = {}
     for name in fits[0].law.inputs:
         if name != "group":

@@ -1,10 +1,10 @@
-"""How each series looks, the same in every figure: colour, marker and dashes.
+"""Series styles: colour, marker and dashes, the same in every figure.
 
-The first seven colours are Okabe and Ito's (2008). The other eight were added one by one, each as far from those
-before it as a grid of colours allowed, seen with normal vision and with protan, deutan and tritan vision simulated
-(Machado, Oliveira and Fernandes 2009): two of the fifteen differ by at least 9.9 CIEDE2000 units in any of the four.
-That is less than among the first seven (12.5), so the eight also have dashed curves, and no two series of a colour
-share a marker.
+The first seven colours are Okabe and Ito's (2008). The other eight were added one by one, each as
+far from those before it as a grid of colours allowed, in normal vision and in simulated protan,
+deutan and tritan vision (Machado, Oliveira and Fernandes 2009). Any two of the fifteen differ by at
+least 9.9 CIEDE2000 units in each of the four. That is less than among the first seven (12.5), so
+the curves of the eight are also dashed. No two series of a colour share a marker.
 """
 
 from collections.abc import Iterable

@@ -39,14 +39,17 @@ X_WORDS = {
 }
 
 MOST_ABOVE = 6
-"""Series whose names fit above the panels; those of more stand at the right, and markers and bands are lighter."""
+"""Most series whose names fit above the panels.
+
+With more, the names are at the right, and markers and bands are lighter."""
 
 
 def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     """Return the figure of a sweep: accuracy against parameters, and against training FLOPs.
 
-    Both at once, because a memory table adds parameters and hardly any FLOPs: to the right on the left, above on the
-    right. Without factual recall (a text corpus) both panels show the loss.
+    Both panels are needed because a memory table adds parameters and hardly any FLOPs: it moves a
+    point to the right in the left panel, and upward in the right panel. Without factual recall (a
+    text corpus) both panels show the loss.
 
     Raises:
         ValueError: If the table has no outcome to draw.
@@ -133,7 +136,10 @@ def _legend_order(
     *,
     crowded: bool,
 ) -> list[tuple[str, SeriesStyle]]:
-    """Return the series as drawn; of many, in the order in which they end at the right of the first panel."""
+    """Return the series in the order of their names.
+
+    If there are many, that is the order of their last points at the right of the first panel.
+    """
     if not crowded:
         return list(styles.items())
     outcome, x = panel

@@ -1,7 +1,7 @@
 """Figures of the use of memories and experts over training: a row per series.
 
-Rows and not overlaid curves, because a dozen series with a line per layer each would hide one another; the columns
-share their scales, so that rows compare.
+Curves are not overlaid: a dozen series with a line per layer each would hide one another. The
+panels of a column share their scales, so rows can be compared.
 """
 
 import math
@@ -122,7 +122,9 @@ class _Row:
 
 
 def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure | None:
-    """Return the figure of a sweep's memories and experts over training, None if none reported its use.
+    """Return the figure of the use of memories and experts over training.
+
+    None if no run reported it.
 
     Args:
         runs: Of `analysis.load`.
@@ -159,7 +161,10 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
 
 
 def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
-    """Return a figure with panels at fixed places: laying out sixty of them by their contents takes seconds."""
+    """Return a figure with panels at fixed places.
+
+    Laying out sixty panels by their contents takes seconds.
+    """
     height = {1: 2.4, 2: 1.7}.get(n_rows, 1.15)
     left, wide, column_gap, right = 1.95, 1.95, 0.5, 0.15
     bottom, row_gap, top = 0.8, 0.2, 0.5

@@ -26,7 +26,9 @@ from analysis.scaling.frontier import Allocation, allocate, band, beyond, positi
 Array = NDArray[np.float64]
 
 SEARCHED = 1e3
-"""How far beyond its own runs the reference is followed, in its amount, before a loss counts as out of its reach."""
+"""Factor on the amounts of its own runs up to which the reference is searched for a loss.
+
+Beyond it a loss counts as out of reach."""
 
 N_REFERENCE = 192
 """Amounts at which the reference's best loss is worked out.
@@ -217,7 +219,7 @@ def _places(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Between:
-    """Both multipliers (k, m) under k sets of coefficients; NaN where the reference does not get there."""
+    """Both multipliers (k, m) under k sets of coefficients; NaN where the loss is out of reach."""
 
     multiplier: Array
     size: Array

@@ -88,63 +88,44 @@ def fit_envelope(
         accept: Doubts that were looked into (`analysis/loading/validation.py`).
 
     Raises:
-        ValueError: If a column is missing or holds an impossible value, sizes are of mixed units, a run has two sizes,
-            or no run has two checkpoints.
+        ValueError: If a column is missing or holds an impossible value, sizes are of mixed units,
+            a run has two sizes, or no run has two checkpoints.
     """
     columns = {name: numbers(curves, name) for name in (params, flops, loss)}
     labels = np.asarray([str(r) for r in column(curves, run)])
-    warnings = _doubts(columns[params], columns[flops], labels, (run, params, flops), accept)
-    names, member = np.unique(labels, return_inverse=True)
-    member = member.reshape(-1)
-    counts = np.bincount(member)
-    if counts.max() < 2:
-        raise ValueError(f"{run}: no run has two checkpoints; the envelope needs training curves")
-    kept = np.flatnonzero(counts >= 2)
-    single = np.flatnonzero(counts < 2)
-    if len(single):
-        row = int(np.flatnonzero(member == single[0])[0])
-        warnings.append(f"{len(single)} {run}s of one checkpoint have no curve and do not count (row {row}: {names[single[0]]}); add checkpoints")  # fmt: skip
-    spans = [columns[flops][member == i] for i in kept]
-    log_c = np.linspace(
-        np.log(min(s.min() for s in spans)), np.log(max(s.max() for s in spans)), n_budgets
-    )
-    losses = np.full((len(kept), n_budgets), np.inf)
-    sizes = np.empty(len(kept))
-    for k, i in enumerate(kept):
-        rows = np.flatnonzero(member == i)
-        rows = rows[np.argsort(columns[flops][rows])]
-        at = np.log(columns[flops][rows])
-        inside = (log_c >= at[0]) & (log_c <= at[-1])
-        losses[k, inside] = np.interp(log_c[inside], at, columns[loss][rows])
-        sizes[k] = columns[params][rows[0]]
-    winner, edge, line = _envelope(losses, sizes, log_c, np.ones(len(kept)))
-    drawn_lines = np.empty((0, 2))
+    size, spent = columns[params], columns[flops]
+    warnings = _check_curves(size, spent, labels, (run, params, flops), accept)
+    names, rows_of_run = _rows_with_curves(labels, run, warnings)
+    log_c = _budget_grid([spent[rows] for rows in rows_of_run], n_budgets)
+    losses = np.stack([_interpolate(log_c, spent[r], columns[loss][r]) for r in rows_of_run])
+    sizes = np.asarray([size[rows[0]] for rows in rows_of_run])
+    winner, edge, line = _envelope(losses, sizes, log_c, np.ones(len(names)))
+    # The interval is of the line through all runs; without that line nothing is drawn.
+    lines = np.empty((0, 2))
     if n_draws and line is not None:
-        weights = resample_clusters(names[kept], n_draws=n_draws, seed=seed).weights
-        lines = [_envelope(losses, sizes, log_c, w)[2] for w in weights]
-        drawn_lines = np.asarray([drawn or (np.nan, np.nan) for drawn in lines])
-    draws = drawn_lines[:, 1]
-    seen = np.isfinite(losses.min(axis=0))
-    left_out = f"{int(edge[seen].sum())} of {int(seen.sum())} budgets are won by the smallest or largest model and left out"  # fmt: skip
-    said = left_out if line is not None else f"fewer than {FEWEST_SIZES} sizes win between the smallest and the largest; train more sizes. {left_out}"  # fmt: skip
-    enough = np.isfinite(draws).mean() > 0.5 if len(draws) else False
+        weights = resample_clusters(names, n_draws=n_draws, seed=seed).weights
+        drawn = (_envelope(losses, sizes, log_c, w)[2] for w in weights)
+        lines = np.asarray([one or (np.nan, np.nan) for one in drawn])
+    # Runs need not overlap: at some budgets of the grid there may be none.
+    lowest = losses.min(axis=0)
+    seen = np.isfinite(lowest)
     return Envelope(
         status=FitStatus.EDGE if line is None else FitStatus.CONVERGED,
-        sentence=said if not warnings else f"{said}. Look at: {'; '.join(warnings)}",
+        sentence=_sentence(edge[seen], warnings, has_line=line is not None),
         exponent=None if line is None else line[1],
-        interval=percentile_interval(draws[np.isfinite(draws)], level=level) if enough else None,
+        interval=_interval(lines[:, 1], level),
         coefficient=None if line is None else float(np.exp(line[0])),
         compute=np.exp(log_c[seen]),
         params=sizes[winner[seen]],
-        loss=losses.min(axis=0)[seen],
+        loss=lowest[seen],
         at_edge=edge[seen],
-        draws=draws,
-        lines=drawn_lines,
+        draws=lines[:, 1],
+        lines=lines,
         warnings=tuple(warnings),
-    )  # fmt: skip
+    )
 
 
-def _doubts(
+def _check_curves(
     params: Array,
     flops: Array,
     runs: NDArray[Any],
@@ -159,12 +140,53 @@ def _doubts(
         rows = np.flatnonzero(runs == one)
         if np.ptp(params[rows]) > 1e-6 * params[rows].max() and "architectures" not in accept:
             other = int(rows[np.flatnonzero(params[rows] != params[rows[0]])[0]])
-            raise ValueError(f"{run}, row {other}: {one} has {of} {params[other]:.6g}, in row {rows[0]} it has {params[rows[0]]:.6g}; two runs under one name, give each its own")  # fmt: skip
+            raise ValueError(
+                f"{run}, row {other}: {one} has {of} {params[other]:.6g}, in row {rows[0]} it has "
+                f"{params[rows[0]]:.6g}; two runs under one name, give each its own"
+            )
         if len(np.unique(flops[rows])) < len(rows) and "duplicates" not in accept:
             _, first, count = np.unique(flops[rows], return_index=True, return_counts=True)
             again = rows[first[count > 1]]
-            warnings.append(f"{one} has two rows at the same {total} (row {again[0]}); a checkpoint twice, or two runs under one name: keep one")  # fmt: skip
+            warnings.append(
+                f"{one} has two rows at the same {total} (row {again[0]}); a checkpoint twice, or "
+                "two runs under one name: keep one"
+            )
     return warnings
+
+
+def _rows_with_curves(
+    labels: NDArray[Any], run: str, warnings: list[str]
+) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+    """Return name and rows of each run with a curve; append a warning about the others."""
+    names, member, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    member = member.reshape(-1)
+    if counts.max() < 2:
+        raise ValueError(f"{run}: no run has two checkpoints; the envelope needs training curves")
+    single = np.flatnonzero(counts < 2)
+    if len(single):
+        row = int(np.flatnonzero(member == single[0])[0])
+        warnings.append(
+            f"{len(single)} {run}s of one checkpoint have no curve and do not count "
+            f"(row {row}: {names[single[0]]}); add checkpoints"
+        )
+    kept = np.flatnonzero(counts >= 2)
+    return names[kept], [np.flatnonzero(member == i) for i in kept]
+
+
+def _budget_grid(flops: list[Array], n_budgets: int) -> Array:
+    """Return ln of the budgets (n_budgets,), from the first checkpoint of any run to the last."""
+    low, high = min(f.min() for f in flops), max(f.max() for f in flops)
+    return np.linspace(np.log(low), np.log(high), n_budgets)
+
+
+def _interpolate(log_c: Array, flops: Array, loss: Array) -> Array:
+    """Return the loss of one run at each budget, infinite beyond its checkpoints."""
+    order = np.argsort(flops)
+    at = np.log(flops[order])
+    inside = (log_c >= at[0]) & (log_c <= at[-1])
+    losses = np.full(len(log_c), np.inf)
+    losses[inside] = np.interp(log_c[inside], at, loss[order])
+    return losses
 
 
 def _envelope(
@@ -180,3 +202,25 @@ def _envelope(
         return winner, edge, None
     slope, intercept = np.polyfit(log_c[~edge], np.log(won[~edge]), 1)
     return winner, edge, (float(intercept), float(slope))
+
+
+def _interval(exponents: Array, level: float) -> tuple[float, float] | None:
+    """Return the percentiles of the drawn exponents, None if most draws have no line."""
+    there = np.isfinite(exponents)
+    if not len(exponents) or there.mean() <= 0.5:
+        return None
+    return percentile_interval(exponents[there], level=level)
+
+
+def _sentence(edge: NDArray[np.bool_], warnings: Sequence[str], *, has_line: bool) -> str:
+    """Return how many budgets only bound the optimum, why there is no line, and the warnings."""
+    said = (
+        f"{int(edge.sum())} of {len(edge)} budgets are won by the smallest or largest model "
+        "and left out"
+    )
+    if not has_line:
+        said = (
+            f"fewer than {FEWEST_SIZES} sizes win between the smallest and the largest; "
+            f"train more sizes. {said}"
+        )
+    return said if not warnings else f"{said}. Look at: {'; '.join(warnings)}"

@@ -20,7 +20,9 @@ Row = Any
 """A row of the table: a pandas Series of mixed cells."""
 
 FLOP_TOLERANCE = 0.02
-"""Largest relative difference of training FLOPs that counts as equal; `match:` hits its target within 1 %."""
+"""Largest relative difference of training FLOPs that counts as equal.
+
+`match:` hits its target within 1 %."""
 
 _BOUNDS = {
     "factual_recall": (0.0, 1.0),

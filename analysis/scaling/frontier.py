@@ -284,7 +284,8 @@ def frontier(
 
     Args:
         laws: Of `fit_families`.
-        measure: What the budget is in: flops or seconds; with `tokens` also bytes_moved, stored_bytes and the like.
+        measure: Cost that the budget limits: flops or seconds; with `tokens` also bytes_moved,
+            stored_bytes and the like.
         budgets: (m,); None takes 25 from the smallest run to ten times the largest.
         tokens: Trained on, the same for all; None lets every architecture choose.
 

@@ -181,7 +181,8 @@ def fit_isoflop(
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether the parametric law predicts the largest runs from the smaller ones, too.
-        accept: Doubts that were looked into (`analysis/loading/validation.py`); units that cannot be are refused otherwise.
+        accept: Doubts that were looked into (`analysis/loading/validation.py`); units that cannot
+            be are refused otherwise.
 
     Raises:
         ValueError: If a column is missing or holds an impossible value, the units cannot be right,
@@ -194,28 +195,40 @@ def fit_isoflop(
     loss = numbers(runs, outcome, why=LOSS_ADVICE)
     # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
     refuse_bad_units(check_size_units(table), accept=accept)
-    given = column(runs, budgets) if isinstance(budgets, str) else budgets
-    groups = _groups(table["flops"])
-    if given is not None:
-        groups = np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1)
+    groups = _groups(table["flops"], column(runs, budgets) if isinstance(budgets, str) else budgets)
     configurations = labels(runs, clusters, equal_rows(table["params"], table["tokens"]))
+    profile = _Profile(method=method, within=within, n_draws=n_draws, level=level)
     lines = {}
     for size in ("params", "tokens"):
-        found = [
-            _budget(
-                table[size][groups == g], loss[groups == g], configurations[groups == g],
-                compute=float(np.exp(np.log(table["flops"][groups == g]).mean())),
-                method=method, within=within, n_draws=n_draws, seed=seed + int(g), level=level,
+        found = []
+        for g in np.unique(groups):
+            rows = groups == g
+            compute = float(np.exp(np.log(table["flops"][rows]).mean()))
+            # Budgets are independent samples, so each draws with a seed of its own.
+            budget = _budget(
+                table[size][rows],
+                loss[rows],
+                configurations[rows],
+                compute=compute,
+                profile=profile,
+                seed=seed + int(g),
             )
-            for g in np.unique(groups)
-        ]  # fmt: skip
+            found.append(budget)
         lines[size] = _line(size, method, sorted(found, key=lambda b: b.compute), level)
     kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
+    # Only clusters that the caller named: else rows of equal sizes could be duplicates, and
+    # fit_law warns of them.
     parametric = fit_law(
-        CHINCHILLA, {"params": table["params"], "tokens": table["tokens"], "loss": loss} | kinds,
-        clusters=configurations if clusters is not None else None, accept=accept, objective=objective, n_draws=n_draws, seed=seed, level=level,
+        CHINCHILLA,
+        {"params": table["params"], "tokens": table["tokens"], "loss": loss} | kinds,
+        clusters=configurations if clusters is not None else None,
+        accept=accept,
+        objective=objective,
+        n_draws=n_draws,
+        seed=seed,
+        level=level,
         hold_out=hold_out,
-    )  # fmt: skip
+    )
     return IsoflopFit(
         lines=MappingProxyType(lines),
         parametric=parametric,
@@ -223,70 +236,161 @@ def fit_isoflop(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """Settings of the fits to budgets; the fields are arguments of `fit_isoflop`."""
+
+    method: Method
+    within: float | None
+    n_draws: int
+    level: float
+
+    @property
+    def sizes_needed(self) -> int:
+        """Distinct sizes that a budget must have."""
+        return 4 if self.method == "parabola" else 5
+
+    def minima(self, u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
+        """Return place, loss and coefficients of the minimum for each row of weights."""
+        solve = parabola_minima if self.method == "parabola" else akima_minima
+        return solve(u, y, weights)
+
+
+class _NoOptimumError(Exception):
+    """A budget without an optimum: the status, and why."""
+
+    def __init__(self, status: FitStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 def _budget(
-    x: Array, y: Array, labels: NDArray[Any], *, compute: float, method: Method, within: float | None,
-    n_draws: int, seed: int, level: float,
-) -> Budget:  # fmt: skip
-    if within is not None:
-        lowest = x[y.argmin()]
-        near = np.maximum(x / lowest, lowest / x) <= within * (1 + 1e-9)
-        x, y, labels = x[near], y[near], labels[near]
-    order = np.lexsort((y, x))
-    x, y, labels = x[order], y[order], labels[order]
+    x: Array, y: Array, labels: NDArray[Any], *, compute: float, profile: _Profile, seed: int
+) -> Budget:
+    """Return the optimum of one budget's runs (n,), or why it has none."""
+    rows = _rows_near_lowest(x, y, profile.within)
+    x, y, labels = x[rows], y[rows], labels[rows]
+    # Powers of ln x are nearly collinear unless they are centred.
     middle = float(np.log(x).mean())
     u = np.log(x) - middle
     name = f"budget {compute:.3g}"
-    needed = 4 if method == "parabola" else 5
     n_sizes = len(np.unique(x))
-
-    def without(status: FitStatus, sentence: str) -> Budget:
+    try:
+        place, low, coefficients = _minimum(u, y, n_sizes, profile)
+        places, level, imagined = _resampled_places(
+            x, u, y, labels, place=place, curvature=coefficients[2], profile=profile, seed=seed
+        )
+    except _NoOptimumError as none:
         return Budget(
-            compute=compute, status=status, sentence=f"{name}: {sentence}", optimum=None, interval=None,
-            loss=None, x=x, y=y, coefficients=None, draws=np.empty(0), imagined=None,
-        )  # fmt: skip
-
-    if n_sizes < needed:
-        return without(FitStatus.UNDERDETERMINED, f"{n_sizes} distinct sizes; the {method} needs {needed}")  # fmt: skip
-    solve = parabola_minima if method == "parabola" else akima_minima
-    place, low, coefficients = (part[0] for part in solve(u, y, np.ones((1, len(x)))))
-    if np.isneginf(place):
-        return without(FitStatus.DOWNWARD, "the parabola opens downward: no optimum; add sizes on both sides of the lowest loss")  # fmt: skip
-    if not u.min() < place < u.max():
-        side = "larger" if place >= u.max() else "smaller"
-        return without(FitStatus.EDGE, f"the lowest loss is not between the runs; add {side} sizes")
-    places = np.empty(0)
+            compute=compute,
+            status=none.status,
+            sentence=f"{name}: {none}",
+            optimum=None,
+            interval=None,
+            loss=None,
+            x=x,
+            y=y,
+            coefficients=None,
+            draws=np.empty(0),
+            imagined=None,
+        )
     interval = None
-    imagined = None
-    if n_draws:
-        drawn = resample_clusters(
-            labels, n_draws=n_draws, seed=seed,
-            accept=lambda w: np.asarray(((w @ (x[None, :] == np.unique(x)[:, None]).T) > 0).sum(axis=1) >= needed - 1),
-        )  # fmt: skip
-        places = solve(u, y, drawn.weights)[0]
-        places = np.where((places > u.min()) & (places < u.max()), places, np.nan)
-        lost = float(np.isnan(places).mean())
-        if lost > MOST_LOST:
-            return without(FitStatus.EDGE, f"{lost:.0%} of the resamples have no optimum between the runs; add sizes or seeds")  # fmt: skip
-        if method == "parabola":
-            # The place is -c1 / (2 c2).
-            slopes = np.asarray([[0.0, -0.5, -place]]) / coefficients[2]
-            imagined = simulate_fits(np.stack([u**k for k in range(3)], axis=1), drawn.weights, labels, slopes, seed=seed)  # fmt: skip
-        drawn_level = level if imagined is None else covering_level(level, imagined)
-        ends = percentile_interval(places[np.isfinite(places)], level=drawn_level)
-        interval = (float(np.exp(ends[0] + middle)), float(np.exp(ends[1] + middle)))
+    if len(places):
+        low_end, high_end = percentile_interval(places[np.isfinite(places)], level=level)
+        interval = (float(np.exp(low_end + middle)), float(np.exp(high_end + middle)))
     return Budget(
         compute=compute,
         status=FitStatus.CONVERGED,
         sentence=f"{name}: optimum between {len(x)} runs of {n_sizes} sizes",
         optimum=float(np.exp(place + middle)),
         interval=interval,
-        loss=float(low),
+        loss=low,
         x=x,
         y=y,
-        coefficients=_in_log_x(coefficients, middle) if method == "parabola" else None,
+        coefficients=_in_log_x(coefficients, middle) if profile.method == "parabola" else None,
         draws=places + middle,
         imagined=imagined,
     )
+
+
+def _rows_near_lowest(x: Array, y: Array, within: float | None) -> NDArray[np.int64]:
+    """Return the rows within the factor of the size of lowest loss, in order of size and loss."""
+    order = np.asarray(np.lexsort((y, x)))
+    if within is None:
+        return order
+    lowest = x[y.argmin()]
+    # The margin keeps sizes that are exactly at the factor but for rounding.
+    near = np.maximum(x / lowest, lowest / x) <= within * (1 + 1e-9)
+    return np.asarray(order[near[order]])
+
+
+def _minimum(u: Array, y: Array, n_sizes: int, profile: _Profile) -> tuple[float, float, Array]:
+    """Return place, loss and coefficients of the minimum of all runs.
+
+    Raises:
+        _NoOptimumError: If there are too few sizes, or the minimum is not between the runs.
+    """
+    if n_sizes < profile.sizes_needed:
+        raise _NoOptimumError(
+            FitStatus.UNDERDETERMINED,
+            f"{n_sizes} distinct sizes; the {profile.method} needs {profile.sizes_needed}",
+        )
+    place, low, coefficients = (part[0] for part in profile.minima(u, y, np.ones((1, len(u)))))
+    if np.isneginf(place):
+        raise _NoOptimumError(
+            FitStatus.DOWNWARD,
+            "the parabola opens downward: no optimum; add sizes on both sides of the lowest loss",
+        )
+    if not u.min() < place < u.max():
+        side = "larger" if place >= u.max() else "smaller"
+        raise _NoOptimumError(
+            FitStatus.EDGE, f"the lowest loss is not between the runs; add {side} sizes"
+        )
+    return place, float(low), coefficients
+
+
+def _resampled_places(
+    x: Array,
+    u: Array,
+    y: Array,
+    labels: NDArray[Any],
+    *,
+    place: float,
+    curvature: float,
+    profile: _Profile,
+    seed: int,
+) -> tuple[Array, float, SimulatedFits | None]:
+    """Return drawn places in u (n_draws,), the level of their percentiles, and imagined fits.
+
+    Raises:
+        _NoOptimumError: If more than MOST_LOST of the resamples have no optimum between the runs.
+    """
+    if not profile.n_draws:
+        return np.empty(0), profile.level, None
+    has_size = (x[None, :] == np.unique(x)[:, None]).T
+
+    def determined(weights: Array) -> NDArray[np.bool_]:
+        # One size fewer than the fit to all runs needs still determines the curve.
+        return np.asarray(((weights @ has_size) > 0).sum(axis=1) >= profile.sizes_needed - 1)
+
+    drawn = resample_clusters(labels, n_draws=profile.n_draws, seed=seed, accept=determined)
+    places = profile.minima(u, y, drawn.weights)[0]
+    places = np.where((places > u.min()) & (places < u.max()), places, np.nan)
+    # Percentiles of the few draws that have an optimum would hide that most have none.
+    lost = float(np.isnan(places).mean())
+    if lost > MOST_LOST:
+        raise _NoOptimumError(
+            FitStatus.EDGE,
+            f"{lost:.0%} of the resamples have no optimum between the runs; add sizes or seeds",
+        )
+    # Levels are calibrated on linear fits. Akima's curve is none: plain percentiles.
+    if profile.method == "akima":
+        return places, profile.level, None
+    # The place is -c1 / (2 c2).
+    slopes = np.asarray([[0.0, -0.5, -place]]) / curvature
+    powers = np.stack([u**k for k in range(3)], axis=1)
+    imagined = simulate_fits(powers, drawn.weights, labels, slopes, seed=seed)
+    return places, covering_level(profile.level, imagined), imagined
 
 
 def _in_log_x(c: Array, middle: float) -> tuple[float, float, float]:
@@ -301,10 +405,19 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
     said = f"; left out: {'; '.join(left_out)}" if left_out else ""
     if len(good) < FEWEST_BUDGETS:
         return OptimumLine(
-            size=size, method=method, status=FitStatus.UNDERDETERMINED,
-            sentence=f"{len(good)} budgets with an optimum of {len(budgets)}; a line with an error needs {FEWEST_BUDGETS}{said}",
-            exponent=None, interval=None, coefficient=None, budgets=tuple(budgets), draws=np.empty((0, 2)), level=level, drawn_level=level,
-        )  # fmt: skip
+            size=size,
+            method=method,
+            status=FitStatus.UNDERDETERMINED,
+            sentence=f"{len(good)} budgets with an optimum of {len(budgets)}; "
+            f"a line with an error needs {FEWEST_BUDGETS}{said}",
+            exponent=None,
+            interval=None,
+            coefficient=None,
+            budgets=tuple(budgets),
+            draws=np.empty((0, 2)),
+            level=level,
+            drawn_level=level,
+        )
     log_c = np.log([b.compute for b in good])
     middle = float(log_c.mean())
     targets = np.log(np.asarray([[b.optimum for b in good]], dtype=np.float64))
@@ -357,12 +470,17 @@ def _parametric_exponents(fit: LawFit) -> dict[str, tuple[float, tuple[float, fl
         return beta / (alpha + beta)
 
     a = share(fit.parameters["alpha"], fit.parameters["beta"])
-    interval = percentile_interval(share(fit.draws[:, 3], fit.draws[:, 4]), level=fit.levels.coefficient) if len(fit.draws) else None  # fmt: skip
-    other = None if interval is None else (1 - interval[1], 1 - interval[0])
-    return {"params": (a, interval), "tokens": (1 - a, other)}
+    if not len(fit.draws):
+        return {"params": (a, None), "tokens": (1 - a, None)}
+    drawn = share(fit.draws[:, 3], fit.draws[:, 4])
+    low, high = percentile_interval(drawn, level=fit.levels.coefficient)
+    return {"params": (a, (low, high)), "tokens": (1 - a, (1 - high, 1 - low))}
 
 
-def _groups(flops: Array) -> NDArray[np.int64]:
+def _groups(flops: Array, budgets: ArrayLike | None) -> NDArray[np.int64]:
+    """Return the budget of each run as a number from 0: as given, or by FLOPs."""
+    if budgets is not None:
+        return np.unique(np.asarray(budgets), return_inverse=True)[1].reshape(-1)
     order = np.argsort(flops)
     steps = np.diff(np.log(flops[order])) > np.log(SAME_BUDGET)
     groups = np.empty(len(flops), dtype=np.int64)
