@@ -1,1 +1,1 @@
-"""Sweeps, trials, scheduling and tracking: what runs, where, and what became of it. Imports no torch."""
+"""Sweep expansion, scheduling, launching and tracking of trials. Imports no torch."""

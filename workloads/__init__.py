@@ -1,1 +1,4 @@
-"""What one trial computes: data, architectures, training, evaluation. Knows neither Ray nor MLflow."""
+"""Computation of one trial: data, architectures, training, evaluation.
+
+Imports neither Ray nor MLflow.
+"""

@@ -144,9 +144,16 @@ def next_(
         raise StoreError(f"{out}: is there already; name another file with --out, or remove it")
     try:
         found = propose(
-            table, make_plan(files, runs).trials, target=target, outcome=outcome, law=law,
-            n_runs=n_runs, gpu_hours=gpu_hours, far=far, extra_seeds=extra_seeds,
-        )  # fmt: skip
+            table,
+            make_plan(files, runs).trials,
+            target=target,
+            outcome=outcome,
+            law=law,
+            n_runs=n_runs,
+            gpu_hours=gpu_hours,
+            far=far,
+            extra_seeds=extra_seeds,
+        )
         console_here().print(results.printed([next_runs_table(found)]))
         texts = sweep_texts(found, name=sweep, file=str(out))
         parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]

@@ -68,7 +68,7 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
         raise ValueError("name at least one sweep file, got none")
     sources, problems = discovery.sources(arguments)
     files = [_File(source, workloads) for source in sources]
-    # Files of several names are no sweep together; what each repeats itself is reported all the same.
+    # Files of several names do not form one sweep, but duplicates within each file are reported.
     groups = [files] if _have_one_name(files) else [[file] for file in files]
     if not _too_many(files):
         for group in groups:

@@ -78,9 +78,12 @@ def _compile(function: Callable[..., Tensor], kind: tuple[object, ...]) -> Calla
         # Dynamo keeps its graphs, and counts them against its limit, by code object. With a copy
         # for each kind, kinds neither evict nor guard against each other.
         copy = types.FunctionType(
-            function.__code__.replace(), function.__globals__, function.__name__,
-            function.__defaults__, function.__closure__,
-        )  # fmt: skip
+            function.__code__.replace(),
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
         _compiled[key] = torch.compile(copy, dynamic=False)
     return _compiled[key]
 

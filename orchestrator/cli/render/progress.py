@@ -19,15 +19,20 @@ from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
-if (
-    TYPE_CHECKING
-):  # it brings the scheduler and numpy: half of the time that `memscale status` takes
+# Imports the scheduler and numpy, which is half of the time that `memscale status` takes.
+if TYPE_CHECKING:
     from orchestrator.submit.submission import SubmissionResult
 
 STATUS_STYLE = {
-    "new": "cyan", "done": "green", "running": "yellow", "resume": "yellow", "retry": "magenta",
-    "waiting": "dim", "failed": "red", "cancelled": "dim red",
-}  # fmt: skip
+    "new": "cyan",
+    "done": "green",
+    "running": "yellow",
+    "resume": "yellow",
+    "retry": "magenta",
+    "waiting": "dim",
+    "failed": "red",
+    "cancelled": "dim red",
+}
 MOST_ROWS = 24
 """Rows of a live table; longer sweeps show what runs first and count the rest."""
 QUIET_EVERY_S = 30.0

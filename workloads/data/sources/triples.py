@@ -56,7 +56,8 @@ class Config:
         "templates": "a JSON object, relation -> wordings with {s} for the subject and {o} for the "
         "object, e.g.\n"
         '  {"place of birth": {"train_statements": ["{s} was born in {o}."],\n'
-        '   "heldout_statements": ["It was in {o} that {s} was born."], "questions": ["Where was {s} born?"]}}',
+        '   "heldout_statements": ["It was in {o} that {s} was born."], '
+        '"questions": ["Where was {s} born?"]}}',
         "tokenizer": "a tokenizer.json of the `tokenizers` library, byte-level",
     }
     """Formats of the fields that name other files than facts."""
