@@ -9,6 +9,7 @@ another compilation.
 import os
 import types
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,5 +106,6 @@ def share_compile_cache(folder: Path, *, threads: int) -> None:
     """
     for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
         os.environ.setdefault(variable, str(folder / name))
-    config: Any = __import__("torch._inductor.config", fromlist=["config"])
-    config.compile_threads = max(1, threads)
+    # By name: importing Inductor takes seconds, and a CPU never compiles.
+    inductor: Any = import_module("torch._inductor.config")
+    inductor.compile_threads = max(1, threads)
