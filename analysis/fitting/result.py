@@ -324,7 +324,8 @@ def prediction_band(
     spread = widened(residuals, n_free)
     picked = np.random.default_rng(0).choice(spread, size=(DRAWS_PER_CURVE * k, 1))
     repeated = np.tile(curves, (DRAWS_PER_CURVE, 1))
-    new = repeated * np.exp(picked) if relative else repeated - picked
+    # A residual is predicted - observed: a new observation lies one residual below the curve.
+    new = repeated * np.exp(-picked) if relative else repeated - picked
     return confidence_band(new, level)
 
 

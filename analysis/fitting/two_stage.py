@@ -111,10 +111,11 @@ class TwoStageFit:
         if not len(losses):
             return losses
         generator = np.random.default_rng(0)
+        # Residuals are predicted - observed, so a new observation is the curve less a residual.
         relative = self.to_loss.objective_of.residual == "log"
         spread = widened(self.to_loss.residuals, self.to_loss.n_free)
         noise = generator.choice(spread, size=(len(losses), 1))
-        outcomes = self._linked(losses * np.exp(noise) if relative else losses - noise)
+        outcomes = self._linked(losses * np.exp(-noise) if relative else losses - noise)
         own = widened(self.to_outcome.residuals, self.to_outcome.n_free)
         return np.asarray(outcomes - generator.choice(own, size=(len(losses), 1)))
 

@@ -161,6 +161,25 @@ def test_a_new_run_scatters_more_than_the_law():
     np.testing.assert_allclose(half, 1.96 * 0.01, rtol=0.25)
 
 
+@pytest.mark.parametrize("residual", ["log", "value"])
+def test_the_band_of_a_new_run_is_on_the_side_of_the_noise(residual):
+    n = 400
+    generator = np.random.default_rng(0)
+    x = np.geomspace(1e5, 1e8, n)
+    curve = 2 + 400 * x**-0.35
+    # Most runs lie a little below the curve, a few far above it; mean 0.
+    noise = 0.03 * (generator.exponential(size=n) - 1)
+    loss = curve * np.exp(noise) if residual == "log" else curve + noise
+    objective = Objective(residual=residual, huber=None)
+    fit = fit_law(POWER, {"x": x, "loss": loss}, objective=objective, n_draws=100, hold_out=False)
+    at = fit.predict([3e6])
+    above, below = at.new_high[0] - at.y[0], at.y[0] - at.new_low[0]
+    assert above > 2 * below
+    # A mirrored band would hold fewer of the runs that it was made from.
+    runs = fit.predict(x)
+    assert 0.93 < ((loss >= runs.new_low) & (loss <= runs.new_high)).mean() < 0.98
+
+
 def test_predictions_say_how_far_they_extrapolate():
     fit = fit_law(CHINCHILLA, runs(), n_draws=0, hold_out=False)
     largest = fit.inputs["params"].max()

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from analysis.fitting.objective import Objective
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
@@ -53,6 +54,27 @@ def test_both_steps_see_the_same_resamples():
     np.testing.assert_array_equal(fitted.to_loss.draws, again.to_loss.draws)
     np.testing.assert_array_equal(fitted.to_outcome.draws, again.to_outcome.draws)
     assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 300
+
+
+@pytest.mark.parametrize("residual", ["log", "value"])
+def test_the_band_of_a_new_run_is_on_the_side_of_the_noise(residual):
+    """A few runs have a much higher loss than the law's, and so a much lower accuracy."""
+    n = 300
+    table = make_runs(CHINCHILLA, n, noise=0, seed=0)
+    noise = 0.02 * (np.random.default_rng(0).exponential(size=n) - 1)
+    loss = table["loss"] * np.exp(noise) if residual == "log" else table["loss"] + 3 * noise
+    accuracy = Sigmoid(chance=0.25).evaluate({"loss": loss}, LINK)
+    fit = fit_chain(
+        CHINCHILLA,
+        Sigmoid(chance=0.25),
+        table | {"loss": loss, "accuracy": accuracy},
+        objective=Objective(residual=residual, huber=None),
+        n_draws=300,
+        hold_out=False,
+    )
+    at = fit.predict({"params": 1e9, "tokens": 2e10})
+
+    assert at.y[0] - at.new_low[0] > 1.5 * (at.new_high[0] - at.y[0])
 
 
 def test_a_step_without_numbers_makes_no_prediction():
