@@ -76,7 +76,7 @@ def run(
 
     with (
         device.numerics(here, n_threads=job.n_threads, bf16=bf16),
-        device.gpu_stream(here),
+        device.gpu_stream(here, own=job.world_size == 1),
         _join(job, here) as world,
     ):
         mesh = make_mesh(world, memory=job.memory_ranks)
