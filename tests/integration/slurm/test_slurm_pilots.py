@@ -23,6 +23,8 @@ def test_a_sweep_in_one_allocation(slurm, sweep, eventually):
     assert status_from_disk(sweep.disk, ask_queue=queue_reasons).controller_alive
     with pytest.raises(BusyError, match=f"Slurm job {job_id} is RUNNING"):
         sweep.submit([whole], PILOT)
+    # On a busy machine they would start after the first trial, on its GPU.
+    eventually(lambda: all(sweep.outcomes(s) == ["done"] for s in halves), "halves of a GPU")
     sweep.open_gate(whole)
     eventually(lambda: not slurm.jobs(), "the end of the job")
     end = status_from_disk(sweep.disk, ask_queue=queue_reasons)
