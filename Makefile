@@ -40,7 +40,7 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
-test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about ten minutes)
+test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about eight minutes)
 	$(PYTEST) -m "not integration and not long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 	$(PYTEST) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
