@@ -255,6 +255,8 @@ def fit_families(
         columns=columns or {},
         clusters=clusters,
     )
+    # A law of memory holds the dense law as a special case, so splitting it would leave the memory
+    # coefficients of dense runs open.
     one_for_all = "n_memory" in law.inputs
     if one_for_all and shared:
         raise ValueError(
@@ -263,6 +265,8 @@ def fit_families(
     together = one_for_all or (bool(shared) and len(table.names) > 1)
     found: dict[str, ArchitectureLaw] = {}
     left_out: dict[str, str] = {}
+    # One architecture without a usable law must not cost the others theirs, so each group is
+    # fitted, and left out, by itself.
     for names in [table.names] if together else [[name] for name in table.names]:
         joint = _joint_law(law, shared, names) if together and not one_for_all else law
         # A resample of one architecture has to determine its part of the coefficients.

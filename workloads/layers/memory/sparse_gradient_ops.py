@@ -92,7 +92,9 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
         needs_second: bool,
         number: int,
     ) -> tuple[Tensor, Tensor]:
+        # The one effect outside the graph. An anchor is handed over only where the table trains.
         if anchor is not None:
+            # Copies, because a compiler reuses the buffers of a graph that has run.
             added = ids, *lookup.weights_and_x(second, grad)
             resolve(gradient).add(n_rows, *(copied(each) for each in added))
         second_grad = None
@@ -122,9 +124,11 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
     def gradients(
         backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
     ) -> tuple[Tensor | None, ...]:
+        # The table's gradient is never made. Whether it is wanted decides who gets the lookups.
         *tensors, anchor = ctx.saved_tensors
         needs_table, _, _, needs_second, *_ = ctx.needs_input_grad
         added = anchor if needs_table else None
+        # A number of its own, or a compiler takes two equal passes for one.
         numbers = ctx.gradient, ctx.n_rows, needs_second, next(PASS_NUMBERS)
         second_grad, anchor_grad = backward(grad, *tensors, added, *numbers)
         return (
