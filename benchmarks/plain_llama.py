@@ -142,5 +142,10 @@ def plain_step(shape: Shape, *, graph: bool) -> Callable[[], object]:
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, stream=torch.cuda.current_stream()):
         step()
-    step.kept = (captured, windows)  # type: ignore[attr-defined]
-    return captured.replay
+
+    def replay() -> None:
+        # `step` holds the model and the batch, whose addresses are fixed in the graph.
+        assert step is not None
+        captured.replay()
+
+    return replay
