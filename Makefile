@@ -10,6 +10,7 @@ WHEELHOUSE ?= wheelhouse
 EXTRAS ?= all
 MACHINE ?=
 SEEDS  ?= 0-9
+ONLY   ?=
 # Test processes. Integration tests come after the others; each has folders, ports and processes of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -24,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test test-long test-all test-gpu test-chaos check format figures docs wheel wheelhouse clean
+.PHONY: help setup quickstart test test-long test-all test-gpu test-chaos test-mutants check format figures docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,9 @@ test-gpu: $(STAMP)  ## Tests that need CUDA
 test-chaos: $(STAMP)  ## Kill everything at random times in a sweep on four Ray nodes: ten seeds (SEEDS=0-9), then four hosts; half an hour and more
 	$(BIN)/python tests/chaos/chaos.py --seeds $(SEEDS)
 	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]  # 2: network namespaces are not allowed here
+
+test-mutants: $(STAMP)  ## Put each fault of tests/mutants/mutants.toml into a copy: which test falls? (ONLY=train: those; half an hour)
+	$(BIN)/python tests/mutants/mutants.py --workers $(WORKERS) --only "$(ONLY)"
 
 check: $(STAMP)  ## Formatting, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -9,6 +9,7 @@ from analysis.fitting.interval_calibration import (
     covering_level,
     simulate_fits,
     weighted_sum,
+    widened,
 )
 from analysis.fitting.objective import SQUARES
 from analysis.laws.chinchilla import CHINCHILLA
@@ -155,3 +156,13 @@ def test_a_law_can_be_asked_for_plain_percentiles():
 
     assert fit.levels == Levels.plain(0.95)
     assert fit.intervals["E"] == tuple(np.quantile(fit.draws[:, 2], [0.025, 0.975]))
+
+
+def test_widened_residuals_have_the_variance_of_the_errors():
+    """Residuals of p coefficients have (n - p) / n of it."""
+    J = design()
+    errors = np.random.default_rng(3).standard_normal((18, 4000))
+    residuals = errors - J @ np.linalg.lstsq(J, errors, rcond=None)[0]
+
+    assert (residuals**2).mean() == pytest.approx(13 / 18, rel=0.02)
+    assert (widened(residuals, 5) ** 2).mean() == pytest.approx(1.0, rel=0.02)

@@ -4,7 +4,7 @@ import pytest
 from analysis.fitting.result import FitStatus
 from analysis.laws.chinchilla import compute_optimum
 from analysis.scaling.isoflop import fit_isoflop
-from analysis.scaling.isoflop_minima import akima_minima
+from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
 
 EVEN = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
 UNEVEN = {"A": 60.0, "B": 3e4, "E": 1.8, "alpha": 0.25, "beta": 0.5}
@@ -173,3 +173,28 @@ def test_intervals_are_percentiles_at_the_level_of_the_design():
     at = np.quantile(line.draws[:, 0] + line.draws[:, 1] * np.log(1e20), shares)
     assert line.at(1e20)[1:] == pytest.approx(tuple(np.exp(at)))
     assert akima.drawn_level == 0.95
+
+
+def test_the_larger_exponent_of_the_loss_is_the_smaller_one_of_its_size():
+    """Hoffmann et al. 2022, equation 4: a = beta / (alpha + beta), b = alpha / (alpha + beta)."""
+    fit = fit_isoflop(sweep(UNEVEN), n_draws=0)
+
+    assert fit.exponents["params"][0] == pytest.approx(2 / 3, abs=1e-4)
+    assert fit.exponents["tokens"][0] == pytest.approx(1 / 3, abs=1e-4)
+    assert fit.lines["params"].exponent == pytest.approx(2 / 3, abs=0.02)
+    assert fit.lines["tokens"].exponent == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_the_loss_of_an_optimum_is_that_of_its_curve():
+    u = np.asarray([-2.0, -1.0, 0.5, 1.0, 3.0])
+    _, lowest, _ = parabola_minima(u, 2.5 + 0.3 * (u - 0.7) ** 2, np.ones((1, 5)))
+    assert lowest[0] == pytest.approx(2.5, rel=1e-9)
+
+    for budget in fit_isoflop(sweep(), n_draws=0).lines["params"].budgets:
+        tokens = budget.compute / 6 / budget.optimum
+        true = (
+            EVEN["E"]
+            + EVEN["A"] / budget.optimum ** EVEN["alpha"]
+            + EVEN["B"] / tokens ** EVEN["beta"]
+        )
+        assert budget.loss == pytest.approx(true, rel=1e-4)

@@ -38,6 +38,15 @@ def test_many_medians_hold_for_slow_steps():
     assert "limit 1200 s: 20 steps of 60 s" in told
 
 
+def test_the_slowest_rank_decides_how_long_steps_may_take():
+    ranks = {0: progress(9, step_s=0.1), 1: progress(9, step_s=60.0)}
+
+    seconds, told = quiet_until_told(HangDetector(), ranks)
+
+    assert STEPS * 60 < seconds <= STEPS * 60 + 1
+    assert "limit 1200 s: 20 steps of 60 s" in told
+
+
 def test_more_time_before_the_first_step_and_outside_of_training():
     for ranks in (
         {0: None},

@@ -233,3 +233,36 @@ def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
         check_data(make_plan(two, SweepDir(tmp_path / "runs").snapshot(), MEASURED))
 
     assert {problem.file.name for problem in caught.value.problems} == {"bad.yaml"}
+
+
+def test_trials_that_differ_in_their_shards_only_are_priced_apart(loaded, sweep):
+    """289 rows of 16 columns: half of the rows are 145, half of the columns 8."""
+    spec = next(t for t in loaded.trials if t.architecture == "memory_plus")
+    spec = dataclasses.replace(spec, model={**spec.model, "n_keys": 17})
+    by_columns, by_rows = (
+        dataclasses.replace(
+            spec,
+            seed=seed,
+            resources=Resources(ranks=2, memory_ranks=2, memory_layout=layout),
+        )
+        for seed, layout in enumerate(("columns", "rows"))
+    )
+
+    planned = make_plan(
+        dataclasses.replace(loaded, trials=(by_columns, by_rows)), sweep.snapshot(), MEASURED
+    ).trials
+
+    peaks = [t.spec.accounting["peak_memory_bytes"] for t in planned]
+    assert peaks == [account(s)["peak_memory_bytes"] for s in (by_columns, by_rows)]
+    assert len(set(peaks)) == 2
+
+
+def test_the_longest_trial_starts_first(loaded, sweep):
+    """Of 1, 1 and 2 hours on two slots the last to start must not be the longest."""
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+    trials = [
+        dataclasses.replace(t, runtime=dataclasses.replace(t.runtime, seconds=seconds))
+        for t, seconds in zip(plan.trials, (3600.0, 3600.0, 7200.0), strict=False)
+    ]
+
+    assert dataclasses.replace(plan, trials=tuple(trials)).predicted_s(slots=2) == 7200

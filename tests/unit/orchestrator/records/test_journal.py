@@ -54,3 +54,19 @@ def test_full_disk_leaves_no_torn_line_in_the_middle(attempt, monkeypatch):
     journal.close()
 
     assert [line.step for line in attempt.lines()] == [1, 4]
+
+
+def test_lines_are_on_the_disk_after_sync_and_close(attempt, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def noted(file):
+        synced.append((os.fstat(file).st_ino, os.fstat(file).st_size))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    journal = Journal(attempt.journal)
+    inode = attempt.journal.stat().st_ino
+    for finish in (journal.sync, journal.close):
+        journal.metrics(1, {"a": 1})
+        finish()
+        assert synced[-1] == (inode, attempt.journal.stat().st_size)

@@ -123,6 +123,15 @@ def test_nodes_that_are_kept_are_closed_to_those_that_come_later():
     assert grant(replace(even, turn=1), [large], gpus=8, cpus=64).closed == frozenset()
 
 
+def test_whoever_holds_less_for_its_weight_comes_first():
+    """Three GPUs at weight 4 are less of a share than one at weight 1."""
+    heavy = wanting("heavy", 8, 8, holds_gpus=3, holds_cpus=3, weight=4.0, keeps=("h",), turn=9)
+    light = wanting("light", 8, 8, holds_gpus=1, holds_cpus=1, keeps=("l",))
+
+    assert grant(light, [heavy], gpus=8, cpus=64).closed == {"h"}
+    assert grant(heavy, [light], gpus=8, cpus=64).closed == frozenset()
+
+
 def test_a_large_trial_of_one_sweep_is_not_starved_by_small_ones_of_another():
     """Two controllers that decide by themselves on one node of eight GPUs; trials of one GPU end one by one."""
     node = Node(node_id="n", host="n", cpus=64, gpus=tuple("01234567"))

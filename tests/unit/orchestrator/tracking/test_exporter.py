@@ -108,6 +108,15 @@ def test_an_outage_is_waited_out_with_growing_pauses_and_told():
     assert told[:10] == ["no answer"] * 9 + [None]
 
 
+def test_after_an_outage_the_next_begins_with_short_pauses_again():
+    waits = Waits(clock := Clock(), [(60.0, drain(5))])
+    rounds = Rounds(*[DOWN] * 5, True, DOWN, DOWN, True)
+
+    assert export_rounds(rounds, waits, clock=clock) is True
+
+    assert waits.waited[:8] == [0.5, 1, 2, 4, 8, 1.0, 0.5, 1]
+
+
 def test_an_hour_of_outage_does_not_end_it_and_is_told_once(caplog):
     clock = Clock()
     rounds = Rounds(*[DOWN] * 120, True)

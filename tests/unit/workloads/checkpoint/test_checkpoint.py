@@ -234,3 +234,28 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_gets_its_space_back(tmp_pat
 
     assert names(tmp_path) == ["step-00000003"]
     assert checkpoint.load(checkpoint.latest(tmp_path))["step"] == 3
+
+
+def test_every_file_is_on_the_disk_before_its_checkpoint_has_a_name(tmp_path, monkeypatch):
+    """After a crash of the machine a name without contents would pass for a checkpoint."""
+    happened, fsync, rename = [], os.fsync, Path.rename
+
+    def synced(file):
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        happened.append((path.name, path.stat().st_size if path.is_file() else None))
+        fsync(file)
+
+    def renamed(path, target):
+        happened.append(("renamed", None))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    path = checkpoint.save(tmp_path, 3, state(3))
+
+    sizes = {(name, (path / name).stat().st_size) for name in names(path)}
+    at = happened.index(("renamed", None))
+    assert sizes <= {*happened[:at]}
+    # The names in a folder are on the disk once the folder is.
+    assert {name for name, size in happened[:at] if size is None} == {".tmp-step-00000003"}
+    assert happened[at + 1] == (tmp_path.name, None)

@@ -240,3 +240,17 @@ def test_an_empty_valid_path_is_refused(corpus_file, tmp_path, cache):
 def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Config(path="corpus.txt", **fields)
+
+
+def test_a_tokenizer_is_trained_on_training_text_alone(tmp_path, cache):
+    """Each document repeats a word of its own, which is one token only if the tokenizer saw it."""
+    letters = np.random.default_rng(0).integers(0, 26, (80, 9)) + ord("a")
+    words = ["".join(map(chr, row)) for row in letters]
+    path = write_jsonl(tmp_path / "c.jsonl", [f"{word} " * 30 for word in words])
+    corpus = Config(path=path, vocab_size=1_200, valid_share=0.3).prepare(cache)
+    tokenizer = tokenizer_of(cache)
+
+    for shards, seen in ((corpus.train, True), (corpus.valid, False)):
+        texts = texts_of(cache, shards)
+        assert len(texts) > 10
+        assert {len(tokenizer.encode([f" {t.split()[0]}"])[0]) == 1 for t in texts} == {seen}

@@ -374,3 +374,16 @@ def test_mistakes_of_both_files_are_reported_together(files, cache):
 def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Config(path="facts.tsv", **fields)
+
+
+def test_every_fact_of_an_unseen_subject_is_held_out(files, cache):
+    """Another fact in training would teach the subject's name."""
+    corpus = Config(**files, heldout_subjects=0.4).prepare(cache)
+    trained = "\n".join(texts_of(tokenizer_of(cache), corpus.epoch(0, seed=0)))
+    by_subject: dict[str, set[bool]] = {}
+    for row in rows():
+        stated = any(text in trained for text in filled(row, "train_statements"))
+        by_subject.setdefault(row["subject"], set()).add(stated)
+
+    assert all(len(stated) == 1 for stated in by_subject.values()), by_subject
+    assert 5 < sum(stated == {False} for stated in by_subject.values()) < N_SUBJECTS - 5

@@ -25,7 +25,7 @@ from workloads.training.data_loader import DataLoader
 from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Diverged, Interrupted
-from workloads.training.train import run
+from workloads.training.train import _seed_of, run
 from workloads.training.train_step import accumulate_gradients, even_passes
 from workloads.training.usage_schedule import UsageSchedule
 
@@ -499,7 +499,7 @@ from workloads.training.usage_schedule import UsageSchedule
 from workloads.training.data_loader import DataLoader
 from workloads.training.reporter import Interrupted
 from workloads.training.rank_job import RankJob
-from workloads.training.train import run
+from workloads.training.train import _seed_of, run
 
 class Reporter:
     rows = []
@@ -606,3 +606,12 @@ def test_values_learn_at_the_ratio_of_each_step(tmp_path, monkeypatch):
     run(job_in(tmp_path, train={**TRAIN, "value_lr_final_ratio": 1.0}), Recorder())
 
     assert asked == pytest.approx([1 + 3 * (1 - step / STEPS) for step in range(1, STEPS + 1)])
+
+
+def test_every_seed_step_and_rank_draws_differently():
+    draws = {
+        _seed_of(seed, step=step, rank=rank)
+        for seed, step, rank in itertools.product(range(4), repeat=3)
+    }
+
+    assert len(draws) == 4**3
