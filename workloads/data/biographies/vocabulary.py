@@ -7,7 +7,7 @@ three name parts, pronoun, and the values of the five attributes (a birth date t
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,7 @@ WHOLE, PROMPT = 0, 1
 """Cuts of a statement or question: all of it, or up to the value."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolSizes:
+class PoolSizes(NamedTuple):
     """How many different names and values there are."""
 
     first_names: int

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.data.draws import non_negative, random_stream, spread
 from workloads.data.facts.token_pieces import HELDOUT, QUESTION, TRAIN, FactPieces
 
 VALIDATION_TOKENS = 65_536
@@ -23,7 +24,7 @@ def epoch_tokens(
 
     Order and wordings are new in every epoch.
     """
-    rng = random_stream(_TRAINING_DRAW, abs(seed), int(seed < 0), epoch)
+    rng = random_stream(_TRAINING_DRAW, *non_negative(seed), epoch)
     facts, kinds = _documents(pieces, questions_per_fact)
     wordings = _draw_wordings(pieces, facts, kinds, rng)
     order = rng.permutation(len(facts))
@@ -74,21 +75,10 @@ def statements(
 def heldout_statements(pieces: FactPieces) -> tuple[NDArray[np.integer], int]:
     """Return tokens of trained facts in held-out wordings, a sample, and their text bytes."""
     trained = np.flatnonzero(~pieces.arrays.unseen)
-    sample = spread(trained, VALIDATION_TOKENS // _SHORTEST_DOCUMENT)
+    sample = trained[spread(len(trained), VALIDATION_TOKENS // _SHORTEST_DOCUMENT)]
     # Files are often grouped by relation, and validation takes the beginning of this text.
     order = random_stream(_VALIDATION_ORDER).permutation(len(sample))
     return statements(pieces, sample[order], HELDOUT)
-
-
-def spread(facts: NDArray[np.int64], at_most: int) -> NDArray[np.int64]:
-    """Return at most so many of the facts, evenly spaced."""
-    k = min(len(facts), at_most)
-    return facts[np.arange(k, dtype=np.int64) * len(facts) // max(k, 1)]
-
-
-def random_stream(*key: int) -> np.random.Generator:
-    """Return the random numbers of a key of non-negative integers."""
-    return np.random.default_rng(np.random.SeedSequence(key))
 
 
 def _documents(

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.corpus import ProbeSet
-from workloads.data.facts.documents import PROBE_DRAW, random_stream, spread
+from workloads.data.draws import random_stream, spread
+from workloads.data.facts.documents import PROBE_DRAW
 from workloads.data.facts.token_pieces import HELDOUT, QUESTION, TRAIN, FactPieces
 
 
@@ -37,7 +38,7 @@ def _probe_set(
     if not len(facts):
         return None
     population = len(facts)
-    facts = spread(facts, at_most)
+    facts = facts[spread(population, at_most)]
     draws = random_stream(PROBE_DRAW, kind).random(len(facts))
     prompts, answers, numbers = [], [], []
     for number, (fact, draw) in enumerate(zip(facts, draws, strict=True)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from workloads.data.readers.lines import file_format, numbered_lines
+from workloads.data.readers.lines import file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 
 QA_TRAIN, QA_TEST = "qa_train", "qa_test"
@@ -54,7 +54,7 @@ def read_facts(
     """
     if layout == "auto":
         layout = _guess_layout(path)
-    rows = _tsv_rows(path, columns, problems) if layout == "tsv" else _jsonl_rows(path, problems)
+    rows = _tsv_rows(path, columns, problems) if layout == "tsv" else json_rows(path, problems)
     facts: dict[tuple[str, str], Fact] = {}
     n_rows = 0
     for line, row in rows:
@@ -117,23 +117,6 @@ def _tsv_rows(
             )
             continue
         yield line, dict(zip(header, cells, strict=True))
-
-
-def _jsonl_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, text in numbered_lines(path, problems):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            problems.add(path, line, f"is not JSON ({error})", "write one JSON object per line")
-            continue
-        if not isinstance(row, dict):
-            problems.add(
-                path, line, f"holds a {type(row).__name__}", "write one JSON object per line"
-            )
-            continue
-        yield line, row
 
 
 def _fact(

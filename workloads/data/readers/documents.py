@@ -1,11 +1,10 @@
 """Reader of text documents: JSON-lines, plain and Parquet, in bounded memory."""
 
 import glob
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workloads.data.readers.lines import file_format, numbered_lines
+from workloads.data.readers.lines import file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 
 PLAIN_DOCUMENT_CHARS = 4_096
@@ -45,19 +44,8 @@ def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> 
 
 
 def _jsonl(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
-    for line, raw in numbered_lines(path, problems):
-        if not raw.strip():
-            continue
-        try:
-            row = json.loads(raw)
-        except (json.JSONDecodeError, RecursionError) as error:
-            problems.add(path, line, f"is not JSON ({error})", "write one JSON object per line")
-            continue
-        if not isinstance(row, dict):
-            problems.add(
-                path, line, f"holds a {type(row).__name__}", "write one JSON object per line"
-            )
-        elif text_field not in row:
+    for line, row in json_rows(path, problems):
+        if text_field not in row:
             problems.add(
                 path,
                 line,

@@ -1,9 +1,11 @@
 """Reader of numbered lines of plain or gzipped UTF-8 files."""
 
 import gzip
+import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from workloads.data.readers.problems import Problems
 
@@ -34,6 +36,23 @@ def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+
+
+def json_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (1-based line, object) of a file of JSON lines; blank lines are passed over."""
+    fix = "write one JSON object per line"
+    for line, text in numbered_lines(path, problems):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            problems.add(path, line, f"is not JSON ({error})", fix)
+            continue
+        if isinstance(row, dict):
+            yield line, row
+        else:
+            problems.add(path, line, f"holds a {type(row).__name__}", fix)
 
 
 def file_format(path: Path) -> str:

@@ -24,8 +24,16 @@ from workloads.data.biographies import names
 from workloads.data.biographies import templates as wordings
 from workloads.data.biographies import vocabulary as tokens_of
 from workloads.data.biographies.assembly import NO_SEGMENT, split
-from workloads.data.biographies.vocabulary import FULL_NAME, PROMPT, SEPARATOR, SHORT, WHOLE
+from workloads.data.biographies.vocabulary import (
+    FULL_NAME,
+    PROMPT,
+    SEPARATOR,
+    SHORT,
+    WHOLE,
+    PoolSizes,
+)
 from workloads.data.corpus import ProbeSet
+from workloads.data.draws import non_negative, random_stream, spread
 from workloads.data.permutation import shuffled
 from workloads.data.token_stream import EpochCache, gather_windows, windows_per_epoch
 from workloads.field_error import FieldError, Share, check_fields
@@ -100,16 +108,7 @@ class Config:
         return tokens_of.layout(
             self.style,
             self.n_wordings,
-            tokens_of.PoolSizes(
-                first_names=self.n_first_names,
-                middle_names=self.n_middle_names,
-                last_names=self.n_last_names,
-                years=self.n_years,
-                cities=self.n_cities,
-                universities=self.n_universities,
-                majors=self.n_majors,
-                employers=self.n_employers,
-            ),
+            PoolSizes(*(getattr(self, f"n_{pool}") for pool in PoolSizes._fields)),
         )
 
     @property
@@ -201,7 +200,7 @@ class Corpus:
     def epoch(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
         config, table = self.config, self.config.layout.table
-        rng = _random(config.seed, _TRAINING, *_non_negative(seed), epoch)
+        rng = random_stream(config.seed, _TRAINING, *non_negative(seed), epoch)
         biographies = _biographies(config, np.arange(config.n_people), rng)
         questions = _questions(config, rng)
         asked = np.tile(np.arange(config.n_asked), config.questions_per_biography)
@@ -234,8 +233,8 @@ class Corpus:
         """
         config, table = self.config, self.config.layout.table
         longest = 1 + _N_ATTRIBUTES * int(table.lengths.max())
-        people = _spread(config.n_people, max(1, _VALIDATION_TOKENS // longest))
-        rng = _random(config.seed, _VALIDATION)
+        people = spread(config.n_people, max(1, _VALIDATION_TOKENS // longest))
+        rng = random_stream(config.seed, _VALIDATION)
         segments = _biographies(config, people, rng)
         order = rng.permutation(len(people))
         stream, _ = table.documents(segments[order], people[order], self.slots, separator=SEPARATOR)
@@ -260,7 +259,7 @@ def _draw_people(config: Config) -> NDArray[np.int32]:
     for slot, part in zip(tokens_of.NAME_SLOTS, (first, middle, last), strict=True):
         slots[:, slot] = starts[slot] + part
     slots[:, tokens_of.PRONOUN_SLOT] = 1 + first % len(tokens_of.PRONOUNS)
-    rng = _random(config.seed, _PEOPLE)
+    rng = random_stream(config.seed, _PEOPLE)
     value_pools = zip(sizes[3:], starts[3:], strict=True)
     for slot, (size, start) in enumerate(value_pools, start=tokens_of.PRONOUN_SLOT + 1):
         slots[:, slot] = start + rng.integers(size, size=config.n_people)
@@ -347,7 +346,7 @@ def _probes(config: Config, slots: NDArray[np.int32]) -> tuple[ProbeSet, ...]:
     value (one sentence in five of training looks like that). With `order: fixed` only birth dates
     ever follow the name directly, so there the prompt is the biography up to the value.
     """
-    people = _spread(config.n_people, config.n_probe_people)
+    people = spread(config.n_people, config.n_probe_people)
     prompts = {
         "train_wording": _statement_prompts(config, people, heldout=False),
         "heldout_wording": _statement_prompts(config, people, heldout=True),
@@ -355,7 +354,7 @@ def _probes(config: Config, slots: NDArray[np.int32]) -> tuple[ProbeSet, ...]:
     probes = [_probe_set(config, slots, name, people, rows) for name, rows in prompts.items()]
     n_unasked = config.n_people - config.n_asked
     if config.n_asked and n_unasked:
-        people = config.n_asked + _spread(n_unasked, config.n_probe_people)
+        people = config.n_asked + spread(n_unasked, config.n_probe_people)
         prompts_of = _question_prompts(config, people)
         probes.append(_probe_set(config, slots, "question", people, prompts_of))
     return tuple(probes)
@@ -365,7 +364,7 @@ def _statement_prompts(
     config: Config, people: NDArray[np.int64], *, heldout: bool
 ) -> NDArray[np.int64]:
     """Return segments (people * 5, 5), all attributes of a person next to each other."""
-    rng = _random(config.seed, _PROBES, int(heldout))
+    rng = random_stream(config.seed, _PROBES, int(heldout))
     segments = np.full((len(people), _N_ATTRIBUTES, _N_ATTRIBUTES), NO_SEGMENT, dtype=np.int64)
     draw = _heldout_wordings if heldout else _train_wordings
     for attribute, rows in enumerate(config.layout.statements):
@@ -378,7 +377,7 @@ def _statement_prompts(
 
 
 def _question_prompts(config: Config, people: NDArray[np.int64]) -> NDArray[np.int64]:
-    rng = _random(config.seed, _PROBES, 2)
+    rng = random_stream(config.seed, _PROBES, 2)
     wording = rng.integers(wordings.N_QUESTIONS, size=(len(people), _N_ATTRIBUTES))
     rows = [r[wording[:, a], PROMPT] for a, r in enumerate(config.layout.questions)]
     return np.stack(rows, axis=1).reshape(-1, 1)
@@ -407,18 +406,3 @@ def _probe_set(
         counts_as_knowledge=name == "train_wording",
         scale=population / len(people),
     )
-
-
-def _spread(n: int, at_most: int) -> NDArray[np.int64]:
-    """Return min(n, at_most) different numbers of 0..n-1, evenly spaced."""
-    k = min(n, at_most)
-    return np.arange(k, dtype=np.int64) * n // k
-
-
-def _random(*key: int) -> np.random.Generator:
-    return np.random.default_rng(np.random.SeedSequence(key))
-
-
-def _non_negative(seed: int) -> tuple[int, int]:
-    """Return a seed as numbers that SeedSequence takes."""
-    return abs(seed), int(seed < 0)

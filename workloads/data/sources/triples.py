@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from workloads.data.cache import cache_key, cached_folder, content_sha256
 from workloads.data.corpus import ProbeSet
+from workloads.data.draws import spread
 from workloads.data.facts.documents import (
     VALIDATION_TOKENS,
     epoch_tokens,
     heldout_statements,
-    spread,
     statements,
     tokens_per_epoch,
 )
@@ -340,7 +340,7 @@ def _corpus(config: Config, pieces: FactPieces) -> Corpus:
     trained = np.flatnonzero(~pieces.arrays.unseen)
     tokens, n_bytes = heldout_statements(pieces)
     if not len(tokens):
-        tokens, n_bytes = statements(pieces, spread(trained, 2_000), TRAIN)
+        tokens, n_bytes = statements(pieces, trained[spread(len(trained), 2_000)], TRAIN)
     return Corpus(
         pieces=pieces,
         vocab_size=config.vocab_size,
