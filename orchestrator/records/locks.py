@@ -19,6 +19,7 @@ from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
 
+LOCK_FILE = "controller.lock"
 HEARTBEAT_S = 1.0
 """How often controller.json is replaced."""
 STALE_S = 60.0
@@ -142,7 +143,7 @@ class ControllerLock:
 
     def _take(self, folder: Path, how: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder, how)
+        lock = locked(folder / LOCK_FILE, how)
         if lock is None:
             other = read_json(folder / "controller.json")
             alive = other is not None and other.get("ended_at") is None
@@ -156,7 +157,7 @@ class ControllerLock:
     def _make_sure(self) -> None:
         """Take lost locks again; raise BusyError if somebody else has taken over."""
         for index, (held, folder, how) in enumerate(self._locks):
-            again = _locked(folder, how)
+            again = locked(folder / LOCK_FILE, how)
             if again is not None:
                 # The file system took it from us, and nobody has it. (Shared ones are given twice.)
                 os.close(held)
@@ -178,9 +179,12 @@ class ControllerLock:
             os.close(self._locks.pop()[0])
 
 
-def _locked(folder: Path, how: int) -> int | None:
-    """Return the open file of a folder's lock, None if somebody holds it."""
-    lock = os.open(folder / "controller.lock", os.O_RDWR | os.O_CREAT, 0o644)
+def locked(file: Path, how: int = fcntl.LOCK_EX) -> int | None:
+    """Return the open and locked file, made if missing; None if somebody holds its lock.
+
+    `os.close` lets go of it, and so does the end of the process.
+    """
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -212,22 +216,15 @@ class TrialLock:
         Raises:
             LockHeld: If it is still held after `wait_s` seconds.
         """
-        lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         deadline = clock() + wait_s
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if clock() >= deadline:
-                    os.close(lock)
-                    raise LockHeld(
-                        f"{self._path}: another process still trains this trial after "
-                        f"{wait_s:.0f} s; end it (its pid is in heartbeat.json) and submit again"
-                    ) from None
-                sleep(0.1)
-            else:
-                self._lock = lock
-                return
+        while (lock := locked(self._path)) is None:
+            if clock() >= deadline:
+                raise LockHeld(
+                    f"{self._path}: another process still trains this trial after "
+                    f"{wait_s:.0f} s; end it (its pid is in heartbeat.json) and submit again"
+                )
+            sleep(0.1)
+        self._lock = lock
 
     def release(self) -> None:
         """Let go of the lock."""

@@ -22,29 +22,14 @@ import psutil
 import orchestrator
 
 PACKAGES = (
-    "memscale",
-    "torch",
-    "triton",
-    "numpy",
-    "einops",
-    "tokenizers",
-    "ray",
-    "mlflow",
-    "pydantic",
-    "scipy",
-    "pandas",
+    *("memscale", "torch", "triton", "numpy", "einops", "tokenizers", "ray", "mlflow"),
+    *("pydantic", "scipy", "pandas"),
 )
 """What can change a result or how it was run."""
 VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "CUBLAS_WORKSPACE_CONFIG",
-    "NVIDIA_TF32_OVERRIDE",
-    "TRITON_INTERPRET",
-    "SLURM_JOB_ID",
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"),
+    *("TRITON_INTERPRET", "SLURM_JOB_ID"),
 )
 """The only environment variables that are recorded: the others may hold secrets."""
 MAX_DIFF_CHARACTERS = 100_000

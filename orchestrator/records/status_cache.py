@@ -13,12 +13,11 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir, write_text
 
 LOG = logging.getLogger(__name__)
 FILE = "statuses.jsonl"
@@ -79,14 +78,7 @@ class StatusCache:
         self._results = {i: line["result_ns"] for i, line in lines.items() if "result_ns" in line}
         text = "".join(map(_line, lines.values()))
         with self._quietly():
-            handle, aside = tempfile.mkstemp(prefix=f".{FILE}-", dir=self._sweep.path)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                Path(aside).replace(self._sweep.path / FILE)
-            except BaseException:
-                Path(aside).unlink(missing_ok=True)
-                raise
+            write_text(self._sweep.path / FILE, text, durable=False)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add the line of a trial that is done, unless the file has it; `flush` writes it."""

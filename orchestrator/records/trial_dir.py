@@ -76,10 +76,15 @@ def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -
         durable: Wait until the disk has it. A heartbeat, replaced every second, need not.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{json.dumps(record, indent=1, ensure_ascii=False)}\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool) -> None:
+    """Replace `path` atomically, in a folder that exists; `durable` is that of `write_json`."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"{json.dumps(record, indent=1, ensure_ascii=False)}\n")
+            file.write(text)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

@@ -9,7 +9,6 @@ killed: the exporter ends at once, and the next one goes on.
 """
 
 import argparse
-import fcntl
 import logging
 import os
 import signal
@@ -22,6 +21,7 @@ from typing import IO
 
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import StoreError
+from orchestrator.records.locks import locked
 from orchestrator.records.trial_dir import SweepDir, remove_temporary
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.mlflow_client import TrackingClient
@@ -233,18 +233,12 @@ def take_lock(sweep: SweepDir, commands: ExporterCommands) -> int | None:
 
     The one before, whose parent was killed, needs a moment to notice.
     """
-    lock = os.open(sweep.path / "tracking.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if commands.orphaned or commands.time_is_up:
-                LOG.warning("another exporter of this sweep is at work; this one sends nothing")
-                os.close(lock)
-                return None
-            commands.wait(0.1)
-        else:
-            return lock
+    while (lock := locked(sweep.path / "tracking.lock")) is None:
+        if commands.orphaned or commands.time_is_up:
+            LOG.warning("another exporter of this sweep is at work; this one sends nothing")
+            return None
+        commands.wait(0.1)
+    return lock
 
 
 if __name__ == "__main__":

@@ -37,7 +37,10 @@ class DrainResult:
 
 
 class ExporterProcess:
-    """A running exporter. Ends when this process does, however that happens."""
+    """The exporter of a sweep. Ends when this process does, however that happens."""
+
+    drained: DrainResult | None = None
+    """None until the end."""
 
     def __init__(
         self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
@@ -49,10 +52,13 @@ class ExporterProcess:
             tracking_uri: Default: the SQLite store beside the sweeps.
             code: Folder that it imports from; None: where this program is.
         """
-        self.code = code
+        self._code = code
         self.sweep = SweepDir(sweep.path.absolute())
         self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
-        self.started_at = time.monotonic()
+        self._start()
+
+    def _start(self) -> None:
+        self._started_at = time.monotonic()
         with (self.sweep.path / "tracking.log").open("ab") as log:
             self._process = subprocess.Popen(
                 # -P: what lies in the current folder must not shadow what it imports.
@@ -63,7 +69,7 @@ class ExporterProcess:
                 stderr=log,
                 # Not an argument: a URI may hold a password, and all users of a machine see
                 # arguments.
-                env=with_code(code, {**os.environ, "MLFLOW_TRACKING_URI": self.tracking_uri}),
+                env=with_code(self._code, {**os.environ, "MLFLOW_TRACKING_URI": self.tracking_uri}),
             )
 
     @property
@@ -75,22 +81,33 @@ class ExporterProcess:
         """Return whether it runs. One that ended by itself is replaced; training goes on."""
         return self._process.poll() is None
 
-    def points_waiting(self) -> int:
-        """Return how many points the tracker does not have yet; reads the trial directories."""
+    def keep_alive(self, *, wait_s: float = RESTART_S) -> None:
+        """Start it again if it died, but not more than once in `wait_s` seconds."""
+        if not self.alive() and time.monotonic() - self._started_at >= wait_s:
+            self.stop()
+            self._start()
+
+    @property
+    def unsynced_points(self) -> int:
+        """Points that the tracker does not have; reads the trial directories until the end."""
+        if self.drained is not None:
+            return self.drained.points_waiting
         return sync_state.points_waiting(self.sweep, self.tracking_uri)
 
+    @property
     def problem(self) -> str | None:
-        """Return why the tracker does not take things at the moment; None if it does."""
+        """Why the tracker does not have everything; None if it has, or as far as is known."""
+        if self.drained is not None:
+            return self.drained.problem
         return sync_state.problem(self.sweep, self.tracking_uri)
 
     def drain(self, timeout_s: float = DRAIN_S) -> DrainResult:
         """Make it send what is left and end, within `timeout_s` seconds and a moment."""
-        code = self._end(f"drain {timeout_s}\n", timeout_s)
-        waiting = self.points_waiting()
-        if code == 0:
-            return DrainResult(points_waiting=waiting, problem=None)
-        reason = self.problem() or f"the exporter did not finish in {timeout_s:.0f} s"
-        return DrainResult(points_waiting=waiting, problem=reason)
+        reason = None
+        if self._end(f"drain {timeout_s}\n", timeout_s) != 0:
+            reason = self.problem or f"the exporter did not finish in {timeout_s:.0f} s"
+        self.drained = DrainResult(points_waiting=self.unsynced_points, problem=reason)
+        return self.drained
 
     def stop(self) -> None:
         """End it now. Whatever is left is sent by the next one."""
@@ -110,39 +127,6 @@ class ExporterProcess:
             return None
 
 
-@dataclass
-class ExportSession:
-    """The exporter of a running sweep, and the result of its drain."""
-
-    process: ExporterProcess
-    drained: DrainResult | None = None
-    """None until the end."""
-
-    def keep_alive(self) -> None:
-        """Replace a dead exporter, but not again and again. Cheap enough to call every second."""
-        if not self.process.alive() and time.monotonic() - self.process.started_at >= RESTART_S:
-            self.replace()
-
-    def replace(self) -> None:
-        """Start another exporter in the place of this one."""
-        self.process.stop()
-        self.process = ExporterProcess(
-            self.process.sweep, self.process.tracking_uri, code=self.process.code
-        )
-
-    @property
-    def unsynced_points(self) -> int:
-        """Points the tracker does not have."""
-        return (
-            self.process.points_waiting() if self.drained is None else self.drained.points_waiting
-        )
-
-    @property
-    def problem(self) -> str | None:
-        """Why the tracker does not have everything; None if it has, or as far as is known."""
-        return self.process.problem() if self.drained is None else self.drained.problem
-
-
 @contextmanager
 def exporting(
     sweep: SweepDir,
@@ -150,7 +134,7 @@ def exporting(
     *,
     drain_s: float = DRAIN_S,
     code: Path | None = None,
-) -> Iterator[ExportSession]:
+) -> Iterator[ExporterProcess]:
     """Export a sweep while the body runs, and what is left at its end.
 
     With an empty body it sends what a tracker lacks.
@@ -161,13 +145,12 @@ def exporting(
         drain_s: What the end may take. A body that raised is not kept waiting.
         code: Folder that it imports from; None: where this program is.
     """
-    session = ExportSession(process=ExporterProcess(sweep, tracking_uri, code=code))
+    exporter = ExporterProcess(sweep, tracking_uri, code=code)
     try:
-        yield session
+        yield exporter
     except BaseException:
-        session.process.stop()
+        exporter.stop()
         raise
     # Killed, or out of memory, while the sweep ran: nothing is lost, the journals have it.
-    if not session.process.alive():
-        session.replace()
-    session.drained = session.process.drain(drain_s)
+    exporter.keep_alive(wait_s=0.0)
+    exporter.drain(drain_s)

@@ -17,36 +17,26 @@ VIEW_TAG = "mlflow.sharedViewState."
 RECALL = "recall/train_wording/exact_match"
 ANSWER_NLL = "recall/train_wording/answer_nll"
 
-COLUMNS = (
-    ("params", "architecture"),
-    ("params", "preset"),
-    ("params", "seed"),
-    ("tags", "memscale.state"),
-    ("metrics", "total_params"),
-    ("metrics", "training_flops"),
-    ("metrics", RECALL),
-    ("metrics", ANSWER_NLL),
-    ("metrics", "knowledge/bits_per_param"),
-    ("metrics", "valid/loss"),
-    ("metrics", "time/train_s"),
-    ("metrics", "trials/done"),
-    ("metrics", "trials/failed"),
-    ("tags", "memscale.reason"),
+COLUMNS: tuple[tuple[str, str, int | None], ...] = (
+    ("params", "architecture", 130),
+    ("params", "preset", 80),
+    ("params", "seed", 70),
+    ("tags", "memscale.state", 130),
+    ("metrics", "total_params", None),
+    ("metrics", "training_flops", None),
+    ("metrics", RECALL, 150),
+    ("metrics", ANSWER_NLL, 150),
+    ("metrics", "knowledge/bits_per_param", 150),
+    ("metrics", "valid/loss", None),
+    ("metrics", "time/train_s", None),
+    ("metrics", "trials/done", None),
+    ("metrics", "trials/failed", None),
+    ("tags", "memscale.reason", 300),
 )
-"""Of the table, in this order. The last metrics belong to the submissions."""
+"""Of the table, in this order: kind, name, and pixels where the page's own 100 would cut it. The
+last metrics belong to the submissions."""
 
 NAME_COLUMN = "attributes.`Run Name`"
-WIDTHS = {
-    ("params", "architecture"): 130,
-    ("params", "preset"): 80,
-    ("params", "seed"): 70,
-    ("tags", "memscale.state"): 130,
-    ("metrics", RECALL): 150,
-    ("metrics", ANSWER_NLL): 150,
-    ("metrics", "knowledge/bits_per_param"): 150,
-    ("tags", "memscale.reason"): 300,
-}
-"""Pixels, where a name or value is cut at the page's own 100."""
 
 ACCURACY, CURVES, USE = "Accuracy against size", "Curves", "Use of memories and experts"
 SCATTERS = (
@@ -96,11 +86,15 @@ def link(url: str, experiment_id: str, view: str) -> str:
 
 def table_view() -> dict[str, Any]:
     """Return the state of the table: submissions, newest first, their trials below them."""
-    columns = [f"{kind}.`{name}`" for kind, name in COLUMNS]
+    widths = {f"{kind}.`{name}`": width for kind, name, width in COLUMNS}
+    columns = list(widths)
     return {
         "selectedColumns": columns,
         "columnOrder": [NAME_COLUMN, "runDateAndNestInfo", *columns],
-        "columnWidths": {NAME_COLUMN: 290, **{f"{k}.`{n}`": w for (k, n), w in WIDTHS.items()}},
+        "columnWidths": {
+            NAME_COLUMN: 290,
+            **{name: w for name, w in widths.items() if w},
+        },
     }
 
 

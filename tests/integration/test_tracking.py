@@ -114,7 +114,7 @@ def until(condition, *, timeout_s=240.0):
 
 
 def waiting(exporter, fewer_than):
-    return lambda: exporter.points_waiting() < fewer_than
+    return lambda: exporter.unsynced_points < fewer_than
 
 
 def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client, sweep):
@@ -181,8 +181,8 @@ def test_killed_exporters_lose_and_double_nothing_and_the_last_is_replaced(runs,
         os.kill(exporter.pid, signal.SIGKILL)
         exporter.stop()
     with exporting(sweep.disk) as last:
-        os.kill(last.process.pid, signal.SIGKILL)
-        until(lambda: not last.process.alive())
+        os.kill(last.pid, signal.SIGKILL)
+        until(lambda: not last.alive())
         for attempt in attempts:
             sweep.measure(attempt, range(300, 310))
             sweep.finish(attempt, step=309)
@@ -398,8 +398,8 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
         server.kill()
         killed.set()
         writer.join()
-        until(lambda: exporter.problem() is not None)
-        assert exporter.points_waiting() >= 2 * 90 * len(attempts)
+        until(lambda: exporter.problem is not None)
+        assert exporter.unsynced_points >= 2 * 90 * len(attempts)
         assert exporter.alive()
 
         server.start()

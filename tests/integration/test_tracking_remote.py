@@ -137,18 +137,18 @@ def test_a_server_that_is_down_for_a_third_restarted_twice_and_once_out_of_disk_
         exporter = ExporterProcess(sweep.disk, server.url)
         try:
             train(0, 100)
-            until(lambda: exporter.points_waiting() == 0, "the first third is sent")
+            until(lambda: exporter.unsynced_points == 0, "the first third is sent")
             server.kill()
             train(100, 200)
-            until(lambda: exporter.problem() is not None, "the outage is noticed")
+            until(lambda: exporter.problem is not None, "the outage is noticed")
             server.start()
-            until(lambda: exporter.points_waiting() == 0, "the second third is sent")
+            until(lambda: exporter.unsynced_points == 0, "the second third is sent")
 
             ballast = tmp_path / "disk" / "ballast"
             assert fill(ballast) > 0
             train(200, 300)
-            until(lambda: exporter.problem() is not None, "the full disk is noticed")
-            assert exporter.points_waiting() > 0
+            until(lambda: exporter.problem is not None, "the full disk is noticed")
+            assert exporter.unsynced_points > 0
             server.kill()
             ballast.unlink()
             server.start()

@@ -117,6 +117,19 @@ class FactPieces:
         return wordings[self.arrays.wording_flags[wordings, 3]] if probing else wordings
 
 
+class _PieceNumbers(dict[str, int]):
+    """Numbers of pieces, in the order in which they are first met; 0 is the separator."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self) + 1
+        return self[text]
+
+    def forms(self, entities: Iterable[str], *, unspaced: bool) -> NDArray[np.int64]:
+        """Return (entities, 2) pieces; the unspaced form only where some wording has it."""
+        rows = [(self[" " + text], self[text if unspaced else " " + text]) for text in entities]
+        return np.array(rows, dtype=np.int64)
+
+
 def build_pieces(
     facts: Sequence[Fact],
     wordings: dict[str, RelationWordings],
@@ -142,27 +155,14 @@ def build_pieces(
     flat, wording_range = _flat_wordings([wordings[relation] for relation in relations])
     objects: dict[str, int] = {}
     answers = [[objects.setdefault(a, len(objects)) for a in fact.answers] for fact in facts]
-    # Pieces are numbered in the order in which they are first met here; 0 is the separator.
-    texts: dict[str, int] = {}
-
-    def piece(text: str) -> int:
-        return texts.setdefault(text, len(texts) + 1)
-
-    def forms(entities: Iterable[str], *, unspaced: bool) -> NDArray[np.int64]:
-        """Return (entities, 2) pieces; the unspaced form only where some wording has it."""
-        rows = []
-        for text in entities:
-            spaced = piece(" " + text)
-            rows.append((spaced, piece(text) if unspaced else spaced))
-        return np.array(rows, dtype=np.int64)
-
-    wording_pieces = [[piece(w.before), piece(w.middle), piece(w.after)] for w in flat]
+    pieces = _PieceNumbers()
+    wording_pieces = [[pieces[text] for text in (w.before, w.middle, w.after)] for w in flat]
     arrays = FactArrays(
         relation=relation,
-        subject=forms(
+        subject=pieces.forms(
             (fact.subject for fact in facts), unspaced=not all(w.subject_spaced for w in flat)
         ),
-        object_pieces=forms(objects, unspaced=not all(w.object_spaced for w in flat)),
+        object_pieces=pieces.forms(objects, unspaced=not all(w.object_spaced for w in flat)),
         prior_bits=prior_bits(relation, np.array([row[0] for row in answers])),
         asked=np.array(asked, dtype=np.bool_),
         unseen=np.array(unseen, dtype=np.bool_),
@@ -172,10 +172,10 @@ def build_pieces(
             dtype=np.bool_,
         ),
         wording_range=wording_range,
-        piece_bytes=np.array([0, *(len(text.encode()) for text in texts)], dtype=np.int64),
+        piece_bytes=np.array([0, *(len(text.encode()) for text in pieces)], dtype=np.int64),
     )
     return FactPieces(
-        pieces=Ragged.of(_tokenise([*texts], tokenizer), token_dtype(vocab_size)),
+        pieces=Ragged.of(_tokenise([*pieces], tokenizer), token_dtype(vocab_size)),
         answers=Ragged.of(answers, np.int64),
         arrays=arrays,
         relation_names=[wordings[relation].name for relation in relations],

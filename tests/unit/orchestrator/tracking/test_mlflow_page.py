@@ -11,10 +11,10 @@ def test_columns_and_charts_name_params_and_tags_that_runs_have(disk):
     tags = run_schema.trial_tags(spec, view, submission=1, environment={}, colour="#000000")
     have = {"params": set(run_schema.trial_params(spec)), "tags": set(tags)}
 
-    assert {name for kind, name in mlflow_page.COLUMNS if kind != "metrics"} <= have[
+    assert {name for kind, name, _ in mlflow_page.COLUMNS if kind != "metrics"} <= have[
         "params"
     ] | have["tags"]
-    for kind, name in mlflow_page.COLUMNS:
+    for kind, name, _ in mlflow_page.COLUMNS:
         if kind != "metrics":
             assert name in have[kind]
 
