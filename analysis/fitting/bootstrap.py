@@ -157,6 +157,12 @@ def resample_clusters(
     return Resamples(weights=np.concatenate(kept)[:n_draws], share_refused=1 - n_good / n_drawn)
 
 
+def n_distinct_drawn(weights: Array, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of the distinct places (n,) occur in each row of weights (k, n)."""
+    member = (places[None, :] == np.unique(places)[:, None]).astype(np.float64)
+    return np.asarray(((weights @ member.T) > 0).sum(axis=1))
+
+
 def percentile_interval(draws: Array, *, level: float = 0.95) -> tuple[float, float]:
     """Return the central `level` of the draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])

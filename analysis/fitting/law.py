@@ -8,7 +8,7 @@ An outcome that may be zero or negative (an accuracy) has a law on a linear scal
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -327,6 +327,12 @@ def grid_starts(loss: Array, n_minima: int, n_spread: int) -> NDArray[np.int64]:
     chosen = minima[np.argsort(loss.ravel()[minima])][:n_minima]
     spread = np.linspace(0, loss.size - 1, n_spread).round().astype(int)
     return np.unique(np.concatenate([chosen, spread]))
+
+
+def spread_over(parameters: Sequence[Parameter], n_points: int) -> Array:
+    """Return points (n_points, p), evenly spread over the parameters' starting ranges."""
+    low, high = np.asarray([p.start for p in parameters]).T
+    return np.asarray(low + (high - low) * latin_hypercube(n_points, len(low)))
 
 
 def latin_hypercube(n_points: int, n_dimensions: int) -> Array:

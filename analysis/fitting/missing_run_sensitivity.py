@@ -15,13 +15,14 @@ than all missing ones do, the answer does not want for runs of this kind.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.fitting.bootstrap import n_distinct_drawn
 from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
@@ -59,14 +60,14 @@ class PartialFit:
     sentence: str
     at: Mapping[str, float]
     """Where the answer is asked for."""
-    answer: LawPrediction | None
+    answer: LawPrediction | None = None
     """Of the cells that are there; None without a usable fit."""
-    missing: Sequence[MissingCell]
-    could_be: tuple[float, float] | None
+    missing: Sequence[MissingCell] = ()
+    could_be: tuple[float, float] | None = None
     """Lowest and highest answer over all scenarios with missing cells filled in."""
-    left_out: tuple[float, float] | None
+    left_out: tuple[float, float] | None = None
     """Lowest and highest answer when one configuration that is there is left out."""
-    moves: pd.DataFrame
+    moves: pd.DataFrame = field(default_factory=pd.DataFrame)
     """One row per scenario: `scenario`, `row` (of the cell; -1 for all), `answer`, and the
     parameters."""
 
@@ -131,25 +132,22 @@ def fit_partial(
         **options,
     )
     if not fit.usable:
-        return PartialFit(
-            fit=fit,
-            sentence=f"{cells.counted}. No fit: {fit.sentence}",
-            at=at,
-            answer=None,
-            missing=(),
-            could_be=None,
-            left_out=None,
-            moves=pd.DataFrame(),
-        )
-    # Scenarios: missing cells at either end of their intervals, and present ones left out.
+        return PartialFit(fit=fit, sentence=f"{cells.counted}. No fit: {fit.sentence}", at=at)
+    return _with_scenarios(fit, cells, at, options)
+
+
+def _with_scenarios(
+    fit: LawFit, cells: "_Cells", at: Mapping[str, float], options: Mapping[str, Any]
+) -> PartialFit:
+    """Return the fit with missing cells at either end of their intervals, and others left out."""
     expected, ends = _expected(fit, cells)
-    moves = _moves(law, cells, ends, at, options)
+    moves = _moves(fit.law, cells, ends, at, options)
     put_in = moves[moves["scenario"].isin(["low", "high", "all low", "all high"])]
     taken = moves[moves["scenario"] == "left out"]
     missing = [
         MissingCell(
             row=int(row),
-            inputs={n: float(v[row]) for n, v in inputs.items()},
+            inputs={n: float(v[row]) for n, v in cells.inputs.items()},
             reason=cells.reasons[row],
             expected=(float(expected.y[k]), float(ends[0, k]), float(ends[1, k])),
             answer=_range(put_in.loc[put_in["row"] == row, "answer"]) or (np.nan, np.nan),
@@ -246,7 +244,8 @@ def _moves(
     scenarios, weights = _scenarios(there, cells.labels, gone)
     filled = {n: np.concatenate([v[there], v[gone], v[gone]]) for n, v in cells.inputs.items()}
     filled[options["outcome"]] = np.concatenate([cells.y[there], *ends])
-    enough = _n_places(filled, law.inputs, weights) > law.n_free
+    places = equal_rows(*(filled[n] for n in law.inputs))
+    enough = n_distinct_drawn(weights, places) > law.n_free
     # All scenarios are resamples of one table: one start for all, refitted in one array program.
     draws = fit_law(
         law,
@@ -296,12 +295,6 @@ def _scenarios(
         listed.append(("left out", int(rows[np.flatnonzero(present == one)[0]])))
         weights.append(without)
     return listed, np.stack(weights)
-
-
-def _n_places(table: Mapping[str, Array], names: Sequence[str], weights: Array) -> Array:
-    places = equal_rows(*(table[n] for n in names))
-    member = (places[None, :] == np.unique(places)[:, None]).astype(np.float64)
-    return np.asarray(((weights @ member.T) > 0).sum(axis=1), dtype=np.float64)
 
 
 def _reasons(runs: Runs, outcome: str, y: Array) -> list[str]:

@@ -4,14 +4,13 @@ What is fitted is a `LawProblem` (centred parameters, bounds, derivatives). Noth
 equation.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.bootstrap import resample_clusters
+from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.interval_calibration import Levels, calibrated
 from analysis.fitting.law import LawProblem
 from analysis.fitting.levenberg_marquardt import Minimum, minimise, rho
@@ -257,7 +256,10 @@ def resample(
     if n_draws == 0:
         return no_draws(problem)
     drawn = resample_clusters(
-        labels, n_draws=n_draws, seed=seed, accept=_enough_places(places, n_free)
+        labels,
+        n_draws=n_draws,
+        seed=seed,
+        accept=lambda weights: n_distinct_drawn(weights, places) >= n_free,
     )
     refitted = refit(problem, optimum, drawn.weights)
     return replace(refitted, share_refused=drawn.share_refused)
@@ -312,16 +314,6 @@ def _free(problem: LawProblem, theta: Array) -> NDArray[np.bool_]:
     """Return which parameters do not rest on a bound."""
     slack = 1e-9 * np.maximum(1.0, np.minimum(problem.upper - problem.lower, 1e6))
     return (theta > problem.lower + slack) & (theta < problem.upper - slack)
-
-
-def _enough_places(places: NDArray[np.int64], n_free: int) -> Callable[[Array], NDArray[np.bool_]]:
-    member = (places[None, :] == np.unique(places)[:, None]).astype(np.float64)
-
-    def accept(weights: Array) -> NDArray[np.bool_]:
-        enough: NDArray[np.bool_] = ((weights @ member.T) > 0).sum(axis=1) >= n_free
-        return enough
-
-    return accept
 
 
 def _threshold(

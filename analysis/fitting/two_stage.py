@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.bootstrap import resample_clusters
+from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.interval_calibration import widened
 from analysis.fitting.law import Law
@@ -169,11 +169,7 @@ def fit_chain(
         np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         for mask in (law_rows, link_rows)
     )
-    names = columns or {}
-    table = {
-        name: numbers(runs, names.get(name, name), zero=name in law.may_be_zero, among=first)
-        for name in law.inputs
-    }
+    table = _sizes(law, runs, columns or {}, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
     if huber is not None and not huber > 0:
@@ -182,42 +178,38 @@ def fit_chain(
     configurations = labels(runs, clusters, places)
     warnings = _warnings(table, losses, first, loss, clusters, accept)
     # One set of resamples for both stages, so that their errors stay together.
-    weights = np.empty((0, n))
-    if n_draws:
-        stages = [
-            (first, places, law.n_free),
-            (second, np.unique(losses, return_inverse=True)[1], link.n_free),
-        ]
-        weights = _resamples(configurations, stages, law.min_spare, n_draws=n_draws, seed=seed)
-    # The table was checked above, with the rows' own numbers: the fits do not check it again.
-    to_loss = fit_law(
-        law,
-        {**{k: v[first] for k, v in table.items()}, loss: losses[first]},
-        outcome=loss,
-        clusters=configurations[first],
-        objective=objective,
-        n_draws=n_draws,
-        seed=seed,
-        level=level,
-        hold_out=hold_out,
-        accept=ALL_KINDS,
-        controls=FitControls(resamples=weights[:, first]),
-    )
-    to_outcome = fit_law(
-        link,
-        {link.inputs[0]: losses[second], outcome: outcomes[second]},
-        outcome=outcome,
-        clusters=configurations[second],
-        objective=Objective(residual="value", huber=huber),
-        seed=seed,
-        level=level,
-        hold_out=False,
-        accept=ALL_KINDS,
-        controls=FitControls(resamples=weights[:, second]),
-    )
+    stages = [(first, places, law.n_free), (second, equal_rows(losses), link.n_free)]
+    weights = _resamples(configurations, stages, law.min_spare, n_draws=n_draws, seed=seed)
+
+    def stage(of: Law, data: Mapping[str, Array], rows: Mask, **options: Any) -> LawFit:
+        # The table was checked above, with the rows' own numbers: it is not checked again.
+        return fit_law(
+            of,
+            {name: values[rows] for name, values in data.items()},
+            clusters=configurations[rows],
+            seed=seed,
+            level=level,
+            accept=ALL_KINDS,
+            controls=FitControls(resamples=weights[:, rows]),
+            **options,
+        )
+
+    sizes = {"outcome": loss, "objective": objective, "n_draws": n_draws, "hold_out": hold_out}
+    to_loss = stage(law, {**table, loss: losses}, first, **sizes)
+    link_options = {"outcome": outcome, "objective": Objective(residual="value", huber=huber)}
+    link_data = {link.inputs[0]: losses, outcome: outcomes}
+    to_outcome = stage(link, link_data, second, hold_out=False, **link_options)
     return TwoStageFit(
         to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome
     )
+
+
+def _sizes(law: Law, runs: Runs, names: Mapping[str, str], among: Mask) -> dict[str, Array]:
+    """Return the law's inputs (n,), checked where the first stage uses them."""
+    return {
+        name: numbers(runs, names.get(name, name), zero=name in law.may_be_zero, among=among)
+        for name in law.inputs
+    }
 
 
 def _resamples(
@@ -238,12 +230,13 @@ def _resamples(
         seed: Of the generator.
     """
     spare = min(len(np.unique(places[rows])) - n_free for rows, places, n_free in stages)
-    if spare < min_spare:
+    if not n_draws or spare < min_spare:
         return np.empty((0, len(configurations)))
 
     def enough(drawn: Array) -> Mask:
         determined = [
-            _n_different(drawn[:, rows], places[rows]) >= n_free for rows, places, n_free in stages
+            n_distinct_drawn(drawn[:, rows], places[rows]) >= n_free
+            for rows, places, n_free in stages
         ]
         return np.asarray(np.all(determined, axis=0))
 
@@ -288,8 +281,3 @@ def _warnings(
         rows=np.flatnonzero(among),
     )
     return tuple(w.sentence for w in found if w.kind not in accept)
-
-
-def _n_different(weights: Array, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    member = (places[None, :] == np.unique(places)[:, None]).astype(np.float64)
-    return np.asarray(((weights @ member.T) > 0).sum(axis=1))

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.fitting.law import Law, LawProblem, Parameter, spread_over
 
 Array = NDArray[np.float64]
 
@@ -123,8 +123,7 @@ class Routed(Law):
     def starts(self, problem: LawProblem) -> Array:
         """Return points spread over E_start and E_max, each with its least-squares a, b, c, d."""
         n = 32
-        low, high = np.asarray([p.start for p in self.parameters[4:]]).T
-        theta = np.column_stack([np.zeros((n, 4)), low + (high - low) * latin_hypercube(n, 2)])
+        theta = np.column_stack([np.zeros((n, 4)), spread_over(self.parameters[4:], n)])
         J = self.log_jacobian(problem.features, theta)[:, :4].transpose(0, 2, 1)
         theta[:, :4] = np.stack([np.linalg.lstsq(j, problem.log_y, rcond=None)[0] for j in J])
         return theta

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.fitting.law import Law, LawProblem, Parameter, spread_over
 from analysis.laws.routed import SATURATION, log_saturated
 from analysis.laws.sum_of_powers import log_amplitudes
 
@@ -131,8 +131,7 @@ class RoutedJoint(Law):
         """Return points over the exponents and expert counts, each with its best a, b and c."""
         theta = np.zeros((_N_STARTS, len(self.parameters)))
         free = [i for i, p in enumerate(self.parameters) if not p.amplitude]
-        low, high = np.asarray([self.parameters[i].start for i in free]).T
-        theta[:, free] = low + (high - low) * latin_hypercube(_N_STARTS, len(free))
+        theta[:, free] = spread_over([self.parameters[i] for i in free], _N_STARTS)
         logs = self._log_terms(problem.features, theta)[0]
         columns = np.exp(logs - problem.log_y).transpose(1, 0, 2)
         theta[:, [_A, _B, _C]] = log_amplitudes(columns)

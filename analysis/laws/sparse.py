@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.fitting.law import Law, LawProblem, Parameter, spread_over
 from analysis.laws.sum_of_powers import SumOfPowers, Term, log_amplitudes, minus_log
 
 Array = NDArray[np.float64]
@@ -221,9 +221,7 @@ class Effective(Law):
     def starts(self, problem: LawProblem) -> Array:
         """Return points spread over exponents and kappa, each with its best A, B and E."""
         n = 96
-        low, high = np.asarray([p.start for p in self.parameters[3:]]).T
-        place = latin_hypercube(n, len(low))
-        theta = np.column_stack([np.zeros((n, 3)), low + (high - low) * place])
+        theta = np.column_stack([np.zeros((n, 3)), spread_over(self.parameters[3:], n)])
         terms, _ = self._terms(problem.features, theta)
         columns = np.exp(np.stack([np.broadcast_to(t, terms[0].shape) for t in terms], axis=1))
         theta[:, :3] = log_amplitudes(columns / np.exp(problem.log_y))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.law import Law, LawProblem, Parameter, latin_hypercube
+from analysis.fitting.law import Law, LawProblem, Parameter, spread_over
 
 Array = NDArray[np.float64]
 Feature = Callable[[Mapping[str, Array]], Array]
@@ -130,8 +130,7 @@ class SumOfPowers(Law):
             axes = [np.linspace(*r, n) for r in ranges]
             grid = np.stack([a.ravel() for a in np.meshgrid(*axes, indexing="ij")], axis=1)
         else:
-            low, high = np.asarray(ranges).T
-            grid = low + (high - low) * latin_hypercube(_N_STARTS, len(ranges))
+            grid = spread_over([self.parameters[i] for i in exponents], _N_STARTS)
         theta = np.zeros((len(grid), len(self.parameters)))
         theta[:, exponents] = grid
         return self.project(problem, theta)

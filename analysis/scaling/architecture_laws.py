@@ -267,18 +267,30 @@ def fit_families(
     left_out: dict[str, str] = {}
     # One architecture without a usable law must not cost the others theirs, so each group is
     # fitted, and left out, by itself.
+    options = {"objective": objective, "level": level, "hold_out": hold_out}
     for names in [table.names] if together else [[name] for name in table.names]:
         joint = _joint_law(law, shared, names) if together and not one_for_all else law
         # A resample of one architecture has to determine its part of the coefficients.
         needed = -(-joint.n_free // len(names)) + (len(names) > 1)
         weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
-        options = {"objective": objective, "level": level, "hold_out": hold_out}
         fit = _fit_together(table, joint, names, weights, options)
         for name in names:
             if not fit.usable:
                 left_out[name] = f"its law is {fit.status}: {fit.sentence}"
                 continue
             found[name] = _architecture_law(table, name, fit, law, weights)
+    return _together(found, left_out, table, law, outcome=outcome, level=level)
+
+
+def _together(
+    found: Mapping[str, ArchitectureLaw],
+    left_out: Mapping[str, str],
+    table: RunColumns,
+    law: Law,
+    *,
+    outcome: str,
+    level: float,
+) -> ArchitectureLaws:
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise ValueError(f"families: no architecture has a usable law; {why}")

@@ -32,6 +32,16 @@ _BOUNDS = {
 }
 
 
+_SIZES_AND_COSTS = (
+    "active_params",
+    "training_flops",
+    "memory_params",
+    "bytes_read_per_token",
+    "bytes_read_per_token_batch64",
+)
+"""Columns that a summary takes over as they are, where the table has them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConfigurationSummary:
     """All seeds of one configuration."""
@@ -65,17 +75,17 @@ class ConfigurationSummary:
 class EffectiveSize:
     """The dense size that the dense curve needs for a value, over another size."""
 
-    equivalent_params: float | None
-    """None when no size of the dense curve reaches the value, or there is no curve."""
-    low: float | None
-    high: float | None
-    over_own_params: float | None
-    """equivalent_params / total_params of this configuration."""
-    over_baseline_params: float | None
-    """equivalent_params / total_params of the dense configuration at equal FLOPs."""
-    extrapolated: bool
-    """Whether the equivalent size lies outside the dense runs."""
     sentence: str
+    equivalent_params: float | None = None
+    """None when no size of the dense curve reaches the value, or there is no curve."""
+    low: float | None = None
+    high: float | None = None
+    over_own_params: float | None = None
+    """equivalent_params / total_params of this configuration."""
+    over_baseline_params: float | None = None
+    """equivalent_params / total_params of the dense configuration at equal FLOPs."""
+    extrapolated: bool = False
+    """Whether the equivalent size lies outside the dense runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +144,7 @@ def summarise(
                     if _has(first, f"params_{g}")
                 },
                 total_params=float(first["total_params"]),
-                active_params=_number(first, "active_params"),
-                training_flops=_number(first, "training_flops"),
-                memory_params=_number(first, "memory_params"),
-                bytes_read_per_token=_number(first, "bytes_read_per_token"),
-                bytes_read_per_token_batch64=_number(first, "bytes_read_per_token_batch64"),
+                **{name: _number(first, name) for name in _SIZES_AND_COSTS},
                 train_seconds=_mean(group, "train_seconds"),
                 not_causal=declaration(first.get(NOT_CAUSAL)),
                 outcomes={
@@ -236,13 +242,13 @@ def effective_size(
             if fit is None
             else f"the {partner.series} curve is {fit.status}: {fit.sentence}"
         )
-        return _no_size(why)
+        return EffectiveSize(sentence=why)
     generator = np.random.default_rng(seed)
     resampled = generator.choice(values, size=(len(fit.draws), len(values))).mean(axis=1)
     size, low, high = fit.x_reaching(float(values.mean()), y_draws=resampled)
     if not np.isfinite(size) or size == 0:
-        return _no_size(
-            f"no size on the {partner.series} curve reaches {values.mean():.4g}",
+        return EffectiveSize(
+            sentence=f"no size on the {partner.series} curve reaches {values.mean():.4g}",
             low=low,
             extrapolated=True,
         )
@@ -259,20 +265,6 @@ def effective_size(
         over_own_params=size / one.total_params,
         over_baseline_params=size / partner.total_params,
         extrapolated=outside,
-        sentence=sentence,
-    )
-
-
-def _no_size(
-    sentence: str, *, low: float | None = None, extrapolated: bool = False
-) -> EffectiveSize:
-    return EffectiveSize(
-        equivalent_params=None,
-        low=low,
-        high=None,
-        over_own_params=None,
-        over_baseline_params=None,
-        extrapolated=extrapolated,
         sentence=sentence,
     )
 

@@ -195,14 +195,7 @@ def next_runs(
     given = [c if isinstance(c, Candidate) else Candidate(**c) for c in candidates]
     for name in sorted({c.architecture for c in given}):
         laws.named(name)
-    if isinstance(target, str):
-        target = parse_target(target, laws)
-    value = float(target.values(laws.curves())[0])
-    if not math.isfinite(value):
-        raise ValueError(
-            f"target: {target.description} has no value; the reference never gets to that loss,"
-            " or has no best size there"
-        )
+    target, value = _read_target(target, laws)
     covariance = {"information": _by_information, "draws": _by_draws}[by](laws, given, target)
     now = float(covariance[0, 0])
     if not now > 0:
@@ -221,15 +214,9 @@ def next_runs(
 
     alone = now - _removed(covariance, noise)
     everyone = [ranked(i, left, 1 - left / now) for i, left in enumerate(alone)]
-    plan = _best_plan(
-        covariance,
-        noise,
-        hours,
-        allowed=outside <= (math.inf if far is None else far),
-        n_runs=n_runs,
-        gpu_hours=gpu_hours,
-        least=worth * now,
-    )
+    allowed = outside <= (math.inf if far is None else far)
+    limits = {"n_runs": n_runs, "least": worth * now, "allowed": allowed}
+    plan = _best_plan(covariance, noise, hours, gpu_hours=gpu_hours, **limits)
     before = [now, *(left for _, left in plan)]
     chosen = [ranked(i, left, (b - left) / now) for b, (i, left) in zip(before, plan, strict=False)]
     return ExperimentalDesign(
@@ -245,6 +232,19 @@ def next_runs(
     )
 
 
+def _read_target(target: Target | str, laws: ArchitectureLaws) -> tuple[Target, float]:
+    """Return the target and its logarithm by the runs that are there."""
+    if isinstance(target, str):
+        target = parse_target(target, laws)
+    value = float(target.values(laws.curves())[0])
+    if not math.isfinite(value):
+        raise ValueError(
+            f"target: {target.description} has no value; the reference never gets to that loss,"
+            " or has no best size there"
+        )
+    return target, value
+
+
 Plan = list[tuple[int, float]]
 """Candidates in order, each with the target's variance that is left after it."""
 
@@ -254,26 +254,15 @@ def _best_plan(
     noise: Array,
     hours: Array,
     *,
-    allowed: NDArray[np.bool_],
-    n_runs: int,
     gpu_hours: float | None,
-    least: float,
+    **limits: Any,
 ) -> Plan:
-    """Return the greedy plan that leaves the least variance."""
+    """Return the greedy plan that leaves the least variance; limits are those of one plan."""
     # Within a limit, many small runs or one large one may be better; without, the return counts.
     returns = (True,) if gpu_hours is None else (True, False)
     limit = math.inf if gpu_hours is None else gpu_hours
     plans = [
-        _greedy_plan(
-            covariance,
-            noise,
-            hours,
-            allowed=allowed,
-            n_runs=n_runs,
-            gpu_hours=limit,
-            least=least,
-            per_hour=per_hour,
-        )
+        _greedy_plan(covariance, noise, hours, gpu_hours=limit, per_hour=per_hour, **limits)
         for per_hour in returns
     ]
     return min(plans, key=lambda plan: plan[-1][1] if plan else float(covariance[0, 0]))

@@ -294,15 +294,7 @@ def frontier(
     """
     spent = cost_measure(measure)
     curves = laws.curves()
-    unpriced = {
-        name: curve.domain.unpriced[measure]
-        for name, curve in curves.items()
-        if measure in curve.domain.unpriced
-    }
-    names = [n for n in curves if n not in unpriced]
-    if not names:
-        why = "; ".join(f"{name}: {reason}" for name, reason in unpriced.items())
-        raise ValueError(f"measure: no architecture has {spent.label}; {why}")
+    unpriced, names = _priced(curves, spent)
     if budgets is None:
         spans = [curves[n].domain.amounts[measure] for n in names]
         at = np.geomspace(min(s[0] for s in spans), 10 * max(s[1] for s in spans), 25)
@@ -341,6 +333,20 @@ def frontier(
         level=laws.level,
         left_out={**laws.left_out, **unpriced},
     )
+
+
+def _priced(curves: Mapping[str, Curve], measure: CostMeasure) -> tuple[dict[str, str], list[str]]:
+    """Return why architectures lack the measure, and the names of those that have it."""
+    unpriced = {
+        name: curve.domain.unpriced[measure.name]
+        for name, curve in curves.items()
+        if measure.name in curve.domain.unpriced
+    }
+    names = [n for n in curves if n not in unpriced]
+    if not names:
+        why = "; ".join(f"{name}: {reason}" for name, reason in unpriced.items())
+        raise ValueError(f"measure: no architecture has {measure.label}; {why}")
+    return unpriced, names
 
 
 def positive(name: str, values: ArrayLike) -> Array:

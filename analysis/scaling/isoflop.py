@@ -13,14 +13,14 @@ its runs, has no optimum: it is named, and left out of the line.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.bootstrap import percentile_interval, resample_clusters
+from analysis.fitting.bootstrap import n_distinct_drawn, percentile_interval, resample_clusters
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.interval_calibration import (
     SimulatedFits,
@@ -56,18 +56,18 @@ class Budget:
     """FLOPs, geometric mean of the runs."""
     status: FitStatus
     sentence: str
-    optimum: float | None
-    """Size of lowest loss; None without one."""
-    interval: tuple[float, float] | None
-    loss: float | None
-    """At the optimum."""
     x: Array
     y: Array
-    coefficients: tuple[float, float, float] | None
+    optimum: float | None = None
+    """Size of lowest loss; None without one."""
+    interval: tuple[float, float] | None = None
+    loss: float | None = None
+    """At the optimum."""
+    coefficients: tuple[float, float, float] | None = None
     """c0, c1, c2 of the parabola in ln(x); None for Akima or without numbers."""
-    draws: Array
+    draws: Array = field(default_factory=lambda: np.empty(0))
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
-    imagined: SimulatedFits | None
+    imagined: SimulatedFits | None = None
     """ln of the optimum of a linear fit to imagined errors.
 
     None for Akima, whose intervals are plain percentiles."""
@@ -87,12 +87,12 @@ class OptimumLine:
     method: Method
     status: FitStatus
     sentence: str
-    exponent: float | None
-    interval: tuple[float, float] | None
-    coefficient: float | None
-    """G."""
     budgets: Sequence[Budget]
-    draws: Array
+    exponent: float | None = None
+    interval: tuple[float, float] | None = None
+    coefficient: float | None = None
+    """G."""
+    draws: Array = field(default_factory=lambda: np.empty((0, 2)))
     """(n_draws, 2): ln G and exponent."""
     level: float
     drawn_level: float
@@ -200,21 +200,8 @@ def fit_isoflop(
     profile = _Profile(method=method, within=within, n_draws=n_draws, level=level)
     lines = {}
     for size in ("params", "tokens"):
-        found = []
-        for g in np.unique(groups):
-            rows = groups == g
-            compute = float(np.exp(np.log(table["flops"][rows]).mean()))
-            # Budgets are independent samples, so each draws with a seed of its own.
-            budget = _budget(
-                table[size][rows],
-                loss[rows],
-                configurations[rows],
-                compute=compute,
-                profile=profile,
-                seed=seed + int(g),
-            )
-            found.append(budget)
-        lines[size] = _line(size, method, sorted(found, key=lambda b: b.compute), level)
+        of_size = {"x": table[size], "y": loss, "labels": configurations, "flops": table["flops"]}
+        lines[size] = _line(size, method, _budgets(of_size, groups, profile, seed), level)
     kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
     # Only clusters that the caller named: else rows of equal sizes could be duplicates, and
     # fit_law warns of them.
@@ -256,6 +243,19 @@ class _Profile:
         return solve(u, y, weights)
 
 
+def _budgets(
+    columns: Mapping[str, NDArray[Any]], groups: NDArray[np.int64], profile: _Profile, seed: int
+) -> list[Budget]:
+    """Return the budgets of columns x, y, labels and flops (n,), smallest first."""
+    found = []
+    for g in np.unique(groups):
+        mine = {name: values[groups == g] for name, values in columns.items()}
+        compute = float(np.exp(np.log(mine.pop("flops")).mean()))
+        # Budgets are independent samples, so each draws with a seed of its own.
+        found.append(_budget(**mine, compute=compute, profile=profile, seed=seed + int(g)))
+    return sorted(found, key=lambda b: b.compute)
+
+
 class _NoOptimumError(Exception):
     """A budget without an optimum: the status, and why."""
 
@@ -281,19 +281,8 @@ def _budget(
             x, u, y, labels, place=place, curvature=coefficients[2], profile=profile, seed=seed
         )
     except _NoOptimumError as none:
-        return Budget(
-            compute=compute,
-            status=none.status,
-            sentence=f"{name}: {none}",
-            optimum=None,
-            interval=None,
-            loss=None,
-            x=x,
-            y=y,
-            coefficients=None,
-            draws=np.empty(0),
-            imagined=None,
-        )
+        sentence = f"{name}: {none}"
+        return Budget(compute=compute, status=none.status, sentence=sentence, x=x, y=y)
     interval = None
     if len(places):
         low_end, high_end = percentile_interval(places[np.isfinite(places)], level=level)
@@ -367,13 +356,14 @@ def _resampled_places(
     """
     if not profile.n_draws:
         return np.empty(0), profile.level, None
-    has_size = (x[None, :] == np.unique(x)[:, None]).T
-
-    def determined(weights: Array) -> NDArray[np.bool_]:
+    sizes = equal_rows(x)
+    drawn = resample_clusters(
+        labels,
+        n_draws=profile.n_draws,
+        seed=seed,
         # One size fewer than the fit to all runs needs still determines the curve.
-        return np.asarray(((weights @ has_size) > 0).sum(axis=1) >= profile.sizes_needed - 1)
-
-    drawn = resample_clusters(labels, n_draws=profile.n_draws, seed=seed, accept=determined)
+        accept=lambda weights: n_distinct_drawn(weights, sizes) >= profile.sizes_needed - 1,
+    )
     places = profile.minima(u, y, drawn.weights)[0]
     places = np.where((places > u.min()) & (places < u.max()), places, np.nan)
     # Percentiles of the few draws that have an optimum would hide that most have none.
@@ -410,11 +400,7 @@ def _line(size: str, method: Method, budgets: list[Budget], level: float) -> Opt
             status=FitStatus.UNDERDETERMINED,
             sentence=f"{len(good)} budgets with an optimum of {len(budgets)}; "
             f"a line with an error needs {FEWEST_BUDGETS}{said}",
-            exponent=None,
-            interval=None,
-            coefficient=None,
             budgets=tuple(budgets),
-            draws=np.empty((0, 2)),
             level=level,
             drawn_level=level,
         )

@@ -6,7 +6,6 @@ the curve is refitted. For laws of several sizes: analysis/fitting/missing_run_s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -67,7 +66,9 @@ def missing_sizes(excluded: pd.DataFrame, curves: Sequence[SeriesFit]) -> list[M
             continue
         sizes = np.asarray([float(row[x]) for row in rows])
         at = float(max(there.max(), sizes.max()))
-        for row, refit in zip(rows, _refits(curve.fit, sizes, at), strict=True):
+        answer = float(curve.fit.predict(at).y[0])
+        expected, moved = _refits(curve.fit, sizes, at)
+        for i, row in enumerate(rows):
             found.append(
                 MissingSize(
                     series=curve.series,
@@ -75,25 +76,20 @@ def missing_sizes(excluded: pd.DataFrame, curves: Sequence[SeriesFit]) -> list[M
                     trial_id=str(row["trial_id"]),
                     reason=str(row["reason"]),
                     x=float(row[x]),
-                    expected=refit.expected,
+                    expected=(float(expected[0, i]), float(expected[1, i]), float(expected[2, i])),
                     at=at,
-                    answer=refit.answer,
-                    could_be=refit.could_be,
+                    answer=answer,
+                    could_be=(float(moved[:, i].min()), float(moved[:, i].max())),
                 )
             )
     return found
 
 
-class _Refit(NamedTuple):
-    """A curve without and with a missing size; fields as in MissingSize."""
+def _refits(fit: LawFit, sizes: Array, at: float) -> tuple[Array, Array]:
+    """Return what is expected of each size, with its ends (3, m), and the curve at `at` (2, m).
 
-    expected: tuple[float, float, float]
-    answer: float
-    could_be: tuple[float, float]
-
-
-def _refits(fit: LawFit, sizes: Array, at: float) -> list[_Refit]:
-    """Return what each size would change: at either end of its interval, one size at a time."""
+    The curve is refitted with one size at a time, at either end of its interval.
+    """
     expected = fit.predict(sizes)
     ends = np.stack([expected.new_low, expected.new_high])
     spread = np.abs(fit.residuals).max(initial=0.0)
@@ -112,15 +108,6 @@ def _refits(fit: LawFit, sizes: Array, at: float) -> list[_Refit]:
         accept=ALL_KINDS,
         controls=FitControls(resamples=weights, calibrate=False),
     )
-    answer = float(fit.predict(at).y[0])
-    moved = np.full(2 * m, answer)
-    if len(refits.draws):
-        moved = fit.law.evaluate({"x": np.asarray([at])}, refits.draws)[:, 0]
-    return [
-        _Refit(
-            expected=(float(expected.y[i]), float(ends[0, i]), float(ends[1, i])),
-            answer=answer,
-            could_be=(float(min(moved[i], moved[m + i])), float(max(moved[i], moved[m + i]))),
-        )
-        for i in range(m)
-    ]
+    curves = refits.draws if len(refits.draws) else np.tile(fit.best, (2 * m, 1))
+    moved = fit.law.evaluate({"x": np.asarray([at])}, curves)
+    return np.vstack([expected.y, ends]), moved.reshape(2, m)

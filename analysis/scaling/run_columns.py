@@ -1,12 +1,13 @@
 """Columns of runs that architecture laws are fitted to: checked row by row, grouped, resampled."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.fitting.bootstrap import resample_clusters
+from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.law import Law
 from analysis.loading.columns import Runs, numbers
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, CostMeasure
@@ -100,13 +101,8 @@ class RunColumns:
         for name in names:
             rows = self.rows_of(name)
             place = self._distinct_inputs(rows)
-            member = (place[None, :] == np.arange(place.max() + 1)[:, None]).astype(np.float64)
-            least = min(needed, len(member))
-
-            def accept(w: Array, m: Array = member, least: int = least) -> NDArray[np.bool_]:
-                enough: NDArray[np.bool_] = ((w @ m.T) > 0).sum(axis=1) >= least
-                return enough
-
+            least = min(needed, int(place.max()) + 1)
+            accept = partial(_determined, places=place, least=least)
             # Its own stream of random numbers, so that another architecture changes nothing here.
             own_seed = int(np.random.SeedSequence([seed, *name.encode()]).generate_state(1)[0])
             drawn = resample_clusters(
@@ -169,6 +165,10 @@ class RunColumns:
                 " correct the row or take it out"
             )
         return values
+
+
+def _determined(weights: Array, *, places: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    return n_distinct_drawn(weights, places) >= least
 
 
 def _row_numbers(runs: Runs, n: int) -> NDArray[np.int64]:
