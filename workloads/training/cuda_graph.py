@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.sparse_gradient import LookupGrad
 from workloads.layers.memory.table import MemoryTable
@@ -40,7 +41,7 @@ def capture_if_possible(
             return step
         if isinstance(module, Experts):
             rows = module.gate.new_empty(0, dtype=dtype)
-            if not is_fused(rows, *module.gate.shape[1:]):
+            if not (expert_mlp.is_fused(rows) or is_fused(rows, *module.gate.shape[1:])):
                 return step
     return CapturedStep(step) if world_size == 1 else step
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
 from workloads.kernels.expert_dispatch import collect, spread
+from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import grouped_mm, is_fused
 from workloads.layers.context import Context
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape
@@ -208,6 +209,11 @@ class Experts(nn.Module):
             dtype = torch.get_autocast_dtype(x.device.type)
         gate, up, down = (weight.to(dtype) for weight in (self.gate, self.up, self.down))
         ends = routes.ends
+        if expert_mlp.is_fused(gate):
+            return expert_mlp.expert_mlp(
+                x.to(dtype), gate, up, down, routes.weights,
+                routes.token_of_row, routes.rows_by_token, routes.starts, ends,
+            )  # fmt: skip
         rows = spread(x.to(dtype), routes.token_of_row, routes.rows_by_token, routes.starts)
         if not is_fused(rows, *gate.shape[1:]):
             # The loop over experts needs numbers: one wait for a device here instead of one in each

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.expert_routing import op as expert_routing
 from workloads.kernels.product_key_topk.reference import ordered_topk
 
 
@@ -51,7 +52,7 @@ def best_experts(
     scores = probabilities.detach()
     if bias is not None:
         scores = scores + bias.detach()
-    return ordered_topk(scores, torch.arange(scores.shape[1], device=scores.device), top_k)
+    return expert_routing.best_experts(scores, top_k)
 
 
 def token_choice(
@@ -71,14 +72,14 @@ def token_choice(
     weights = probabilities.gather(-1, experts)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    by_expert, order = experts.flatten().sort(stable=True)
-    places = torch.arange(n_tokens * top_k, device=experts.device)
-    all_experts = torch.arange(probabilities.shape[1], device=experts.device)
+    order, rows_by_token, ends = expert_routing.rows_by_expert(
+        experts.flatten(), probabilities.shape[1]
+    )
     return Routes(
         token_of_row=order // top_k,
         weights=weights.flatten().gather(0, order),
-        ends=torch.searchsorted(by_expert, all_experts, right=True, out_int32=True),
-        rows_by_token=torch.empty_like(order).scatter_(0, order, places),
+        ends=ends,
+        rows_by_token=rows_by_token,
         starts=torch.arange(0, n_tokens * top_k, top_k, device=experts.device),
     )
 

@@ -1,0 +1,1 @@
+"""Routed SwiGLU experts: gather, grouped products, activation and weighted sum in few kernels."""
