@@ -14,10 +14,9 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.launchers import private_folder
 from orchestrator.records.storage_errors import nearest_existing
 
-SOCKET_PATH_LIMIT = 107
-"""Bytes in the path of a Unix socket on Linux; Ray's sit about 60 below its temporary folder."""
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "fuse.sshfs"}
 )
@@ -141,11 +140,11 @@ def _sqlite(runs: Path) -> Check:
 
 
 def _temp_folder() -> Check:
-    folder = tempfile.gettempdir()
-    if len(folder) > SOCKET_PATH_LIMIT - 60:
-        found = f"{folder} is {len(folder)} characters long"
-        return _fail(found, "Ray's sockets will not fit; set TMPDIR=/tmp")
-    return _ok(folder)
+    root = private_folder.safe_root()
+    asked = tempfile.gettempdir()
+    if str(root) != str(Path(asked).resolve()):
+        return _ok(f"{root} ({asked} is too long for Ray's sockets, or others may rename in it)")
+    return _ok(str(root))
 
 
 def _shared_memory() -> Check:

@@ -6,16 +6,15 @@ is restored. Nothing here imports it.
 
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.launchers import private_folder
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.processes import ProcessId
@@ -60,33 +59,41 @@ class RayEnvironment:
             # Ray takes SIGTERM for itself and would exit; the caller decides what it means.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def create(self, environment: Mapping[str, str], *, root: Path | None = None) -> Path:
+    def create(self, environment: Mapping[str, str]) -> Path:
         """Set the variables of an own cluster and start its watchdog; return the cluster's folder.
 
         Args:
             environment: Further variables for every process of the cluster.
-            root: Parent of that folder; default: where temporary files go.
+
+        Raises:
+            ExperimentError: If other users could replace that folder.
         """
         own = ProcessId.own()
         owner = f"{own.pid}-{own.start_ticks}"
-        root = root or Path(tempfile.gettempdir())
-        remove_leftovers(root)
-        # Ray puts sockets below this folder, whose paths are limited to 107 bytes.
-        folder = root / f"ms-{owner}"
+        root = private_folder.safe_root()
+        private_folder.remove_leftovers(root)
+        folder = private_folder.create(root)
         # The token is a variable: a token file in the home folder would turn authentication on for
         # every later Ray of this user.
         self._set({**SETTINGS, "RAY_AUTH_TOKEN": secrets.token_hex(32), **environment})
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-P", "-m", "orchestrator.launchers.ray_watchdog", owner, str(folder)],
+            [
+                *(sys.executable, "-P", "-m", "orchestrator.launchers.ray_watchdog"),
+                *(owner, str(folder.path)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=with_code(None, os.environ),
             start_new_session=True,
+            # The lock is the watchdog's: it deletes the folder, also when this process is killed.
+            pass_fds=(folder.lock,),
         )
+        folder.release()
         # Not before, so that the watchdog itself does not carry the mark.
         self._set({OWNER: owner})
-        return folder
+        # Short: Ray puts sockets below, whose paths are limited to 107 bytes.
+        return folder.path / "r"
 
     def close(self) -> None:
         """Make the watchdog end what Ray left, wait for that, restore the variables."""
@@ -109,12 +116,3 @@ class RayEnvironment:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-
-
-def remove_leftovers(root: Path) -> None:
-    """Delete the folders of embedded clusters whose controllers were killed."""
-    for folder in root.glob("ms-*-*"):
-        _, pid, ticks = folder.name.split("-", 2)
-        process = ProcessId.of(int(pid)) if pid.isdigit() else None
-        if pid.isdigit() and (process is None or str(process.start_ticks) != ticks):
-            shutil.rmtree(folder, ignore_errors=True)

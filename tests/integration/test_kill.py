@@ -33,7 +33,9 @@ def name_of(pid):
 
 
 def folders_of_ray(controller):
-    return list(Path(tempfile.gettempdir()).glob(f"ms-{controller.pid}-*"))
+    owner = f"pid {controller.pid}\n"
+    locks = Path(tempfile.gettempdir()).glob("ms-*/lock")
+    return [lock.parent for lock in locks if lock.read_text().endswith(owner)]
 
 
 def another(tiny, *, than):

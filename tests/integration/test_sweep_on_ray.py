@@ -16,7 +16,6 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.control.loop import Controller
 from orchestrator.launchers import ray as ray_cluster
 from orchestrator.launchers.ray import RayLauncher
-from orchestrator.launchers.ray_embedded import remove_leftovers
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.trial_dir import SweepDir
@@ -47,6 +46,7 @@ def seen_gpus(sweep, trial_id, rank=0):
 def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before, on_sigterm = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    temporary = set(Path(tempfile.gettempdir()).glob("ms-*"))
     sweep = SweepDir(tmp_path / "s")
     both = add(sweep, 0, gpus=2.0, ranks=2)
     whole = add(sweep, 1, gpus=1.0)
@@ -81,7 +81,7 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     assert dict(os.environ) == before
     assert signal.getsignal(signal.SIGTERM) is on_sigterm
     assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
-    assert list(Path(tempfile.gettempdir()).glob(f"ms-{os.getpid()}-*")) == []
+    assert set(Path(tempfile.gettempdir()).glob("ms-*")) <= temporary
 
 
 def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reused(
@@ -124,20 +124,6 @@ def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reuse
     finally:
         launcher.close()
     assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
-
-
-def test_folders_of_controllers_that_are_gone_are_removed(tmp_path):
-    own = ProcessId.own()
-    living = tmp_path / f"ms-{own.pid}-{own.start_ticks}"
-    reused = tmp_path / f"ms-{own.pid}-{own.start_ticks - 1}"
-    dead = tmp_path / "ms-4194305-1"
-    foreign = tmp_path / "ms-paint-files"
-    for folder in (living, reused, dead, foreign):
-        folder.mkdir()
-
-    remove_leftovers(tmp_path)
-
-    assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
 
 
 def listening():

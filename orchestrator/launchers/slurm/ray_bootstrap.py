@@ -7,9 +7,9 @@ and a process group by which it alone is stopped.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +24,6 @@ STOP_S = 3.0
 """Between SIGTERM and SIGKILL. Ray would wait half a minute for tasks, and there are none."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; we pass nothing through it."""
-LONGEST_ROOT = 24
-"""Characters of the folder for temporary files: what Ray puts below takes about 80 of the 107 that
-a socket's path may have."""
 IGNORE_NOTICES = ("/bin/sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 """Ignores Slurm's notice, which goes to every process of a job. Ray would die of it before anything
 has checkpointed; what is ignored stays so in all that it starts."""
@@ -105,9 +102,7 @@ class RayNode:
         self._ray_environment.close()
 
     def _start(self, *options: str) -> None:
-        self._folder = self._ray_environment.create(
-            {**SETTINGS, "RAY_AUTH_TOKEN": self._token}, root=_root()
-        )
+        self._folder = self._ray_environment.create({**SETTINGS, "RAY_AUTH_TOKEN": self._token})
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -124,6 +119,8 @@ class RayNode:
                     # Chosen by the kernel: a fixed range collides with the next pilot on this node.
                     "--min-worker-port=0",
                     "--max-worker-port=0",
+                    # Ray's client server knows no port 0 and cannot be left out.
+                    f"--ray-client-server-port={_free_port()}",
                     "--include-log-monitor=false",
                     "--disable-usage-stats",
                 ],
@@ -148,7 +145,9 @@ def mark(label: str) -> str:
     return f"memscale-pilot:{label}"
 
 
-def _root() -> Path:
-    """Return the folder for temporary files, or /tmp where that is too long for sockets."""
-    root = Path(tempfile.gettempdir())
-    return root if len(str(root)) <= LONGEST_ROOT else Path("/tmp")
+def _free_port() -> int:
+    """Return a port that the kernel calls free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -3,6 +3,7 @@ from pathlib import Path
 
 from orchestrator import diagnostics
 from orchestrator.diagnostics import Severity
+from orchestrator.launchers import private_folder
 
 
 def by_name(checks):
@@ -54,10 +55,22 @@ def test_a_full_disk_fails_and_a_network_file_system_warns(tmp_path, monkeypatch
     assert "--tracking-uri" in checks["sqlite"].fix
 
 
-def test_a_temp_folder_too_long_for_sockets_fails(monkeypatch):
+def test_a_temp_folder_too_long_for_sockets_is_replaced_by_tmp(monkeypatch):
     monkeypatch.setattr(diagnostics.tempfile, "gettempdir", lambda: "/" + "x" * 90)
 
-    assert by_name(diagnostics.run_checks(Path("runs")))["temp folder"].severity is Severity.FAIL
+    check = by_name(diagnostics.run_checks(Path("runs")))["temp folder"]
+
+    assert check.severity is Severity.OK
+    assert check.found.startswith("/tmp (")
+
+
+def test_a_temp_folder_in_which_others_may_rename_folders_fails(monkeypatch):
+    monkeypatch.setattr(private_folder, "_replaceable", lambda folder: folder)
+
+    check = by_name(diagnostics.run_checks(Path("runs")))["temp folder"]
+
+    assert check.severity is Severity.FAIL
+    assert "chmod +t /tmp" in check.found + check.fix
 
 
 def test_a_check_that_breaks_is_a_failed_check(monkeypatch, tmp_path):
