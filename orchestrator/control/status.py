@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
+from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache
 from orchestrator.records.locks import is_alive
 from orchestrator.records.snapshot import TrialRecord
@@ -53,6 +54,12 @@ class TrialStatus:
     reason: str = ""
     """Why it ended so, in one sentence."""
 
+    def __post_init__(self) -> None:
+        for name in ("architecture", "preset", "phase", "wait", "reason"):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                object.__setattr__(self, name, printable(text))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus:
@@ -74,6 +81,10 @@ class SweepStatus:
     """Seconds since 1970."""
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "controller", printable(self.controller))
+        object.__setattr__(self, "excluded", tuple(map(printable, self.excluded)))
 
     def count(self, state: TrialState) -> int:
         """Return how many trials are in a state."""

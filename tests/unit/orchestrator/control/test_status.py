@@ -1,0 +1,55 @@
+"""What of a trial's records reaches a terminal."""
+
+import pytest
+
+from orchestrator.control.status import status_from_disk
+from orchestrator.control.terminal_text import printable
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
+
+ESCAPE = "no file \x1b]0;owned\x07\x1b[2K\r\x9b31m\u202efdp"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("needs 1 GPU; größer, 日本語", "needs 1 GPU; größer, 日本語"),
+        ("a\nb\tc\u00a0d", "a b c d"),
+        ("\x1b[31m\x07\x00\x7f", r"\x1b[31m\x07\x00\x7f"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202efdp", r"\u202efdp"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_control_characters_are_written_out(text, shown):
+    assert printable(text) == shown
+
+
+def test_no_escape_of_a_record_reaches_the_status(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "x"},
+        model={"architecture": "dense"},
+        train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
+        seed=0,
+        preset=ESCAPE,
+    )
+    trial = sweep.trial(spec.trial_id)
+    trial.create(spec)
+    attempt = trial.new_attempt({"submission": 1})
+    end = {"outcome": "user_error", "reason": ESCAPE, "ended_at": 1.0, "final": True}
+    write_json(attempt.path / "end.json", end)
+    controller = {"pid": 1, "host": ESCAPE, "start_ticks": 1, "submission": 1, "updated_at": 0.0}
+    write_json(sweep.path / "controller.json", controller)
+    write_json(
+        sweep.path / "nodes" / "n.excluded.json",
+        {"node": ESCAPE, "since": 1.0, "why": ESCAPE, "submission": 1},
+    )
+
+    status = status_from_disk(sweep, now=1.0)
+
+    assert status.trials[0].reason.startswith(r"no file \x1b]0;owned")
+    assert status.excluded
+    shown = [status.controller, *status.excluded, status.trials[0].reason, status.trials[0].preset]
+    assert all(text.isprintable() for text in shown)
