@@ -78,17 +78,12 @@ def by_parts(histories: pd.DataFrame) -> pd.DataFrame:
 
     The layer is None for the mean over layers.
     """
-    names = {
-        metric: name
-        for metric in histories["metric"].unique()
-        if (name := usage_name(metric)) is not None
-    }
-    chosen = histories[histories["metric"].isin(list(names))]
-    parts = [names[metric] for metric in chosen["metric"]]
+    chosen = histories[histories["metric"].str.startswith(USAGE_METRICS)]
+    parts = chosen["metric"].str.split("/", n=2)
     return chosen.assign(
-        kind=[p.kind for p in parts],
-        layer=np.array([p.layer for p in parts], dtype=object),
-        stat=[p.stat for p in parts],
+        kind=parts.str[0],
+        layer=parts.str[1].where(parts.map(len) > 2, None),
+        stat=parts.str[-1],
     )
 
 

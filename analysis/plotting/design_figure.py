@@ -44,21 +44,14 @@ def design_figure(design: ExperimentalDesign) -> Figure:
         plane, price = figure.subplots(1, 2)
         _draw_plane(plane, design, styles)
         _draw_price(price, design, styles)
-        numbers = {id(r.candidate): i for i, r in enumerate(design.chosen, 1)}
+        numbers = {id(r.candidate): str(i) for i, r in enumerate(design.chosen, 1)}
         for r in design.ranked:
             if id(r.candidate) not in numbers:
                 continue
             for axes, at in ((plane, _place(r)), (price, (r.candidate.gpu_hours, r.width))):
                 if np.isfinite(at[1]):
-                    axes.annotate(
-                        str(numbers[id(r.candidate)]),
-                        at,
-                        xytext=(7, 7),
-                        textcoords="offset points",
-                        fontsize=11,
-                        fontweight="bold",
-                        zorder=6,
-                    )
+                    look: Any = {"size": 11, "weight": "bold", "textcoords": "offset points"}
+                    axes.annotate(numbers[id(r.candidate)], at, xytext=(7, 7), zorder=6, **look)
         for axes in (plane, price):
             grid(axes)
         legend_above(figure, _handles(design, styles), most_columns=6, fontsize=9)

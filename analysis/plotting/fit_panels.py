@@ -1,5 +1,6 @@
 """Panels of fitted curves: runs, curve and two bands above, residuals below."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ HATCHED: Any = {"facecolor": "#F3F3F3", "edgecolor": "#D5D5D5", "hatch": "////"}
 LABELS = {
     "params": "Parameters",
     "total_params": "Total parameters",
+    "active_params": "Active parameters",
     "tokens": "Training tokens",
     "n_active": "Active parameters",
     "n_memory": "Memory parameters",
@@ -81,10 +83,8 @@ def panel_grid(n_columns: int) -> tuple[Figure, Any]:
     """Return a figure and its axes (2, n): tall panels above, low ones for residuals below."""
     layout = ConstrainedLayoutEngine(wspace=0.04)
     figure = new_figure(1.0 + 3.9 * n_columns, 5.4, layout=layout)
-    axes = figure.subplots(
-        2, n_columns, squeeze=False, sharex="col", gridspec_kw={"height_ratios": [3, 1.15]}
-    )
-    return figure, axes
+    heights: Any = {"sharex": "col", "height_ratios": [3, 1.15]}
+    return figure, figure.subplots(2, n_columns, squeeze=False, **heights)
 
 
 def draw_column(
@@ -197,17 +197,8 @@ def finish(
         words.append("cross: held-out run, predicted from the rest")
     words += lines
     words += [f"{name}: no curve, {fit.sentence}" for name, fit in fits.items() if not fit.usable]
-    caption(figure, "\n".join(_wrapped(" · ".join(words), int(13 * figure.get_figwidth()))))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    # textwrap would also break long names at their hyphens.
-    lines = [""]
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+    width = int(13 * figure.get_figwidth())
+    caption(figure, textwrap.fill(" · ".join(words), width, break_on_hyphens=False))
 
 
 def usable_fits(fits: Mapping[str, Any]) -> dict[str, Any]:

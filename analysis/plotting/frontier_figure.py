@@ -1,6 +1,6 @@
 """Figures of the compute-optimal frontier: best loss, size, tokens and architecture per budget."""
 
-from typing import Literal
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -71,41 +71,17 @@ def _draw_shares(axes: Axes, frontier: Frontier, styles: dict[str, SeriesStyle])
         return
     bottom = np.zeros(len(x))
     for name, part in zip(frontier.allocations, shares, strict=True):
-        axes.fill_between(
-            x,
-            bottom,
-            bottom + part,
-            color=styles[name].colour,
-            alpha=0.75,
-            linewidth=0.8,
-            edgecolor="white",
-        )
+        look: Any = {"color": styles[name].colour, "alpha": 0.75, "edgecolor": "white"}
+        axes.fill_between(x, bottom, bottom + part, linewidth=0.8, **look)
         at = int(part.argmax())
         if part[at] > 0.1:
-            side, shift = _label_side(at, len(x))
-            axes.annotate(
-                name,
-                (x[at], bottom[at] + part[at] / 2),
-                xytext=(shift, 0),
-                textcoords="offset points",
-                ha=side,
-                va="center",
-                fontsize=9,
-                bbox={
-                    "boxstyle": "round,pad=0.25",
-                    "facecolor": "white",
-                    "edgecolor": "none",
-                    "alpha": 0.85,
-                },
-            )
+            # Towards the middle, so that the name stays inside.
+            side, shift = {0: ("left", 6), 3: ("right", -6)}.get(4 * at // len(x), ("center", 0))
+            box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"}
+            place: Any = {"xytext": (shift, 0), "textcoords": "offset points", "ha": side}
+            middle = (x[at], bottom[at] + part[at] / 2)
+            axes.annotate(name, middle, va="center", size=9, bbox=box | {"alpha": 0.85}, **place)
         bottom = bottom + part
-
-
-def _label_side(at: int, n: int) -> tuple[Literal["left", "center", "right"], int]:
-    """Return the alignment of a name at point `at` of n, and its shift, that keep it inside."""
-    if at < n / 4:
-        return "left", 6
-    return ("right", -6) if at > 3 * n / 4 else ("center", 0)
 
 
 def _drawn_span(axes: Axes) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Figures of multipliers between architectures: one panel per cost measure and tokens."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -85,15 +86,8 @@ def _draw_panel(
         draw_curve(axes, x, shown, extrapolated=curve.extrapolated, style=style)
         ends += shown[0][np.isfinite(shown[0])].tolist()
         for i in curve.refusals:
-            axes.plot(
-                x[i],
-                0.97,
-                marker="x",
-                color=style.colour,
-                transform=axes.get_xaxis_transform(),
-                clip_on=False,
-                markersize=5,
-            )
+            at: Any = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            axes.plot(x[i], 0.97, marker="x", markersize=5, color=style.colour, **at)
     shade_outside(axes, _x(first, by_tokens), [c.extrapolated for c in curves])
     axes.axhline(1.0, color=INK, linewidth=1, zorder=1.5)
     label = first.measure.label
@@ -113,9 +107,8 @@ def _handles(curves: Sequence[Multipliers], styles: dict[str, SeriesStyle]) -> l
     if any(c.extrapolated.any() for c in curves):
         handles.append(Patch(color=OUTSIDE, label="outside the runs of either"))
     if any(c.refusals for c in curves):
-        cross = Line2D([], [], linestyle="none", marker="x", color="#444444")
-        cross.set_label("never reached: no number")
-        handles.append(cross)
+        cross: Any = {"linestyle": "none", "marker": "x", "color": "#444444"}
+        handles.append(Line2D([], [], label="never reached: no number", **cross))
     return handles
 
 

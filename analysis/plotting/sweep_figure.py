@@ -1,6 +1,7 @@
 """Figures of a sweep: outcome against size for every series, with the curves fitted to it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,8 +11,18 @@ from matplotlib.lines import Line2D
 
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
-from analysis.plotting.axes import caption, grid, log_scale, margins, power_of_ten, rounded
+from analysis.plotting.axes import (
+    caption,
+    grid,
+    log_scale,
+    margins,
+    points,
+    power_of_ten,
+    rounded,
+    series_handle,
+)
 from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.fit_panels import LABELS
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -20,17 +31,6 @@ Y_LABELS = {
     "answer_nll": "Answer NLL (nats per fact, lower is better)",
     "bits_per_param": "Stored knowledge (bits per parameter)",
     "loss": "Loss (nats per token, lower is better)",
-}
-TITLES = {
-    "factual_recall": "Factual recall",
-    "answer_nll": "Answer NLL",
-    "bits_per_param": "Stored knowledge",
-    "loss": "Loss",
-}
-X_LABELS = {
-    "total_params": "Total parameters",
-    "training_flops": "Training compute (FLOPs)",
-    "active_params": "Active parameters",
 }
 X_WORDS = {
     "total_params": "parameters",
@@ -67,11 +67,6 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     panels = [(shown[0], "total_params")]
     if "training_flops" in table:
         panels.append((shown[0], "training_flops"))
-    return _panels_figure(runs, fits, panels=panels)
-
-
-def _panels_figure(runs: Runs, fits: SweepFits, *, panels: Sequence[tuple[str, str]]) -> Figure:
-    """Return one panel per (outcome, size): seeds, means, curves and bands of every series."""
     styles = sweep_styles(runs, fits)
     crowded = len(styles) > MOST_ABOVE
     with styled():
@@ -109,18 +104,9 @@ def _curve(fits: SweepFits, series: str, panel: tuple[str, str]) -> LawFit | Non
 
 
 def _handle(style: SeriesStyle, name: str, *, fitted: bool, crowded: bool) -> Line2D:
-    return Line2D(
-        [],
-        [],
-        color=style.colour,
-        marker=style.marker,
-        markersize=_size(style.marker, 7 if crowded else 8),
-        markerfacecolor="white",
-        markeredgewidth=1.8,
-        linewidth=2 if fitted else 1.2,
-        linestyle=style.line if fitted else ":",
-        label=name,
-    )
+    size = _size(style.marker, 7 if crowded else 8)
+    line: Any = {"linewidth": 2} if fitted else {"linewidth": 1.2, "linestyle": ":"}
+    return series_handle(style, name, markersize=size, markeredgewidth=1.8, **line)
 
 
 def sweep_styles(runs: Runs, fits: SweepFits) -> dict[str, SeriesStyle]:
@@ -166,71 +152,34 @@ def _draw_series(
     means = rows.groupby("configuration")[[x, outcome]].mean().sort_values(x)
     repeated = rows[rows["configuration"].duplicated(keep=False)]
     # The mean is hollow and lies below, so that no seed hides behind it.
-    axis.plot(
-        means[x],
-        means[outcome],
-        linestyle="none",
-        marker=style.marker,
-        markersize=_size(style.marker, 7 if crowded else 9),
-        markerfacecolor="white",
-        markeredgecolor=style.colour,
-        markeredgewidth=1.6 if crowded else 1.8,
-        zorder=3,
-    )
-    axis.plot(
-        repeated[x],
-        repeated[outcome],
-        linestyle="none",
-        marker="o",
-        markersize=2.8 if crowded else 3.2,
-        color=style.colour,
-        markeredgewidth=0,
-        alpha=0.9,
-        zorder=4,
-    )
+    hollow = points(style, _size(style.marker, 7 if crowded else 9), edge=1.6 if crowded else 1.8)
+    axis.plot(means[x], means[outcome], **hollow, zorder=3)
+    dot: Any = {"linestyle": "none", "marker": "o", "markersize": 2.8 if crowded else 3.2}
+    dot |= {"color": style.colour, "markeredgewidth": 0, "alpha": 0.9, "zorder": 4}
+    axis.plot(repeated[x], repeated[outcome], **dot)
     fit = _curve(fits, name, (outcome, x))
     if fit is not None:
         _draw_curve(axis, fit, style, band=0.05 if crowded else 0.16)
     else:
         # No curve: a dotted line joins the means for the eye and claims nothing.
-        axis.plot(
-            means[x],
-            means[outcome],
-            linestyle=":",
-            linewidth=1.2,
-            color=style.colour,
-            alpha=0.7,
-            zorder=2,
-        )
+        dotted: Any = {"linestyle": ":", "linewidth": 1.2, "alpha": 0.7, "zorder": 2}
+        axis.plot(means[x], means[outcome], color=style.colour, **dotted)
 
 
 def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
     x = np.geomspace(fit.x.min(), fit.x.max(), 200)
     prediction = fit.predict(x)
-    axis.plot(
-        x,
-        prediction.y,
-        color=style.colour,
-        linestyle=style.line,
-        linewidth=2,
-        zorder=2,
-    )
+    axis.plot(x, prediction.y, color=style.colour, linestyle=style.line, linewidth=2, zorder=2)
     if np.isfinite(prediction.low).all():
-        axis.fill_between(
-            x,
-            prediction.low,
-            prediction.high,
-            color=style.colour,
-            alpha=band,
-            linewidth=0,
-            zorder=1,
-        )
+        shade: Any = {"color": style.colour, "alpha": band, "linewidth": 0, "zorder": 1}
+        axis.fill_between(x, prediction.low, prediction.high, **shade)
 
 
 def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:
-    axes.set_title(f"{TITLES.get(outcome, outcome)} against {X_WORDS.get(x, x)}")
-    axes.set_xlabel(X_LABELS.get(x, x))
-    axes.set_ylabel(Y_LABELS.get(outcome, outcome))
+    label = Y_LABELS.get(outcome, outcome)
+    axes.set_title(f"{label.partition(' (')[0]} against {X_WORDS.get(x, x)}")
+    axes.set_xlabel(LABELS.get(x, x))
+    axes.set_ylabel(label)
     show = power_of_ten if x == "training_flops" else rounded
     log_scale(axes, "x", *margins(runs.table[x].dropna(), least=1.12), show=show, most=8)
     grid(axes)

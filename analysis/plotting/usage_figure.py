@@ -6,7 +6,7 @@ panels of a column share their scales, so rows can be compared.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.loading.usage import UsageCurve, UsageCurves, by_parts, usage_curves
-from analysis.plotting.axes import caption, grid, log_scale, margins, rounded
+from analysis.plotting.axes import GREY, caption, grid, log_scale, margins, rounded
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep_figure import sweep_styles
@@ -31,11 +31,11 @@ from analysis.scaling.sweep_summary import SweepFits
 
 @dataclass(frozen=True, kw_only=True)
 class _Panel:
-    """One column: for each kind the statistics that can fill it, the first that was reported."""
+    """One column: the statistics that can fill it, the first that was reported."""
 
-    titles: Mapping[tuple[str, ...], str]
-    """By the kinds in the figure."""
-    stats: Mapping[str, tuple[str, ...]]
+    titles: tuple[str, str, str]
+    """In a figure of memories, of experts, and of both."""
+    stats: tuple[str, ...]
     exponential: bool = False
     """Whether experts' values are entropies, drawn as the number of even choices: exp of them."""
     logarithmic: bool = False
@@ -43,49 +43,34 @@ class _Panel:
     """The column is left out if no value is larger."""
 
 
-_MEMORY, _MOE, _BOTH = ("memory",), ("moe",), ("memory", "moe")
 _PANELS = (
     _Panel(
-        titles={
-            _MEMORY: "Rows read so far (share)",
-            _MOE: "Experts used (share)",
-            _BOTH: "Rows read so far,\nexperts used (share)",
-        },
-        stats={"memory": ("usage_ever", "usage"), "moe": ("usage_ever", "usage")},
+        titles=(
+            "Rows read so far (share)",
+            "Experts used (share)",
+            "Rows read so far,\nexperts used (share)",
+        ),
+        stats=("usage_ever", "usage"),
     ),
+    _Panel(titles=("KL to uniform (nats)",) * 3, stats=("kl",)),
     _Panel(
-        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "KL to uniform (nats)"),
-        stats={"memory": ("kl",), "moe": ("kl",)},
-    ),
-    _Panel(
-        titles={
-            _MEMORY: "Effective rows per token",
-            _MOE: "Effective experts per token\n(exp of the router's entropy)",
-            _BOTH: "Effective rows per token,\nexp of router entropy",
-        },
-        stats={"memory": ("effective_rows",), "moe": ("router_entropy",)},
+        titles=(
+            "Effective rows per token",
+            "Effective experts per token\n(exp of the router's entropy)",
+            "Effective rows per token,\nexp of router entropy",
+        ),
+        # The first is of memories, the second of experts.
+        stats=("effective_rows", "router_entropy"),
         exponential=True,
         logarithmic=True,
     ),
     _Panel(
-        titles={
-            _MEMORY: "Most read row over mean",
-            _MOE: "Largest load over mean",
-            _BOTH: "Largest load over mean",
-        },
-        stats={"memory": ("max_over_mean",), "moe": ("max_over_mean",)},
+        titles=("Most read row over mean", *("Largest load over mean",) * 2),
+        stats=("max_over_mean",),
         logarithmic=True,
     ),
-    _Panel(
-        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "Output over residual (std)"),
-        stats={"memory": ("output_ratio",), "moe": ("output_ratio",)},
-        logarithmic=True,
-    ),
-    _Panel(
-        titles=dict.fromkeys((_MEMORY, _MOE, _BOTH), "Dropped tokens (share)"),
-        stats={"memory": (), "moe": ("dropped_share",)},
-        only_above=0.0,
-    ),
+    _Panel(titles=("Output over residual (std)",) * 3, stats=("output_ratio",), logarithmic=True),
+    _Panel(titles=("Dropped tokens (share)",) * 3, stats=("dropped_share",), only_above=0.0),
 )
 
 _FEW_REPORTS = 8
@@ -104,9 +89,6 @@ class _Cell:
     """From the first layer to the last."""
     smaller: Sequence[UsageCurve]
     """Means of the series' smaller configurations."""
-
-    def curves(self) -> list[UsageCurve]:
-        return [self.mean, *self.layers, *self.smaller]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +123,8 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
     ]
     if not kept:
         return None
-    kinds = tuple(sorted({row.kind for row in rows}))
+    kinds = {row.kind for row in rows}
+    title = 2 if len(kinds) > 1 else int(kinds == {"moe"})
     styles = sweep_styles(runs, fits)
     with styled():
         figure, grid = _grid(len(rows), len(kept))
@@ -151,7 +134,7 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
                 _draw(axis, row.cells[i], style)
             _name(axes[0], row, style, both=len(kinds) > 1)
         for column, (i, panel) in enumerate(kept):
-            grid[0, column].set_title(panel.titles[kinds], fontsize=9)
+            grid[0, column].set_title(panel.titles[title], fontsize=9)
             _scale_y(grid[0, column], panel, [row.cells[i] for row in rows])
         _scale_x(grid[0, 0], rows)
         for axis in grid[-1]:
@@ -173,22 +156,15 @@ def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
         bottom + n_rows * height + (n_rows - 1) * row_gap + top,
     )
     figure = new_figure(*size, layout=None)
-    grid = figure.subplots(
-        n_rows,
-        n_columns,
-        squeeze=False,
-        sharex=True,
-        sharey="col",
-        gridspec_kw={
-            "left": left / size[0],
-            "right": 1 - right / size[0],
-            "bottom": bottom / size[1],
-            "top": 1 - top / size[1],
-            "wspace": column_gap / wide,
-            "hspace": row_gap / height,
-        },
+    figure.subplots_adjust(
+        left=left / size[0],
+        right=1 - right / size[0],
+        bottom=bottom / size[1],
+        top=1 - top / size[1],
+        wspace=column_gap / wide,
+        hspace=row_gap / height,
     )
-    return figure, grid
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey="col")
 
 
 def _rows(fits: SweepFits, curves: Mapping[tuple[str, str, str], UsageCurves]) -> list[_Row]:
@@ -232,7 +208,7 @@ def _cell(
     def shown(curve: UsageCurve) -> UsageCurve:
         return curve._replace(y=np.exp(curve.y)) if panel.exponential and kind == "moe" else curve
 
-    for stat in panel.stats.get(kind, ()):
+    for stat in panel.stats:
         if (largest, kind, stat) in curves:
             found = curves[largest, kind, stat]
             others = [curves[key] for name in smaller if (key := (name, kind, stat)) in curves]
@@ -246,23 +222,20 @@ def _cell(
     return None
 
 
+def _curves(cells: Iterable[_Cell | None]) -> list[UsageCurve]:
+    """Return every curve in the cells, those without a report left out."""
+    return [c for cell in cells if cell for c in (cell.mean, *cell.layers, *cell.smaller)]
+
+
 def _highest(cell: _Cell | None) -> float:
-    return -math.inf if cell is None else max(float(curve.y.max()) for curve in cell.curves())
+    return max((float(curve.y.max()) for curve in _curves([cell])), default=-math.inf)
 
 
 def _draw(axis: Axes, cell: _Cell | None, style: SeriesStyle) -> None:
     axis.tick_params(labelsize=8)
     if cell is None:
-        axis.text(
-            0.5,
-            0.5,
-            "not reported",
-            transform=axis.transAxes,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=_GREY,
-        )
+        centred: Any = {"transform": axis.transAxes, "ha": "center", "va": "center"}
+        axis.text(0.5, 0.5, "not reported", fontsize=8, color=_GREY, **centred)
         return
     grid(axis)
     # Few reports are shown as such; the line between them is for the eye.
@@ -271,18 +244,10 @@ def _draw(axis: Axes, cell: _Cell | None, style: SeriesStyle) -> None:
         axis.plot(curve.x, curve.y, color=_GREY, linewidth=1.0, linestyle=(0, (4.0, 2.0)), zorder=2)
     for i, curve in enumerate(cell.layers):
         depth = i / (len(cell.layers) - 1)
-        axis.plot(
-            curve.x, curve.y, color=_tint(style.colour, 0.7 - 0.5 * depth), linewidth=0.9, zorder=3
-        )
-    axis.plot(
-        cell.mean.x,
-        cell.mean.y,
-        color=style.colour,
-        linewidth=2.4,
-        marker=marker,
-        markersize=4,
-        zorder=4,
-    )
+        colour = _tint(style.colour, 0.7 - 0.5 * depth)
+        axis.plot(curve.x, curve.y, color=colour, linewidth=0.9, zorder=3)
+    look: Any = {"color": style.colour, "linewidth": 2.4, "markersize": 4, "zorder": 4}
+    axis.plot(cell.mean.x, cell.mean.y, marker=marker, **look)
 
 
 def _tint(colour: str, white: float) -> str:
@@ -293,23 +258,14 @@ def _tint(colour: str, white: float) -> str:
 def _name(axis: Axes, row: _Row, style: SeriesStyle, *, both: bool) -> None:
     """Write what the row shows to the left of its first panel."""
     kind = [{"memory": "memory", "moe": "experts"}[row.kind]] if both else []
-    texts = [
-        ("\n".join(_wrapped(row.series)), 10, "bold", style.colour, "bottom", 1),
-        ("\n".join([*kind, *row.notes]), 8, "normal", "#555555", "top", -1),
-    ]
-    for text, size, weight, colour, vertical, shift in texts:
-        axis.annotate(
-            text,
-            xy=(0, 0.5),
-            xycoords="axes fraction",
-            xytext=(-36, shift),
-            textcoords="offset points",
-            ha="right",
-            va=vertical,
-            fontsize=size,
-            fontweight=weight,
-            color=colour,
-        )
+    at: Any = {"xy": (0, 0.5), "xycoords": "axes fraction", "textcoords": "offset points"}
+    bold: Any = {"size": 10, "weight": "bold", "color": style.colour, "va": "bottom"}
+    plain: Any = {"size": 8, "color": GREY, "va": "top"}
+    for text, shift, look in (
+        (_wrapped(row.series), 1, bold),
+        ([*kind, *row.notes], -1, plain),
+    ):
+        axis.annotate("\n".join(text), xytext=(-36, shift), ha="right", **at, **look)
 
 
 def _wrapped(name: str) -> list[str]:
@@ -324,9 +280,7 @@ def _wrapped(name: str) -> list[str]:
 
 def _scale_y(axis: Axes, panel: _Panel, cells: Sequence[_Cell | None]) -> None:
     """Set the scale of a column: logarithmic where values span much, else from zero."""
-    values = np.concatenate(
-        [curve.y for cell in cells if cell is not None for curve in cell.curves()]
-    )
+    values = np.concatenate([curve.y for curve in _curves(cells)])
     low, high = float(values.min()), float(values.max())
     if panel.logarithmic and low > 0 and high / low > _WIDE_RANGE:
         log_scale(axis, "y", *margins([low, high], least=1.0), show="{:,g}".format, most=5)
@@ -337,14 +291,8 @@ def _scale_y(axis: Axes, panel: _Panel, cells: Sequence[_Cell | None]) -> None:
 
 
 def _scale_x(axis: Axes, rows: Sequence[_Row]) -> None:
-    ends = [
-        float(curve.x.max())
-        for row in rows
-        for cell in row.cells
-        if cell is not None
-        for curve in cell.curves()
-    ]
-    axis.set_xlim(0, 1.03 * max(ends) or 1.0)
+    end = max(float(curve.x.max()) for row in rows for curve in _curves(row.cells))
+    axis.set_xlim(0, 1.03 * end or 1.0)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 5, 10]))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rounded(value)))
 

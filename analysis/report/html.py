@@ -15,7 +15,8 @@ from analysis.loading.usage import usage_columns
 from analysis.plotting.canvas import image, save
 from analysis.plotting.curve_figure import CurvePanel, curves_figure
 from analysis.plotting.draw import draw
-from analysis.plotting.sweep_figure import X_LABELS, Y_LABELS, sweep_figure
+from analysis.plotting.fit_panels import LABELS
+from analysis.plotting.sweep_figure import Y_LABELS, sweep_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.report import tables
 from analysis.report.architectures import (
@@ -120,7 +121,7 @@ def _draw_curves(fits: SweepFits, folder: Path) -> list[str]:
         panels = [
             CurvePanel(
                 fits=by_series,
-                x=X_LABELS.get(x, x),
+                x=LABELS.get(x, x),
                 outcome=label,
                 title=f"{law} against {x}".replace("_", " "),
             )
