@@ -3,6 +3,7 @@
 import base64
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from analysis.report.architectures import (
     architecture_sections,
 )
 from analysis.report.fit_tables import health_table, laws_table
+from analysis.scaling.best_settings import best_of_every_size
 from analysis.scaling.comparison import compare_architectures
+from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import SweepFits
 
 FIGURE_STEM = "accuracy"
@@ -73,7 +76,9 @@ def write_report(
         title: _draw_law(fit, folder / f"{LAW_STEM}_{i}")
         for i, (title, fit) in enumerate(further.items(), 1)
     }
-    comparison = compare_architectures(runs, fits, trials=trials, progress=progress)
+    comparison = compare_architectures(
+        best_runs(runs, fits), fits, trials=trials, progress=progress
+    )
     sections = architecture_sections(comparison)
     figures: dict[str, Figure] = {}
     for section in (sections.multipliers, sections.frontier, sections.next_runs):
@@ -96,6 +101,15 @@ def write_report(
     page = folder / PAGE
     page.write_text(text, encoding="utf-8")
     return page
+
+
+def best_runs(runs: Runs, fits: SweepFits) -> Runs:
+    """Return the runs that laws of whole architectures rest on: of every size the best settings."""
+    if not fits.best:
+        return runs
+    data = [name for name in fits.varied if name.startswith("data.")]
+    series = name_series(runs.table, by=data)
+    return replace(runs, table=best_of_every_size(runs.table, series))
 
 
 def _draw_sweep(runs: Runs, fits: SweepFits, stem: Path) -> str | None:
@@ -214,6 +228,7 @@ def render(
         configurations=tables.configurations(fits),
         parameter_groups=tables.parameter_groups(fits),
         curves=tables.curves(fits),
+        best=tables.best(fits),
         comparison=tables.comparison(fits),
         trials=tables.trials(runs),
         health=tables.health(fits),

@@ -49,6 +49,8 @@ def tables(runs: Runs, fits: SweepFits, *, everything: bool = False) -> list[Tab
             memories and experts, how the optimiser fared, and the trials.
     """
     always = [configurations(fits), curves(fits), comparison(fits)]
+    if fits.best:
+        always.insert(1, best(fits))
     if everything:
         always += [parameter_groups(fits), usage(runs, fits), health(fits), trials(runs)]
     return always + [t for t in (excluded(runs), missing(fits), warnings(runs, fits)) if t.rows]
@@ -86,6 +88,34 @@ def configurations(fits: SweepFits) -> Table:
     notes = ["; ".join(shown)] if shown else []
     notes.append("[…] is " + "; ".join(methods) if methods else "no outcome was measured")
     return Table.of("Architectures", fits.summaries, columns, [*notes, *not_causal(fits)])
+
+
+def best(fits: SweepFits) -> Table:
+    """Return one row per size of which several settings were tried: the best, and its edges."""
+    names = " and ".join(name for name in fits.varied if not name.startswith("data."))
+    columns = [
+        Column("architecture", lambda b: b.architecture),
+        Column("size", lambda b: b.size),
+        Column("best", lambda b: b.label),
+        Column("of", lambda b: str(b.n_tried), True),
+        Column("by", lambda b: OUTCOME_LABELS[b.outcome]),
+        Column("value", lambda b: number(b.value), True),
+        Column("at the edge", lambda b: "; ".join(b.at_edge) or "no"),
+    ]
+    notes = [f"best of the values of {names} that were tried, by the mean over seeds"]
+    if any(b.at_edge for b in fits.best):
+        notes.append(
+            "at the edge: nothing beyond it was tried, so the optimum may lie further out;"
+            " add values there"
+        )
+    tuned = {b.architecture for b in fits.best}
+    fixed = sorted({s.architecture for s in fits.summaries} - tuned)
+    if tuned and fixed:
+        notes.append(
+            f"{', '.join(fixed)}: one setting only, while {', '.join(sorted(tuned))} had several;"
+            " a difference between them is partly tuning"
+        )
+    return Table.of("Best settings of every size", fits.best, columns, notes if fits.best else ())
 
 
 def _attribute(item: Any, *, name: str, show: Callable[[Any], str]) -> str:
@@ -187,6 +217,11 @@ def curves(fits: SweepFits) -> Table:
         Column("what the status means", lambda c: c.fit.sentence),
     ]
     notes = [
+        *(
+            [f"curves go through the best {' and '.join(fits.pooled)} of every size"]
+            if fits.pooled
+            else ()
+        ),
         *dict.fromkeys(f"{c.fit.law.name}: {c.fit.law.equation}" for c in fits.curves),
         f"[…] is the {fits.level:.0%} percentile interval of {fits.n_draws:,} resamples of whole"
         " configurations (all seeds together)",

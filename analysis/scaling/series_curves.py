@@ -1,6 +1,7 @@
 """Curves of a sweep's series: outcome against one size, for each architecture and data set.
 
-A series is what gets one curve: all configurations of one architecture on the same data. Each
+A series is what gets one curve: all configurations of one architecture that agree in what the sweep
+varies beside size (learning rate, table size, data). Each
 series is fitted once per specification in CURVE_SPECS; further curves are further entries there.
 """
 
@@ -15,7 +16,9 @@ from analysis.fitting.fit_law import fit_law
 from analysis.fitting.result import LawFit
 from analysis.laws.power import PowerLaw
 from analysis.laws.saturating import Saturating
+from analysis.loading.schema import IDENTITY, SETTINGS
 from analysis.loading.validation import ALL_KINDS
+from orchestrator.records.varied_settings import SIZES, setting_label, varied_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,22 +82,50 @@ def fit_series(
     return curves
 
 
-def name_series(table: pd.DataFrame) -> dict[str, str]:
-    """Return configuration to series: the architecture, and data settings that the sweep varies."""
-    varied = [
-        c for c in table.columns if c.startswith("data.") and table[c].nunique(dropna=False) > 1
-    ]
-    names = {}
-    for _, row in table.drop_duplicates("configuration").iterrows():
-        setting = ", ".join(
-            f"{column.removeprefix('data.')} {row[column]}"
-            for column in varied
-            if pd.notna(row[column])
+def name_series(table: pd.DataFrame, *, by: Sequence[str] | None = None) -> dict[str, str]:
+    """Return configuration to series: the architecture, and what the sweep varies beside size.
+
+    Args:
+        table: Of `Runs`.
+        by: Settings to tell series apart by; None: all that vary (`varied_in`).
+
+    Raises:
+        ValueError: If a setting is no column of the table.
+    """
+    names = varied_in(table) if by is None else tuple(by)
+    unknown = [name for name in names if name not in table]
+    if unknown:
+        there = ", ".join(varied_in(table)) or "nothing but architecture, preset and seed"
+        raise ValueError(
+            f"by: no setting {unknown[0]!r} in the table; the sweep varies {there}, "
+            "and preset may be named"
         )
-        names[str(row["configuration"])] = (
-            f"{row['architecture']} ({setting})" if setting else str(row["architecture"])
+    series = {}
+    for row in _configurations(table):
+        label = setting_label(row, names)
+        architecture = str(row["architecture"])
+        series[str(row["configuration"])] = f"{architecture} ({label})" if label else architecture
+    return series
+
+
+def varied_in(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the settings by which runs of one architecture and one size differ."""
+    rows = _configurations(table)
+    return varied_settings(
+        (
+            str(row["architecture"]),
+            row.get("preset") or (None if SIZES & set(row) else str(row.get("total_params"))),
+            {name: value for name, value in row.items() if name.startswith(SETTINGS)},
         )
-    return names
+        for row in rows
+    )
+
+
+def _configurations(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the settings of every configuration, those that it lacks left out."""
+    named = [c for c in table if str(c).startswith(SETTINGS) or c in (*IDENTITY, "total_params")]
+    records = table.drop_duplicates("configuration")[named].to_dict(orient="records")
+    return [{str(k): v for k, v in row.items() if pd.notna(v)} for row in records]
 
 
 def _fit(spec: CurveSpec, rows: pd.DataFrame, **options: Any) -> LawFit:

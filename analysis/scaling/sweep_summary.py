@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
 from analysis.loading.validation import check_runs
+from analysis.scaling.best_settings import BestSetting, best_of_every_size, best_settings
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
 from analysis.scaling.missing_runs import MissingSize, missing_sizes
 from analysis.scaling.series_curves import (
@@ -20,6 +21,7 @@ from analysis.scaling.series_curves import (
     SeriesFit,
     fit_series,
     name_series,
+    varied_in,
 )
 
 
@@ -44,6 +46,12 @@ class SweepFits:
     Source: `analysis/loading/validation.py`."""
     missing: Sequence[MissingSize] = ()
     """Sizes of the curves that no run has."""
+    varied: Sequence[str] = ()
+    """Settings by which runs of one architecture and one size differ."""
+    best: Sequence[BestSetting] = ()
+    """The best of them, for every size of which several were tried."""
+    pooled: Sequence[str] = ()
+    """Those that no series is told apart by: a curve goes through the best of every size."""
 
     def curve(self, series: str, *, outcome: str, x: str) -> LawFit | None:
         """Return the curve of a series, None if that outcome or size was not measured."""
@@ -65,6 +73,7 @@ def fit_sweep(
     seed: int = 0,
     level: float = 0.95,
     specs: Sequence[CurveSpec] = CURVE_SPECS,
+    by: Sequence[str] | None = None,
 ) -> SweepFits:
     """Summarise, fit and compare the runs of a sweep.
 
@@ -75,9 +84,12 @@ def fit_sweep(
         seed: Of the resampling.
         level: Of all intervals.
         specs: Curves to fit; those whose columns are missing are left out.
+        by: Settings that tell curves apart (`model.n_keys`, `preset`); None: all that vary beside
+            the size. Of others that vary, a curve goes through the best of every size.
 
     Raises:
-        ValueError: If the table has no parameters, which configurations are told apart by.
+        ValueError: If the table has no parameters, which configurations are told apart by, or a
+            setting of `by` is none of its columns.
     """
     table = runs.table
     if len(table) and "total_params" not in table:
@@ -86,9 +98,11 @@ def fit_sweep(
             " they are with load's columns={'params': …}, or fit what is there with"
             " analysis.fit_law"
         )
-    series = name_series(table)
+    varied = varied_in(table) if len(table) else ()
+    series = name_series(table, by=by)
+    fitted = table if by is None else best_of_every_size(table, series, by_preset="preset" in by)
     summaries = summarise(table, series=series, level=level)
-    curves = fit_series(table, series, specs, n_draws=n_draws, seed=seed, level=level)
+    curves = fit_series(fitted, series, specs, n_draws=n_draws, seed=seed, level=level)
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(
         table, summaries, by_size, baseline=baseline, level=level, seed=seed
@@ -105,6 +119,9 @@ def fit_sweep(
         seed=seed,
         warnings=tuple(_data_warnings(table, series)),
         missing=missing_sizes(runs.excluded, curves),
+        varied=varied,
+        best=best_settings(table, varied),
+        pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
 
 

@@ -17,15 +17,27 @@ from orchestrator.cli.app import (
     runs_option,
 )
 
+By = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings that tell curves apart, with commas: model.n_keys, train.lr, preset (memory "
+        "size at a fixed base), or architecture alone. Of others that vary, a curve goes through "
+        "the best of every size. Default: all that vary.",
+        show_default=False,
+    ),
+]
 
-@app.command(epilog="Example: memscale fit quickstart")
+
+@app.command(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
 @reports_errors
-def fit(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None) -> None:
+def fit(
+    sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None, by: By = None
+) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
-    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    runs_table, fits = _fits(sweep, runs, tracking_uri, by)
     console_here().print(results.printed(tables(runs_table, fits)))
 
 
@@ -38,6 +50,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")
     ] = None,
+    by: By = None,
 ) -> None:
     """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
     from analysis.report.html import figure_paths, write_report
@@ -45,7 +58,7 @@ def report(
     from orchestrator.cli.render import results
 
     folder = out or runs / sweep / "report"
-    runs_table, fits = _fits(sweep, runs, tracking_uri)
+    runs_table, fits = _fits(sweep, runs, tracking_uri, by)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
     page = write_report(
         runs_table,
@@ -168,7 +181,7 @@ def next_(
     )
 
 
-def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
+def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:
     """Load and fit: from the trial directories, or from a tracker when one is named."""
     import analysis
     from orchestrator.records.errors import StoreError
@@ -184,7 +197,13 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None) -> tuple[Any, Any]:
             f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; "
             f"see `memscale status {sweep}`"
         )
-    return table, analysis.fit_sweep(table)
+    names = None if by is None else [n for part in by.split(",") if (n := part.strip())]
+    try:
+        return table, analysis.fit_sweep(
+            table, by=names and [n for n in names if n != "architecture"]
+        )
+    except ValueError as error:
+        raise StoreError(str(error)) from error
 
 
 def _recorded(runs: Path, name: str) -> Path:

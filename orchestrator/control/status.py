@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,10 @@ from orchestrator.records.locks import is_alive
 from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+from orchestrator.records.varied_settings import trial_labels
 
+MOST_SPECS = 1000
+"""Trials whose specs are read to name what varies, where no controller has written it down."""
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
 SPEC_FIELDS = ("trial_id", "architecture", "preset", "seed", "steps")
 """Fields of a status that the spec alone determines."""
@@ -53,6 +56,8 @@ class TrialStatus:
     """How the last ended attempt ended."""
     reason: str = ""
     """Why it ended so, in one sentence."""
+    varied: str = ""
+    """What varies in the sweep beside architecture, preset and seed: `lr=3e-3 · n_keys=64`."""
 
     def __post_init__(self) -> None:
         for name in ("architecture", "preset", "phase", "wait", "reason"):
@@ -188,6 +193,7 @@ def _trial_statuses(
     cache = status_cache.read(sweep)
     folder = str(sweep.path / "trials")
     statuses = []
+    unnamed = False
     for trial_id in trial_ids:
         wait, is_controlled = waits.get(trial_id), trial_id in controlled
         status = _cached_status(
@@ -202,7 +208,14 @@ def _trial_statuses(
             status = trial_status(
                 record, record.spec, wait=wait, controlled=is_controlled, sweep_cancelled=cancelled
             )
+            line = cache.get(trial_id)
+            unnamed = unnamed or line is None
+            status = replace(status, varied=(line or {}).get("varied", ""))
         statuses.append(status)
+    if unnamed and len(trial_ids) <= MOST_SPECS:
+        # No controller has named them yet.
+        labels = trial_labels(sweep.trial(trial_id).spec() for trial_id in trial_ids)
+        statuses = [replace(status, varied=labels.get(status.trial_id, "")) for status in statuses]
     return tuple(statuses)
 
 
@@ -226,13 +239,14 @@ def _cached_status(
                 return None
             return TrialStatus(
                 **{field: line[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
+                varied=line.get("varied", ""),
                 state=TrialState.DONE,
                 outcome=Outcome(line["outcome"]) if line["outcome"] else None,
             )
         names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
         if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
             return None
-        fields = {field: line[field] for field in SPEC_FIELDS}
+        fields = {field: line[field] for field in SPEC_FIELDS} | {"varied": line.get("varied", "")}
     except (KeyError, ValueError, TypeError, OSError):
         return None
     # Its folder has neither attempts nor a result: it was never started.
@@ -256,7 +270,7 @@ def spec_fields(spec: TrialSpec) -> dict[str, Any]:
 
 def cache_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
     """Return the line of a done trial in the status cache."""
-    fields = {field: getattr(status, field) for field in (*SPEC_FIELDS, *RESULT_FIELDS)}
+    fields = {field: getattr(status, field) for field in (*SPEC_FIELDS, "varied", *RESULT_FIELDS)}
     return {**fields, "outcome": status.outcome and status.outcome.value, "result_ns": result_ns}
 
 

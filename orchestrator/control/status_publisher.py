@@ -19,6 +19,7 @@ from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.status_cache import StatusCache, result_ns
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.varied_settings import trial_labels
 from orchestrator.scheduling.runtime_prediction import time_left_s
 
 
@@ -31,6 +32,8 @@ class StatusPublisher:
         self._exits = exits
         self._lock = lock
         self._cache = StatusCache(state.sweep)
+        self._labels: dict[str, str] = {}
+        """What varies in the sweep, by trial id."""
         self._last: SweepStatus | None = None
         """The status as last read."""
         self.final: dict[str, TrialStatus] = {}
@@ -38,7 +41,11 @@ class StatusPublisher:
 
     def reset_cache(self) -> None:
         """Write a line for each trial into the status cache."""
-        self._cache.reset(spec_fields(trial.spec) for trial in self._state.trials.values())
+        specs = [trial.spec for trial in self._state.trials.values()]
+        self._labels = trial_labels(specs)
+        self._cache.reset(
+            {**spec_fields(spec), "varied": self._labels[spec.trial_id]} for spec in specs
+        )
 
     def publish(self, on_update: Callable[[SweepStatus], None]) -> None:
         """Tell everybody the current status; controller.json only while the storage works."""
@@ -130,6 +137,7 @@ class StatusPublisher:
             controlled=True,
             sweep_cancelled=self._state.sweep.cancel_requested(),
         )
+        status = replace(status, varied=self._labels.get(status.trial_id, ""))
         if waits:
             if status.state is TrialState.RUNNING:
                 # Its attempt has ended, but the disk is too full for end.json.

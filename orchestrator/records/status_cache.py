@@ -3,7 +3,7 @@
 It is never the record. The controller writes statuses.jsonl; a line counts only while the trial's
 folder agrees with it, and without a line, or with a torn one, the folder is read. The lines:
 
-    {"trial_id", "architecture", "preset", "seed", "steps"}         of every trial
+    {"trial_id", "architecture", "preset", "seed", "steps", "varied"}  of every trial
     {…, "result_ns", "attempt", "step", "loss", "outcome", "reason"}  of one that is done
 
 result_ns is the st_mtime_ns of its result.json.

@@ -1,7 +1,7 @@
 """Rendering of a plan: sizes and costs of its trials, and what cannot run here."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -14,6 +14,7 @@ from orchestrator.node.hardware import usable_cores, visible_gpus
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import canonical_json
+from orchestrator.records.varied_settings import trial_labels
 
 # Without memory values, which stand beside the total.
 PARAMETER_GROUPS = {
@@ -36,7 +37,9 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     number in both.
     """
     groups = by_configuration(plan.trials)
-    parts: list[RenderableType] = [_sizes(plan, groups[:rows]), Text(""), _costs(groups[:rows])]
+    labels = trial_labels(trial.spec for trial in plan.trials)
+    shown = groups[:rows]
+    parts: list[RenderableType] = [_sizes(plan, shown, labels), Text(""), _costs(shown, labels)]
     if len(groups) > rows:
         parts.append(Text(f"… and {len(groups) - rows} more configurations"))
     parts.append(Text(""))
@@ -64,12 +67,15 @@ def _matches(plan: Plan) -> list[str]:
     )
 
 
-def _sizes(plan: Plan, groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+def _sizes(
+    plan: Plan, groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]
+) -> Table:
     """Return the parameters of every configuration: total, active, in the memory, and by group."""
     used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
     recipes = any(g[0].spec.recipe for g in groups)
     table = _plan_table(
         title=f"{plan.sweep.name}: {len(plan.trials)} trials",
+        varied=any(labels.values()),
         numbers=("total", "active", "memory", *(PARAMETER_GROUPS[key] for key in used)),
         texts=("recipe",) if recipes else (),
     )
@@ -80,13 +86,19 @@ def _sizes(plan: Plan, groups: Sequence[Sequence[PlannedTrial]]) -> Table:
             str(number),
             spec.architecture,
             spec.preset or "",
+            *_varied(labels, spec.trial_id),
             *(units.count(spec.accounting[key]) for key in keys),
             *((spec.recipe or "",) if recipes else ()),
         )
     return table
 
 
-def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
+def _varied(labels: Mapping[str, str], trial_id: str) -> tuple[str, ...]:
+    """Return the cell that names what varies in the sweep; none where nothing does."""
+    return (labels[trial_id],) if any(labels.values()) else ()
+
+
+def _costs(groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]) -> Table:
     """Return what every configuration costs: FLOPs, bytes, memory, time."""
     table = _plan_table(
         numbers=(
@@ -101,6 +113,7 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
             "each",
         ),
         texts=("trials",),
+        varied=any(labels.values()),
     )
     for number, group in enumerate(groups, 1):
         first, numbers = group[0], group[0].spec.accounting
@@ -108,6 +121,7 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
             str(number),
             first.spec.architecture,
             first.spec.preset or "",
+            *_varied(labels, first.spec.trial_id),
             units.flops(numbers["forward_flops_per_token"]),
             units.flops(numbers["training_flops"]),
             units.count(numbers["training_tokens"]),
@@ -123,12 +137,14 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]]) -> Table:
 
 
 def _plan_table(
-    *, numbers: Sequence[str], texts: Sequence[str] = (), title: str | None = None
+    *, numbers: Sequence[str], texts: Sequence[str] = (), title: str | None = None, varied: bool
 ) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", justify="right", style="dim")
     table.add_column("architecture", no_wrap=True)
     table.add_column("preset", no_wrap=True)
+    if varied:
+        table.add_column("varied")
     for name in numbers:
         table.add_column(name, justify="right")
     for name in texts:

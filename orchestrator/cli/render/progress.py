@@ -44,6 +44,9 @@ def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", no_wrap=True)
     table.add_column("preset", no_wrap=True)
+    varied = any(trial.varied for trial in status.trials)
+    if varied:
+        table.add_column("varied")
     table.add_column("seed", justify="right")
     table.add_column("state", no_wrap=True)
     table.add_column("progress", no_wrap=True, min_width=16)
@@ -65,7 +68,8 @@ def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
         else status.trials
     )
     for trial in trials[:rows]:
-        table.add_row(*_status_row(trial))
+        trial_id, preset, *rest = _status_row(trial)
+        table.add_row(trial_id, preset, *((trial.varied,) if varied else ()), *rest)
     parts: list[RenderableType] = [table]
     if len(trials) > rows:
         parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))

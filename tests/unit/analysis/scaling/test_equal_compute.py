@@ -114,7 +114,7 @@ def test_different_data_are_neither_one_curve_nor_compared():
 
     fits = fit_sweep(load(table.drop(columns="configuration")), n_draws=0)
 
-    assert set(fits.series.values()) == {"dense (n_people 1000)", "memory_plus (n_people 2000)"}
+    assert set(fits.series.values()) == {"dense (n_people=1000)", "memory_plus (n_people=2000)"}
     assert not fits.pairs
     assert "on the same data" in fits.unpaired[0]
 

@@ -1,0 +1,126 @@
+"""Best settings of every size: which of those tried wins, and whether it lies at their edge."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading.schema import OUTCOMES
+from analysis.scaling.equal_compute import higher_is_better
+from orchestrator.records.varied_settings import SIZES, setting_label, setting_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSetting:
+    """The best of several settings that were tried at one size."""
+
+    architecture: str
+    size: str
+    """Preset, or the dimensions of the model."""
+    outcome: str
+    configuration: str
+    label: str
+    """`lr=3e-3 · n_keys=64` of the best."""
+    value: float
+    """Of the outcome, mean over seeds."""
+    n_tried: int
+    """Configurations of that size."""
+    at_edge: tuple[str, ...]
+    """`lr=1e-3 is the smallest of 3` for every setting whose best value is the last one tried."""
+
+
+def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting]:
+    """Return the best configuration of every architecture and size of which several were tried.
+
+    The outcome is the loss where all runs have it, for it has the least noise.
+
+    Args:
+        table: Of `Runs`.
+        names: Settings that vary beside size; those of the data are never chosen between.
+    """
+    tuned = [name for name in names if not name.startswith("data.")]
+    data = [name for name in names if name.startswith("data.")]
+    if not tuned or _outcome(table) is None:
+        return []
+    rows, outcome = _ranked(table.assign(size=size_names(table)))
+    # By size; within a size still the best first.
+    rows = rows.sort_values(["architecture", "total_params"], kind="stable")
+    found = []
+    for (architecture, size, *_), group in rows.groupby(
+        ["architecture", "size", *data], sort=False, dropna=False
+    ):
+        if len(group) < 2:
+            continue
+        group = group.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable")
+        best = group.iloc[0]
+        shown = {name: best[name] for name in names if pd.notna(best[name])}
+        found.append(
+            BestSetting(
+                architecture=str(architecture),
+                size=" ".join([str(size), setting_label(shown, data)]).strip(),
+                outcome=outcome,
+                configuration=str(best["configuration"]),
+                label=setting_label(shown, tuned),
+                value=float(best["mean"]),
+                n_tried=len(group),
+                at_edge=tuple(_edges(group, best, tuned)),
+            )
+        )
+    return found
+
+
+def best_of_every_size(
+    table: pd.DataFrame, series: Mapping[str, str], *, by_preset: bool = False
+) -> pd.DataFrame:
+    """Return the runs of the best configuration of every series and size.
+
+    Args:
+        table: Of `Runs`.
+        series: Configuration to series.
+        by_preset: Whether series are of one preset: sizes are then those of what is added to it.
+    """
+    if _outcome(table) is None:
+        return table
+    size = table["total_params"] if by_preset else size_names(table)
+    rows, _ = _ranked(table.assign(size=size, series=table["configuration"].map(series)))
+    best = rows.drop_duplicates(["series", "size"])["configuration"]
+    return table[table["configuration"].isin(best)]
+
+
+def _outcome(table: pd.DataFrame) -> str | None:
+    outcomes = ("loss", *OUTCOMES) if len(table) else ()
+    return next((o for o in outcomes if o in table and table[o].notna().all()), None)
+
+
+def _ranked(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return a row per configuration, the best first, and the outcome that says so."""
+    outcome = _outcome(table) or "loss"
+    means = table.groupby("configuration")[outcome].mean()
+    rows = table.drop_duplicates("configuration")
+    rows = rows.assign(mean=rows["configuration"].map(means))
+    return rows.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable"), outcome
+
+
+def size_names(table: pd.DataFrame) -> pd.Series:
+    """Return the size of every run (n,): its preset, else the dimensions of its model."""
+    dimensions = [name for name in sorted(SIZES) if name in table]
+    written = [
+        setting_label(
+            {n: v for n, v in zip(dimensions, row, strict=True) if pd.notna(v)}, dimensions
+        )
+        for row in table[dimensions].itertuples(index=False)
+    ]
+    return table["preset"].where(table["preset"].notna(), pd.Series(written, index=table.index))
+
+
+def _edges(group: pd.DataFrame, best: pd.Series, names: Sequence[str]) -> list[str]:
+    """Return a phrase for every setting whose best value is the last of those tried."""
+    edges = []
+    for name in names:
+        tried = np.sort(pd.to_numeric(group[name], errors="coerce").dropna().unique())
+        if len(tried) > 1 and best[name] in (tried[0], tried[-1]):
+            which = "smallest" if best[name] == tried[0] else "largest"
+            value = f"{name.rpartition('.')[2]}={setting_text(best[name])}"
+            edges.append(f"{value} is the {which} of {len(tried)}")
+    return edges

@@ -1,0 +1,85 @@
+"""Sweeps over sizes and learning rates: named, told apart, the best said and marked at edges."""
+
+from dataclasses import replace
+
+import pytest
+
+import analysis
+from analysis.report.tables import best, configurations, curves
+from analysis.scaling.series_curves import varied_in
+
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+@pytest.fixture(scope="module")
+def tuned(synthetic, tmp_path_factory):
+    """Dense models of six sizes at three learning rates: 3e-3 is best, 1e-2 at the largest."""
+    trials = []
+    for d_model in (32, 48, 64, 96, 128, 192):
+        for lr in RATES:
+            trial = synthetic.make_trial("dense", d_model, 0, noise=0.0)
+            wanted = 1e-2 if d_model == 192 else 3e-3
+            loss = trial.metrics["valid/loss"] + (0.0 if lr == wanted else 0.2)
+            spec = replace(trial.spec, train={**trial.spec.train, "lr": lr})
+            trials.append(replace(trial, spec=spec, metrics={**trial.metrics, "valid/loss": loss}))
+    return analysis.load(synthetic.write_runs(tmp_path_factory.mktemp("tuned"), trials))
+
+
+def test_learning_rates_are_never_pooled_in_silence(tuned):
+    fits = analysis.fit_sweep(tuned, n_draws=0)
+
+    assert fits.varied == ("train.lr",)
+    assert {c.series for c in fits.curves} == {"dense (lr=1e-2)", "dense (lr=1e-3)", "dense (lr=3e-3)"}  # fmt: skip
+    rows = [row[:3] for row in configurations(fits).rows]
+    assert len(set(rows)) == len(rows) == 18
+    assert "dense (lr=1e-3)" in {row[0] for row in curves(fits).rows}
+
+
+def test_best_of_every_size_is_said_and_marked_at_the_edge(tuned):
+    fits = analysis.fit_sweep(tuned, n_draws=0)
+
+    assert [b.label for b in fits.best] == ["lr=3e-3"] * 5 + ["lr=1e-2"]
+    assert [b.at_edge for b in fits.best] == [()] * 5 + [("lr=1e-2 is the largest of 3",)]
+    assert all(b.n_tried == 3 for b in fits.best)
+    shown = best(fits)
+    assert shown.rows[-1][-1] == "lr=1e-2 is the largest of 3"
+    assert any("edge" in note for note in shown.notes)
+
+
+def test_a_curve_by_less_goes_through_the_best_and_says_so(tuned):
+    fits = analysis.fit_sweep(tuned, n_draws=0, by=())
+
+    assert {c.series for c in fits.curves} == {"dense"}
+    loss = fits.curve("dense", outcome="loss", x="total_params")
+    assert len(loss.x) == 6
+    lowest = tuned.table.groupby("total_params")["loss"].min()
+    assert sorted(loss.y) == pytest.approx(sorted(lowest))
+    assert any("best train.lr of every size" in note for note in curves(fits).notes)
+
+
+def test_memory_size_at_a_fixed_base_is_a_curve(synthetic, tmp_path):
+    trials = []
+    for d_model in (32, 64):
+        for n_keys in (8, 16, 32, 64):
+            trial = synthetic.make_trial("memory_plus", d_model, 0)
+            accounting = dict(trial.spec.accounting)
+            accounting["total_params"] += n_keys**2 * d_model
+            spec = replace(
+                trial.spec, model={**trial.spec.model, "n_keys": n_keys}, accounting=accounting
+            )
+            trials.append(replace(trial, spec=spec))
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+
+    by_base = analysis.fit_sweep(runs, n_draws=0, by=("preset",))
+    by_table = analysis.fit_sweep(runs, n_draws=0)
+
+    assert varied_in(runs.table) == ("model.n_keys",)
+    assert {c.series for c in by_base.curves} == {"memory_plus (preset=32w)", "memory_plus (preset=64w)"}  # fmt: skip
+    assert {len(c.fit.x) for c in by_base.curves} == {4}
+    assert not by_base.pooled
+    assert {len(c.fit.x) for c in by_table.curves} == {2}
+
+
+def test_a_setting_that_no_run_has_is_refused_by_name(tuned):
+    with pytest.raises(ValueError, match=r"by: no setting 'model.n_keyz' .* varies train.lr"):
+        analysis.fit_sweep(tuned, n_draws=0, by=("model.n_keyz",))
