@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from workloads.kernels.expert_mlp import op
 from workloads.kernels.expert_mlp import triton as kernels
-from workloads.kernels.expert_mlp.triton import Tile
+from workloads.kernels.expert_mlp.triton import MatmulTile
 from workloads.kernels.expert_routing import op as routing
 from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
@@ -36,14 +36,14 @@ TOKENS, N_EXPERTS, TOP_K = 16_384, 64, 8
 NAMES = ("HIDDEN", "OUTPUT", "HIDDEN_GRADIENT", "INPUT_GRADIENT", "PAIR_GRADIENT", "DOWN_GRADIENT")
 
 
-def _tiles(*sizes: tuple[int, int, int, int]) -> dict[str, Tile]:
+def _tiles(*sizes: tuple[int, int, int, int]) -> dict[str, MatmulTile]:
     return {
-        name: Tile(rows=128, cols=cols, depth=depth, warps=warps, stages=stages)
+        name: MatmulTile(rows=128, cols=cols, depth=depth, warps=warps, stages=stages)
         for name, (cols, depth, warps, stages) in zip(NAMES, sizes, strict=True)
     }
 
 
-VARIANTS: dict[str, dict[str, Tile]] = {
+VARIANTS: dict[str, dict[str, MatmulTile]] = {
     "default": {name: getattr(kernels, name) for name in NAMES},
     "4 stages": _tiles(
         (128, 64, 8, 4), (128, 64, 8, 4), (128, 64, 8, 4), (128, 32, 8, 4), (128, 64, 8, 6), (128, 64, 8, 6)

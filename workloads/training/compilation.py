@@ -9,6 +9,7 @@ another compilation.
 import os
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
+from workloads.layers.modules.usage_stats import Usage
 
 _GRAPHS_PER_KIND = 16
 """Graphs that dynamo may keep of one kind: shapes, precisions. Beyond it runs uncompiled."""
@@ -40,7 +42,9 @@ def compile_training(model: nn.Module) -> None:
         _GRAPHS_PER_KIND, torch._dynamo.config.recompile_limit
     )
     for layer in model.layers:
-        layer.forward = types.MethodType(_in_training(type(layer).forward, _kind(layer)), layer)
+        records = any(isinstance(module, Usage) for module in layer.modules())
+        dispatch = _in_training(type(layer).forward, _kind(layer), records=records)
+        layer.forward = types.MethodType(dispatch, layer)
 
 
 def compiled_loss(
@@ -62,11 +66,18 @@ def _head_loss(model: Transformer, x: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits, targets.flatten(), reduction="sum")
 
 
-def _in_training(forward: Callable[..., Tensor], kind: tuple[object, ...]) -> Callable[..., Tensor]:
-    """Return a block's forward that is compiled in training passes, and plain in all others."""
+def _in_training(
+    forward: Callable[..., Tensor], kind: tuple[object, ...], *, records: bool
+) -> Callable[..., Tensor]:
+    """Return a block's forward that is compiled in training passes, and plain in all others.
+
+    A block of which no part `records` its use is compiled in passes that record, too.
+    """
     compiled = _compile(forward, kind)
 
     def dispatch(self: nn.Module, x: Tensor, context: Context) -> Tensor:
+        if context.record_usage and not records:
+            context = replace(context, record_usage=False)
         plain = context.cache is not None or context.record_usage or not torch.is_grad_enabled()
         return forward(self, x, context) if plain else compiled(self, x, context)
 

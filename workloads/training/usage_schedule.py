@@ -39,7 +39,8 @@ class UsageSchedule:
 def set_usage_recording(model: Any, *, now: bool) -> None:
     """Switch the recording of usage in the passes to come on or off, in models that have it."""
     if hasattr(model, "recording_usage"):
-        model.recording_usage = now
+        # A step that records runs uncompiled (`compilation.py`): nothing for nothing.
+        model.recording_usage = now and model.records_usage
 
 
 def usage_statistics(model: nn.Module) -> dict[str, float]:

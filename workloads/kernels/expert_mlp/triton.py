@@ -16,7 +16,7 @@ from triton import language as tl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class MatmulTile:
     """What one program computes, and with what."""
 
     rows: int
@@ -38,12 +38,12 @@ class Tile:
 ROWS = 128
 """Of a tile of the products by rows, which share one list of tiles."""
 
-HIDDEN = Tile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-OUTPUT = Tile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-HIDDEN_GRADIENT = Tile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-INPUT_GRADIENT = Tile(rows=ROWS, cols=128, depth=32, warps=8, stages=3)
-PAIR_GRADIENT = Tile(rows=128, cols=128, depth=64, warps=8, stages=3)
-DOWN_GRADIENT = Tile(rows=128, cols=128, depth=64, warps=8, stages=3)
+HIDDEN = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
+OUTPUT = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
+HIDDEN_GRADIENT = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
+INPUT_GRADIENT = MatmulTile(rows=ROWS, cols=128, depth=32, warps=8, stages=3)
+PAIR_GRADIENT = MatmulTile(rows=128, cols=128, depth=64, warps=8, stages=3)
+DOWN_GRADIENT = MatmulTile(rows=128, cols=128, depth=64, warps=8, stages=3)
 
 
 def forward(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +12,7 @@ from torch.nn import functional
 from workloads.layers.context import Cache, Context, ForwardState
 from workloads.layers.mixers.attention import rotation_table
 from workloads.layers.modules.linear import Embedding, Head
-from workloads.layers.modules.usage_stats import rows_ever_read, usage_report
+from workloads.layers.modules.usage_stats import Usage, rows_ever_read, usage_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class Transformer(nn.Module):
         self.recording_usage = True
         """Whether training passes record how memories and experts are used."""
         self._auxiliary: list[Tensor] = []
+
+    @cached_property
+    def records_usage(self) -> bool:
+        """Whether any part of the model records how it is used."""
+        return any(isinstance(module, Usage) for module in self.modules())
 
     def forward(
         self, tokens: Int[Tensor, "batch seq"], cache: Cache | None = None

@@ -7,6 +7,7 @@ from orchestrator.sweep import registry
 from workloads.layers.modules.init import initialise
 from workloads.training import compilation
 from workloads.training.train_step import accumulate_gradients, plain_loss
+from workloads.training.usage_schedule import set_usage_recording
 
 WINDOWS = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
 
@@ -67,13 +68,29 @@ def test_layers_and_models_of_one_kind_share_a_graph(traced_only):
     assert len(traced_only) == 2  # one for blocks, one for head and loss
 
 
-def test_evaluation_and_recording_passes_are_not_compiled(traced_only):
+def test_evaluation_is_not_compiled(traced_only):
     model = model_of("memory_plus")
     compilation.compile_training(model)
     with torch.no_grad():
         model(WINDOWS[:, :-1])
+
+    assert traced_only == []
+
+
+def test_of_passes_that_record_only_the_blocks_that_record_are_not_compiled(traced_only):
+    model = model_of("memory_plus", n_layers=3)
+    compilation.compile_training(model)
     model.recording_usage = True
     model(WINDOWS[:, :-1])
 
-    assert traced_only == []
+    assert len(traced_only) == 1  # of the blocks without a memory
     assert model.statistics()
+
+
+def test_a_model_that_records_nothing_is_never_asked_to():
+    dense, memory = model_of("dense"), model_of("memory_plus")
+    for model in (dense, memory):
+        set_usage_recording(model, now=True)
+
+    assert not dense.recording_usage
+    assert memory.recording_usage
