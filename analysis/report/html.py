@@ -257,6 +257,6 @@ def _commands(runs: Runs, sweep: str) -> list[str]:
     root = source.parent if (source / "trials").is_dir() else source
     sheet = root / sweep / "sweep.yaml"
     return [
-        *([f"memscale submit {sheet}"] if sheet.exists() else []),
+        *([f"memscale submit {sheet} --runs {root}"] if sheet.exists() else []),
         f"memscale report {sweep} --runs {root}",
     ]

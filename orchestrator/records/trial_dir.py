@@ -2,6 +2,7 @@
 
     runs/<sweep>/
       sweep.yaml                   the file as last submitted; of several files all of them
+      sweep.inputs.json            its input files: where they lay, what they held
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller, which

@@ -24,7 +24,9 @@ from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.sweep.expansion import recorded_inputs
 from orchestrator.sweep.matching import step_time
+from orchestrator.sweep.parsing import discovery
 from orchestrator.tracking.exporter_process import DrainResult, exporting
 
 DETACH_S = 60.0
@@ -163,9 +165,7 @@ class Submission:
             folder = sweep.trial(trial.spec.trial_id)
             folder.create(trial.spec)
             (folder.path / "cancel.json").unlink(missing_ok=True)
-        (sweep.path / "sweep.yaml").write_text(self.plan.sweep.text, encoding="utf-8")
-        if self.plan.sweep.step_times:
-            step_time.write(sweep.path / "sweep.step_times.json", self.plan.sweep.step_times)
+        self._write_sweep_file(sweep.path / "sweep.yaml")
         record: dict[str, Any] = {
             "submitted_at": time.time(),
             "user": os.environ.get("USER", ""),
@@ -186,6 +186,15 @@ class Submission:
             },
         }
         return {"number": sweep.add_submission(record), **record}
+
+    def _write_sweep_file(self, path: Path) -> None:
+        """Write the sweep file, and beside it what it needs to mean the same trials from there."""
+        sweep = self.plan.sweep
+        path.write_text(sweep.text, encoding="utf-8")
+        labels = [source.label for source in discovery.split(path, sweep.text)]
+        recorded_inputs.write(path, labels, sweep.inputs)
+        if sweep.step_times:
+            step_time.write(path.with_name("sweep.step_times.json"), sweep.step_times)
 
 
 def run_recorded(

@@ -16,9 +16,10 @@ from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.sweep import registry
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
-from orchestrator.sweep.expansion import resolve
+from orchestrator.sweep.expansion import recorded_inputs, resolve
 from orchestrator.sweep.expansion.entries import read_entry
 from orchestrator.sweep.expansion.header import Header, read_header
+from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.expansion.resolve import ResolvedTrial
 from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
 from orchestrator.sweep.matching.match import Matched
@@ -50,6 +51,8 @@ class Sweep:
     """Trial id -> what `match` chose for it."""
     step_times: Mapping[str, Any] = field(default_factory=dict)
     """The measured step times that the trials rest on (`sweep/matching/step_time.py`)."""
+    inputs: tuple[Mapping[str, RecordedInput], ...] = ()
+    """Of each file: its input files, by path as written."""
 
 
 def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry) -> Sweep:
@@ -102,6 +105,7 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
             if file.matched and (key := dataclasses.replace(trial, seed=0).trial_id) in file.matched
         },
         step_times={key: answer for file in files for key, answer in file.step_times.items()},
+        inputs=tuple(file.inputs for file in files),
     )
 
 
@@ -124,6 +128,7 @@ class _File:
         self.waits = False
         """Whether trials are left out until their step times are measured."""
         self.step_times: dict[str, Any] = {}
+        self.inputs: dict[str, RecordedInput] = {}
         self.warnings: list[str] = []
         self._broken: list[Entry] = []
         # The lines above are another file's: with as many empty ones every mistake has its place.
@@ -154,6 +159,7 @@ class _File:
             drafts=self.drafts,
             folder=file.parent,
             workloads=workloads,
+            recorded=recorded_inputs.read(file, self.source.label),
         )
         self._sweep = sweep
         self.diagnostics.add(sections.single_values(header.base, unknown_keys=True))
@@ -175,6 +181,7 @@ class _File:
             if trial is not None and trial.matched is not None
         }
         self.step_times = step_times.used
+        self.inputs = self._sections.inputs
 
     def problems(self) -> tuple[ConfigProblem, ...]:
         """Return everything that is wrong with the file, in its order."""

@@ -6,8 +6,9 @@ import glob
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
@@ -16,24 +17,42 @@ _digests: dict[tuple[Path, int, int], str] = {}
 """Hashes by path, size and time of change: a sweep asks for the same file once per trial."""
 
 
+class InputFiles(NamedTuple):
+    """The files of a data source."""
+
+    source: Any
+    """With absolute paths."""
+    sha256: dict[str, str]
+    """Content hash of every field that names files."""
+    inputs: dict[str, RecordedInput]
+    """Every path as written -> what it means."""
+
+
 def resolve(
-    source: Any, *, folder: Path, written: Mapping[str, YamlNode], where: YamlNode
-) -> tuple[Any, dict[str, str]]:
-    """Return the source with absolute paths, and the content hash of every field that names files.
+    source: Any,
+    *,
+    folder: Path,
+    written: Mapping[str, YamlNode],
+    where: YamlNode,
+    recorded: Mapping[str, RecordedInput],
+) -> InputFiles:
+    """Find and hash the files of a data source.
 
     A relative path is looked for beside the sweep file first, then in the current folder. A field
     may hold a glob or a list; the hash of several files is that of the ordered list of their
-    hashes.
+    hashes. A path that was recorded is also looked for where it was, and must hold what it held.
 
     Args:
         source: A data source's Config.
         folder: Where the sweep file lies.
         written: Fields of the source as written, for the places of mistakes.
         where: Blamed when a field was not written.
+        recorded: The inputs of a recorded sweep file, by path as written.
 
     Raises:
-        InvalidError: If a file is not there or cannot be read.
+        InvalidError: If a file is not there, cannot be read or has changed since it was recorded.
     """
+    places: dict[str, Path] = {}
     wrong: list[Diagnostic] = []
     absolute: dict[str, Any] = {}
     for name in source.files():
@@ -42,12 +61,17 @@ def resolve(
         found = []
         for index, path in enumerate(value if is_list else (value,)):
             place = _item(written.get(name, where), index if is_list else None)
-            located = _locate(str(path), folder)
-            if located is None:
+            record = recorded.get(str(path))
+            there = _candidates(str(path), folder, record)
+            located = next((p for p in there if record is None or _holds(p, record)), None)
+            if located is not None:
+                places[str(path)] = located
+                found.append(located if isinstance(path, Path) else str(located))
+            elif there:
+                wrong.append(_changed(there[-1], place))
+            else:
                 expected = _expected(source, name)
                 wrong.append(_missing(str(path), folder, place=place, expected=expected))
-            else:
-                found.append(located if isinstance(path, Path) else str(located))
         absolute[name] = tuple(found) if is_list else next(iter(found), value)
     if wrong:
         raise InvalidError(*wrong)
@@ -66,7 +90,11 @@ def resolve(
             digests[name] = _combined([content_sha256(path) for path in several])
     if wrong:
         raise InvalidError(*wrong)
-    return source, digests
+    inputs = {
+        path: RecordedInput(paths=(place,), sha256=_place_sha256(place))
+        for path, place in places.items()
+    }
+    return InputFiles(source, digests, inputs)
 
 
 def content_sha256(path: Path) -> str:
@@ -95,16 +123,33 @@ def _item(place: YamlNode, index: int | None) -> YamlNode:
     return item
 
 
-def _locate(path: str, folder: Path) -> Path | None:
-    """Return the absolute path or glob, or None when nothing is there."""
+def _candidates(path: str, folder: Path, record: RecordedInput | None) -> list[Path]:
+    """Return the absolute paths or globs that may be meant and match something, best first."""
     expanded = Path(path).expanduser()
-    for candidate in (folder.absolute() / expanded, Path.cwd() / expanded):
+    places = [folder.absolute() / expanded, Path.cwd() / expanded]
+    places += [] if record is None else record.paths
+    found = []
+    for candidate in places:
         if candidate.exists():
             # A link is not followed: its target may lack the extension that tells the format.
-            return candidate.parent.resolve() / candidate.name
-        if glob.has_magic(path) and next(_matches(candidate), None) is not None:
-            return candidate
-    return None
+            found.append(candidate.parent.resolve() / candidate.name)
+        elif glob.has_magic(path) and next(_matches(candidate), None) is not None:
+            found.append(candidate)
+    return found
+
+
+def _holds(place: Path, record: RecordedInput) -> bool:
+    """Whether a file or glob has the recorded content."""
+    try:
+        return _place_sha256(place) == record.sha256
+    except OSError:
+        return False
+
+
+def _place_sha256(place: Path) -> str:
+    """Return the hash of a file, or of what an absolute glob matches in order of names."""
+    files = [place] if place.exists() else sorted(_matches(place))
+    return _combined([content_sha256(file) for file in files])
 
 
 def _matches(pattern: Path) -> Iterator[Path]:
@@ -127,6 +172,13 @@ def _missing(path: str, folder: Path, *, place: YamlNode, expected: str) -> Diag
     return place.diagnostic(
         f"{kind} {path} (looked beside the sweep file and in the current folder)",
         f"{guess} {expected}",
+    )
+
+
+def _changed(file: Path, place: YamlNode) -> Diagnostic:
+    return place.diagnostic(
+        f"{file} does not hold what it held when the sweep was submitted",
+        "restore it, or submit the sweep file that names the new content",
     )
 
 

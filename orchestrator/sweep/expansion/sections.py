@@ -14,6 +14,7 @@ from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
+from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.matching.step_time import Timer
 from orchestrator.sweep.parsing import messages, validation
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError, collecting
@@ -77,6 +78,7 @@ class Sections:
         drafts: Iterable[DraftTrial],
         folder: Path,
         workloads: Workloads,
+        recorded: Mapping[str, RecordedInput],
     ) -> None:
         """Remember what all drafts share.
 
@@ -86,8 +88,12 @@ class Sections:
             drafts: Every draft, to know which architectures and sources the file uses.
             folder: Where relative paths start.
             workloads: Where names are looked up.
+            recorded: Inputs of a recorded file (`recorded_inputs.read`).
         """
         self.warnings: list[str] = []
+        self.inputs: dict[str, RecordedInput] = {}
+        """Input files that the drafts use, by path as written."""
+        self._recorded = recorded
         self._base = base
         self._where = where
         self._folder = folder
@@ -164,12 +170,14 @@ class Sections:
         name, module = self._module("data", values)
         values = self._inherited(draft, "data", name, values, module.Config)
         where = self._where["data"]
-        source, sha256 = input_files.resolve(
+        source, sha256, inputs = input_files.resolve(
             self._build("data", module.Config, values),
             folder=self._folder,
             written=values,
             where=where,
+            recorded=self._recorded,
         )
+        self.inputs |= inputs
         try:
             vocab_size = int(source.vocab_size)
         except (ValueError, OSError) as error:

@@ -145,3 +145,29 @@ def test_options_that_contradict_an_address(
 def test_a_submission_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="submit again"):
         SweepDir(tmp_path).submission(1)
+
+
+def test_a_recorded_sweep_is_submitted_again_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "notes.txt").write_text("One line of text. Another line of text.\n" * 50)
+    (project / "one.yaml").write_text(
+        SWEEP.format(what="width", architecture="dense", keys="")
+        .replace(
+            "source: biographies, n_people: 100, style: compact", "source: text, path: notes.txt"
+        )
+        .replace("several", "one"),
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(project)
+    loaded, sweep = load_sweep(Path("one.yaml")), SweepDir(tmp_path / "runs" / "one")
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+    Submission(plan=plan, runs=tmp_path / "runs").write_records(sweep)
+    monkeypatch.chdir(tmp_path)
+
+    again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep.snapshot(), MEASURED)
+
+    assert {t.status for t in again.trials} == {"resume"}
+    assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in loaded.trials]
