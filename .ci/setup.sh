@@ -40,7 +40,8 @@ if [ -n "$uv" ] && say "installing memscale and what it needs with uv (about 2.5
     && UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" "$uv" pip install --quiet --python "$venv/bin/python" -c constraints.txt -e "$extras"; then
     :
 else
-    say "installing with pip (two to three minutes)"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$extras"
+    # Not --quiet: on a slow network it is twelve minutes in which a person wants to see something.
+    say "installing with pip (two to twelve minutes); it says what it downloads"
+    "$venv/bin/python" -m pip install --disable-pip-version-check -c constraints.txt -e "$extras"
 fi
 say "installed in $((SECONDS - start)) s; the command is $venv/bin/memscale"

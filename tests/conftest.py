@@ -1,7 +1,12 @@
 """Settings of all tests."""
 
 import os
+import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +21,60 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.toml")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which continuous integration notices tests that stopped running."""
+    text = f"fail if a test is skipped that {EXPECTED_SKIPS.name} does not list"
+    parser.addoption("--strict-skips", action="store_true", help=text)
+
+
+def unexpected_skips(
+    skips: dict[str, str], expected: list[dict[str, str]]
+) -> tuple[dict[str, str], Counter[str]]:
+    """Return the skips that no entry lists, and how many tests each entry's reason skipped.
+
+    Args:
+        skips: Test -> why it was skipped.
+        expected: Entries with `tests` (a pattern of the file), `reason` (a regular expression), `why`.
+    """
+    unexpected: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for test, reason in skips.items():
+        file = test.partition("::")[0]
+        for entry in expected:
+            if fnmatch(file, entry["tests"]) and re.search(entry["reason"], reason):
+                counts[entry["why"]] += 1
+                break
+        else:
+            unexpected[test] = reason
+    return unexpected, counts
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Say how many tests were skipped and why; fail on one that is not listed, if asked to."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or not session.config.getoption("strict_skips"):
+        return
+    # A file that is skipped as a whole is reported by every worker.
+    skips = {r.nodeid: r.longrepr[2] for r in terminal.stats.get("skipped", [])}
+    expected = tomllib.loads(EXPECTED_SKIPS.read_text(encoding="utf-8"))["skip"]
+    unexpected, counts = unexpected_skips(skips, expected)
+    terminal.ensure_newline()
+    terminal.section("skips")
+    for why, n_tests in counts.most_common():
+        terminal.write_line(f"{n_tests} skipped: {why}")
+    for test, reason in unexpected.items():
+        terminal.write_line(f"not in {EXPECTED_SKIPS.name}: {test}: {reason}", red=True)
+    terminal.write_line(f"{len(skips)} skipped, {len(unexpected)} of them not listed")
+    if unexpected and session.exitstatus in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

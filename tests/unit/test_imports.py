@@ -1,6 +1,7 @@
 """Which heavy packages an import may bring along; import-linter cannot see imports by name."""
 
 import ast
+import json
 import pkgutil
 import subprocess
 import sys
@@ -20,35 +21,56 @@ def modules(package, *, skip=()):
     return [name for name in names if name not in skip]
 
 
-def heavy_after_importing(names):
-    script = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\nprint(*[m for m in {HEAVY!r} if m in sys.modules])"
+ADAPTERS = ("ray", "ray_connect", "ray_detached", "ray_reservations", "ray_supervisors")
+"""The files of orchestrator.launchers that import ray."""
+STAGES = {
+    "the command": ["orchestrator.cli"],
+    "orchestrator": modules(
+        orchestrator, skip=[f"orchestrator.launchers.{name}" for name in ADAPTERS]
+    ),
+    "import analysis": ["analysis"],
+    "analysis": modules(analysis),
+    "data sources": modules(workloads.data),
+}
+"""Modules, imported one stage after the other: what one brings is there in the next, which may bring as much."""
+
+
+@pytest.fixture(scope="module")
+def heavy():
+    """Return, by stage, which heavy packages were there after it."""
+    script = f"""
+import importlib, json, sys
+found = {{}}
+for stage, names in {STAGES!r}.items():
+    for name in names:
+        importlib.import_module(name)
+    found[stage] = [m for m in {HEAVY!r} if m in sys.modules]
+print(json.dumps(found))
+"""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    return set(done.stdout.split())
+    return {stage: set(found) for stage, found in json.loads(done.stdout).items()}
 
 
-def test_the_orchestrator_imports_without_torch_ray_or_mlflow():
-    # The files that import ray.
-    names = ("ray", "ray_connect", "ray_detached", "ray_reservations", "ray_supervisors")
-    adapters = tuple(f"orchestrator.launchers.{name}" for name in names)
-    assert heavy_after_importing(modules(orchestrator, skip=adapters)) <= set()
+def test_the_command_imports_nothing_heavy(heavy):
+    assert heavy["the command"] == set()
 
 
-def test_analysis_imports_without_torch_ray_or_mlflow():
-    assert heavy_after_importing(modules(analysis)) <= {"pandas", "matplotlib"}
+def test_the_orchestrator_imports_without_torch_ray_or_mlflow(heavy):
+    assert heavy["orchestrator"] == set()
 
 
-def test_import_analysis_alone_draws_nothing():
-    assert heavy_after_importing(["analysis"]) <= {"pandas"}
+def test_import_analysis_alone_draws_nothing(heavy):
+    assert heavy["import analysis"] <= {"pandas"}
 
 
-def test_the_command_imports_nothing_heavy():
-    assert heavy_after_importing(["orchestrator.cli"]) == set()
+def test_analysis_imports_without_torch_ray_or_mlflow(heavy):
+    assert heavy["analysis"] <= {"pandas", "matplotlib"}
 
 
-def test_data_sources_are_planned_without_torch():
-    assert "torch" not in heavy_after_importing(modules(workloads.data))
+def test_data_sources_are_planned_without_torch(heavy):
+    assert "torch" not in heavy["data sources"]
 
 
 @pytest.mark.parametrize("package", [orchestrator, analysis])
