@@ -104,7 +104,7 @@ ReadFrom = Annotated[
 
 
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Print an ExperimentError, or a failure of storage, as a sentence; exit with its code."""
+    """Print an ExperimentError, failing storage or a missing permission as a sentence; exit."""
 
     @wraps(verb)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,6 +113,9 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
 
         try:
             return verb(*args, **kwargs)
+        except PermissionError as error:
+            typer.echo(storage_errors.denied_message(error), err=True)
+            raise typer.Exit(2) from None
         except OSError as error:
             if error.errno not in storage_errors.FAILING:
                 raise

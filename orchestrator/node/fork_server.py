@@ -143,7 +143,7 @@ class ForkServer:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for descriptor in (self._commands, self._events, self._wake, self._wake_write):
             os.close(descriptor)
-        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -14,8 +14,8 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +26,8 @@ from orchestrator.records.errors import StoreError
 from orchestrator.records.provenance import git_state
 from orchestrator.records.trial_dir import SweepDir, read_json, write_json
 
+TEMPORARY = ".tmp-"
+"""Prefix of a copy that is not complete."""
 COPIED = ("orchestrator", "workloads")
 """What controller and ranks import. Nothing else of a checkout runs during a sweep."""
 MUST_AGREE = ("torch", "triton", "numpy", "einops", "tokenizers")
@@ -45,16 +47,19 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
     source = source or Path(orchestrator.__file__).resolve().parent.parent
     folder = sweep.path.absolute() / "code"
     folder.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=".tmp-", dir=folder))
+    aside = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
+    aside.mkdir()
     try:
         for package in COPIED:
-            shutil.copytree(source / package, aside / package, ignore=_ignored)
+            # Content alone: who may read the copy follows from its folder, not from the source.
+            shutil.copytree(
+                source / package, aside / package, ignore=_ignored, copy_function=shutil.copyfile
+            )
         # Of the copy: an editor may have saved a file meanwhile.
         target = folder / _digest(aside)
         if not (target / "snapshot.json").exists():
             write_json(aside / "snapshot.json", _record(source))
             shutil.rmtree(target, ignore_errors=True)
-            aside.chmod(0o755)
             aside.rename(target)
     except (OSError, shutil.Error) as error:
         raise StoreError(

@@ -25,7 +25,7 @@ class Journal:
         """Open for appending; the file is made if missing."""
         self._path = path
         self._clock = clock
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append measurements taken after `step` optimizer steps."""

@@ -184,7 +184,7 @@ def locked(file: Path, how: int = fcntl.LOCK_EX) -> int | None:
 
     `os.close` lets go of it, and so does the end of the process.
     """
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:

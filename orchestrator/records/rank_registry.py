@@ -59,7 +59,7 @@ def register(request: RankRequest) -> None:
     """Append this process to ranks.jsonl, so that a later controller can end it after a crash."""
     line = json.dumps({"rank": request.rank, **ProcessId.own().to_json()}).encode() + b"\n"
     file = os.open(
-        request.attempt_dir.path / "ranks.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        request.attempt_dir.path / "ranks.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
     )
     try:
         os.write(file, line)

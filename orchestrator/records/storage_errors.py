@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,17 @@ def failing_message(error: BaseException, place: Path) -> str:
     return f"{failing_summary(where)} ({os.strerror(cause.errno or 0)}); {failing_advice(place)}"
 
 
+def denied_message(error: PermissionError) -> str:
+    """Return a sentence for people: what this user may not open, whose it is, what to do."""
+    file = Path(os.fsdecode(error.filename or os.curdir))
+    place = next(place for place in (file, *file.parents) if os.access(place, os.F_OK))
+    return (
+        f"{file}: {error.strerror} for user {_user(os.geteuid())}; {place} belongs to "
+        f"{_user(place.stat().st_uid)}, who can open it to others: `chmod -R o+rX` to read "
+        "(`g+rwX`: to the group, to write too), and before further submissions `umask 022`"
+    )
+
+
 def failing_summary(place: Path) -> str:
     """Return what is wrong, and where."""
     return f"the storage of {place} fails"
@@ -129,6 +141,13 @@ def folder_bytes(folder: Path) -> int:
         except OSError:
             continue
     return total
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

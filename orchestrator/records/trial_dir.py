@@ -44,7 +44,7 @@ state is derived from these files: nothing is stored twice.
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,30 +68,40 @@ TRIAL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}")
 """So do the ids of trials."""
 
 
-def write_json(path: Path, record: Mapping[str, Any], *, durable: bool = True) -> None:
+def write_json(
+    path: Path, record: Mapping[str, Any], *, durable: bool = True, private: bool = False
+) -> None:
     """Replace `path` atomically: readers see the old or the new content, never a part.
 
     Args:
         path: Folders above it are made.
         record: A JSON object.
         durable: Wait until the disk has it. A heartbeat, replaced every second, need not.
+        private: It holds a secret: only its owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"{json.dumps(record, indent=1, ensure_ascii=False)}\n", durable=durable)
+    text = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n"
+    write_text(path, text, durable=durable, private=private)
 
 
-def write_text(path: Path, text: str, *, durable: bool) -> None:
-    """Replace `path` atomically, in a folder that exists; `durable` is that of `write_json`."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+def write_text(path: Path, text: str, *, durable: bool, private: bool = False) -> None:
+    """Replace `path` atomically, in a folder that exists. The arguments are those of `write_json`.
+
+    Who may read it follows from the umask and from the folder (its setgid bit, its default ACL).
+    """
+    # Not by `tempfile`, whose files nobody but their owner may ever read.
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+    mode = 0o600 if private else 0o666
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -22,7 +22,7 @@ from orchestrator.records import code_snapshot, locks
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
-from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json
+from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json, write_text
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.sweep.expansion import recorded_inputs
 from orchestrator.sweep.matching import step_time
@@ -190,7 +190,7 @@ class Submission:
     def _write_sweep_file(self, path: Path) -> None:
         """Write the sweep file, and beside it what it needs to mean the same trials from there."""
         sweep = self.plan.sweep
-        path.write_text(sweep.text, encoding="utf-8")
+        write_text(path, sweep.text, durable=True)
         labels = [source.label for source in discovery.split(path, sweep.text)]
         recorded_inputs.write(path, labels, sweep.inputs)
         if sweep.step_times:

@@ -239,7 +239,7 @@ def schema_lock(uri: str) -> Iterator[None]:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise TrackerError(
             f"{file}: cannot be written ({error}); choose another --tracking-uri"

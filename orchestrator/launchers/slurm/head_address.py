@@ -87,4 +87,4 @@ class HeadAddressFile:
     def _write(self, record: dict[str, object]) -> None:
         path = self.folder / "head.json"
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_json(path, {"generation": self.generation, **record})
+        write_json(path, {"generation": self.generation, **record}, private=True)

@@ -1,0 +1,142 @@
+"""Who may read what a sweep writes: as the umask and the folder say, secrets nobody else."""
+
+import os
+import stat
+import traceback
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator import cli
+from orchestrator.records import code_snapshot
+from orchestrator.records.journal import Journal
+from orchestrator.records.locks import ControllerLock
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.submit import submission  # noqa: F401 -- imported before the user changes
+
+NOBODY = 65534
+SPEC = TrialSpec(
+    sweep="s",
+    data={"source": "x"},
+    model={"architecture": "dense"},
+    train={"tokens": 100, "batch_tokens": 10},
+    seed=0,
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+@pytest.fixture(params=[0o022, 0o027, 0o002], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def written(tmp_path):
+    """Return the folder of a sweep, as its processes write it."""
+    sweep = SweepDir(tmp_path / "runs" / "s")
+    trial = sweep.trial(SPEC.trial_id)
+    trial.create(SPEC)
+    sweep.add_submission({"trial_ids": [trial.trial_id], "submitted_at": 0.0})
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
+    attempt = trial.new_attempt({"submission": 1, "why": "first attempt"})
+    journal = Journal(attempt.journal)
+    journal.metrics(1, {"train/loss": 2.0})
+    journal.close()
+    attempt.log.write_text("the loss is 2\n")
+    write_json(trial.path / "result.json", {"steps": 10, "metrics": {"valid/loss": 2.0}})
+    write_json(attempt.path / "end.json", {"outcome": "done", "reason": "ok", "final": True})
+    code_snapshot.take(sweep)
+    lock.release()
+    return sweep
+
+
+def test_records_follow_the_umask(tmp_path, umask):
+    sweep = written(tmp_path)
+
+    for path in sweep.path.rglob("*"):
+        whole = 0o777 if path.is_dir() else 0o666
+        if path.is_dir() and "code" in path.parts:
+            continue  # as in the source
+        assert mode(path) == whole & ~umask, path
+
+
+def test_a_secret_is_the_owners_alone(tmp_path, umask):
+    write_json(tmp_path / "secret.json", {"token": "x"}, private=True)
+
+    assert mode(tmp_path / "secret.json") == 0o600
+
+
+@needs_root
+def test_records_belong_to_the_group_of_a_setgid_folder(tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    os.chown(runs, -1, NOBODY)
+    runs.chmod(0o2775)
+
+    sweep = written(tmp_path)
+
+    assert {path.stat().st_gid for path in sweep.path.rglob("*")} == {NOBODY}
+
+
+def said_to_nobody(folder, *words):
+    """Return exit code and output of a command that another user runs in a folder."""
+    # Whatever commands import: the other user may not be able to read this Python.
+    CliRunner().invoke(cli.app, ["status", "s", "--runs", str(folder / "runs")])
+    CliRunner().invoke(cli.app, ["logs", "none", "--runs", str(folder / "runs")])
+    out, into = os.pipe()
+    folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.chdir(folder)  # as root: folders above it may be closed
+            os.setgroups([])
+            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            result = CliRunner().invoke(cli.app, [*words, "--runs", "runs"])
+            text = result.output
+            if result.exception is not None:
+                text += "".join(traceback.format_exception(result.exception))
+            os.write(into, text.encode()[:60_000])
+            os._exit(result.exit_code)
+        finally:
+            os._exit(99)
+    os.close(into)
+    with os.fdopen(out) as output:
+        text = output.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+@needs_root
+def test_a_colleague_who_may_only_read_sees_status_and_logs(tmp_path):
+    before = os.umask(0o022)
+    written(tmp_path)
+    os.umask(before)
+
+    code, said = said_to_nobody(tmp_path, "status", "s")
+    assert (code, "done" in said) == (0, True), said
+
+    code, said = said_to_nobody(tmp_path, "logs", SPEC.trial_id)
+    assert (code, "the loss is 2" in said) == (0, True), said
+
+
+@needs_root
+def test_what_a_colleague_may_not_do_is_one_sentence(tmp_path):
+    before = os.umask(0o022)
+    sweep = written(tmp_path)
+    os.umask(before)
+    trial = sweep.trial(SPEC.trial_id)
+    (trial.path / "result.json").unlink()
+    (trial.attempt(1).path / "end.json").unlink()
+
+    code, said = said_to_nobody(tmp_path, "cancel", "s")
+
+    assert code == 2
+    assert "Permission denied for user nobody; runs/s belongs to root" in " ".join(said.split())
+    assert "PermissionError" not in said
