@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.node.hardware import visible_gpus
+from orchestrator.planning import design_checks
 from orchestrator.planning.runtime_prior import (
     Measurement,
     RuntimePrediction,
@@ -121,11 +122,17 @@ def make_plan(
             )
         )
     wanted = {t.spec.trial_id for t in planned}
+    left_over = [spec for spec in known if spec.trial_id not in wanted]
+    to_train = any(t.to_train for t in planned)
     return Plan(
         sweep=sweep,
         trials=tuple(planned),
-        left_over=tuple(sorted(snapshot.trials.keys() - wanted)),
-        notes=(*_not_causal(sweep.trials), *excluded(snapshot.excluded_nodes).values()),
+        left_over=tuple(sorted(spec.trial_id for spec in left_over)),
+        notes=(
+            *(design_checks.notes([t.spec for t in planned] + left_over) if to_train else ()),
+            *_not_causal(sweep.trials),
+            *excluded(snapshot.excluded_nodes).values(),
+        ),
         snapshot=snapshot,
     )
 

@@ -266,3 +266,18 @@ def test_the_longest_trial_starts_first(loaded, sweep):
     ]
 
     assert dataclasses.replace(plan, trials=tuple(trials)).predicted_s(slots=2) == 7200
+
+
+def test_what_cannot_be_fitted_is_noted_until_it_is_trained(tmp_path):
+    file = tmp_path / "three.yaml"
+    file.write_text(SWEEP.replace("[d16]", "[d8, d12, d16]"), encoding="utf-8")
+    folder = SweepDir(tmp_path / "runs" / "small")
+    plan = make_plan(load_sweep(file), folder.snapshot(), MEASURED)
+
+    assert plan.notes[0].startswith("memory_plus: 1 size for a curve")
+    assert plan.notes[1].startswith("dense: 3 sizes")
+    for trial in plan.trials:
+        trial_folder = folder.trial(trial.spec.trial_id)
+        trial_folder.create(trial.spec)
+        write_json(trial_folder.path / "result.json", {"metrics": {}})
+    assert make_plan(load_sweep(file), folder.snapshot(), MEASURED).notes == ()

@@ -1,0 +1,92 @@
+"""Design checks: what the trials of a sweep cannot answer, said before compute is spent."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.records.trial_spec import TrialSpec, canonical_json
+from orchestrator.records.varied_settings import SIZES
+
+COEFFICIENTS = 3
+"""Of a power law with a floor, the least that a curve against size has."""
+ENOUGH_SIZES = 5
+"""One to check the form of the curve, and the largest to be held out and predicted."""
+TUNED = "train.lr"
+MOST_NAMED = 3
+
+
+def notes(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
+    """Return one sentence per weakness of the design; none for a sweep that can be fitted.
+
+    Args:
+        specs: All trials that the fits will see, priced.
+    """
+    return tuple(
+        note for check in (_few_sizes, _unequal_tuning, _one_seed) for note in check(specs)
+    )
+
+
+def _few_sizes(specs: Sequence[TrialSpec]) -> list[str]:
+    """Name architectures of so few sizes that a curve goes through any of them."""
+    counts = {
+        name: len({spec.accounting.get("total_params") for spec in members})
+        for name, members in _by_architecture(specs).items()
+    }
+    if max(counts.values(), default=0) < 2:
+        return []  # no curve against size is meant
+    few = {name: n for name, n in counts.items() if n <= COEFFICIENTS}
+    return [
+        f"{_named([name for name, count in few.items() if count == n])}: {n} "
+        f"size{'s' * (n > 1)} for a curve of {COEFFICIENTS} coefficients or more, "
+        f"which cannot be checked; {ENOUGH_SIZES} sizes or more can"
+        for n in sorted(set(few.values()))
+    ]
+
+
+def _unequal_tuning(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if one architecture tries more learning rates at a size than another."""
+    rates: dict[str, int] = {}
+    for name, members in _by_architecture(specs).items():
+        of_size: defaultdict[Hashable, set[Any]] = defaultdict(set)
+        for spec in members:
+            of_size[_size(spec)].add(spec.train.get("lr"))
+        rates[name] = max(map(len, of_size.values()))
+    most, least = max(rates.values(), default=0), min(rates.values(), default=0)
+    if most == least:
+        return []
+    few = _named([name for name, n in rates.items() if n == least])
+    many = _named([name for name, n in rates.items() if n == most])
+    return [
+        f"{TUNED} has {most} values at a size for {many} and {least} for {few}: "
+        "the one that was tuned more is favoured; vary it for both"
+    ]
+
+
+def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if no configuration is trained twice."""
+    seeds: defaultdict[str, set[int]] = defaultdict(set)
+    for spec in specs:
+        seeds[canonical_json({**spec.identity(), "seed": 0})].add(spec.seed)
+    if not seeds or max(map(len, seeds.values())) > 1:
+        return []
+    return ["one seed: a difference cannot be told from chance; write seeds: [0, 1, 2]"]
+
+
+def _size(spec: TrialSpec) -> Hashable:
+    """Return what a size is called: its preset, else the dimensions of the model."""
+    dimensions = {key: spec.model.get(key.removeprefix("model.")) for key in SIZES}
+    return spec.preset or canonical_json(dimensions)
+
+
+def _by_architecture(specs: Iterable[TrialSpec]) -> Mapping[str, list[TrialSpec]]:
+    groups: defaultdict[str, list[TrialSpec]] = defaultdict(list)
+    for spec in specs:
+        groups[spec.architecture].append(spec)
+    return groups
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    if more > 1:
+        return f"{', '.join(names[:MOST_NAMED])} and {more} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

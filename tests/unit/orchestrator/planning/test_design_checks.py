@@ -1,0 +1,94 @@
+"""Design checks: sweeps that cannot be fitted are named, sweeps that can be are left in peace."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.planning import design_checks
+from orchestrator.records.trial_spec import TrialSpec
+
+Arms = dict[str, Sequence[int]]
+
+
+def specs(
+    arms: Arms, *, lrs: dict[str, Sequence[float]] | None = None, seeds: int = 3
+) -> list[TrialSpec]:
+    """Return trials: sizes of each architecture, with learning rates and seeds."""
+    return [
+        TrialSpec(
+            sweep="test",
+            data={"source": "numbers"},
+            model={"architecture": name, "d_model": size},
+            train={"lr": lr},
+            seed=seed,
+            preset=f"d{size}",
+            accounting={"total_params": 12.0 * size**2},
+        )
+        for name, sizes in arms.items()
+        for size, lr, seed in itertools.product(sizes, (lrs or {}).get(name, [1e-2]), range(seeds))
+    ]
+
+
+FIVE = (8, 12, 16, 20, 24)
+
+
+@pytest.mark.parametrize(
+    "arms",
+    [
+        pytest.param({"dense": FIVE, "memory": FIVE}, id="five sizes"),
+        pytest.param({"dense": FIVE[:4]}, id="four"),
+        pytest.param({"dense": (16,), "memory": (16,)}, id="no curve against size"),
+        pytest.param({}, id="nothing"),
+    ],
+)
+def test_a_sweep_that_can_be_fitted_gets_no_note(arms: Arms) -> None:
+    assert design_checks.notes(specs(arms)) == ()
+
+
+def test_three_sizes_are_too_few_for_three_coefficients() -> None:
+    (note,) = design_checks.notes(specs({"dense": FIVE[:3], "memory": FIVE[:3]}))
+
+    assert note == (
+        "dense and memory: 3 sizes for a curve of 3 coefficients or more, which cannot be checked; "
+        "5 sizes or more can"
+    )
+
+
+def test_each_number_of_sizes_is_one_line() -> None:
+    found = design_checks.notes(specs({"a": FIVE, "b": FIVE[:1], "c": FIVE[:2], "d": FIVE[:2]}))
+
+    assert [note.partition(" for")[0] for note in found] == ["b: 1 size", "c and d: 2 sizes"]
+
+
+def test_learning_rates_of_one_architecture_alone_are_told() -> None:
+    arms = {"dense": FIVE, "memory": FIVE}
+    (note,) = design_checks.notes(specs(arms, lrs={"dense": (1e-3, 1e-2, 1e-1)}))
+
+    assert note.startswith("train.lr has 3 values at a size for dense and 1 for memory: ")
+    both = dict.fromkeys(arms, (1e-3, 1e-2))
+    assert design_checks.notes(specs(arms, lrs=both)) == ()
+
+
+def test_a_learning_rate_per_size_is_no_tuning() -> None:
+    own = [
+        spec
+        for size, lr in ((8, 1e-2), (12, 8e-3), (16, 6e-3), (20, 5e-3))
+        for spec in specs({"dense": (size,)}, lrs={"dense": (lr,)})
+    ]
+
+    assert design_checks.notes([*own, *specs({"memory": FIVE})]) == ()
+
+
+def test_one_seed_is_told_once() -> None:
+    (note,) = design_checks.notes(specs({"dense": FIVE, "memory": FIVE}, seeds=1))
+
+    assert note.startswith("one seed: ")
+    two_of_one = [*specs({"dense": FIVE}, seeds=1), *specs({"dense": FIVE[:1]}, seeds=2)[1:]]
+    assert design_checks.notes(two_of_one) == ()
+
+
+def test_many_architectures_make_a_short_line() -> None:
+    (note,) = design_checks.notes(specs(dict.fromkeys("abcdef", (8, 12))))
+
+    assert note.startswith("a, b, c and 3 more: 2 sizes")
