@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.launchers import private_folder
+from orchestrator.node import private_folder
 from orchestrator.records.storage_errors import nearest_existing
 
 NETWORK_FILE_SYSTEMS = frozenset(

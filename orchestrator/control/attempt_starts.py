@@ -246,6 +246,7 @@ class AttemptStarter:
             cache=str(self._cache.absolute()),
             micro_batch_tokens=resources.micro_batch_tokens,
             gpu_memory_share=memory_fraction_per_rank(gpus, resources.ranks) if shared else None,
+            mps=shared and not trial.met_gpu_fault,
             hang_after_s=resources.hang_after_s,
             job=self._job,
         )

@@ -25,6 +25,7 @@ EXIT_CODES = {
     Outcome.DISK_FULL: 88,
     Outcome.NODE_LOST: 89,
     Outcome.STORAGE: 90,
+    Outcome.GPU_FAULT: 91,
 }
 """Exit codes of ranks, away from the small numbers that Python, shells and signals use."""
 _BY_CODE = {code: outcome for outcome, code in EXIT_CODES.items()}
@@ -37,6 +38,7 @@ CAUSE_FIRST = (
     Outcome.USER_ERROR,
     Outcome.DIVERGED,
     Outcome.GPU_OOM,
+    Outcome.GPU_FAULT,
     Outcome.HOST_OOM,
     Outcome.INTERRUPTED,
     Outcome.PREEMPTED,

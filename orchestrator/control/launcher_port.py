@@ -48,6 +48,8 @@ class Launch:
     micro_batch_tokens: int | None = None
     gpu_memory_share: float | None = None
     """Fraction of a GPU's memory that each rank may take; None: all of it."""
+    mps: bool = False
+    """Whether ranks that share a GPU compute at once, as clients of CUDA's MPS."""
     hang_after_s: float | None = None
     """Seconds without progress that count as a hang; None: as `hang_detection.py` says."""
     job: str = TRAIN

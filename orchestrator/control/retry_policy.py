@@ -15,6 +15,8 @@
 |                                                | answers; then preemption budget          |
 | preempted, killed, node_lost                   | preemption budget, from the last         |
 |                                                | checkpoint                               |
+| gpu_fault                                      | the same, and no longer by MPS: then the |
+|                                                | fault is only in the trial that makes it |
 
 All functions are pure. Budgets count attempts of the same submission, since somebody last asked
 for a retry. So submitting again renews them, and asking for a retry does too.
@@ -33,7 +35,14 @@ FAILURES = frozenset(
 )
 """Outcomes that use the failure budget."""
 PREEMPTIONS = frozenset(
-    {Outcome.PREEMPTED, Outcome.KILLED, Outcome.NODE_LOST, Outcome.DISK_FULL, Outcome.STORAGE}
+    {
+        Outcome.PREEMPTED,
+        Outcome.KILLED,
+        Outcome.NODE_LOST,
+        Outcome.GPU_FAULT,
+        Outcome.DISK_FULL,
+        Outcome.STORAGE,
+    }
 )
 """Outcomes that use the preemption budget."""
 DETERMINISTIC = frozenset({Outcome.USER_ERROR, Outcome.DIVERGED})

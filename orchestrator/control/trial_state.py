@@ -81,6 +81,11 @@ class ManagedTrial:
         """Let the next attempt wait."""
         self.not_before, self.delay_reason = until, reason
 
+    @property
+    def met_gpu_fault(self) -> bool:
+        """Whether an attempt ended by a fault of its own or of a neighbour, as clients of MPS."""
+        return any(past.outcome is Outcome.GPU_FAULT for past in self.past_attempts)
+
     @cached_property
     def fixed_demand(self) -> Demand | None:
         """The demand of every attempt; None where it depends on the cluster or on measurements."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.launchers import private_folder
 from orchestrator.launchers.ray_watchdog import OWNER
+from orchestrator.node import private_folder
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.processes import ProcessId
 

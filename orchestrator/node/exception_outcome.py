@@ -1,8 +1,10 @@
 """Classification of a rank's exceptions: which `Outcome` one stands for."""
 
 import errno
+import os
 import re
 
+from orchestrator.node.mps import PIPES
 from orchestrator.records import storage_errors
 from orchestrator.records.locks import LockHeld
 from orchestrator.records.trial_spec import Outcome
@@ -24,6 +26,10 @@ COMMUNICATION = {
     "DistError",
 }
 """Class names of errors that follow from another rank's."""
+FROM_GPU = re.compile(
+    r"CUDA (driver )?error|Triton Error \[CUDA\]|CUBLAS_STATUS|CUDNN_STATUS|cuDNN"
+)
+"""Messages of torch and Triton on errors that the GPU, or the way to it, reports."""
 GPU_MEMORY = (
     r"Tried to allocate [\d.]+ \w+",
     r"GPU \d+ has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free",
@@ -53,10 +59,13 @@ def exception_outcome(error: BaseException) -> Outcome:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
     ):
         return Outcome.HOST_OOM
-    if "OutOfMemoryError" in names or "CUDA out of memory" in message:
+    if "OutOfMemoryError" in names or re.search(r"CUDA( error:)? out of memory", message):
         return Outcome.GPU_OOM
     if any(phrase in message for phrase in BROKEN_DEVICE):
         return Outcome.NODE_LOST
+    if PIPES in os.environ and FROM_GPU.search(message):
+        # MPS tells every client of a fault, and none whose it was.
+        return Outcome.GPU_FAULT
     if names & COMMUNICATION:
         return Outcome.COMMUNICATION
     return Outcome.USER_ERROR

@@ -18,6 +18,7 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import gpu_memory_bytes, network_environment, visible_gpus
+from orchestrator.node.mps import MpsDaemon
 from orchestrator.node.oom_detection import OomKillCounter
 from orchestrator.node.progress_board import STACKS_SIGNAL, ProgressReader, innermost_call
 from orchestrator.records import code_snapshot
@@ -127,6 +128,7 @@ class NodeSupervisor:
         self._attempts: dict[str, _RunningAttempt] = {}
         self._exits: list[AttemptExit] = []
         self._oom = OomKillCounter(clock)
+        self._mps = MpsDaemon()
         self._fork_server = ForkServerProcess(
             Path(log), environment=environment, job=job, own_group=own_group
         )
@@ -171,6 +173,7 @@ class NodeSupervisor:
                         "CUDA_VISIBLE_DEVICES": ",".join(request.gpus),
                         "OMP_NUM_THREADS": str(request.cpus),
                         **network_environment(launch.address),
+                        **(self._mps.environment(request.gpus[0]) if launch.mps else {}),
                     },
                     "log": str(request.attempt_dir.log),
                     "cwd": str(Path.cwd()),
@@ -222,10 +225,11 @@ class NodeSupervisor:
         return kill_and_wait(here) + [process for process in processes if not process.here]
 
     def close(self) -> None:
-        """End the fork server and with it every rank; wait until all are gone."""
+        """End the fork server, with it every rank, then MPS; wait until all are gone."""
         ranks = [p for attempt in self._attempts.values() for p in attempt.processes.values()]
         self._fork_server.close()
         kill_and_wait(ranks)
+        self._mps.close()
         for attempt in self._attempts.values():
             attempt.close()
         self._attempts.clear()

@@ -51,6 +51,8 @@ class Outcome(StrEnum):
     """Asked to stop (Ctrl-C, cancel): checkpointed and left."""
     USER_ERROR = "user_error"
     GPU_OOM = "gpu_oom"
+    GPU_FAULT = "gpu_fault"
+    """CUDA stopped all programs that shared a GPU, for an error of one of them."""
     HOST_OOM = "host_oom"
     DIVERGED = "diverged"
     HANG = "hang"

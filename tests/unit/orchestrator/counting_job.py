@@ -49,6 +49,7 @@ def run(request, spec, reporter):
         json.dump(
             {
                 "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+                "mps": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
                 "cwd": str(Path.cwd()),
                 "pid": os.getpid(),
             },

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from orchestrator import diagnostics
 from orchestrator.diagnostics import Severity
-from orchestrator.launchers import private_folder
+from orchestrator.node import private_folder
 
 
 def by_name(checks):

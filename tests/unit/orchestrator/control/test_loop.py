@@ -373,6 +373,19 @@ def test_share_follows_what_the_first_trial_of_a_configuration_was_measured_to_h
     assert 30e9 * 1.15 < second.gpus * 80e9 < 30e9 * 1.15 + 2e9
 
 
+def test_after_a_fault_of_a_shared_gpu_a_trial_is_no_client_of_mps_any_more(world):
+    world.launcher = FakeLauncher(cpus=1, gpus=("0",))
+    trial = world.trial(0, resources=Resources(gpus=0.25), retries=Retries(failure=0))
+
+    def script():
+        world.launcher.end(trial, {0: EXIT_CODES[Outcome.GPU_FAULT]}, error=Outcome.GPU_FAULT)
+        yield
+        yield from finish(world, trial)
+
+    assert world.run(trial, script=script()).complete
+    assert [launch.mps for launch in world.launcher.launches] == [True, False]
+
+
 def test_whole_gpus_are_not_capped(world):
     world.launcher = FakeLauncher(cpus=1, gpus=("0",))
     trial = world.trial(0, resources=Resources())
@@ -380,6 +393,7 @@ def test_whole_gpus_are_not_capped(world):
     world.run(trial, script=finish(world, trial))
 
     assert world.launcher.launches[0].gpu_memory_share is None
+    assert not world.launcher.launches[0].mps
 
 
 def test_auto_is_one_gpu_per_rank_where_there_are_any(world):

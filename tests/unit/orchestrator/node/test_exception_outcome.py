@@ -37,6 +37,26 @@ def test_kinds_of_failure(error, outcome):
     assert exception_outcome(error) is outcome
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: MPS client failed to connect to the MPS control daemon or the MPS server",
+        "CUDA driver error: unspecified launch failure",
+        "Triton Error [CUDA]: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
+    ],
+)
+def test_faults_of_a_gpu_shared_by_mps_are_nobodys(message, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    assert exception_outcome(RuntimeError(message)) is Outcome.USER_ERROR
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+    assert exception_outcome(RuntimeError(message)) is Outcome.GPU_FAULT
+    assert exception_outcome(RuntimeError("CUDA error: out of memory")) is Outcome.GPU_OOM
+    assert exception_outcome(RuntimeError("shapes do not fit")) is Outcome.USER_ERROR
+
+
 # As torch 2.11 said on an H200 that fourteen trials shared.
 SHARED_GPU = (
     "OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total "

@@ -34,7 +34,9 @@ class Node:
             clock=lambda: time.monotonic() + self.skipped_s,
         )
 
-    def launch(self, *, ranks=1, gpus=0.0, gpu_ids=(), seed=0, hang_after_s=None, **data):
+    def launch(
+        self, *, ranks=1, gpus=0.0, gpu_ids=(), mps=False, seed=0, hang_after_s=None, **data
+    ):
         spec = TrialSpec(
             sweep="s",
             data={"source": "x", **data},
@@ -55,6 +57,7 @@ class Node:
             gpus=gpus,
             gpu_ids=gpu_ids,
             cache="c",
+            mps=mps,
             hang_after_s=hang_after_s,
             job=JOB,
         )
@@ -126,6 +129,22 @@ def test_gpus_are_dealt_out_to_the_ranks(node, ranks, gpu_ids, shares):
     node.wait_for_end()
 
     assert [seen(launch, rank)["gpus"] for rank in range(ranks)] == shares
+
+
+def test_ranks_that_share_a_gpu_are_clients_of_mps_where_it_works(node, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        node.supervisor._mps,
+        "environment",
+        lambda gpu: asked.append(gpu) or {"CUDA_MPS_PIPE_DIRECTORY": "/of-the-daemon"},
+    )
+    whole = node.launch(gpus=1.0, gpu_ids=("0",), seed=0)
+    node.wait_for_end()
+    shared = node.launch(gpus=0.5, gpu_ids=("1",), mps=True, seed=1)
+    node.wait_for_end()
+
+    assert (seen(whole)["mps"], seen(shared)["mps"]) == (None, "/of-the-daemon")
+    assert asked == ["1"]
 
 
 def test_several_attempts_run_side_by_side(node):

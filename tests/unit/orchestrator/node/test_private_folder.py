@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.launchers import private_folder
 from orchestrator.launchers.ray_embedded import RayEnvironment
+from orchestrator.node import private_folder
 from orchestrator.records.errors import ExperimentError
 
 NOBODY = 65534
@@ -39,7 +39,7 @@ tries(os.unlink, f"{folder}/lock")
 REMOVE = """
 import sys
 from pathlib import Path
-from orchestrator.launchers.private_folder import remove_leftovers
+from orchestrator.node.private_folder import remove_leftovers
 remove_leftovers(Path(sys.argv[1]))
 """
 

@@ -1,0 +1,73 @@
+"""Processes that share a GPU by MPS: they compute, and a fault of one is a fault of all."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.node import mps
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.xdist_group("mps"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.skipif(shutil.which(mps.CONTROL) is None, reason="needs NVIDIA's MPS"),
+]
+
+ROOT = Path(__file__).parents[2]
+CLIENT = """
+import sys, torch
+from orchestrator.node.exception_outcome import exception_outcome
+x = torch.ones(1000, device="cuda")
+torch.cuda.synchronize()
+print("ready", flush=True)
+try:
+    if sys.argv[1] == "faulty":
+        sys.stdin.readline()
+        x[torch.tensor([10**9], device="cuda")].sum().item()
+    while not sys.stdin.closed:
+        (x @ x).item()
+except Exception as error:
+    print(exception_outcome(error).value, flush=True)
+"""
+
+
+@pytest.fixture
+def clients(monkeypatch):
+    monkeypatch.delenv(mps.PIPES, raising=False)
+    daemon = mps.MpsDaemon()
+    environment = daemon.environment("0")
+    assert environment, "MPS is installed but does not work here"
+    started = []
+
+    def start(role):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, role],
+            env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": "0"},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    daemon.close()
+
+
+def test_a_fault_of_one_client_is_told_to_all_as_nobodys(clients):
+    faulty, neighbour = clients("faulty"), clients("neighbour")
+    faulty.stdin.write("now\n")
+    faulty.stdin.flush()
+
+    assert faulty.stdout.readline() == "gpu_fault\n"
+    assert neighbour.stdout.readline() == "gpu_fault\n"
