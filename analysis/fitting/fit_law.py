@@ -138,6 +138,7 @@ def fit_law(
         levels = levels_for(level, problem, found, drawn, data.labels[data.order])
     return replace(
         _with_numbers(without_numbers, problem, found, drawn, levels, residuals),
+        conditions=_conditions(law, runs, outcome, columns, data),
         sentence=_with_warnings(found.sentence + note, warnings),
         warnings=tuple(warnings),
         hold_out=held,
@@ -193,6 +194,20 @@ def _read(
     found = labels(runs, clusters, places)
     order = np.lexsort((found, y, *sizes[::-1]))
     return _Data(inputs=inputs, y=y, labels=found, places=places, order=order)
+
+
+def _conditions(
+    law: Law, runs: Runs, outcome: str, columns: Mapping[str, str] | None, data: _Data
+) -> Mapping[str, Sequence[Any]]:
+    """Return the columns of the table that the law does not use and whose runs form groups."""
+    used = {outcome, "seed", *SIZES, *((columns or {}).get(name, name) for name in law.inputs)}
+    found: dict[str, Sequence[Any]] = {}
+    for name in runs:
+        if name not in used and np.shape(runs[name]) == data.y.shape:
+            values = tuple(str(value) for value in runs[name])
+            if 1 < len(set(values)) <= len(values) / 4:
+                found[str(name)] = values
+    return MappingProxyType(found)
 
 
 def _optimise(

@@ -8,6 +8,7 @@ without numbers, raise.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.interval_calibration import Levels, widened
 from analysis.fitting.law import Law, LawProblem
 from analysis.fitting.objective import Objective
+from analysis.fitting.verdict import FitVerdict, judge
 from analysis.loading.columns import column, numbers
 
 Array = NDArray[np.float64]
@@ -26,7 +28,7 @@ DRAWS_PER_CURVE = 8
 
 
 class FitStatus(StrEnum):
-    """How far a fit can be trusted."""
+    """How the search for the best parameters ended; what they are worth, `LawFit.verdict` says."""
 
     CONVERGED = "converged"
     """The gradient vanishes inside the bounds."""
@@ -90,6 +92,14 @@ class HoldOut:
     def predicted(self) -> Array:
         """(n,)."""
         return self.prediction.y
+
+    @property
+    def covered(self) -> float:
+        """Share of the runs inside their prediction intervals; NaN without intervals."""
+        low, high = self.prediction.new_low, self.prediction.new_high
+        if not np.isfinite(low).all():
+            return float("nan")
+        return float(((low <= self.observed) & (self.observed <= high)).mean())
 
     @property
     def log_errors(self) -> Array:
@@ -194,6 +204,13 @@ class LawFit:
     """What is odd about the runs (`DataWarning`); also at the end of the sentence."""
     outcome: str = "loss"
     """Name of the column that was explained."""
+    conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Columns of the table that the law does not use, (n,) each."""
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """What the fit is worth: adequate, doubtful, misfit or underdetermined, and why."""
+        return judge(self)
 
     @property
     def usable(self) -> bool:

@@ -72,7 +72,7 @@ def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture
         log_sizes: The law's inputs as logarithms (n, d).
     """
     n = len(residuals)
-    basis = _orthonormal(np.column_stack([np.ones(n), jacobian]))
+    basis = orthonormal(np.column_stack([np.ones(n), jacobian]))
     spare = n - basis.shape[1] - 1
     if spare < FEWEST_SPARE or n > MAX_CONFIGURATIONS or not residuals.any():
         return None
@@ -124,7 +124,7 @@ def _smooth(upper: Mask, log_sizes: Array) -> bool:
     scale = log_sizes - log_sizes.mean(axis=0)
     scale = scale / np.maximum(np.abs(scale).max(axis=0), 1e-12)
     products = [scale[:, i] * scale[:, j] for i in range(d) for j in range(i, d)]
-    basis = _orthonormal(np.column_stack([np.ones(n), scale, *products]))
+    basis = orthonormal(np.column_stack([np.ones(n), scale, *products]))
     spare = n - basis.shape[1]
     if spare < 1:
         return False
@@ -133,7 +133,7 @@ def _smooth(upper: Mask, log_sizes: Array) -> bool:
     return bool(1 - (left @ left / spare) / (centred @ centred / (n - 1)) > SMOOTH)
 
 
-def _orthonormal(columns: Array) -> Array:
+def orthonormal(columns: Array) -> Array:
     """Return orthonormal columns (n, q) that span these (n, p).
 
     Directions that they hardly have are left out.

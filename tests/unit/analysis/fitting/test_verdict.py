@@ -1,0 +1,106 @@
+"""Verdicts: each word for what earns it, with what to do."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from analysis.fitting.fit_law import fit_law
+from analysis.fitting.synthetic import make_runs
+from analysis.fitting.verdict import FitVerdict, VerdictStatus, refuse_misfits, worst
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.kaplan import KAPLAN
+from analysis.laws.power import POWER
+
+
+@functools.cache
+def chinchilla_runs():
+    return make_runs(CHINCHILLA, 40, noise=0.003)
+
+
+def fit(law, runs, **options):
+    return fit_law(law, runs, **{"n_draws": 50, **options})
+
+
+def test_the_right_law_is_adequate():
+    found = fit(CHINCHILLA, chinchilla_runs()).verdict
+
+    assert found.status is VerdictStatus.ADEQUATE
+    assert "show no pattern" in found.sentence
+    assert "of 10 held-out runs lie in their intervals" in found.sentence
+    assert found.numbers["scale"] == pytest.approx(0.003, rel=0.3)
+
+
+def test_a_wrong_law_is_a_misfit_although_it_converged():
+    fitted = fit(KAPLAN, chinchilla_runs())
+
+    assert fitted.status == "converged"
+    assert fitted.verdict.is_misfit
+    assert "residuals follow a curve in params and tokens" in fitted.verdict.sentence
+    assert "try another law" in fitted.verdict.sentence
+    assert fitted.verdict.numbers["systematic"] > fitted.verdict.numbers["noise"]
+
+
+def test_pooled_conditions_are_named():
+    runs = chinchilla_runs()
+    rate = np.random.default_rng(0).integers(2, size=40)
+    pooled = {**runs, "loss": runs["loss"] * 1.02**rate, "lr": 1e-3 * 3**rate, "seed": rate}
+
+    found = fit(CHINCHILLA, pooled).verdict
+
+    assert found.is_misfit
+    assert "runs of different lr are pooled and differ" in found.sentence
+
+
+def test_a_curve_through_too_few_sizes_is_underdetermined():
+    x = np.geomspace(1e6, 1e8, 5)
+    loss = 2.0 + 50 * x**-0.3 + np.asarray([0.01, -0.02, 0.03, -0.02, 0.01])
+
+    found = fit(POWER, {"x": x, "loss": loss}).verdict
+
+    assert found.status is VerdictStatus.UNDERDETERMINED
+    assert "add sizes further apart" in found.sentence
+
+
+def test_a_fit_without_numbers_says_why():
+    fitted = fit(POWER, {"x": [1e6, 1e7], "loss": [3.0, 2.0]})
+
+    assert fitted.verdict.status is VerdictStatus.UNDERDETERMINED
+    assert fitted.verdict.sentence == fitted.sentence
+
+
+def test_without_intervals_nothing_says_how_well_it_is_determined():
+    found = fit(CHINCHILLA, chinchilla_runs(), n_draws=0).verdict
+
+    assert found.status is VerdictStatus.DOUBTFUL
+    assert "no intervals" in found.sentence
+
+
+def test_a_curve_through_all_runs_is_not_tested_on_rounding():
+    found = fit(CHINCHILLA, make_runs(CHINCHILLA, 40, noise=0)).verdict
+
+    assert found.status is VerdictStatus.ADEQUATE
+    assert "through all runs" in found.sentence
+
+
+def verdict(status):
+    return FitVerdict(status=VerdictStatus(status), sentence="because")
+
+
+def test_what_rests_on_several_fits_has_the_worst_verdict():
+    found = worst({"a": verdict("adequate"), "b": verdict("misfit"), "c": verdict("misfit")})
+
+    assert str(found) == "misfit: b: because; so for c"
+    assert worst({"a": verdict("adequate")}).sentence == "because"
+
+
+def test_a_misfit_is_refused_with_a_way_out():
+    verdicts = {"dense": verdict("misfit")}
+
+    with pytest.raises(
+        ValueError, match=r"multipliers: refused, .* of dense .*accept=\{'misfit'\}"
+    ):
+        refuse_misfits(verdicts, what="multipliers", accept=())
+
+    refuse_misfits(verdicts, what="multipliers", accept={"misfit"})
+    refuse_misfits({"dense": verdict("doubtful")}, what="multipliers", accept=())
