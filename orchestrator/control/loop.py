@@ -158,6 +158,9 @@ class Controller:
         snapshot = self._take_snapshot()
         node_exclusion.readmit_all(snapshot.excluded_nodes)
         remove_temporary(state.sweep.path, but=WRITTEN_BY_OTHERS)
+        for trial_id, why in snapshot.unreadable.items():
+            LOG.error("trial %s is set aside: %s", trial_id, why)
+        state.trial_ids = tuple(i for i in state.trial_ids if i not in snapshot.unreadable)
         for trial_id in state.trial_ids:
             record = snapshot.trials.get(trial_id) or state.sweep.trial(trial_id).record()
             state.trials[trial_id] = recover_trial(state, record)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.records.errors import StoreError
 from orchestrator.records.locks import is_alive
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialState
@@ -41,7 +42,11 @@ def plan_retry(
     cancelled = sweep.cancel_requested()
     after, refused = {}, []
     for trial in trials:
-        state = trial.state()
+        try:
+            state = trial.state()
+        except StoreError as error:
+            refused.append(f"unreadable ({error})")
+            continue
         alive = trial.trial_id in controlled or is_alive(trial.controller())
         if state is TrialState.RUNNING and not alive:
             state = TrialState.WAITING  # its controller is dead; submitting again resumes it

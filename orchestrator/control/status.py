@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache
+from orchestrator.records.errors import StoreError
 from orchestrator.records.locks import is_alive
 from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
@@ -86,10 +88,13 @@ class SweepStatus:
     """Seconds since 1970."""
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
+    unreadable: tuple[str, ...] = ()
+    """Trials with damaged files, a sentence each. They are not among `trials`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "controller", printable(self.controller))
-        object.__setattr__(self, "excluded", tuple(map(printable, self.excluded)))
+        for name in ("excluded", "unreadable"):
+            object.__setattr__(self, name, tuple(map(printable, getattr(self, name))))
 
     def count(self, state: TrialState) -> int:
         """Return how many trials are in a state."""
@@ -103,7 +108,8 @@ class SweepStatus:
     @property
     def complete(self) -> bool:
         """Whether every trial is done."""
-        return all(trial.state is TrialState.DONE for trial in self.trials)
+        done = all(trial.state is TrialState.DONE for trial in self.trials)
+        return done and not self.unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +126,10 @@ class QueueReasons:
         """Return why one trial waits, None if it waits for no job."""
         if trial.trial_id in self.by_trial:
             return self.by_trial[trial.trial_id]
-        if self.rest is None or trial.state() not in (TrialState.WAITING, TrialState.RUNNING):
-            return None
-        return self.rest
+        with suppress(StoreError):
+            if trial.state() in (TrialState.WAITING, TrialState.RUNNING):
+                return self.rest
+        return None
 
 
 def status_from_disk(
@@ -140,7 +147,7 @@ def status_from_disk(
             only while no controller is alive, for asking takes a while.
 
     Raises:
-        StoreError: If a file of it is damaged.
+        StoreError: If a file of the sweep itself is damaged.
     """
     now = time.time() if now is None else now
     record = sweep.controller() or {}
@@ -156,10 +163,12 @@ def status_from_disk(
         controlled = {i for i, trial in folders.items() if is_alive(trial.controller(), now=now)}
         reasons = {trial_id: queue.reason(trial) for trial_id, trial in folders.items()}
         waits = {trial_id: reason for trial_id, reason in reasons.items() if reason is not None}
+    statuses, unreadable = _trial_statuses(sweep, listed, waits=waits, controlled=controlled)
     return SweepStatus(
         sweep=sweep.name,
         submission=record.get("submission"),
-        trials=_trial_statuses(sweep, listed, waits=waits, controlled=controlled),
+        trials=statuses,
+        unreadable=unreadable,
         controller_alive=alive or bool(controlled) or (queue is not None and queue.n_jobs > 0),
         controller=f"pid {record['pid']} on {record['host']}" if record else "",
         stopping=bool(live.get("stopping")),
@@ -187,12 +196,16 @@ def _trial_statuses(
     *,
     waits: Mapping[str, str],
     controlled: AbstractSet[str],
-) -> tuple[TrialStatus, ...]:
-    """Return the status of each trial, from the status cache where that is final."""
+) -> tuple[tuple[TrialStatus, ...], tuple[str, ...]]:
+    """Return the status of each trial, from the status cache where that is final.
+
+    Beside them, why others cannot be read.
+    """
     cancelled = sweep.cancel_requested()
     cache = status_cache.read(sweep)
     folder = str(sweep.path / "trials")
-    statuses = []
+    statuses: list[TrialStatus] = []
+    unreadable: list[str] = []
     unnamed = False
     for trial_id in trial_ids:
         wait, is_controlled = waits.get(trial_id), trial_id in controlled
@@ -204,9 +217,14 @@ def _trial_statuses(
             sweep_cancelled=cancelled,
         )
         if status is None:
-            record = sweep.trial(trial_id).record()
+            try:
+                record = sweep.trial(trial_id).record()
+                spec = record.spec
+            except StoreError as error:
+                unreadable.append(f"{error}; this trial is set aside")
+                continue
             status = trial_status(
-                record, record.spec, wait=wait, controlled=is_controlled, sweep_cancelled=cancelled
+                record, spec, wait=wait, controlled=is_controlled, sweep_cancelled=cancelled
             )
             line = cache.get(trial_id)
             unnamed = unnamed or line is None
@@ -214,9 +232,9 @@ def _trial_statuses(
         statuses.append(status)
     if unnamed and len(trial_ids) <= MOST_SPECS:
         # No controller has named them yet.
-        labels = trial_labels(sweep.trial(trial_id).spec() for trial_id in trial_ids)
+        labels = trial_labels(sweep.trial(status.trial_id).spec() for status in statuses)
         statuses = [replace(status, varied=labels.get(status.trial_id, "")) for status in statuses]
-    return tuple(statuses)
+    return tuple(statuses), tuple(unreadable)
 
 
 def _cached_status(
@@ -327,9 +345,9 @@ def trial_status(
         }
     elif state is TrialState.RUNNING and fresh:
         base |= {
-            "phase": heartbeat["phase"],
-            "loss": heartbeat["loss"],
-            "tokens_per_s": heartbeat["tokens_per_s"],
+            "phase": heartbeat.get("phase"),
+            "loss": heartbeat.get("loss"),
+            "tokens_per_s": heartbeat.get("tokens_per_s"),
             "eta_s": _eta_s(spec, heartbeat),
         }
     return TrialStatus(**base)
@@ -341,7 +359,7 @@ def steps_of(spec: TrialSpec) -> int:
 
 
 def _eta_s(spec: TrialSpec, heartbeat: Mapping[str, Any]) -> float | None:
-    rate = heartbeat["tokens_per_s"]
-    if not rate or heartbeat["steps"] < 1:
+    rate, steps, step = (heartbeat.get(name) for name in ("tokens_per_s", "steps", "step"))
+    if not rate or not steps or step is None:
         return None
-    return float((heartbeat["steps"] - heartbeat["step"]) * int(spec.train["batch_tokens"]) / rate)
+    return float((steps - step) * int(spec.train["batch_tokens"]) / rate)

@@ -36,6 +36,7 @@ from orchestrator.sweep.load import Sweep
 BATCH = 64
 """Sequences decoded together in `bytes_read_per_token_batch64`: they share weights,
 hardly rows of a table."""
+UNREADABLE = "unreadable"
 MOST_COMPARED = 200
 """Trials on disk that a new one is compared with to say why it is new."""
 
@@ -46,7 +47,7 @@ class PlannedTrial:
 
     spec: TrialSpec
     status: str
-    """new, done, running, resume, retry or cancelled."""
+    """new, done, running, resume, retry, cancelled, or unreadable: its folder is left alone."""
     why: str
     """For a new trial what makes it new; otherwise what is there."""
     runtime: RuntimePrediction
@@ -56,7 +57,7 @@ class PlannedTrial:
     @property
     def to_train(self) -> bool:
         """Whether submitting would train it."""
-        return self.status not in ("done", "running")
+        return self.status not in ("done", "running", UNREADABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,13 @@ class Plan:
     snapshot: SweepSnapshot
     """The sweep's folder as it was priced."""
     notes: tuple[str, ...] = ()
-    """Warnings: architectures that are not causal, remarks of data sources, excluded nodes."""
+    """Warnings: weak designs, unreadable trials, architectures that are not causal, remarks of data
+    sources, excluded nodes."""
+
+    @property
+    def readable(self) -> tuple[PlannedTrial, ...]:
+        """The trials that a submission takes: all whose folders can be read."""
+        return tuple(trial for trial in self.trials if trial.status != UNREADABLE)
 
     def predicted_s(self, *, slots: int = 1) -> float:
         """Return wall seconds with `slots` trials at a time, longest first onto the freest slot."""
@@ -104,8 +111,10 @@ def make_plan(
     planned = []
     for spec in sweep.trials:
         spec = dataclasses.replace(spec, accounting=_account_once(spec, prices))
-        status, why, remaining = _compare(
-            spec, snapshot.trials.get(spec.trial_id), known, alive=alive
+        status, why, remaining = (
+            (UNREADABLE, snapshot.unreadable[spec.trial_id], 0.0)
+            if spec.trial_id in snapshot.unreadable
+            else _compare(spec, snapshot.trials.get(spec.trial_id), known, alive=alive)
         )
         planned.append(
             PlannedTrial(
@@ -130,6 +139,11 @@ def make_plan(
         left_over=tuple(sorted(spec.trial_id for spec in left_over)),
         notes=(
             *(design_checks.notes([t.spec for t in planned] + left_over) if to_train else ()),
+            *(
+                f"{why}; this trial, which the file does not ask for, is set aside"
+                for trial_id, why in snapshot.unreadable.items()
+                if trial_id not in wanted
+            ),
             *_not_causal(sweep.trials),
             *excluded(snapshot.excluded_nodes).values(),
         ),

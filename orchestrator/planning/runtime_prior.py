@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
@@ -82,8 +83,11 @@ def _results(
                 yield record.spec, record.result
         return
     for trial in sweep.trials():
-        if (result := trial.result()) is not None:
-            yield trial.spec(), result
+        try:
+            if (result := trial.result()) is not None:
+                yield trial.spec(), result
+        except StoreError:
+            continue  # plan, status and report of its own sweep say so
 
 
 def predict_runtime(

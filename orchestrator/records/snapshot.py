@@ -67,6 +67,14 @@ class TrialRecord:
             return self.spec_source
         return parse_spec(self.path, self.spec_source)
 
+    def check_spec(self) -> None:
+        """Read the spec now, which is kept.
+
+        Raises:
+            StoreError: As `spec`.
+        """
+        _ = self.spec
+
     @property
     def last_end(self) -> JsonObject | None:
         """end.json of the last attempt."""
@@ -97,6 +105,8 @@ class SweepSnapshot:
     """The file of each excluded node, with its content."""
     trials: Mapping[str, TrialRecord] = field(default_factory=dict)
     """By trial id, in order of the ids; folders without a spec are left out."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """Trial id -> why its files cannot be read. These trials are set aside."""
 
     @property
     def name(self) -> str:
@@ -123,7 +133,7 @@ def parse_spec(path: Path, record: JsonObject | None) -> TrialSpec:
         raise StoreError(f"{path}: no spec.json; delete the folder and submit again")
     try:
         return TrialSpec.from_json(record)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreError(f"{path / 'spec.json'}: {error}") from error
 
 

@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records.errors import StoreError
+from orchestrator.records.record_fields import check_fields_of
 from orchestrator.records.snapshot import (
     AttemptRecord,
     SweepSnapshot,
@@ -149,6 +150,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return record
 
 
+def read_record(path: Path) -> dict[str, Any] | None:
+    """Return one of a trial's records, or None when the file does not exist.
+
+    Raises:
+        StoreError: If it is damaged, or lacks a field that readers rely on.
+    """
+    record = read_json(path)
+    if record is not None:
+        check_fields_of(path, record)
+    return record
+
+
 @dataclass(frozen=True)
 class JournalLine:
     """One complete line of a journal."""
@@ -185,11 +198,11 @@ class AttemptDir:
 
     def launch(self) -> dict[str, Any] | None:
         """Return launch.json."""
-        return read_json(self.path / "launch.json")
+        return read_record(self.path / "launch.json")
 
     def end(self) -> dict[str, Any] | None:
         """Return end.json: None while the attempt runs, or if its controller died."""
-        return read_json(self.path / "end.json")
+        return read_record(self.path / "end.json")
 
     def error(self) -> dict[str, Any] | None:
         """Return error.json."""
@@ -309,7 +322,7 @@ class TrialDir:
 
     def result(self) -> dict[str, Any] | None:
         """Return result.json, None until the trial is done."""
-        return read_json(self.path / "result.json")
+        return read_record(self.path / "result.json")
 
     def controller(self) -> dict[str, Any] | None:
         """Return controller.json of a controller that runs this trial alone (a Slurm job)."""
@@ -317,7 +330,7 @@ class TrialDir:
 
     def heartbeat(self) -> dict[str, Any] | None:
         """Return what rank 0 last said about its progress."""
-        return read_json(self.path / "heartbeat.json")
+        return read_record(self.path / "heartbeat.json")
 
     def cancel_requested(self) -> bool:
         """Whether somebody asked to cancel this trial."""
@@ -329,7 +342,7 @@ class TrialDir:
 
     def retry_request(self) -> dict[str, Any] | None:
         """Return retry.json, also of a request that was met since."""
-        return read_json(self.path / "retry.json")
+        return read_record(self.path / "retry.json")
 
     def retry_requested(self) -> bool:
         """Whether somebody asked for another attempt and none was made since."""
@@ -380,7 +393,7 @@ class TrialDir:
             names = set()
 
         def read(name: str) -> dict[str, Any] | None:
-            return read_json(self.path / name) if name in names else None
+            return read_record(self.path / name) if name in names else None
 
         attempts = self.attempts() if "attempts" in names else []
         result = read("result.json")
@@ -496,23 +509,35 @@ class SweepDir:
     def snapshot(self, trial_ids: Iterable[str] | None = None) -> SweepSnapshot:
         """Return the sweep's small files, each read once.
 
+        A trial with a damaged file is set aside (`SweepSnapshot.unreadable`).
+
         Args:
             trial_ids: The trials to read; None: all.
 
         Raises:
-            StoreError: If one of them is damaged.
+            StoreError: If a file of the sweep itself is damaged.
         """
         folder = self.path / "trials"
         if trial_ids is None:
             trial_ids = sorted(os.listdir(folder)) if folder.is_dir() else ()  # noqa: PTH208
-        trials = (TrialDir(folder / trial_id).record() for trial_id in trial_ids)
+        trials: dict[str, TrialRecord] = {}
+        unreadable: dict[str, str] = {}
+        for trial_id in trial_ids:
+            try:
+                record = TrialDir(folder / trial_id).record()
+                if record.spec_source is not None:
+                    record.check_spec()
+                    trials[trial_id] = record
+            except StoreError as error:
+                unreadable[trial_id] = str(error)
         return SweepSnapshot(
             path=self.path,
             controller=self.controller(),
             cancel_requested=self.cancel_requested(),
             submissions=tuple(self.submissions()),
             excluded_nodes=self.excluded_nodes(),
-            trials={trial.trial_id: trial for trial in trials if trial.spec_source is not None},
+            trials=trials,
+            unreadable=unreadable,
         )
 
 

@@ -5,10 +5,11 @@ seed and the schema version. Placement, retries and logging are left out, so cha
 nothing anew.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -25,7 +26,8 @@ from workloads.field_error import (
 
 SCHEMA_VERSION = 1
 """Part of every trial's identity. Raised when a field changes its meaning, so that old results are
-not mistaken for new."""
+not mistaken for new. A record of an older version is read, and keeps its id. One of a newer version
+is set aside."""
 
 
 GPU_PEAK = "system/gpu_peak_bytes"
@@ -229,6 +231,8 @@ class TrialSpec:
     logging: Logging = field(default_factory=Logging)
     accounting: Mapping[str, float] = field(default_factory=dict)
     """Names and units: docs/metrics.md, "Accounting". Derived, so not in the identity."""
+    schema: int = SCHEMA_VERSION
+    """Version of the fields above, as of the memscale that wrote them."""
     not_causal: str | None = None
     """When and why an output can depend on later tokens, as the architecture declares it:
     `in training: experts choose among all tokens of the batch`. Derived from the rest, so not in
@@ -243,7 +247,7 @@ class TrialSpec:
         """Return what decides the result, and nothing else."""
         data = {key: value for key, value in self.data.items() if key not in self.data_sha256}
         return {
-            "schema": SCHEMA_VERSION,
+            "schema": self.schema,
             "data": {
                 **data,
                 **{f"{key}_sha256": digest for key, digest in self.data_sha256.items()},
@@ -265,27 +269,46 @@ class TrialSpec:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "TrialSpec":
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote, now or in an older version.
 
         Raises:
-            ValueError: If the stored id is not the hash of the stored content.
+            ValueError: If a newer version wrote it, or the stored id is not the hash of the stored
+                content.
         """
-        fields = dict(record)
+        record = {"schema": 1, **record}  # older records do not say it
+        if isinstance(record["schema"], int) and record["schema"] > SCHEMA_VERSION:
+            raise ValueError(
+                f"a newer memscale wrote it (schema {record['schema']}, this one reads up to "
+                f"{SCHEMA_VERSION}); update memscale"
+            )
+        parts = {"resources": Resources, "retries": Retries, "logging": Logging}
+        fields = _known(record, cls, ("trial_id",))
         stored_id = fields.pop("trial_id")
-        spec = cls(
-            **{
-                **fields,
-                "resources": Resources(**fields["resources"]),
-                "retries": Retries(**fields["retries"]),
-                "logging": Logging(**fields["logging"]),
-            }
-        )
+        built = {name: part(**_known(fields[name], part)) for name, part in parts.items()}
+        spec = cls(**{**fields, **built})
         if spec.trial_id != stored_id:
             raise ValueError(
                 f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; "
                 "restore or delete it"
             )
         return spec
+
+
+def _known(record: Mapping[str, Any], cls: Any, also: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of a record, all of which this version knows.
+
+    Raises:
+        ValueError: If it does not know one: to leave it out could change what the trial is.
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError(f"expected the fields of {cls.__name__}, got {str(record)[:60]!r}")
+    unknown = sorted(set(record) - {field.name for field in dataclasses.fields(cls)} - set(also))
+    if unknown:
+        raise ValueError(
+            f"unknown field {', '.join(unknown)}: a newer memscale wrote it, or it was altered; "
+            "update memscale, or restore the file"
+        )
+    return dict(record)
 
 
 def identity_difference(

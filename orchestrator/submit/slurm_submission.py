@@ -60,7 +60,7 @@ class SlurmSubmission(Submission):
         commands.require()
         submitit_adapter.require()
         partition = commands.partition(self.request.partition)
-        sweep, todo = self.sweep, [t.spec for t in self.plan.trials if t.status != "done"]
+        sweep, todo = self.sweep, [t.spec for t in self.plan.readable if t.status != "done"]
         self._check(partition, todo)
         if self.request.backend == "slurm-direct":
             return self._send_trials(sweep, partition, todo)
@@ -74,7 +74,7 @@ class SlurmSubmission(Submission):
             slurm_pilot.HeadPilot(
                 sweep=str(sweep.path.absolute()),
                 submission=record["number"],
-                trial_ids=[t.spec.trial_id for t in self.plan.trials],
+                trial_ids=[t.spec.trial_id for t in self.plan.readable],
                 cache=str(self._cache),
                 request=self.request.to_json(),
                 gpus_per_node=self._gpus_per_node(partition, todo),

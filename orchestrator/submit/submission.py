@@ -105,7 +105,7 @@ class Submission:
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
         record = self.write_records(sweep)
-        snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.trials)
+        snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.readable)
         return run_recorded(
             sweep,
             record,
@@ -161,7 +161,7 @@ class Submission:
             _ray("ray_connect").ping(self.address)
         code = code_snapshot.take(sweep)
         (sweep.path / "cancel.json").unlink(missing_ok=True)
-        for trial in self.plan.trials:
+        for trial in self.plan.readable:
             folder = sweep.trial(trial.spec.trial_id)
             folder.create(trial.spec)
             (folder.path / "cancel.json").unlink(missing_ok=True)
@@ -172,7 +172,7 @@ class Submission:
             "argv": redacted_argv(self.argv),
             "question": self.plan.sweep.question,
             "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
-            "trial_ids": [t.spec.trial_id for t in self.plan.trials],
+            "trial_ids": [t.spec.trial_id for t in self.plan.readable],
             "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
             "run": {
                 "code": str(code),
@@ -315,7 +315,7 @@ def refuse_if_busy(snapshot: SweepSnapshot) -> None:
 
 def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) -> list[str]:
     """Request that unfinished trials be cancelled, and return their ids; the controller does it."""
-    unfinished = [t for t in trials if t.state() in (TrialState.WAITING, TrialState.RUNNING)]
+    unfinished = [t for t in trials if _may_run(t)]
     who = f"memscale cancel, pid {os.getpid()}"
     if whole_sweep and unfinished:
         write_json(sweep.path / "cancel.json", {"by": who})
@@ -324,6 +324,14 @@ def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) ->
     trial_ids = [trial.trial_id for trial in unfinished]
     job_records.cancel(sweep, trial_ids, whole_sweep=whole_sweep)
     return trial_ids
+
+
+def _may_run(trial: TrialDir) -> bool:
+    """Whether a trial waits or runs; one that cannot be read may."""
+    try:
+        return trial.state() in (TrialState.WAITING, TrialState.RUNNING)
+    except StoreError:
+        return True
 
 
 @contextmanager

@@ -204,6 +204,8 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     running = sum(t.status == "running" for t in plan.trials)
     if not todo and running:
         return Text(f"Nothing to add: {running} are running, the others have their result.")
+    if not todo and len(plan.readable) < len(plan.trials):
+        return Text("Nothing to train: trials without a result cannot be read, see above.")
     if not todo:
         return Text("Nothing to train: every trial has its result.", style="green")
     total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)

@@ -31,6 +31,7 @@ STATUS_STYLE = {
     "retry": "magenta",
     "waiting": "dim",
     "failed": "red",
+    "unreadable": "red",
     "cancelled": "dim red",
 }
 MOST_ROWS = 24
@@ -73,7 +74,7 @@ def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
     parts: list[RenderableType] = [table]
     if len(trials) > rows:
         parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))
-    parts += [Text(sentence, style="yellow") for sentence in status.excluded]
+    parts += [Text(sentence, style="yellow") for sentence in (*status.excluded, *status.unreadable)]
     parts.append(totals_text(status))
     return Group(*parts)
 

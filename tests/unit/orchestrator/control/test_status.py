@@ -1,11 +1,15 @@
 """What of a trial's records reaches a terminal."""
 
+import json
+
 import pytest
 
+from orchestrator.control import retry_requests
 from orchestrator.control.status import status_from_disk
 from orchestrator.control.terminal_text import printable
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.submit.submission import cancel
 
 ESCAPE = "no file \x1b]0;owned\x07\x1b[2K\r\x9b31m\u202efdp"
 
@@ -53,3 +57,38 @@ def test_no_escape_of_a_record_reaches_the_status(tmp_path):
     assert status.excluded
     shown = [status.controller, *status.excluded, status.trials[0].reason, status.trials[0].preset]
     assert all(text.isprintable() for text in shown)
+
+
+def test_a_trial_that_cannot_be_read_is_one_sentence_beside_the_others(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    for seed in (0, 1, 2):
+        spec = TrialSpec(
+            sweep="s",
+            data={"source": "x"},
+            model={"architecture": "dense"},
+            train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
+            seed=seed,
+        )
+        sweep.trial(spec.trial_id).create(spec)
+    newer, wrong, good = sweep.trials()
+    record = json.loads((newer.path / "spec.json").read_text())
+    write_json(newer.path / "spec.json", {**record, "colour": "red"})
+    attempt = wrong.new_attempt({"submission": 1})
+    write_json(attempt.path / "end.json", {"outcome": "exploded", "reason": "", "final": False})
+    write_json(good.path / "result.json", {"metrics": {}})
+
+    status = status_from_disk(sweep, now=1.0)
+
+    assert [trial.trial_id for trial in status.trials] == [good.trial_id]
+    assert [
+        s.removeprefix(f"{sweep.path}/trials/").partition(":")[0] for s in status.unreadable
+    ] == [
+        f"{newer.trial_id}/spec.json",
+        f"{wrong.trial_id}/attempts/0001/end.json",
+    ]
+    assert not status.complete
+    assert cancel(sweep, sweep.trials(), whole_sweep=True) == [newer.trial_id, wrong.trial_id]
+    plan = retry_requests.plan_retry(
+        sweep, sweep.trials(), controlled=frozenset(), whole_sweep=True
+    )
+    assert plan.refused[0].startswith("unreadable (")

@@ -9,6 +9,7 @@ from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.errors import ConfigError
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec
+from orchestrator.submit.submission import Submission
 from orchestrator.sweep.load import load_sweep
 
 SWEEP = """
@@ -281,3 +282,24 @@ def test_what_cannot_be_fitted_is_noted_until_it_is_trained(tmp_path):
         trial_folder.create(trial.spec)
         write_json(trial_folder.path / "result.json", {"metrics": {}})
     assert make_plan(load_sweep(file), folder.snapshot(), MEASURED).notes == ()
+
+
+def test_trials_that_cannot_be_read_are_left_alone_and_the_others_planned(loaded, sweep):
+    asked = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
+    for spec in (asked, dataclasses.replace(asked, seed=99)):
+        sweep.trial(spec.trial_id).create(spec)
+        path = sweep.trial(spec.trial_id).path / "spec.json"
+        write_json(path, {**spec.to_json(), "colour": "red"})
+
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+
+    assert [t.status for t in plan.trials] == ["unreadable", "new", "new", "new"]
+    assert "unknown field colour" in plan.trials[0].why
+    assert [t.to_train for t in plan.trials] == [False, True, True, True]
+    (note,) = (note for note in plan.notes if "unknown field colour" in note)
+    assert note.endswith("this trial, which the file does not ask for, is set aside")
+    assert plan.left_over == ()
+    before = {path: path.read_bytes() for path in sweep.path.rglob("spec.json")}
+    Submission(plan=plan, runs=sweep.path.parent).write_records(sweep)
+    assert {path: path.read_bytes() for path in before} == before
+    assert sweep.submissions()[0]["trial_ids"] == [t.spec.trial_id for t in plan.trials[1:]]

@@ -28,7 +28,9 @@ def trial(sweep):
 
 
 def end(trial, outcome, *, final):
-    write_json(trial.attempts()[-1].path / "end.json", {"outcome": outcome, "final": final})
+    write_json(
+        trial.attempts()[-1].path / "end.json", {"outcome": outcome, "reason": "x", "final": final}
+    )
 
 
 def test_spec_comes_back_as_it_was(trial):

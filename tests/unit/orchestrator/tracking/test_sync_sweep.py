@@ -268,7 +268,7 @@ def test_a_run_that_vanished_is_made_again(sweep, disk, store):
     sender = SweepSync(sweep.disk, store)
     sender.round()
     store.delete(store.trial(spec.trial_id), for_good=True)
-    sweep.end(sweep.disk.trial(spec.trial_id).attempt(1), "done again")
+    sweep.end(sweep.disk.trial(spec.trial_id).attempt(1), "killed")
 
     assert SweepSync(sweep.disk, store).round() is True
 
