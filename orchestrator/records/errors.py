@@ -2,6 +2,7 @@
 
     ExperimentError            anything the user can act on; the CLI prints it without a traceback
     ├── ConfigError            a sweep file is wrong: holds one ConfigProblem each      exit code 2
+    ├── UsageError             a command was asked for what cannot be done               exit code 2
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
     └── BusyError              somebody else's controller holds this sweep               exit code 3
 
@@ -55,6 +56,12 @@ class ConfigError(ExperimentError):
         """Keep the problems in file order."""
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class UsageError(ExperimentError):
+    """A command was asked for what cannot be done."""
+
+    exit_code = 2
 
 
 class StoreError(ExperimentError):

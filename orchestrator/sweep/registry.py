@@ -103,3 +103,8 @@ def accounting() -> ModuleType:
 def training_memory() -> ModuleType:
     """Return workloads.training.peak_memory: what training holds at once on one rank."""
     return importlib.import_module("workloads.training.peak_memory")
+
+
+def trained_model() -> ModuleType:
+    """Return workloads.training.trained_model: what trials have learned, and its export."""
+    return importlib.import_module("workloads.training.trained_model")

@@ -17,7 +17,8 @@ whose fields are the keys of `data:` in a sweep file, with
                         line per mistake
     prepare(cache, log) -> Corpus; tokenises or generates, and caches under `cache` (a folder). Safe
                         under concurrent callers and kills; fast when the cache is complete; raises
-                        DataError
+                        DataError. The corpus of a source of text has `tokenizer_file`, the Path of
+                        its tokenizer, and its Config the field `separator`
 
 `log` takes one sentence at a time and may be left out. Importing a source needs numpy only.
 """

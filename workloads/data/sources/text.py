@@ -133,6 +133,7 @@ class Config:
             tokens_per_epoch=len(train_tokens),
             bytes_per_token=meta["valid_bytes"] / meta["valid_tokens"],
             valid_tokens=self.valid_tokens,
+            tokenizer_file=folder / "tokenizer.json",
         )
         log(
             f"{len(corpus.train):,} training and {len(corpus.valid):,} held-out tokens, "
@@ -152,6 +153,8 @@ class Corpus:
     bytes_per_token: float
     """On held-out text; separators count as tokens without bytes."""
     valid_tokens: int
+    tokenizer_file: Path
+    """What the text was tokenised by."""
     probes: tuple[ProbeSet, ...] = ()
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:

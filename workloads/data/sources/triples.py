@@ -133,7 +133,7 @@ class Config:
             require_still(content, self._content(cache))
 
         folder = cached_folder(cache, key, build, log)
-        corpus = _corpus(self, FactPieces.load(folder))
+        corpus = _corpus(self, FactPieces.load(folder), folder / "tokenizer.json")
         log(
             f"{corpus.n_facts:,} facts, {corpus.total_bits / 1e6:.3g} Mbit, "
             f"{corpus.tokens_per_epoch:,} tokens per exposure"
@@ -165,6 +165,8 @@ class Corpus:
     total_bits: float
     """Prior bits of all facts in training."""
     questions_per_fact: int
+    tokenizer_file: Path
+    """What statements and questions were tokenised by."""
     _epochs: EpochCache = field(default_factory=EpochCache, repr=False)
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
@@ -336,7 +338,7 @@ def _check_pieces(
     log(f"{path.name}: {n_differ} of {len(sample)} statements differ when tokenised in one piece")
 
 
-def _corpus(config: Config, pieces: FactPieces) -> Corpus:
+def _corpus(config: Config, pieces: FactPieces, tokenizer_file: Path) -> Corpus:
     trained = np.flatnonzero(~pieces.arrays.unseen)
     tokens, n_bytes = heldout_statements(pieces)
     if not len(tokens):
@@ -354,4 +356,5 @@ def _corpus(config: Config, pieces: FactPieces) -> Corpus:
         n_facts=len(trained),
         total_bits=float(pieces.arrays.prior_bits[trained].sum()),
         questions_per_fact=config.questions_per_fact,
+        tokenizer_file=tokenizer_file,
     )

@@ -1,0 +1,1 @@
+"""Trained models of a runs folder: loaded, exported, evaluated."""

@@ -1,0 +1,61 @@
+"""Models that trials have trained, read from their folders."""
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.records.errors import UsageError
+from orchestrator.records.trial_dir import TrialDir
+from orchestrator.records.trial_spec import TrialState
+from orchestrator.sweep import registry
+
+
+def load(trial: TrialDir) -> Any:
+    """Return what a trial has learned (`workloads.training.trained_model.TrainedModel`).
+
+    Raises:
+        UsageError: If it has not finished, its checkpoint is damaged, or its data have changed.
+        StoreError: If its spec cannot be read.
+    """
+    spec, state = trial.spec(), trial.state()
+    if state is not TrialState.DONE:
+        raise UsageError(
+            f"trial {trial.trial_id}: is {state.value}, so it has no final weights; "
+            "submit its sweep and wait until it is done"
+        )
+    runs = trial.path.parents[2]
+    try:
+        return registry.trained_model().load_trial(
+            trial.checkpoints,
+            data=spec.data,
+            data_sha256=spec.data_sha256,
+            model=spec.model,
+            train=spec.train,
+            cache=(runs / "cache").absolute(),
+        )
+    except ValueError as error:
+        raise UsageError(f"trial {trial.trial_id}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "torch") from error
+
+
+def export(trial: TrialDir, folder: Path) -> Any:
+    """Write a trial's model in Hugging Face's format and return it.
+
+    Raises:
+        UsageError: If there is none yet, or transformers has no model that computes the same.
+    """
+    trained = load(trial)
+    try:
+        registry.trained_model().export(trained, folder)
+    except ValueError as error:
+        raise UsageError(f"trial {trial.trial_id}: {error}") from error
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "torch") from error
+    return trained
+
+
+def not_installed(error: ModuleNotFoundError, extra: str) -> UsageError:
+    """Return the error that names a missing package and the extra that brings it."""
+    return UsageError(
+        f"the Python package {error.name!r} is not installed; pip install 'memscale[{extra}]'"
+    )

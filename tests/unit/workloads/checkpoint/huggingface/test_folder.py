@@ -1,0 +1,305 @@
+"""Folders written here load in transformers and give our logits, and the other way round."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workloads.architectures import dense, memory_plus, moe, pythia
+from workloads.checkpoint.huggingface import folder, meta_llama
+from workloads.data.tokenizer import train
+from workloads.kernels.expert_routing import op as expert_routing
+from workloads.layers.modules.init import initialise
+
+VOCAB_SIZE = 300
+LLAMA = {"d_model": 24, "n_layers": 2, "n_heads": 4}
+NEOX = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 40}
+MOE = {**LLAMA, "n_experts": 3, "d_expert": 16, "top_k": 2}
+CASES = {
+    "llama": dense.Config(**LLAMA, d_ff=40),
+    "llama, grouped keys, tied, base, eps": dense.Config(
+        **LLAMA, d_ff=40, n_kv_heads=2, tied_embeddings=True, rope_base=500.0, norm_eps=1e-3
+    ),
+    "qwen3": dense.Config(**LLAMA, d_ff=40, qk_norm=True),
+    "gpt_neox": pythia.Config(**NEOX),
+    "gpt_neox, full rotary, tied, base": pythia.Config(
+        **NEOX, rotary_fraction=1.0, tied_embeddings=True, rope_base=100.0
+    ),
+    "mixtral": moe.Config(**MOE, renormalise=True, n_kv_heads=2),
+    "qwen3_moe": moe.Config(**MOE, qk_norm=True),
+    "qwen3_moe, some dense layers": moe.Config(
+        **MOE, qk_norm=True, renormalise=True, moe_layers=(1,), d_ff=40
+    ),
+}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES)
+def config(request):
+    return request.param
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Make float64 of everything: both sides work out norms or angles in fp32, whatever the type of the model."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch, "float", torch.float64)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+def _random(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def _ours(config, weights=None) -> nn.Module:
+    model = config.build(VOCAB_SIZE)
+    initialise(model, 0)
+    if weights is None:
+        return _random(model)
+    named = dict(model.named_parameters())
+    assert named.keys() == weights.keys()
+    with torch.no_grad():
+        for name, value in weights.items():
+            named[name].copy_(value)
+    return model.eval()
+
+
+def _tokens() -> Tensor:
+    return torch.randint(VOCAB_SIZE, (2, 19), generator=torch.Generator().manual_seed(0))
+
+
+def _written(path, model, config):
+    folder.write(path, config, dict(model.named_parameters()), seq_len=64, tokenizer=None)
+
+
+def _theirs(path) -> nn.Module:
+    import transformers  # seconds, so only where a test of this file runs
+
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
+    )
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    return model.eval()
+
+
+@torch.no_grad()
+def test_what_is_written_has_our_logits(config, tmp_path):
+    ours = _ours(config)
+    _written(tmp_path, ours, config)
+
+    found, expected = _theirs(tmp_path)(_tokens()).logits, ours(_tokens())
+
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_same_in_float64(config, tmp_path, request, monkeypatch):
+    ours = _ours(config)
+    _written(tmp_path, ours, config)
+    loaded = _theirs(tmp_path)
+    request.getfixturevalue("wide")
+    # The kernel's reference sorts fp32 numbers by their bits.
+    monkeypatch.setattr(expert_routing, "best_experts", lambda s, k: s.topk(k).indices)
+    # Made anew, for the frequencies of its rotary positions.
+    theirs = type(loaded)(loaded.config).double().eval()
+    theirs.load_state_dict(loaded.state_dict())
+
+    found, expected = theirs(_tokens()).logits, ours.double()(_tokens())
+
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_what_transformers_saves_has_their_logits_here(config, tmp_path):
+    _written(tmp_path / "first", _ours(config), config)
+    theirs = _random(_theirs(tmp_path / "first"))
+    theirs.save_pretrained(tmp_path / "second")
+
+    pretrained = folder.read(tmp_path / "second")
+    found = _ours(pretrained.config, pretrained.weights())(_tokens())
+
+    assert pretrained.config.param_count(VOCAB_SIZE) == config.param_count(VOCAB_SIZE)
+    assert pretrained.vocab_size == VOCAB_SIZE
+    torch.testing.assert_close(found, theirs(_tokens()).logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_weights_in_several_files(tmp_path):
+    config = CASES["llama"]
+    _written(tmp_path / "first", _ours(config), config)
+    theirs = _theirs(tmp_path / "first")
+    theirs.save_pretrained(tmp_path / "second", max_shard_size="20KB")
+
+    pretrained = folder.read(tmp_path / "second")
+
+    assert len(pretrained.files) > 3
+    expected = folder.read(tmp_path / "first").weights()
+    torch.testing.assert_close(pretrained.weights(), expected, rtol=0, atol=0)
+
+
+def test_the_tokenizer_gives_the_same_ids(tmp_path):
+    import transformers
+
+    tokenizer = train(["Warsaw is the capital of Poland."] * 3, vocab_size=VOCAB_SIZE)
+    config = CASES["llama"]
+    parameters = dict(_ours(config).named_parameters())
+    folder.write(tmp_path, config, parameters, seq_len=64, tokenizer=tokenizer)
+
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+    text = "The capital, Ünder the sea.\n  Poland"
+    assert theirs(text)["input_ids"] == tokenizer.encode([text])[0]
+    assert theirs.decode(theirs(text)["input_ids"]) == text
+    assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.separator
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (memory_plus.Config(**memory_plus.PRESETS["d8"]), "dense, pythia and moe"),
+        (moe.Config(**MOE), "renormalise: true"),
+        (moe.Config(**MOE, renormalise=True, n_shared_experts=1), "n_shared_experts"),
+        (pythia.Config(**NEOX, rotary_fraction=0.0), "rotary_fraction"),
+    ],
+    ids=["memory_plus", "moe", "shared experts", "no rotary"],
+)
+def test_what_transformers_has_no_model_for_is_refused(config, what, tmp_path):
+    model = config.build(VOCAB_SIZE)
+    with pytest.raises(ValueError, match=what):
+        _written(tmp_path / "folder", model, config)
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act must be 'silu', got 'relu'"),
+        ({"model_type": "bert"}, "model_type 'bert' is none of llama"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "are scaled"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled"),
+        ({"head_dim": 7}, "head_dim must be"),
+        ({"rms_norm_eps": None}, "has no rms_norm_eps"),
+    ],
+)
+def test_models_that_compute_something_else_are_refused(change, what, tmp_path):
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    path = tmp_path / "config.json"
+    record = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({k: v for k, v in record.items() if v is not None}))
+
+    with pytest.raises(ValueError, match=what) as raised:
+        folder.read(tmp_path)
+
+    assert str(path) in str(raised.value)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no model; expected config\.json"):
+        folder.read(tmp_path)
+
+
+# Meta's format ------------------------------------------------------------------------------------
+
+
+def _meta_logits(params, weights, tokens):
+    """Llama from its published equations, rotary positions as complex products of neighbours."""
+    dim, n_heads, n_kv = params["dim"], params["n_heads"], params["n_kv_heads"]
+    d_head, seq = dim // n_heads, tokens.shape[1]
+    angles = torch.outer(
+        torch.arange(seq, dtype=torch.float64),
+        params["rope_theta"] ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head),
+    )
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def norm(x, gain):
+        return x * (x.pow(2).mean(-1, keepdim=True) + params["norm_eps"]).rsqrt() * gain
+
+    def turned(x):
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turn).flatten(-2)
+
+    x = weights["tok_embeddings.weight"][tokens]
+    for i in range(params["n_layers"]):
+        w = {k.removeprefix(f"layers.{i}."): v for k, v in weights.items()}
+        h = norm(x, w["attention_norm.weight"])
+        q = turned((h @ w["attention.wq.weight"].T).unflatten(-1, (n_heads, d_head)))
+        k = turned((h @ w["attention.wk.weight"].T).unflatten(-1, (n_kv, d_head)))
+        v = (h @ w["attention.wv.weight"].T).unflatten(-1, (n_kv, d_head))
+        k, v = (t.repeat_interleave(n_heads // n_kv, dim=2) for t in (k, v))
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / d_head**0.5
+        scores = scores.masked_fill(torch.ones(seq, seq).triu(1).bool(), -torch.inf)
+        mixed = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
+        x = x + mixed @ w["attention.wo.weight"].T
+        h = norm(x, w["ffn_norm.weight"])
+        gate = nn.functional.silu(h @ w["feed_forward.w1.weight"].T)
+        x = x + (gate * (h @ w["feed_forward.w3.weight"].T)) @ w["feed_forward.w2.weight"].T
+    return norm(x, weights["norm.weight"]) @ weights["output.weight"].T
+
+
+META = {
+    "dim": 24,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "multiple_of": 16,
+    "norm_eps": 1e-5,
+    "rope_theta": 300.0,
+    "vocab_size": VOCAB_SIZE,
+}
+
+
+def _meta_weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape):
+        return 0.4 * torch.randn(*shape, generator=generator)
+
+    weights = {
+        "tok_embeddings.weight": draw(VOCAB_SIZE, 24),
+        "norm.weight": draw(24),
+        "output.weight": draw(VOCAB_SIZE, 24),
+    }
+    shapes = {
+        **{
+            f"attention.w{part}": (rows, 24)
+            for part, rows in zip("qkvo", (24, 12, 12, 24), strict=True)
+        },
+        "feed_forward.w1": (64, 24),
+        "feed_forward.w3": (64, 24),
+        "feed_forward.w2": (24, 64),
+        "attention_norm": (24,),
+        "ffn_norm": (24,),
+    }
+    for i in range(2):
+        weights |= {f"layers.{i}.{name}.weight": draw(*shape) for name, shape in shapes.items()}
+    return weights
+
+
+@torch.no_grad()
+def test_metas_llama_with_rotary_pairs_of_neighbours(tmp_path, request):
+    weights = _meta_weights()
+    (tmp_path / "params.json").write_text(json.dumps(META))
+    torch.save(weights, tmp_path / "consolidated.00.pth")
+
+    pretrained = folder.read(tmp_path)
+    ours = _ours(pretrained.config, pretrained.weights()).double()
+    request.getfixturevalue("wide")
+    found = ours(_tokens())
+
+    assert (pretrained.architecture, pretrained.vocab_size) == ("dense", VOCAB_SIZE)
+    expected = _meta_logits(META, {k: v.double() for k, v in weights.items()}, _tokens())
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_pairs_as_halves():
+    rows = torch.arange(12)[:, None]  # 2 heads of 6 columns: pairs (0, 1), (2, 3), (4, 5)
+    assert meta_llama.halves(rows, 2)[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]

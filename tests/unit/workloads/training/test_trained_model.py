@@ -1,0 +1,99 @@
+"""What a finished run has learned, read from its final checkpoint, and written for transformers."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from workloads.architectures import dense, memory_plus, moe
+from workloads.training import trained_model
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
+
+TRAIN = {"tokens": 128, "batch_tokens": 64, "seq_len": 16, "lr": 1e-2}
+
+
+class Silent:
+    """A reporter that nobody listens to."""
+
+    def metrics(self, step, values):
+        pass
+
+    def checkpoint(self, step, path):
+        pass
+
+    def progress(self, step, steps, phase, metrics):
+        pass
+
+    def should_stop(self):
+        return False
+
+
+@pytest.fixture
+def data(tmp_path):
+    texts = [f"Person {i} was born in {1900 + i} in town {i % 7}." for i in range(60)]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {"source": "text", "path": str(file), "vocab_size": 300}
+
+
+def trained(data, module, tmp_path):
+    """Train for two steps and return the sections that name what came of it."""
+    fields = asdict(module.Config(**module.PRESETS["d8"]))
+    sections = {
+        "data": data,
+        "model": {"architecture": module.__name__.rpartition(".")[2], **fields},
+        "train": TRAIN,
+        "cache": tmp_path / "cache",
+        "data_sha256": {},
+    }
+    run(RankJob(**sections, seed=0, checkpoints=tmp_path / "checkpoints"), Silent())
+    return {**sections, "checkpoints": tmp_path / "checkpoints"}
+
+
+@pytest.mark.parametrize("module", [dense, memory_plus, moe], ids=lambda m: m.__name__[-5:])
+def test_a_trained_model_is_the_one_that_was_saved(data, module, tmp_path):
+    sections = trained(data, module, tmp_path)
+
+    found = trained_model.load_trial(**sections)
+    model = found.build(torch.device("cpu"))
+
+    assert (found.step, found.seq_len, found.vocab_size) == (2, 16, 300)
+    assert found.tokenizer.decode(found.tokenizer.encode(["Person 3"])[0]) == "Person 3"
+    state = torch.load(tmp_path / "checkpoints" / "final" / "state.pt", weights_only=True)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        torch.testing.assert_close(value.detach(), state["weights"][name], rtol=0, atol=0)
+
+
+def test_exported_and_read_again(data, tmp_path):
+    found = trained_model.load_trial(**trained(data, dense, tmp_path))
+    trained_model.export(found, tmp_path / "exported")
+
+    again = trained_model.load_pretrained(tmp_path / "exported")
+
+    assert (again.config.d_model, again.seq_len, again.vocab_size) == (8, 16, 300)
+    assert again.tokenizer.encode(["town 3"]) == found.tokenizer.encode(["town 3"])
+    tokens = torch.arange(12)[None]
+    models = [each.build(torch.device("cpu")) for each in (found, again)]
+    with torch.no_grad():
+        found_logits, again_logits = (model(tokens) for model in models)
+    torch.testing.assert_close(found_logits, again_logits, rtol=0, atol=0)
+
+
+def test_what_is_not_there_or_damaged_is_said(data, tmp_path):
+    sections = trained(data, dense, tmp_path)
+    (tmp_path / "checkpoints" / "final" / "state.pt").write_bytes(b"half")
+
+    with pytest.raises(ValueError, match=r"state\.pt has 4 bytes, its manifest says"):
+        trained_model.load_trial(**sections)
+    with pytest.raises(ValueError, match="the trial has to finish first"):
+        trained_model.load_trial(**{**sections, "checkpoints": tmp_path / "none"})
+
+
+def test_a_weight_of_another_shape_is_named(data, tmp_path):
+    found = trained_model.load_trial(**trained(data, dense, tmp_path))
+    found.weights["norm.gain"] = torch.ones(9)
+
+    with pytest.raises(ValueError, match=r"norm\.gain: expected \(8,\), found \(9,\)"):
+        found.build(torch.device("cpu"))

@@ -1,0 +1,1 @@
+"""Models in Hugging Face's format: folders that transformers loads, and that start a trial."""

@@ -1,0 +1,96 @@
+"""Llama checkpoints in Meta's own format: params.json and consolidated.00.pth.
+
+Rotary positions pair neighbouring columns there, `(0, 1), (2, 3), …`; here and at Hugging Face the
+two halves of a head, `(0, d/2), (1, d/2 + 1), …`. Rows of query and key are put into that order.
+The scores are the same, because both sides of a product are reordered alike. lingua writes the same
+names and pairs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from workloads.architectures.dense import Config
+from workloads.checkpoint.safe_load import only_plain_values
+
+CONFIG, WEIGHTS = "params.json", "consolidated.00.pth"
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return the fields of `dense`'s Config, and the tokens that the model knows.
+
+    Raises:
+        ValueError: If the file is no such configuration.
+    """
+    path = folder / CONFIG
+    try:
+        params = json.loads(path.read_text(encoding="utf-8"))
+        if params.get("use_scaled_rope"):
+            raise ValueError("rotary positions are scaled, which memscale does not do")
+        fields = {
+            "d_model": params["dim"],
+            "n_layers": params["n_layers"],
+            "n_heads": params["n_heads"],
+            "n_kv_heads": params.get("n_kv_heads"),
+            "norm_eps": params["norm_eps"],
+            "rope_base": float(params.get("rope_theta", 10_000.0)),
+            "d_ff": _d_ff(params),
+        }
+        return fields, int(params["vocab_size"])
+    except KeyError as error:
+        raise ValueError(f"{path}: has no {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_weights(folder: Path, config: Config) -> dict[str, Tensor]:
+    """Return all parameters under our names.
+
+    Raises:
+        ValueError: If one is missing, or if the file holds anything but tensors.
+    """
+    path = folder / WEIGHTS
+    with only_plain_values(path):
+        theirs = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    theirs = theirs.get("model", theirs)
+    shape = config.attention
+    ours = {}
+    try:
+        ours["embedding.weight"] = theirs["tok_embeddings.weight"]
+        ours["norm.gain"] = theirs["norm.weight"]
+        ours["head.weight"] = theirs["output.weight"]
+        for layer in range(config.n_layers):
+            their, our = f"layers.{layer}", f"layers.{layer}"
+            query, key, value = (theirs[f"{their}.attention.w{part}.weight"] for part in "qkv")
+            ours[f"{our}.mixer.query_key_value.weight"] = torch.cat(
+                [halves(query, shape.n_heads), halves(key, shape.n_kv_heads), value]
+            )
+            ours[f"{our}.mixer.output.weight"] = theirs[f"{their}.attention.wo.weight"]
+            ours[f"{our}.mixer_norm.gain"] = theirs[f"{their}.attention_norm.weight"]
+            ours[f"{our}.feed_forward_norm.gain"] = theirs[f"{their}.ffn_norm.weight"]
+            for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+                ours[f"{our}.feed_forward.{part}.weight"] = theirs[
+                    f"{their}.feed_forward.{name}.weight"
+                ]
+    except KeyError as error:
+        raise ValueError(f"{path}: has no {error}; take a complete download") from error
+    return ours
+
+
+def halves(rows: Tensor, n_heads: int) -> Tensor:
+    """Return the rows of a projection with each head's pairs as halves instead of neighbours."""
+    pattern = "(heads pairs two) columns -> (heads two pairs) columns"
+    return rearrange(rows, pattern, heads=n_heads, two=2)
+
+
+def _d_ff(params: dict[str, Any]) -> int:
+    """Return the feed-forward width, which Meta's files imply: a multiple above 8/3 of `dim`."""
+    width = int(2 * (4 * params["dim"]) / 3)
+    if params.get("ffn_dim_multiplier") is not None:
+        width = int(params["ffn_dim_multiplier"] * width)
+    multiple = int(params["multiple_of"])
+    return multiple * -(-width // multiple)
