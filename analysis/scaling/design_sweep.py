@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from analysis.scaling.experimental_design import ExperimentalDesign, RankedCandidate
+from orchestrator.records.units import plural
 
 SECTIONS = ("data", "train", "resources")
 """Settings that trials of one file share unless they say otherwise."""
@@ -51,7 +52,7 @@ def _header(design: ExperimentalDesign, file: str) -> str:
     return (
         f"# Question: {design.target.description}, more narrowly\n"
         f"# Run:      memscale submit {file}\n"
-        f"# Cost:     {n} trials, {design.gpu_hours:.2g} GPU-hours predicted\n"
+        f"# Cost:     {plural(n, 'trial')}, {design.gpu_hours:.2g} GPU-hours predicted\n"
         f"# Expect:   the interval at {design.chosen[-1].width:.0%} of its width now"
         f" ({design.value:.4g} to a factor of {factor:.4f} at 95%)\n"
     )

@@ -9,12 +9,11 @@ from orchestrator.cli.app import (
     ReadFrom,
     Runs,
     SweepName,
-    app,
     console_here,
     find_sweep,
     make_plan,
-    reports_errors,
     runs_option,
+    verb,
 )
 
 By = Annotated[
@@ -28,8 +27,7 @@ By = Annotated[
 ]
 
 
-@app.command(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
-@reports_errors
+@verb(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
 def fit(
     sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None, by: By = None
 ) -> None:
@@ -41,14 +39,14 @@ def fit(
     console_here().print(results.printed(tables(runs_table, fits)))
 
 
-@app.command(epilog="Example: memscale report quickstart")
-@reports_errors
+@verb(epilog="Example: memscale report quickstart")
 def report(
     sweep: SweepName,
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report")
+        Path | None,
+        typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report", file_okay=False),
     ] = None,
     by: By = None,
 ) -> None:
@@ -113,10 +111,10 @@ ExtraSeeds = Annotated[
     int,
     typer.Option(help="Further seeds that each finished configuration of the file may get.", min=0),
 ]
-Out = Annotated[Path, typer.Option(help="Sweep file to write.")]
+Out = Annotated[Path, typer.Option(help="Sweep file to write.", dir_okay=False)]
 
 
-@app.command(
+@verb(
     name="next",
     epilog="Examples: memscale next quickstart  ·  "
     "memscale next quickstart --candidates more.yaml --gpu-hours 2  ·  "
@@ -126,7 +124,6 @@ Out = Annotated[Path, typer.Option(help="Sweep file to write.")]
     help="Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep "
     "file to submit.",
 )
-@reports_errors
 def next_(
     sweep: SweepName,
     candidates: Candidates = None,

@@ -4,30 +4,91 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 """
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.records.trial_dir import SweepDir, TrialDir
 
+
+@contextmanager
+def errors_as_sentences(runs: Path | None) -> Iterator[None]:
+    """Print an ExperimentError, failing storage or an unusable path as a sentence; exit."""
+    from orchestrator.records import storage_errors
+    from orchestrator.records.errors import ExperimentError
+
+    try:
+        yield
+    except PermissionError as error:
+        said, code = storage_errors.denied_message(error), 2
+    except OSError as error:
+        if error.errno in storage_errors.FAILING:
+            said, code = (
+                storage_errors.failing_message(error, runs or Path.cwd()),
+                storage_errors.EXIT_CODE,
+            )
+        elif error.errno in storage_errors.UNUSABLE and error.filename is not None:
+            said, code = storage_errors.unusable_message(error), 2
+        else:
+            raise
+    except ExperimentError as error:
+        said, code = str(error), error.exit_code
+    else:
+        return
+    typer.echo(said, err=True)
+    raise typer.Exit(code) from None
+
+
+class Verb(TyperCommand):
+    """A command: its errors are sentences, and its help gives flags no type."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters; `<bool>` after a flag would ask for a value."""
+        return _without_flag_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with errors_as_sentences(ctx.params.get("runs")):
+            return super().invoke(ctx)
+
+
+class Verbs(TyperGroup):
+    """All commands."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters that stand before a command."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 app = typer.Typer(
     name="memscale",
+    cls=Verbs,
     epilog="Start with: memscale doctor  ·  memscale plan quickstart  ·  "
     "memscale submit quickstart",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+verb = partial(app.command, cls=Verb)
+"""Decorator of a command."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -56,12 +117,6 @@ def main(
     """Take the options that stand before a command."""
 
 
-P = ParamSpec("P")
-
-
-R = TypeVar("R")
-
-
 SweepFiles = Annotated[
     list[Path],
     typer.Argument(
@@ -72,13 +127,32 @@ SweepFiles = Annotated[
 ]
 
 
-SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", metavar="SWEEP")]
+def sweep_names(runs: Path) -> list[str]:
+    """Return the names of the sweeps that were submitted into a folder."""
+    return sorted(trials.parent.name for trials in runs.glob("*/trials"))
+
+
+def _complete_sweep(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sweeps whose names begin so, for the shell."""
+    runs = Path(ctx.params.get("runs") or os.environ.get("MEMSCALE_RUNS") or "runs")
+    return [name for name in sweep_names(runs) if name.startswith(incomplete)]
+
+
+SweepName = Annotated[
+    str,
+    typer.Argument(
+        help="Name of a submitted sweep.", metavar="SWEEP", autocompletion=_complete_sweep
+    ),
+]
 
 
 Runs = Annotated[
     Path,
     typer.Option(
-        "--runs", envvar="MEMSCALE_RUNS", help="Folder that holds the sweeps' trial directories."
+        "--runs",
+        envvar="MEMSCALE_RUNS",
+        help="Folder that holds the sweeps' trial directories.",
+        file_okay=False,
     ),
 ]
 
@@ -101,33 +175,6 @@ ReadFrom = Annotated[
         show_default=False,
     ),
 ]
-
-
-def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Print an ExperimentError, failing storage or a missing permission as a sentence; exit."""
-
-    @wraps(verb)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from orchestrator.records import storage_errors
-        from orchestrator.records.errors import ExperimentError
-
-        try:
-            return verb(*args, **kwargs)
-        except PermissionError as error:
-            typer.echo(storage_errors.denied_message(error), err=True)
-            raise typer.Exit(2) from None
-        except OSError as error:
-            if error.errno not in storage_errors.FAILING:
-                raise
-            runs = kwargs.get("runs")
-            place = runs if isinstance(runs, Path) else Path.cwd()
-            typer.echo(storage_errors.failing_message(error, place), err=True)
-            raise typer.Exit(storage_errors.EXIT_CODE) from None
-        except ExperimentError as error:
-            typer.echo(str(error), err=True)
-            raise typer.Exit(error.exit_code) from None
-
-    return wrapped
 
 
 def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
@@ -191,7 +238,7 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
                 f"sweep {name!r}: there is no folder {runs}; "
                 "say where the sweeps are with --runs or MEMSCALE_RUNS"
             )
-        known = sorted(p.parent.name for p in runs.glob("*/trials"))
+        known = sweep_names(runs)
         there = (
             f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
         )
@@ -208,7 +255,7 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
     from orchestrator.records.errors import StoreError
     from orchestrator.records.trial_dir import SweepDir
 
-    sweeps = [sweep] if sweep else [SweepDir(p.parent) for p in sorted(runs.glob("*/trials"))]
+    sweeps = [sweep] if sweep else [SweepDir(runs / name) for name in sweep_names(runs)]
     found = [trial for s in sweeps for trial in s.trials() if trial.trial_id.startswith(prefix)]
     exact = [trial for trial in found if trial.trial_id == prefix]
     if len(exact) == 1 or len(found) == 1:

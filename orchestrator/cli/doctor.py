@@ -5,15 +5,14 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, app, console_here, reports_errors
+from orchestrator.cli.app import Runs, console_here, verb
 
 
-@app.command(
+@verb(
     epilog="Example: memscale doctor",
     help="Check Python, torch, GPUs, Ray, MLflow, disk and ports, and say what to do about each "
     "problem.",
 )
-@reports_errors
 def doctor(
     runs: Runs = Path("runs"),
     port: Annotated[int, typer.Option(help="Port that `memscale ui` would use.")] = 5000,

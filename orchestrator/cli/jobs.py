@@ -9,20 +9,19 @@ import typer
 from orchestrator.cli.app import (
     Runs,
     SweepName,
-    app,
     console_here,
     find_sweep,
     find_trial,
-    reports_errors,
+    verb,
 )
+from orchestrator.records.units import plural
 
 
-@app.command(
+@verb(
     epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch",
     help="Show where every trial of a sweep stands. Works from any terminal that sees the runs "
     "folder.",
 )
-@reports_errors
 def status(
     name: SweepName,
     runs: Runs = Path("runs"),
@@ -44,10 +43,7 @@ def status(
         console.print(progress.status_table(status))
 
 
-@app.command(
-    epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f"
-)
-@reports_errors
+@verb(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")
 def logs(
     trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
     runs: Runs = Path("runs"),
@@ -70,10 +66,7 @@ SomeTrials = Annotated[
 ]
 
 
-@app.command(
-    epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c"
-)
-@reports_errors
+@verb(epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c")
 def cancel(
     name: SweepName,
     trials: SomeTrials = None,
@@ -86,18 +79,17 @@ def cancel(
     chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
     cancelled = submission.cancel(sweep, chosen, whole_sweep=not trials)
     typer.echo(
-        f"Asked {len(cancelled)} unfinished trial{'s' * (len(cancelled) != 1)} of {name} to stop."
+        f"Asked {plural(len(cancelled), 'unfinished trial')} of {name} to stop."
         if cancelled
         else f"Nothing of {name} is unfinished."
     )
 
 
-@app.command(
+@verb(
     epilog="Examples: memscale retry quickstart  ·  memscale retry quickstart memory_plus-1f0c",
     help="Have failed and cancelled trials of a running sweep run again, budgets anew; of one that "
     "has ended, submit again.",
 )
-@reports_errors
 def retry(
     name: SweepName,
     trials: SomeTrials = None,

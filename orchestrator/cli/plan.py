@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.app import Runs, SweepFiles, app, console_here, make_plan, reports_errors
+from orchestrator.cli.app import Runs, SweepFiles, console_here, make_plan, verb
 
 
 def _print_recipes(wanted: bool) -> None:
@@ -23,7 +23,7 @@ def _print_recipes(wanted: bool) -> None:
 Slots = Annotated[
     int | None,
     typer.Option(
-        help="Trials at a time, for the predicted time. Default: cores / cores per trial."
+        help="Trials at a time, for the predicted time. Default: cores / cores per trial.", min=1
     ),
 ]
 Show = Annotated[
@@ -58,7 +58,7 @@ Picture = Annotated[
 ]
 
 
-@app.command(
+@verb(
     epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  "
     "memscale plan my_sweeps/  ·  memscale plan --show quickstart > my_sweep.yaml  ·  "
     "memscale plan quickstart --simulate gpus=1024  ·  memscale plan quickstart "
@@ -66,7 +66,6 @@ Picture = Annotated[
     help="Price a sweep before anything starts: parameters, FLOPs, bytes, memory, minutes; what is "
     "new and why.",
 )
-@reports_errors
 def plan(
     sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
@@ -78,8 +77,6 @@ def plan(
     picture: Picture = None,
 ) -> None:
     """Price a sweep before anything starts."""
-    from orchestrator.cli.render import plan as plans
-
     if show:
         _show(sweep_files)
         return
@@ -94,7 +91,22 @@ def plan(
     if json:
         _echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
         return
+    print_plan(priced, slots=slots)
+
+
+def print_plan(priced: Any, *, slots: int | None = None) -> None:
+    """Print what `plan` and `submit --dry-run` say.
+
+    Raises:
+        ConfigError: After that, if no machine has the memory for a trial.
+    """
+    from orchestrator.cli.render import plan as plans
+    from orchestrator.planning import memory_fit
+    from orchestrator.records.errors import ConfigError
+
     console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
+    if problems := memory_fit.fits_no_machine(priced):
+        raise ConfigError(problems)
 
 
 def _show(sweep_files: list[Path]) -> None:

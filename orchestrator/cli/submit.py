@@ -12,14 +12,16 @@ from orchestrator.cli.app import (
     Runs,
     SweepFiles,
     TrackingUri,
-    app,
     console_here,
     make_plan,
-    reports_errors,
     runs_option,
+    verb,
 )
+from orchestrator.cli.plan import print_plan
+from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
+    from orchestrator.planning.pricing import Plan
     from orchestrator.submit.submission import Submission
 
 
@@ -103,10 +105,11 @@ SbatchOptions = Annotated[
         show_default=False,
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")]
 
 
-@app.command(
+@verb(
     epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  "
     "memscale submit dense.yaml memory.yaml  ·  "
     "memscale submit my_sweeps/ --launcher process  ·  "
@@ -118,7 +121,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")]
     help="Train what is missing. Ctrl-C checkpoints and leaves; submitting again resumes; "
     "submitting twice trains nothing.",
 )
-@reports_errors
 def submit(
     sweep_files: SweepFiles,
     runs: Runs = Path("runs"),
@@ -135,6 +137,7 @@ def submit(
     partition: Partition = None,
     time: TimeLimit = None,
     slurm: SbatchOptions = None,
+    dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
     """Train what is missing of a sweep."""
@@ -144,18 +147,25 @@ def submit(
     slurm_request = submit_slurm.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
+    if slurm_request is not None and address is not None:
+        raise typer.BadParameter(
+            f"--backend {backend} starts a Ray of its own; leave one of them out",
+            param_hint="--address",
+        )
+    # This machine says nothing about the GPUs of a cluster; `auto` takes them where there are any.
+    gpus_there = None if slurm_request is None and address is None else True
+    if gpus_there is None:
+        _check_gpus(gpus)
+    if dry_run:
+        print_plan(make_plan(sweep_files, runs, gpus_there=gpus_there))
+        return
     if slurm_request is not None:
-        if address is not None:
-            raise typer.BadParameter(
-                f"--backend {backend} starts a Ray of its own; leave one of them out",
-                param_hint="--address",
-            )
         submit_slurm.submit_to_slurm(
             sweep_files, runs, tracking_uri, slurm_request, detach=detach, quiet=quiet
         )
         return
-    # This machine says nothing about the GPUs of a cluster; `auto` takes them where there are any.
-    priced = make_plan(sweep_files, runs, gpus_there=None if address is None else True)
+    priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
+    _check_memory(priced, here=address is None)
     try:
         request = submission.Submission(
             plan=priced,
@@ -198,13 +208,37 @@ def _check_options(
             )
 
 
+def _check_gpus(gpus: int | None) -> None:
+    """Refuse more GPUs than this machine has: trials would train on the CPU and be recorded so."""
+    from orchestrator.node.hardware import visible_gpus
+
+    there = len(visible_gpus())
+    if gpus is not None and gpus > there:
+        fix = f"ask for {there} at most" if there else "leave it out to train on the CPU"
+        raise typer.BadParameter(
+            f"{gpus} asked for, and this machine shows {plural(there, 'GPU')}; {fix}, or name a "
+            "cluster with --address or --backend",
+            param_hint="--gpus",
+        )
+
+
+def _check_memory(priced: "Plan", *, here: bool) -> None:
+    """Refuse trials that no attempt could hold: retries would only repeat the failure."""
+    from orchestrator.planning import memory_fit
+    from orchestrator.records.errors import ConfigError
+
+    fit = memory_fit.fits_not_here if here else memory_fit.fits_no_machine
+    if problems := fit(priced):
+        raise ConfigError(problems)
+
+
 def _run_here(request: "Submission", *, quiet: bool) -> None:
     """Run a submission in this process; exit with its code."""
     from orchestrator.cli.render import progress
 
     trials, console = request.plan.trials, console_here()
     console.print(
-        f"{request.plan.sweep.name}: {len(trials)} trials, "
+        f"{request.plan.sweep.name}: {plural(len(trials), 'trial')}, "
         f"{sum(t.to_train for t in trials)} to train, "
         f"{sum(t.status == 'done' for t in trials)} already done."
     )
@@ -222,7 +256,7 @@ def _run_in_background(request: "Submission", *, watched: bool) -> None:
     trials, name, console = request.plan.trials, request.plan.sweep.name, console_here()
     log = request.detach()
     console.print(
-        f"Submitted {sum(t.to_train for t in trials)} of {len(trials)} trials of {name} "
+        f"Submitted {sum(t.to_train for t in trials)} of {plural(len(trials), 'trial')} of {name} "
         f"in the background (log: {log})."
     )
     console.print(submit_slurm.watch_and_stop(name, request.runs))
@@ -230,13 +264,12 @@ def _run_in_background(request: "Submission", *, watched: bool) -> None:
         progress.watch(sweep_dir(request.runs, name), console)
 
 
-@app.command(
+@verb(
     hidden=True,
     epilog="Example: memscale controller runs/quickstart 1",
     help="Run a submission that is written down already: what `submit --detach` starts, here or on "
     "a cluster.",
 )
-@reports_errors
 def controller(
     sweep: Annotated[Path, typer.Argument(help="Folder of the sweep.")],
     number: Annotated[int, typer.Argument(help="Of the submission, which is written down there.")],

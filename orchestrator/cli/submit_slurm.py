@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli.app import console_here, make_plan, runs_option
+from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
     from orchestrator.launchers.slurm.options import SlurmOptions
@@ -106,7 +107,7 @@ def submit_to_slurm(
     where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
     before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
     console.print(
-        f"{name}: {len(priced.trials)} trials, {sent.trials} to train"
+        f"{name}: {plural(len(priced.trials), 'trial')}, {sent.trials} to train"
         f"{where if sent.job_ids else ''}{before}."
     )
     if not sent.trials:

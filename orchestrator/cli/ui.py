@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, SweepName, TrackingUri, app, find_sweep, reports_errors
+from orchestrator.cli.app import Runs, SweepName, TrackingUri, find_sweep, verb
+from orchestrator.records.units import plural
 
 
-@app.command(epilog="Example: memscale ui")
-@reports_errors
+@verb(epilog="Example: memscale ui")
 def ui(
     sweep: Annotated[
         str | None, typer.Argument(help="Sweep to open. Default: the newest.", metavar="[SWEEP]")
@@ -29,8 +29,7 @@ def ui(
     page.serve(runs, sweep=sweep, tracking_uri=tracking_uri, host=host, port=port, say=typer.echo)
 
 
-@app.command(epilog="Example: memscale sync quickstart --tracking-uri http://127.0.0.1:5000")
-@reports_errors
+@verb(epilog="Example: memscale sync quickstart --tracking-uri http://127.0.0.1:5000")
 def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
     """Send what the tracker does not have yet, from the trial directories alone."""
     from orchestrator.tracking.exporter_process import exporting
@@ -39,7 +38,8 @@ def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri 
         pass
     if exporter.unsynced_points or exporter.problem:
         typer.echo(
-            f"{exporter.unsynced_points:,} points are not in the tracker yet: {exporter.problem}. "
+            f"{plural(exporter.unsynced_points, 'point')} not in the tracker yet: "
+            f"{exporter.problem}. "
             "Run this again when it answers.",
             err=True,
         )

@@ -14,6 +14,7 @@ from orchestrator.records.errors import StoreError
 from orchestrator.records.locks import is_alive
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.units import plural
 
 WITH_ALL = "cancelled with the whole sweep: ask for all of it"
 
@@ -90,7 +91,7 @@ def describe_result(request: RetryRequest, *, controlled: frozenset[str]) -> str
     others = ", ".join(f"{m:,} {state}" for state, m in Counter(request.refused).items())
     if not n:
         return f"nothing to retry: {others or 'no trials'}"
-    what = f"{n:,} trial{'s' * (n != 1)}"
+    what = plural(n, "trial")
     if controlled.issuperset(request.after):
         what += " back in the queue"
     else:

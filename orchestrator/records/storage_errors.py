@@ -26,6 +26,8 @@ FAILING = frozenset(
 """Errors of file systems, of networks above all, whose server or device does not work: a soft mount
 that timed out, a handle of before its server's restart, an evicted client, a mount that became
 read-only. Sockets raise some of them too; a retry is as right there."""
+UNUSABLE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""Errors of a path that cannot be used: a folder below a file, a name that is too long."""
 EXIT_CODE = 75
 """Exit code of a command that failing storage stopped: EX_TEMPFAIL of sysexits.h."""
 MARGIN = 1.1
@@ -90,6 +92,14 @@ def denied_message(error: PermissionError) -> str:
         f"{file}: {error.strerror} for user {_user(os.geteuid())}; {place} belongs to "
         f"{_user(place.stat().st_uid)}, who can open it to others: `chmod -R o+rX` to read "
         "(`g+rwX`: to the group, to write too), and before further submissions `umask 022`"
+    )
+
+
+def unusable_message(error: OSError) -> str:
+    """Return which path cannot be used, and why; `error` is one of UNUSABLE and names a file."""
+    return (
+        f"{os.fsdecode(error.filename)}: {os.strerror(error.errno or 0).lower()}; name another "
+        "place (--runs, --out), or change what lies there"
     )
 
 

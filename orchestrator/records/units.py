@@ -13,6 +13,11 @@ def count(value: float) -> str:
     raise AssertionError("unreachable: values below 10,000 have returned")
 
 
+def plural(number: float, noun: str) -> str:
+    """Return `1 trial`, `2 trials`, `0 trials`, `0.5 GPU`, `1,000,000 cores`."""
+    return f"{number:,.12g} {noun}{'' if 0 < number <= 1 else 's'}"
+
+
 def flops(value: float) -> str:
     """Return 1.23e+15."""
     return f"{value:.2e}"

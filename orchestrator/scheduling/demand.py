@@ -6,6 +6,8 @@ Shares of a GPU are counted in units of 1/10,000, as Ray does, so that sums are 
 from dataclasses import dataclass
 from functools import cached_property
 
+from orchestrator.records.units import plural
+
 UNIT = 10_000
 """Units of one GPU."""
 STEP = UNIT // 100
@@ -51,7 +53,7 @@ class Demand:
         return self._hash
 
     def __str__(self) -> str:
-        cores = f"{self.cpus} core{'s' * (self.cpus != 1)}"
+        cores = plural(self.cpus, "core")
         if not self.units:
             return cores
         return f"{gpus_text(self.units)} and {cores}"
@@ -127,5 +129,4 @@ def _fits_empty(demand: Demand, node: Node, n_ranks: int) -> bool:
 
 def gpus_text(units: int) -> str:
     """Return `0.25 GPU`, `1 GPU`, `8 GPUs`."""
-    count = units / UNIT
-    return f"{count:g} GPU{'s' * (count > 1 or count == 0)}"
+    return plural(units / UNIT, "GPU")

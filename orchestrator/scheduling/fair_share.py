@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from orchestrator.records.units import plural
 from orchestrator.scheduling.demand import Demand
 
 NOTHING = 1e-9
@@ -111,7 +112,7 @@ def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: f
     fair = fair_shares([own, *others], gpus=gpus, cpus=cpus)[0]
     cluster = Amounts(gpus, cpus)
     ahead = [other for other in others if _order(other, cluster) < _order(own, cluster)]
-    sweeps = f"{len(others)} other sweep{'s' * (len(others) > 1)}"
+    sweeps = plural(len(others), "other sweep")
     share_gpus = f"{fair.gpus:.3g} GPUs and " if fair.gpus > NOTHING else ""
     return Grant(
         gpus=fair.gpus,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from orchestrator.records.units import plural
 from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import UNIT, Demand, Node, gpus_text
 from orchestrator.scheduling.policy import Decision
@@ -93,7 +94,7 @@ def impossible(demand: Demand, nodes: Sequence[Node]) -> str:
 
 
 def _cores(count: int) -> str:
-    return f"{count} core{'s' * (count != 1)}"
+    return plural(count, "core")
 
 
 def _duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from orchestrator.records.units import plural
 from orchestrator.scheduling.demand import Node
 
 GPUS_PER_NODE = 8
@@ -40,11 +41,11 @@ class NodeShape:
     """Of each GPU; None: unknown."""
 
     def __str__(self) -> str:
-        cores = f"{self.cpus} core{'s' * (self.cpus > 1)}"
+        cores = plural(self.cpus, "core")
         if not self.gpus:
             return cores
         memory = f" ({self.gpu_memory_bytes / 1e9:g} GB)" if self.gpu_memory_bytes else ""
-        return f"{self.gpus} GPU{'s' * (self.gpus > 1)}{memory} and {cores}"
+        return f"{plural(self.gpus, 'GPU')}{memory} and {cores}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class ClusterSpec:
             for node in self.nodes
         )
         return " and ".join(
-            f"{count:,} node{'s' * (count > 1)} of {shape}" for shape, count in shapes.items()
+            f"{plural(count, 'node')} of {shape}" for shape, count in shapes.items()
         )
 
 

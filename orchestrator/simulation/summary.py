@@ -38,7 +38,8 @@ def simulation_text(
         rate: Where the predicted times come from.
     """
     blank = Text("")
-    title = Text(f"{name} on {cluster}: {len(simulation.runs):,} trials", style="bold")
+    n_trials = units.plural(len(simulation.runs), "trial")
+    title = Text(f"{name} on {cluster}: {n_trials}", style="bold")
     parts: list[RenderableType] = [title, blank]
     if simulation.runs:
         hours = _hours(simulation, label)
@@ -53,7 +54,8 @@ def simulation_text(
 def headline(simulation: Simulation) -> str:
     """Return the three numbers that a picture needs beside it."""
     return (
-        f"{len(simulation.runs):,} trials in {units.short_duration(simulation.makespan_s)} "
+        f"{units.plural(len(simulation.runs), 'trial')} "
+        f"in {units.short_duration(simulation.makespan_s)} "
         f"(no schedule beats {units.short_duration(simulation.bound_s)}), "
         f"{simulation.utilisation:.0%} utilised"
     )
@@ -208,4 +210,7 @@ def _overlaps(low: float, high: float, cells: int) -> tuple[np.ndarray, np.ndarr
 
 def _impossible(simulation: Simulation) -> list[str]:
     reasons = Counter(simulation.impossible.values())
-    return [f"note: {n:,} trials cannot run there: {why}" for why, n in reasons.most_common(5)]
+    return [
+        f"note: {units.plural(n, 'trial')} cannot run there: {why}"
+        for why, n in reasons.most_common(5)
+    ]

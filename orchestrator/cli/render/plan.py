@@ -11,6 +11,7 @@ from rich.text import Text
 
 from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.node.hardware import usable_cores, visible_gpus
+from orchestrator.planning import memory_fit
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import canonical_json
@@ -41,7 +42,7 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     shown = groups[:rows]
     parts: list[RenderableType] = [_sizes(plan, shown, labels), Text(""), _costs(shown, labels)]
     if len(groups) > rows:
-        parts.append(Text(f"… and {len(groups) - rows} more configurations"))
+        parts.append(Text(f"… and {units.plural(len(groups) - rows, 'more configuration')}"))
     parts.append(Text(""))
     parts += [Text(line) for line in _matches(plan)]
     parts += [Text(line) for line in _reasons(plan.trials)]
@@ -51,8 +52,8 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     if plan.left_over:
         parts.append(
             Text(
-                f"note: {len(plan.left_over)} trials on disk are no longer in the file; "
-                "they are kept and left alone"
+                f"note: kept and left alone: {units.plural(len(plan.left_over), 'trial')} on disk "
+                "no longer in the file"
             )
         )
     return Group(*parts)
@@ -74,7 +75,7 @@ def _sizes(
     used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
     recipes = any(g[0].spec.recipe for g in groups)
     table = _plan_table(
-        title=f"{plan.sweep.name}: {len(plan.trials)} trials",
+        title=f"{plan.sweep.name}: {units.plural(len(plan.trials), 'trial')}",
         varied=any(labels.values()),
         numbers=("total", "active", "memory", *(PARAMETER_GROUPS[key] for key in used)),
         texts=("recipe",) if recipes else (),
@@ -195,7 +196,7 @@ def _reasons(trials: Sequence[PlannedTrial]) -> list[str]:
     )
     shown = [f"{n:>4} {status}: {why}" for (status, why), n in list(lines.items())[:20]]
     if len(lines) > 20:
-        shown.append(f"     … and {len(lines) - 20} more reasons")
+        shown.append(f"     … and {units.plural(len(lines) - 20, 'more reason')}")
     return shown
 
 
@@ -217,7 +218,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         "guess": "a guess; measured after the first run",
     }
     return Text(
-        f"To train: {len(todo)} trials, {units.flops(total_flops)} FLOPs, "
+        f"To train: {units.plural(len(todo), 'trial')}, {units.flops(total_flops)} FLOPs, "
         f"about {units.duration(seconds)} with {slots} at a time"
         f" ({'; '.join(how[s] for s in sources)}).",
         style="bold",
@@ -231,9 +232,11 @@ def _too_large(plan: Plan, *, slots: int) -> list[str]:
     widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in plan.trials), default=1)
     if widest > cores:
         notes.append(
-            f"a trial asks for {widest} cores (cpus x ranks) and this machine has {cores}; "
-            "it will wait here for ever"
+            f"a trial asks for {units.plural(widest, 'core')} (cpus x ranks) and this machine has "
+            f"{cores}; it will wait here for ever"
         )
+    if too_large := memory_fit.fits_not_here(plan):
+        return [*notes, *(f"not on this machine: {problem.message}" for problem in too_large)]
     todo = [t for t in plan.trials if t.to_train]
     peak = max(
         (t.spec.accounting["peak_memory_bytes"] * t.spec.resources.ranks for t in todo), default=0.0
@@ -241,7 +244,7 @@ def _too_large(plan: Plan, *, slots: int) -> list[str]:
     memory = psutil.virtual_memory().total
     if not visible_gpus() and peak * slots > 0.9 * memory:
         notes.append(
-            f"{slots} trials at a time may take {units.size(peak * slots)} of "
+            f"{units.plural(slots, 'trial')} at a time may take {units.size(peak * slots)} of "
             f"{units.size(memory)} memory; "
             "set resources.micro_batch_tokens, or submit with fewer --cpus"
         )

@@ -196,8 +196,8 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
     if not result.drained.complete:
         lines.append(
             Text(
-                f"{result.drained.points_waiting:,} points are not in MLflow yet "
-                f"({result.drained.problem}); they are safe in the journals: "
+                f"{units.plural(result.drained.points_waiting, 'point')} not in MLflow yet "
+                f"({result.drained.problem}); safe in the journals: "
                 f"{command()} sync {status.sweep}{runs_option}",
                 style="yellow",
             )
@@ -210,7 +210,7 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
             for t in status.trials
         )
         what = (
-            f"{lost} trials were ended before they could checkpoint and go back to their last one"
+            f"{units.plural(lost, 'trial')} ended before a checkpoint and back at the last one"
             if lost
             else "what ran has checkpointed"
         )

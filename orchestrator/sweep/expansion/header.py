@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.records.trial_dir import SWEEP_NAME
+from orchestrator.records.trial_dir import RESERVED_NAMES, SWEEP_NAME
 from orchestrator.records.trial_spec import Logging, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
@@ -111,6 +111,9 @@ def _name(value: YamlNode | None, document: YamlNode, wrong: list[Diagnostic]) -
     if not SWEEP_NAME.fullmatch(value.content):
         fix = "use letters, digits, '_', '-' and '.', at most 100, beginning with a letter or digit"
         wrong.append(value.diagnostic(f"cannot be a folder's name: {value.shown}", fix))
+    elif RESERVED_NAMES.fullmatch(value.content):
+        message = f"is the name of something else in a runs folder: {value.shown}"
+        wrong.append(value.diagnostic(message, f"write for example {value.content[:90]}_sweep"))
     return value.content
 
 

@@ -15,7 +15,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     r"""Yield (1-based number, text without its line end) of every line; `\n` and `\r\n` end lines.
 
-    A line that is not UTF-8 and a damaged gzip stream become problems; the rest is still yielded.
+    A line that is not UTF-8 becomes a problem, and so does a damaged gzip stream, or none; the rest
+    is still yielded.
     """
     number = 0
     try:
@@ -35,7 +36,15 @@ def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                         "convert the file, for example with iconv -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+        if number == 0 and not _is_gzip(path):
+            problems.add(path, None, "is not compressed", f"rename it to {path.stem}")
+        else:
+            problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
 
 
 def json_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -49,10 +58,23 @@ def json_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, A
         except (json.JSONDecodeError, RecursionError) as error:
             problems.add(path, line, f"is not JSON ({error})", fix)
             continue
-        if isinstance(row, dict):
-            yield line, row
-        else:
+        if not isinstance(row, dict):
             problems.add(path, line, f"holds a {type(row).__name__}", fix)
+        elif half := _lone_surrogate(text, row):
+            problems.add(path, line, f"holds {half}, half a character", "remove or replace it")
+        else:
+            yield line, row
+
+
+def _lone_surrogate(text: str, row: Any) -> str | None:
+    r"""Return the first `\ud800` … `\udfff` without its other half, None if there is none."""
+    if "\\ud" not in text and "\\uD" not in text:
+        return None
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(error.object[error.start]):04x}"
+    return None
 
 
 def file_format(path: Path) -> str:

@@ -119,3 +119,17 @@ def test_examples_of_retry_are_calls_that_it_takes(submitted):
         assert (verb, name) == ("retry", "quickstart")
         words = ["s", *(failed.trial_id for _ in trials)]
         assert memscale(verb, *words, "--runs", sweep.path.parent)[0] == 0
+
+
+def test_the_shell_completes_names_of_sweeps(submitted, monkeypatch):
+    sweep, _, _ = submitted
+    monkeypatch.setenv("MEMSCALE_RUNS", str(sweep.path.parent))
+    environment = {
+        "_MEMSCALE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "memscale status ",
+        "COMP_CWORD": "2",
+    }
+
+    result = CliRunner().invoke(cli.app, env=environment, prog_name="memscale")
+
+    assert result.output.split() == ["s"]

@@ -9,7 +9,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from orchestrator.cli.app import reports_errors
+from orchestrator.cli.app import errors_as_sentences
 from orchestrator.cli.render import progress
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.status import SweepStatus
@@ -50,12 +50,8 @@ def test_other_errors_are_no_outage(tmp_path, error):
 
 
 def test_a_command_says_what_fails_in_a_sentence(tmp_path, capsys):
-    @reports_errors
-    def verb(runs):
+    with pytest.raises(typer.Exit) as caught, errors_as_sentences(tmp_path):
         raise failure()
-
-    with pytest.raises(typer.Exit) as caught:
-        verb(runs=tmp_path)
 
     assert caught.value.exit_code == 75
     assert capsys.readouterr().err.startswith(f"the storage of {tmp_path} fails (Input/output")

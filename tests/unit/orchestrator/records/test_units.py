@@ -58,3 +58,17 @@ def test_sizes(n_bytes, text):
 def test_interval_is_left_out_when_there_is_none():
     assert units.interval(0.5, math.nan, math.nan) == "0.5"
     assert units.interval(0.5, 0.4, 0.6) == "0.5 [0.4, 0.6]"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 trials"),
+        (1, "1 trial"),
+        (2, "2 trials"),
+        (0.25, "0.25 trial"),
+        (1_000_000, "1,000,000 trials"),
+    ],
+)
+def test_one_thing_is_singular(number, text):
+    assert units.plural(number, "trial") == text

@@ -133,7 +133,7 @@ def test_numbers_are_those_of_the_simulation():
     assert "100.0% of GPU-hours until then; 3 GPU-hours of training" in said
     assert "all up to 1 h 00 min" in said
     assert ["dense", "2", "2.5", "6"] in [line.split() for line in said.splitlines()]
-    assert "note: 1 trials cannot run there: needs 8 GPUs and 8 cores" in said
+    assert "note: 1 trial cannot run there: needs 8 GPUs and 8 cores" in said
     assert hours_by(simulation.runs, LABEL) == {
         "dense": LabelTotals(trials=2, gpu_hours=2.5, core_hours=6.0),
         "memory": LabelTotals(trials=1, gpu_hours=0.5, core_hours=0.5),

@@ -110,3 +110,20 @@ def test_patterns_and_lists_become_files_in_order_without_repeats(tmp_path):
     assert expand(str(odd)) == (odd,)
     nothing = tmp_path / "*.jsonl"
     assert expand(str(nothing)) == (nothing,)
+
+
+def test_half_a_character_is_a_mistake_with_its_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"text": "\\ud83d\\ude00"}\n{"text": "\\uD800"}\n{"\\udfff": 1, "text": "x"}\n'
+    )
+    assert mistakes(path) == [
+        ":2: holds \\ud800, half a character; remove or replace it",
+        ":3: holds \\udfff, half a character; remove or replace it",
+    ]
+
+
+def test_a_plain_file_named_gz_is_no_damaged_one(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_text('{"text": "x"}\n')
+    assert mistakes(path) == [": is not compressed; rename it to a.jsonl"]

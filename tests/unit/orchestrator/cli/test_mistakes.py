@@ -1,0 +1,117 @@
+"""Mistakes on the command line: one sentence each, exit code 2, nothing written."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator import cli
+from orchestrator.node import hardware
+
+SWEEP = """
+name: tiny
+data: {source: biographies, n_people: 100, style: compact}
+train: {tokens: 8_192, batch_tokens: 1_024, seq_len: 64, lr: 3.0e-3}
+model: {architecture: dense, preset: d8}
+"""
+
+
+def memscale(*words):
+    """Return exit code and all that a person reads, without frames and line breaks."""
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    return result.exit_code, re.sub(r"[\s│╭╮╰╯─]+", " ", result.output).strip()
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(SWEEP, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("plan", "quickstart", "--runs"), ("submit", "x", "--runs"), ("report", "x", "--out")],
+)
+def test_a_file_where_a_folder_belongs(tmp_path, words):
+    file = tmp_path / "file"
+    file.touch()
+
+    code, said = memscale(*words, file)
+
+    assert code == 2
+    assert f"Invalid value for '{words[-1]}'" in said
+    assert "is a file" in said
+
+
+def test_a_folder_below_a_file_is_named(tiny, tmp_path):
+    code, said = memscale("plan", tiny, "--runs", tiny / "runs")
+
+    assert code == 2
+    assert said.startswith(f"{tiny / 'runs'}")
+    assert "not a directory; name another place (--runs, --out)" in said
+
+
+@pytest.mark.parametrize(
+    ("visible", "fix"),
+    [
+        ((), "shows 0 GPUs; leave it out to train on the CPU"),
+        (("0",), "shows 1 GPU; ask for 1 at most"),
+    ],
+)
+def test_more_gpus_than_there_are(monkeypatch, tmp_path, visible, fix):
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: visible)
+
+    code, said = memscale("submit", "quickstart", "--gpus", 3, "--runs", tmp_path / "runs")
+
+    assert code == 2
+    assert "Invalid value for --gpus: 3 asked for" in said
+    assert fix in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_trials_at_a_time():
+    code, said = memscale("plan", "quickstart", "--slots", 0)
+
+    assert code == 2
+    assert "Invalid value for '--slots'" in said
+
+
+@pytest.mark.parametrize("verb", [(), ("plan",), ("submit",), ("status",)])
+def test_help_of_a_flag_asks_for_no_value(verb):
+    code, said = memscale(*verb, "--help")
+
+    assert code == 0
+    assert "bool" not in said
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tiny, tmp_path):
+    def without_times(said):
+        return re.sub(r"[\d.]+ (ms|s)\b", "", said)
+
+    planned = memscale("plan", tiny, "--runs", tmp_path / "runs")
+    dry = memscale("submit", tiny, "--dry-run", "--runs", tmp_path / "runs")
+
+    assert planned[0] == dry[0] == 0
+    assert "tiny: 1 trial " in dry[1]
+    assert "To train: 1 trial, " in dry[1]
+    assert without_times(dry[1]) == without_times(planned[1])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_model_that_fits_no_machine(tiny, tmp_path):
+    huge = tiny.with_name("huge.yaml")
+    huge.write_text(SWEEP.replace("preset: d8", "preset: 1m, d_model: 8_388_608, n_heads: 64"))
+    runs = ("--runs", tmp_path / "runs")
+
+    planned, dry, submitted = (
+        memscale(*words, huge, *runs) for words in (("plan",), ("submit", "--dry-run"), ("submit",))
+    )
+
+    assert planned[0] == dry[0] == submitted[0] == 2
+    for _, said in (planned, dry, submitted):
+        assert "huge.yaml: model: 1 trial too large: parameters, gradients and optimizer" in said
+        assert "set resources.micro_batch_tokens" not in said, "that would not help"
+    assert "and the largest machines have 32.0 TiB; make the model smaller" in planned[1]
+    assert "smaller micro batches do not help" in submitted[1]
+    assert not (tmp_path / "runs").exists()
