@@ -5,15 +5,14 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, app, find_trial, reports_errors
+from orchestrator.cli.app import Runs, find_trial, verb
 
 
-@app.command(
+@verb(
     epilog="Example: memscale export dense-1f0c --to models/dense",
     help="Write a trained model as a folder that transformers loads "
     "(AutoModelForCausalLM, AutoTokenizer).",
 )
-@reports_errors
 def export(
     trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
     to: Annotated[Path, typer.Option(help="Folder to write; made if it is not there.")],
