@@ -156,13 +156,12 @@ class AttemptExits:
             trial.spec.retries,
             free_ooms=max_enlargements(trial.spec.resources.gpus),
         )
-        now = self._state.clock()
         done = verdict.outcome is Outcome.DONE
         end = {
             "outcome": verdict.outcome.value,
             "reason": verdict.reason if done else f"{verdict.reason} ({decision.reason})",
             "exit_codes": {str(rank): code for rank, code in attempt_exit.exit_codes.items()},
-            "ended_at": now,
+            "ended_at": self._state.wall_clock(),
             "final": decision.action is Action.STOP,
         }
         # A full or failing disk takes it later; until then nothing new starts in this sweep.
@@ -170,7 +169,7 @@ class AttemptExits:
         self.write_ends()
         trial.finished = decision.action is Action.STOP or cancelled
         trial.attempt_reason = next_attempt_reason(end, again=False)
-        trial.delay(until=now + decision.delay_s, reason=trial.attempt_reason)
+        trial.delay(until=self._state.clock() + decision.delay_s, reason=trial.attempt_reason)
         trial.wait = f"{end['outcome']}: {end['reason']}"
         LOG.info(
             "trial %s, attempt %d: %s", trial.folder.trial_id, attempt_exit.attempt, trial.wait
@@ -211,6 +210,6 @@ class AttemptExits:
         if reason is None or node in excluded or not others:
             return
         node_exclusion.exclude(
-            state.sweep, node, why=reason, submission=state.submission, now=state.clock()
+            state.sweep, node, why=reason, submission=state.submission, now=state.wall_clock()
         )
         LOG.warning("%s", node_exclusion.excluded(state.sweep.excluded_nodes())[node])

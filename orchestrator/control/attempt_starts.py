@@ -219,10 +219,9 @@ class AttemptStarter:
         # A fraction may be more than was asked for: what trials like it were measured to need.
         shared = 0 < float(resources.gpus) < 1
         gpus = placement.share if shared else float(resources.gpus)
-        now = self._state.clock()
         folder: AttemptDir = trial.folder.new_attempt(
             {
-                "started_at": now,
+                "started_at": self._state.wall_clock(),
                 "controller": ProcessId.own().to_json(),
                 "submission": self._state.submission,
                 "ranks": resources.ranks,
@@ -253,7 +252,7 @@ class AttemptStarter:
         return RunningAttempt(
             folder=folder,
             launch=launch,
-            started_at=now,
+            started_at=self._state.clock(),
             predicted_s=self._state.estimator.left_s(trial),
             gpu_ids=placement.gpus,
         )

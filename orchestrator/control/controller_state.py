@@ -25,7 +25,9 @@ class ControllerState:
     breaker: CircuitBreaker
     """Open while the storage of the sweep fails."""
     clock: Callable[[], float]
-    """Seconds since 1970."""
+    """Monotonic seconds, for durations: nobody sets this clock."""
+    wall_clock: Callable[[], float]
+    """Seconds since 1970, for records."""
     trials: dict[str, ManagedTrial] = field(default_factory=dict)
     """Trials that are not finished, and finished ones until their final status is read."""
     nodes: Sequence[Node] = ()

@@ -7,6 +7,7 @@ starts (`attempt_starts.py`) and the status (`status_publisher.py`).
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +53,8 @@ class Controller:
         job: str = TRAIN,
         lock: ControllerLock | None = None,
         snapshot: SweepSnapshot | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Prepare; nothing is read, locked or started yet.
@@ -70,12 +72,13 @@ class Controller:
             snapshot: Of the sweep as this submission left it; read anew where another controller
                 ran since. None: read under the lock. Not for sweeps that Slurm jobs run trial by
                 trial, whose controllers leave no trace in the sweep's controller.json.
-            clock: Seconds since 1970.
+            clock: Monotonic seconds, for durations.
+            wall_clock: Seconds since 1970, for records.
             sleep: Waits between two turns.
         """
         self._sleep = sleep
         self._snapshot = snapshot
-        self._lock = lock or ControllerLock(sweep, submission=submission, clock=clock)
+        self._lock = lock or ControllerLock(sweep, submission=submission, wall_clock=wall_clock)
         self._state = ControllerState(
             sweep=sweep,
             submission=submission,
@@ -84,6 +87,7 @@ class Controller:
             estimator=ResourceEstimator(predicted_s or {}),
             breaker=CircuitBreaker(sweep.path, clock=clock),
             clock=clock,
+            wall_clock=wall_clock,
         )
         self._exits = AttemptExits(self._state)
         self._publisher = StatusPublisher(self._state, self._exits, self._lock)
@@ -92,9 +96,9 @@ class Controller:
         )
         self._failure: str | None = None
         """What ended the controller itself before its trials."""
-        self._checked_at = 0.0
+        self._checked_at = -math.inf
         """When requests and starts were last handled, or failing storage was last tried."""
-        self._published_at = 0.0
+        self._published_at = -math.inf
 
     def stop(self, why: Outcome = Outcome.INTERRUPTED) -> None:
         """Ask running trials to checkpoint and leave; the second call kills them.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.locks import is_alive
+from orchestrator.records.liveness import is_alive, living
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.records.units import plural
@@ -41,6 +41,7 @@ def plan_retry(
         whole_sweep: Whether this takes back a request to cancel the whole sweep, too.
     """
     cancelled = sweep.cancel_requested()
+    alone = living({trial.path: trial.controller() for trial in trials})
     after, refused = {}, []
     for trial in trials:
         try:
@@ -48,7 +49,7 @@ def plan_retry(
         except StoreError as error:
             refused.append(f"unreadable ({error})")
             continue
-        alive = trial.trial_id in controlled or is_alive(trial.controller())
+        alive = trial.trial_id in controlled or trial.path in alone
         if state is TrialState.RUNNING and not alive:
             state = TrialState.WAITING  # its controller is dead; submitting again resumes it
         if cancelled and state is TrialState.WAITING:
@@ -109,7 +110,7 @@ def controlled_trial_ids(
         submissions: Records of all its submissions.
     """
     controller = sweep.controller()
-    if controller is None or not is_alive(controller):
+    if controller is None or not is_alive(sweep.path, controller):
         return frozenset()
     number = int(controller["submission"])
     theirs = (one.get("trial_ids", ()) for one in submissions if int(one["number"]) == number)

@@ -14,7 +14,7 @@ from orchestrator.control.node_exclusion import excluded
 from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache
 from orchestrator.records.errors import StoreError
-from orchestrator.records.locks import is_alive
+from orchestrator.records.liveness import is_alive, living
 from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
@@ -151,7 +151,7 @@ def status_from_disk(
     """
     now = time.time() if now is None else now
     record = sweep.controller() or {}
-    alive = is_alive(record or None, now=now)
+    alive = is_alive(sweep.path, record or None)
     # Of a controller that is dead, controller.json is out of date.
     live = record if alive else {}
     listed = _listed_trials(sweep, record, alive=alive)
@@ -160,7 +160,8 @@ def status_from_disk(
     queue = None if alive else ask_queue(sweep)
     if queue is not None:
         folders = {trial_id: sweep.trial(trial_id) for trial_id in listed}
-        controlled = {i for i, trial in folders.items() if is_alive(trial.controller(), now=now)}
+        alive_there = living({trial.path: trial.controller() for trial in folders.values()})
+        controlled = {i for i, trial in folders.items() if trial.path in alive_there}
         reasons = {trial_id: queue.reason(trial) for trial_id, trial in folders.items()}
         waits = {trial_id: reason for trial_id, reason in reasons.items() if reason is not None}
     statuses, unreadable = _trial_statuses(sweep, listed, waits=waits, controlled=controlled)

@@ -100,12 +100,11 @@ class StatusPublisher:
                 for trial in status.trials
             ),
             stopping=self._state.n_stops > 0,
-            updated_at=self._state.clock(),
+            updated_at=self._state.wall_clock(),
         )
 
     def _read(self) -> SweepStatus:
         state, own = self._state, ProcessId.own()
-        now = state.clock()
         return SweepStatus(
             sweep=state.sweep.name,
             submission=state.submission,
@@ -118,8 +117,8 @@ class StatusPublisher:
             controller_alive=True,
             controller=f"pid {own.pid} on {own.host}",
             stopping=state.n_stops > 0,
-            time_left_s=self._time_left_s(now),
-            updated_at=now,
+            time_left_s=self._time_left_s(state.clock()),
+            updated_at=state.wall_clock(),
             excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
         )
 
@@ -156,7 +155,7 @@ class StatusPublisher:
             self._cache.add(cache_line(status, result_ns=written_ns))
 
     def predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
-        """Return when an attempt will end, in seconds since 1970: by its own rate if it has one."""
+        """Return when an attempt will end, in monotonic seconds: by its own rate if it has one."""
         eta_s = self._read_trial(trial).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 

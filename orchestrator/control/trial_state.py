@@ -4,6 +4,7 @@ It holds past attempts, the running one, and why the trial waits. Nothing here m
 controller's end: `recovery.py` reads it back from the folders.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +29,7 @@ class RunningAttempt:
     folder: AttemptDir
     launch: Launch
     started_at: float
-    """Seconds since 1970."""
+    """Seconds of the controller's monotonic clock."""
     predicted_s: float
     """Seconds that it was predicted to take at its start."""
     gpu_ids: tuple[str, ...] = ()
@@ -52,8 +53,8 @@ class ManagedTrial:
     """The attempt after which somebody asked for a retry: up to it, none counts against budgets."""
     attempt: RunningAttempt | None = None
     finished: bool = False
-    not_before: float = 0.0
-    """When the next attempt may start, seconds since 1970."""
+    not_before: float = -math.inf
+    """When the next attempt may start, monotonic seconds."""
     delay_reason: str = ""
     needs_disk_bytes: float = 0.0
     """Free space that it waits for, after a full disk ended an attempt."""

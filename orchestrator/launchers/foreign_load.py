@@ -42,7 +42,7 @@ def foreign_load(
         given_back: What it gave back so recently that it may not be in `available` yet.
         closed: Nodes of which all that is not ours counts as taken.
         since: When each node was first seen with foreign load; kept up to date here.
-        now: Seconds since 1970.
+        now: Monotonic seconds.
     """
     found: list[Running] = []
     for node in nodes:

@@ -190,7 +190,7 @@ class RayLauncher:
                 given_back=self._reservations.recently_released(),
                 closed=granted.closed,
                 since=self._foreign_since,
-                now=time.time(),
+                now=time.monotonic(),
             ),
             grant=granted,
             may_grow=self._grows or starting or changed_s < NODES_WAIT_S,

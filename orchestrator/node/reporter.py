@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import os
 import signal
 import statistics
@@ -96,7 +97,8 @@ class RankReporter:
         *,
         progress_writer: ProgressWriter | None = None,
         shares_gpus: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the journal (rank 0).
 
@@ -105,7 +107,8 @@ class RankReporter:
             stop: Where a signal handler leaves a request to stop.
             progress_writer: Takes this rank's progress for the supervisor.
             shares_gpus: Whether other trials use the same GPUs, whose use is then not this trial's.
-            clock: Seconds since 1970.
+            clock: Monotonic seconds, for durations.
+            wall_clock: Seconds since 1970, for records.
         """
         self._request = request
         self._stop = stop or StopFlag()
@@ -113,14 +116,15 @@ class RankReporter:
         self._n_reports = 0
         self._lap_timer = LapTimer(clock)
         self._clock = clock
+        self._wall_clock = wall_clock
         self._journal = (
-            Journal(request.attempt_dir.journal, clock=clock) if request.rank == 0 else None
+            Journal(request.attempt_dir.journal, clock=wall_clock) if request.rank == 0 else None
         )
         self._shares_gpus = shares_gpus
         self._sampler: SystemSampler | None = None
-        self._logged_at = 0.0
+        self._logged_at = -math.inf
         self._values: dict[str, float] = {}
-        self._beat_at = -HEARTBEAT_S
+        self._beat_at = -math.inf
         self._beat_phase: str | None = None
         self.step = 0
         self.steps = 0
@@ -206,7 +210,7 @@ class RankReporter:
             "phase": phase,
             "loss": _number(self._values, "loss", "train/loss"),
             "tokens_per_s": _number(self._values, "tokens_per_s", "train/tokens_per_s"),
-            "updated_at": self._clock(),
+            "updated_at": self._wall_clock(),
         }
         try:
             write_json(self._request.trial.path / "heartbeat.json", beat, durable=False)

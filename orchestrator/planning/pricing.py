@@ -19,7 +19,7 @@ from orchestrator.planning.runtime_prior import (
     matmul_flops_per_second,
     predict_runtime,
 )
-from orchestrator.records import locks
+from orchestrator.records import liveness
 from orchestrator.records.errors import ConfigError, ConfigProblem, StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
 from orchestrator.records.trial_dir import SweepDir
@@ -105,7 +105,7 @@ def make_plan(
     """
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
     on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
-    alive = locks.is_alive(snapshot.controller)
+    alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[str, dict[str, float]] = {}
     planned = []
@@ -160,7 +160,7 @@ def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedT
         sweep: Folder of the sweep.
         measured: What trials on this machine took (`runtime_prior.measurements`).
     """
-    alive = locks.is_alive(sweep.controller())
+    alive = liveness.is_alive(sweep.path, sweep.controller())
     on_gpu = bool(measured) and all(m.device != "cpu" for m in measured)
     found = []
     for folder in sweep.trials():

@@ -1,6 +1,7 @@
 """Circuit breaker around a sweep's storage: open while it fails."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,17 +17,17 @@ WARN_EVERY_S = 60.0
 class CircuitBreaker:
     """Says whether the storage of a folder fails, since when, and why."""
 
-    def __init__(self, place: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, place: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start closed: the storage is taken to work.
 
         Args:
             place: The folder.
-            clock: Seconds since 1970.
+            clock: Monotonic seconds.
         """
         self._place = place
         self._clock = clock
         self._since: float | None = None
-        self._warned_at = -WARN_EVERY_S
+        self._warned_at = -math.inf
         self._problem = ""
 
     @property
@@ -54,7 +55,7 @@ class CircuitBreaker:
 
     def reason(self) -> str:
         """Return what fails, for how long, and what to do; for while it is open."""
-        lasted_s = self._clock() - (self._since or self._clock())
+        lasted_s = 0.0 if self._since is None else self._clock() - self._since
         return f"{self._problem} (for {units.duration(lasted_s)})"
 
     def close(self) -> None:

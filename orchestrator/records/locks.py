@@ -1,7 +1,8 @@
 """Locks on sweeps and trials, which vanish with their holder.
 
 A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json
-says who holds it, for people and for `memscale status`; it alone never decides.
+says who holds it, for people and for `memscale status`; it alone never decides. `liveness.py`
+reads it.
 
 A network file system takes the locks of a silent machine away. So a controller whose storage did
 not answer for STALE_S checks that the sweep is still its own before it writes or decides anything.
@@ -23,24 +24,16 @@ LOCK_FILE = "controller.lock"
 HEARTBEAT_S = 1.0
 """How often controller.json is replaced."""
 STALE_S = 60.0
-"""Silence after which a controller on another machine counts as dead. Clocks of machines differ."""
+"""Silence after which another controller may have taken a sweep over."""
 
 
 class LockHeld(Exception):
     """Another process trains this trial."""
 
 
-def is_alive(record: Mapping[str, Any] | None, *, now: float | None = None) -> bool:
-    """Whether the controller that wrote this controller.json still runs the sweep.
-
-    On this machine the process is looked up; on another its heartbeat must be younger than STALE_S.
-    """
-    if record is None or record.get("ended_at") is not None:
-        return False
-    process = ProcessId.from_json(record)
-    if process.here:
-        return process.alive()
-    return (time.time() if now is None else now) - float(record["updated_at"]) < STALE_S
+def seconds_since_boot() -> float:
+    """Return seconds that no one sets, and that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class ControllerLock:
@@ -52,7 +45,8 @@ class ControllerLock:
         *,
         submission: int,
         trial: TrialDir | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = seconds_since_boot,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Prepare; nothing is taken yet.
 
@@ -60,12 +54,14 @@ class ControllerLock:
             sweep: Whose lock it is.
             submission: For readers of controller.json.
             trial: The only trial to run; then controller.json lies in its folder.
-            clock: Seconds since 1970.
+            clock: Seconds, for silences; those of a machine that slept count.
+            wall_clock: Seconds since 1970, for the record.
         """
         self._sweep = sweep
         self._trial = trial
         self._place = sweep.path if trial is None else trial.path
         self._clock = clock
+        self._wall_clock = wall_clock
         self._locks: list[tuple[int, Path, int]] = []
         """File, folder and kind of lock."""
         self._updated_at = 0.0
@@ -94,7 +90,8 @@ class ControllerLock:
             self.predecessor = read_json(self._place / "controller.json")
         except StoreError:
             self.predecessor = {}  # damaged, so equal to none that anybody has read
-        self._record["started_at"] = self._updated_at = self._clock()
+        self._record["started_at"] = self._wall_clock()
+        self._updated_at = self._clock()
         self.heartbeat({})
 
     def heartbeat(self, fields: Mapping[str, Any]) -> bool:
@@ -110,8 +107,12 @@ class ControllerLock:
             BusyError: If another controller runs the sweep, after a silence. Nothing is written
                 then, nor later.
         """
-        now = self._clock()
-        self._record = {**self._record, **fields, "updated_at": now}
+        self._record = {
+            **self._record,
+            **fields,
+            "beat": self._record.get("beat", 0) + 1,
+            "updated_at": self._wall_clock(),
+        }
         if self._lost:
             return False
         try:
@@ -122,7 +123,7 @@ class ControllerLock:
             if not storage_errors.is_transient(error):
                 raise
             return False
-        self._updated_at, self._written = now, True
+        self._updated_at, self._written = self._clock(), True
         return True
 
     @property
@@ -133,7 +134,7 @@ class ControllerLock:
     def release(self) -> None:
         """Say that the controller ended and let go of the lock."""
         if self._locks:
-            self.heartbeat({"ended_at": self._clock()})
+            self.heartbeat({"ended_at": self._wall_clock()})
             self._let_go()
 
     @property

@@ -495,7 +495,7 @@ class SweepDir:
         return record
 
     def controller(self) -> dict[str, Any] | None:
-        """Return controller.json; `locks.is_alive` tells whether that controller lives."""
+        """Return controller.json; `liveness.is_alive` tells whether that controller lives."""
         return read_json(self.path / "controller.json")
 
     def cancel_requested(self) -> bool:

@@ -48,7 +48,7 @@ class BackfillReservation:
     """Where a trial will start that does not fit now."""
 
     start: float
-    """Seconds since 1970, by the predicted ends."""
+    """Seconds of the caller's clock, by the predicted ends."""
     left_over: Mapping[int, FreeResources]
     """For each of its nodes, as row 0: what it leaves to others then."""
 
@@ -97,7 +97,7 @@ class ClusterState:
     def allocate(
         self, trial_id: str, allocation: Allocation, *, predicted_end: float, sweep: str = ""
     ) -> None:
-        """Note that a trial holds an allocation until its predicted end (s since 1970)."""
+        """Note that a trial holds an allocation until its predicted end."""
         self._held[trial_id] = _Held(
             allocation=allocation, predicted_end=predicted_end, sweep=sweep
         )

@@ -26,7 +26,7 @@ class Running:
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs it holds, wholly or in part."""
     predicted_end: float = 0.0
-    """Seconds since 1970."""
+    """Seconds of the caller's clock."""
     sweep: str = ""
     other_nodes: tuple[str, ...] = ()
     """Further nodes of a gang; it holds them, and the first, whole."""

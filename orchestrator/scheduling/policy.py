@@ -42,7 +42,7 @@ class Start:
     trial_id: str
     allocation: Allocation
     predicted_end: float
-    """Seconds since 1970."""
+    """Seconds of the caller's clock."""
     sweep: str
 
 
@@ -53,7 +53,7 @@ class NextInLine:
     trial_id: str
     demand: Demand
     start: float
-    """Predicted, seconds since 1970."""
+    """Predicted, seconds of the caller's clock."""
     nodes: tuple[int, ...]
     """Rows of the reserved nodes."""
 
@@ -74,7 +74,7 @@ def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
     Args:
         cluster: The nodes and what runs on them.
         queue: Who waits; trials that the empty cluster could not hold are passed over.
-        now: Seconds since 1970.
+        now: Seconds of the caller's clock.
     """
     classes = [one for one in queue if cluster.requirements(one.demand).possible]
     if not classes:

@@ -20,7 +20,7 @@ class Waiting:
     demand: Demand
     predicted_s: float
     not_before: float = 0.0
-    """Seconds since 1970."""
+    """Seconds of the caller's clock."""
     delay_reason: str = ""
     """Why it may not start before that."""
     order: int = 0

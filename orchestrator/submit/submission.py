@@ -18,7 +18,7 @@ from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.detached_controller import controller_command
 from orchestrator.launchers.slurm import job_records
 from orchestrator.planning.pricing import Plan
-from orchestrator.records import code_snapshot, locks
+from orchestrator.records import code_snapshot, liveness
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
@@ -305,7 +305,7 @@ def _runs(sweep: SweepDir, number: int) -> bool:
 def refuse_if_busy(snapshot: SweepSnapshot) -> None:
     """Raise BusyError if a live controller runs this sweep, or jobs of it wait in Slurm's queue."""
     name, controller = snapshot.name, snapshot.controller
-    if controller is not None and locks.is_alive(controller):
+    if controller is not None and liveness.is_alive(snapshot.path, controller):
         raise BusyError(
             f"sweep {name}: pid {controller['pid']} on {controller['host']} runs it already; watch "
             f"it with `memscale status {name} --watch`, end it with `memscale cancel {name}`"

@@ -108,6 +108,8 @@ class World:
         self.sweep = SweepDir(root / "s")
         self.launcher = FakeLauncher()
         self.now = 1000.0
+        self.set_s = 0.0
+        """By how much somebody has set the wall clock."""
         self.updates = []
         self.script = None
 
@@ -124,14 +126,16 @@ class World:
         return spec.trial_id
 
     def controller(self, *trial_ids, submission=1, **more):
+        clocks = {"clock": lambda: self.now, "wall_clock": lambda: self.now + self.set_s}
+        more = {"lock": ControllerLock(self.sweep, submission=submission, **clocks), **more}
         return Controller(
             self.sweep,
             submission=submission,
             trial_ids=trial_ids,
             launcher=self.launcher,
             cache=self.sweep.path / "cache",
-            clock=lambda: self.now,
             sleep=self._sleep,
+            **clocks,
             **more,
         )
 
@@ -747,6 +751,46 @@ def test_time_limit_checkpoints_and_goes_on_within_the_budget(world):
     started_at = world.sweep.trial(trial).attempt(1).launch()["started_at"]
     assert 20 < world.end(trial)["ended_at"] - started_at < 25
     assert status.complete
+
+
+@pytest.mark.parametrize("set_s", [-86_400.0, 7200.0], ids=["back a day", "forward two hours"])
+def test_a_clock_that_is_set_ends_nothing_and_a_request_to_cancel_is_heard(world, set_s):
+    resources = Resources(gpus=0, time_limit_s=100.0)
+    kept, cancelled = (world.trial(seed, resources=resources) for seed in range(2))
+
+    def script():
+        world.set_s = set_s
+        yield
+        assert world.launcher.running.keys() == {kept, cancelled}
+        world.sweep.trial(cancelled).request_cancel("test")
+        yield
+        yield
+        assert world.launcher.running.keys() == {kept}
+        yield from finish(world, kept)
+
+    status = world.run(kept, cancelled, script=script())
+
+    assert world.end(cancelled)["outcome"] == "cancelled"
+    assert world.end(kept)["outcome"] == "done"
+    assert status.updated_at == world.now + set_s
+
+
+@pytest.mark.parametrize("set_s", [-86_400.0, 7200.0], ids=["back a day", "forward two hours"])
+def test_a_retry_waits_its_delay_whatever_somebody_sets_the_clock_to(world, set_s):
+    trial = world.trial(0)
+
+    def script():
+        waited_s = []
+        for n_launches in (1, 2, 3):
+            world.launcher.end(trial, {0: -9})
+            world.set_s, ended_at = set_s, world.now
+            while len(world.launcher.launches) == n_launches:
+                yield
+            waited_s.append(world.now - ended_at)
+        assert 2.0 <= waited_s[1] < 5.0 <= waited_s[2] + 1.0 < 9.0
+        yield from finish(world, trial)
+
+    assert world.run(trial, script=script()).complete
 
 
 def test_orphaned_attempts_are_closed_before_anything_starts(world):

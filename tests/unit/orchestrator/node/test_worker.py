@@ -224,6 +224,24 @@ def test_heartbeat_is_replaced_once_a_second_and_at_every_change_of_phase(make, 
     assert written == [(1, "train"), (11, "train"), (21, "train"), (30, "evaluate")]
 
 
+@pytest.mark.parametrize("set_s", [-86_400.0, 7200.0], ids=["back a day", "forward two hours"])
+def test_heartbeats_and_step_times_do_not_follow_a_clock_that_is_set(make, set_s):
+    now = [0.0]
+    request = make()
+    told = RankReporter(
+        request,
+        clock=lambda: now[0],
+        wall_clock=lambda: 1e9 + now[0] + set_s * (now[0] > 1.0),
+    )
+    for step in range(1, 41):
+        now[0] = step * 0.1
+        told.progress(step, 40, "train", {"loss": 1.0})
+
+    assert told._lap_timer.step_s == pytest.approx(0.1)
+    assert request.trial.heartbeat()["step"] == 31
+    assert request.trial.heartbeat()["updated_at"] == pytest.approx(1e9 + 3.1 + set_s)
+
+
 def test_checkpoint_puts_the_journal_on_the_disk_first(make, monkeypatch):
     synced = []
     request = make()

@@ -3,7 +3,8 @@
 import pytest
 
 from orchestrator.records.errors import BusyError
-from orchestrator.records.locks import ControllerLock, is_alive
+from orchestrator.records.liveness import is_alive
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.trial_dir import SweepDir
 
 
@@ -17,13 +18,13 @@ def test_one_trial_each_or_all_together(tmp_path):
     of_b.acquire()
 
     assert of_a.trial_ids == ("a",)
-    assert is_alive(a.controller())
+    assert is_alive(a.path, a.controller())
     assert sweep.controller() is None
     for other in (whole, ControllerLock(sweep, submission=2, trial=a)):
         with pytest.raises(BusyError, match="runs it already"):
             other.acquire()
     of_a.release()
-    assert not is_alive(a.controller())
+    assert not is_alive(a.path, a.controller())
     with pytest.raises(BusyError, match="a Slurm job runs it already"):
         whole.acquire()
     of_b.release()
