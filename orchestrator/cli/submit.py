@@ -242,6 +242,8 @@ def _run_here(request: "Submission", *, quiet: bool) -> None:
         f"{sum(t.to_train for t in trials)} to train, "
         f"{sum(t.status == 'done' for t in trials)} already done."
     )
+    if console.is_terminal and any(t.to_train for t in trials):
+        console.print("Closing this terminal checkpoints and stops it; with --detach it goes on.")
     with progress.LiveSweep(console, quiet=quiet) as live:
         result = request.run(live.update)
     console.print(progress.outcome_text(result, runs_option=runs_option(request.runs)))

@@ -44,10 +44,15 @@ class RayEnvironment:
         self._before: dict[str, str | None] = {}
         """Variables that are changed, with their former values."""
         self._on_sigterm: Any = signal.SIG_DFL
+        self._mask: Any = None
+        """Blocked signals before `save`; None: they are not changed."""
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def save(self) -> None:
-        """Save what `ray.init` is going to change."""
+        """Save what `ray.init` is going to change; until `restore_environment` SIGHUP waits."""
+        # What Ray starts inherits that. So the end of a terminal, which reaches all its processes,
+        # leaves Ray alive for ranks that checkpoint.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._before = {name: os.environ.get(name) for name in SET_BY_RAY}
 
@@ -55,6 +60,7 @@ class RayEnvironment:
         """Restore what `ray.init` changed and nobody asked for."""
         for name in SET_BY_RAY:
             self._restore(name)
+        self._unblock()
         if threading.current_thread() is threading.main_thread():
             # Ray takes SIGTERM for itself and would exit; the caller decides what it means.
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -97,6 +103,7 @@ class RayEnvironment:
 
     def close(self) -> None:
         """Make the watchdog end what Ray left, wait for that, restore the variables."""
+        self._unblock()
         if self._watchdog is not None:
             assert self._watchdog.stdin is not None, "stdin is a pipe"
             self._watchdog.stdin.close()
@@ -104,6 +111,11 @@ class RayEnvironment:
             self._watchdog = None
         for name in list(self._before):
             self._restore(name)
+
+    def _unblock(self) -> None:
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self._mask = None
 
     def _set(self, variables: Mapping[str, str]) -> None:
         for name, value in variables.items():

@@ -32,6 +32,9 @@ from typing import Any
 
 from orchestrator.records.processes import ProcessId, die_with_parent
 
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGHUP})
+"""What ranks take for a request to checkpoint and leave."""
+
 
 class ForkServer:
     """The forking loop. Single-threaded; lives in the main thread of its process."""
@@ -71,9 +74,11 @@ class ForkServer:
         gc.freeze()
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        # A machine that is about to go away sends SIGTERM to all processes. The fork server stays
-        # for its ranks, which checkpoint first, and passes on what perhaps only it received.
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        # A machine that is about to go away sends SIGTERM to all processes, a terminal SIGHUP. The
+        # fork server stays for its ranks, which checkpoint first, and passes on what perhaps only
+        # it received.
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda number, frame: None)
         self._report({"ready": time.perf_counter() - start})
         try:
             while self._serve_once():
@@ -90,7 +95,7 @@ class ForkServer:
         if self._wake in readable:
             signals = os.read(self._wake, 4096)
             self._reap(block=False)
-            if signal.SIGTERM in signals:
+            if not STOP_SIGNALS.isdisjoint(signals):
                 for pid in self._keys:
                     os.kill(pid, signal.SIGTERM)
         if self._commands in readable:
@@ -140,7 +145,8 @@ class ForkServer:
 
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
         for descriptor in (self._commands, self._events, self._wake, self._wake_write):
             os.close(descriptor)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -183,7 +189,8 @@ def main(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Slurm tells every process of a job that its time is over, and this one may be importing still.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     die_with_parent(int(arguments[0]))
     commands, events = os.dup(0), os.dup(1)

@@ -50,9 +50,10 @@ class StopFlag:
 
 @contextmanager
 def stops_on_signal(stop: StopFlag) -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into a request to checkpoint and leave."""
+    """Turn SIGTERM, SIGINT and SIGHUP into a request to checkpoint and leave."""
     before = {
-        number: signal.signal(number, stop.request) for number in (signal.SIGTERM, signal.SIGINT)
+        number: signal.signal(number, stop.request)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     }
     try:
         yield
@@ -170,7 +171,7 @@ class RankReporter:
             self._beat(phase)
 
     def should_stop(self) -> bool:
-        """Whether SIGTERM or SIGINT came."""
+        """Whether a signal asked for it."""
         return self._stop.requested
 
     def event(self, name: str, **fields: Any) -> None:

@@ -3,11 +3,9 @@
 import importlib
 import os
 import re
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
 from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json, write_text
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.submit.stop_signals import stop_signals
 from orchestrator.sweep.expansion import recorded_inputs
 from orchestrator.sweep.matching import step_time
 from orchestrator.sweep.parsing import discovery
@@ -52,7 +51,7 @@ class SubmissionResult:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when every trial is done, 130 after Ctrl-C, else 1."""
+        """Return 0 when every trial is done, 130 after a stop signal, else 1."""
         if self.interrupted:
             return 130
         return 0 if self.status.complete else 1
@@ -232,15 +231,19 @@ def run_recorded(
         predicted_s=how["predicted_s"],
         snapshot=snapshot,
     )
-    with exporting(sweep, tracking_uri, code=code) as exporter, _stops(controller) as stopped:
+    with (
+        exporting(sweep, tracking_uri, code=code) as exporter,
+        stop_signals(controller.stop) as stops,
+    ):
 
         def tell(status: SweepStatus) -> None:
             exporter.keep_alive()
-            on_update(status)
+            with stops.output():
+                on_update(status)
 
         status = controller.run(tell)
     assert exporter.drained is not None, "the end of `exporting` drains"
-    return SubmissionResult(status=status, interrupted=bool(stopped), drained=exporter.drained)
+    return SubmissionResult(status=status, interrupted=bool(stops.came), drained=exporter.drained)
 
 
 def _launcher(sweep: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
@@ -332,22 +335,3 @@ def _may_run(trial: TrialDir) -> bool:
         return trial.state() in (TrialState.WAITING, TrialState.RUNNING)
     except StoreError:
         return True
-
-
-@contextmanager
-def _stops(controller: Controller) -> Iterator[list[int]]:
-    """Turn Ctrl-C and SIGTERM into requests to stop; yield the list of signals that came."""
-    came: list[int] = []
-
-    def on_signal(number: int, frame: object) -> None:
-        came.append(number)
-        controller.stop()
-
-    before: Mapping[int, object] = {
-        n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]

@@ -189,8 +189,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     sweep = SweepDir(arguments.sweep.absolute())
     uri = arguments.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    # Ctrl-C in a terminal reaches every process of the group; the parent decides when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, and the end of a terminal, reach its processes; the parent decides when to end.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr

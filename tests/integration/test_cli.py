@@ -146,7 +146,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
     place.write(tokens=76_800)
     make_store(place.sweep.path.parent)
     furthest = 0
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         process = place.start("submit", "tiny.yaml", "--launcher", "process")
         place.wait_until(lambda: place.all_beyond(furthest + 20), process)  # noqa: B023
         process.send_signal(number)

@@ -270,11 +270,12 @@ def test_ranks_that_get_on_are_left_alone(node):
     assert (ended.exit_codes, ended.hang) == ({0: 0}, None)
 
 
-def test_sigterm_to_the_fork_server_is_passed_on_and_does_not_end_it(node):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_to_the_fork_server_is_passed_on_and_does_not_end_it(node, number):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)
     fork_server = int(Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(fork_server, signal.SIGTERM)
+    os.kill(fork_server, number)
 
     (ended,) = node.wait_for_end()
 

@@ -174,7 +174,7 @@ def test_stop_checkpoints_and_the_next_attempt_goes_on_there(make):
     assert (steps(request), steps(again)) == ([1, 2, 3], list(range(4, 11)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_asks_for_a_stop_even_before_the_reporter_exists(make, number):
     before = signal.getsignal(number)
     stop = StopFlag()
