@@ -15,6 +15,9 @@ from pathlib import Path
 import psutil
 
 from orchestrator.node import private_folder
+from orchestrator.node.hardware import usable_cores, visible_gpus
+from orchestrator.planning.runtime_prior import matmul_flops_per_second, params_within
+from orchestrator.records import units
 from orchestrator.records.storage_errors import nearest_existing
 
 NETWORK_FILE_SYSTEMS = frozenset(
@@ -80,6 +83,7 @@ def run_checks(runs: Path, *, port: int = 5000) -> Iterator[Check]:
         "mlflow": _mlflow,
         "torch": _torch,
         "gpus": _gpus,
+        "in an hour": _in_an_hour,
     }
     for name, check in checks.items():
         try:
@@ -224,6 +228,17 @@ def _gpus() -> Check:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
     return _ok(f"{len(names)} × {names[0]} ({bf16})")
+
+
+def _in_an_hour() -> Check:
+    """Suggest what to train: trials of as many tokens as suit their size, each an hour long."""
+    n_gpus, n_cores = len(visible_gpus()), usable_cores()
+    params = params_within(3600.0, None if n_gpus else matmul_flops_per_second())
+    at_a_time = f"{n_gpus or n_cores} at a time" if (n_gpus or n_cores) > 1 else "one at a time"
+    return _ok(
+        f"a model of about {units.count(params)} parameters on {units.count(20 * params)} tokens, "
+        f"{at_a_time} (a guess)"
+    )
 
 
 def _version(distribution: str) -> str | None:

@@ -6,13 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.app import (
+    PriceText,
     ReadFrom,
     Runs,
     SweepName,
     console_here,
     find_sweep,
     make_plan,
+    read_price,
     runs_option,
+    spent_text,
     verb,
 )
 
@@ -49,13 +52,14 @@ def report(
         typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report", file_okay=False),
     ] = None,
     by: By = None,
+    price_text: PriceText = None,
 ) -> None:
     """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
     from analysis.report.html import figure_paths, write_report
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
-    folder = out or runs / sweep / "report"
+    folder, price = out or runs / sweep / "report", read_price(price_text)
     runs_table, fits = _fits(sweep, runs, tracking_uri, by)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
     page = write_report(
@@ -67,6 +71,8 @@ def report(
     )
     console = console_here()
     console.print(results.printed(tables(runs_table, fits)))
+    if price is not None:
+        console.print(f"{sweep}: {spent_text(find_sweep(runs, sweep), price)}\n")
     console.print(
         results.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=runs_option(runs))
     )

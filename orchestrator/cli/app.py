@@ -177,6 +177,18 @@ ReadFrom = Annotated[
 ]
 
 
+PriceText = Annotated[
+    str | None,
+    typer.Option(
+        "--price",
+        envvar="MEMSCALE_PRICE",
+        help="Say what it costs: 2.5/gpu-hour, $2.5/gpu-hour or 0.04/core-hour.",
+        metavar="PRICE",
+        show_default=False,
+    ),
+]
+
+
 def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
     """Read sweep files, expand and price them, and check that their data are there."""
     from orchestrator.planning import pricing as planning
@@ -191,6 +203,27 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
     priced = planning.make_plan(sweep, snapshot, measured, gpus_there=gpus_there)
     notes = planning.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+def read_price(text: str | None) -> Any:
+    """Return the `--price` of a command, None without."""
+    if text is None:
+        return None
+    from orchestrator.planning import price
+
+    try:
+        return price.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--price") from None
+
+
+def spent_text(sweep: "SweepDir", price: Any) -> str:
+    """Return what a sweep has cost so far."""
+    import time
+
+    from orchestrator.planning.price import spent_hours
+
+    return f"spent so far: {price.text(spent_hours(sweep, price, now=time.time()))}"
 
 
 @contextmanager

@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.app import (
+    PriceText,
     Runs,
     SweepName,
     console_here,
     find_sweep,
     find_trial,
+    read_price,
+    spent_text,
     verb,
 )
 from orchestrator.records.units import plural
@@ -28,19 +31,22 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
     ] = False,
+    price_text: PriceText = None,
 ) -> None:
     """Show the state of every trial of a sweep."""
     from orchestrator.cli.render import progress
     from orchestrator.control.status import status_from_disk
     from orchestrator.launchers.slurm.job_records import queue_reasons
 
-    sweep = find_sweep(runs, name)
+    sweep, price = find_sweep(runs, name), read_price(price_text)
     console = console_here()
     if watch:
         progress.watch(sweep, console)
     else:
         status = status_from_disk(sweep, ask_queue=queue_reasons)
         console.print(progress.status_table(status))
+        if price is not None:
+            console.print(f"{name}: {spent_text(sweep, price)}")
 
 
 @verb(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")

@@ -6,7 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.app import Runs, SweepFiles, console_here, make_plan, verb
+from orchestrator.cli.app import (
+    PriceText,
+    Runs,
+    SweepFiles,
+    console_here,
+    make_plan,
+    read_price,
+    spent_text,
+    verb,
+)
 
 
 def _print_recipes(wanted: bool) -> None:
@@ -75,13 +84,15 @@ def plan(
     recipes: Recipes = False,
     simulate: Simulate = None,
     picture: Picture = None,
+    price_text: PriceText = None,
 ) -> None:
     """Price a sweep before anything starts."""
+    price = read_price(price_text)
     if show:
         _show(sweep_files)
         return
     if simulate is not None:
-        _simulate(sweep_files, runs, simulate, picture, json=json)
+        _simulate(sweep_files, runs, simulate, picture, price, json=json)
         return
     if picture is not None:
         raise typer.BadParameter(
@@ -92,6 +103,8 @@ def plan(
         _echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
         return
     print_plan(priced, slots=slots)
+    if price is not None:
+        console_here().print(_price_line(priced, price))
 
 
 def print_plan(priced: Any, *, slots: int | None = None) -> None:
@@ -107,6 +120,20 @@ def print_plan(priced: Any, *, slots: int | None = None) -> None:
     console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
     if problems := memory_fit.fits_no_machine(priced):
         raise ConfigError(problems)
+
+
+def _price_line(priced: Any, price: Any) -> str:
+    """Return what the sweep will cost, and has cost."""
+    from orchestrator.node.hardware import visible_gpus
+    from orchestrator.planning.price import planned_hours
+    from orchestrator.records.trial_dir import SweepDir
+
+    on_gpus = bool(visible_gpus())
+    hours = planned_hours(priced.trials, price, gpus_there=on_gpus)
+    if price.unit == "gpu" and not on_gpus and not hours:
+        return "No GPU here to price: add --simulate gpus=8 for a cluster, or write /core-hour."
+    spent = spent_text(SweepDir(priced.snapshot.path), price)
+    return f"To train costs about {price.text(hours)}; {spent}."
 
 
 def _show(sweep_files: list[Path]) -> None:
@@ -127,7 +154,13 @@ def _echo_json(value: Any) -> None:
 
 
 def _simulate(
-    sweep_files: list[Path], runs: Path, cluster_text: str, picture: Path | None, *, json: bool
+    sweep_files: list[Path],
+    runs: Path,
+    cluster_text: str,
+    picture: Path | None,
+    price: Any,
+    *,
+    json: bool,
 ) -> None:
     """Run the plan in simulated time; print, and draw, what became of it."""
     from orchestrator.records.errors import StoreError
@@ -155,6 +188,9 @@ def _simulate(
         console_here().print(
             summary.simulation_text(result, cluster, name=name, label=label, rate=rate)
         )
+        if price is not None:
+            seconds = result.gpu_seconds if price.unit == "gpu" else result.core_seconds
+            console_here().print(f"Costs about {price.text(seconds / 3600)}.")
     if picture is not None and result.runs:
         try:
             from analysis.plotting.style import series_styles

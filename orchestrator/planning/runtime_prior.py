@@ -128,6 +128,23 @@ def predict_runtime(
     return RuntimePrediction(seconds=tokens * s_per_token, source="guess")
 
 
+def params_within(seconds: float, flops_per_second: float | None) -> float:
+    """Return the parameters of the dense model that trains so long on one device, by the guess.
+
+    It sees 20 tokens per parameter and takes 6 FLOPs per parameter and token (Hoffmann et al.
+    2022), so that 20 N (6 N / rate + overhead) seconds pass.
+
+    Args:
+        seconds: Of training.
+        flops_per_second: Rate of a large matrix product on a core; None: on a GPU.
+    """
+    rate, overhead = GUESS_GPU_FLOPS_PER_SECOND, 0.0
+    if flops_per_second is not None:
+        rate, overhead = GUESS_SHARE_OF_MATMUL * flops_per_second, GUESS_OVERHEAD_S_PER_TOKEN
+    half = rate * overhead / 12
+    return math.sqrt(half**2 + rate * seconds / 120) - half
+
+
 def matmul_flops_per_second(*, size: int = 384, repeats: int = 5) -> float:
     """Measure the rate of a float32 matrix product on one core here, in a few milliseconds."""
     import numpy as np

@@ -20,8 +20,12 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
 OPTIONAL: Mapping[str, Mapping[str, Any]] = {
     "end.json": {"ended_at": _NUMBER},
     "result.json": {"steps": int, "tokens": _NUMBER, "finished_at": _NUMBER},
-    "launch.json": {"submission": int, "started_at": _NUMBER},
-    "heartbeat.json": {"attempt": int, "step": int, "steps": int},
+    "launch.json": {
+        "submission": int,
+        "started_at": _NUMBER,
+        **dict.fromkeys(("ranks", "cpus", "gpus"), _NUMBER),
+    },
+    "heartbeat.json": {"attempt": int, "step": int, "steps": int, "updated_at": _NUMBER},
 }
 
 
