@@ -4,9 +4,10 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 """
 
 import dataclasses
+import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -167,6 +168,9 @@ TrackingUri = Annotated[
 ]
 
 
+Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+
+
 ReadFrom = Annotated[
     str | None,
     typer.Option(
@@ -248,6 +252,30 @@ def console_here() -> "Console":
 
     # Piped into a file or `less`, tables keep the width they need instead of wrapping at 80.
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def echo_json(value: Any) -> None:
+    """Print what a table shows as JSON; numbers that are not finite are null."""
+    import json
+
+    typer.echo(json.dumps(_finite(value), indent=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def names_option(name: str) -> Iterator[None]:
+    """Turn a ValueError into a wrong value of this option."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=name) from None
 
 
 def runs_option(runs: Path) -> str:

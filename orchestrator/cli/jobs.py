@@ -1,5 +1,6 @@
 """Commands `memscale status`, `logs`, `cancel` and `retry`."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,21 +8,35 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.app import (
+    Json,
     PriceText,
     Runs,
     SweepName,
     console_here,
+    echo_json,
     find_sweep,
     find_trial,
+    names_option,
     read_price,
     spent_text,
     verb,
 )
 from orchestrator.records.units import plural
 
+Where = Annotated[
+    str | None,
+    typer.Option(
+        help="Only these trials: key=value, with commas between. Keys are settings of the sweep "
+        "file, state, preset, seed, outcome; one key twice takes either value.",
+        metavar="model.n_keys=256,state=failed",
+        show_default=False,
+    ),
+]
+
 
 @verb(
-    epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch",
+    epilog="Examples: memscale status quickstart  ·  memscale status quickstart --watch  ·  "
+    "memscale status mine --where model.n_keys=256,state=failed --json",
     help="Show where every trial of a sweep stands. Works from any terminal that sees the runs "
     "folder.",
 )
@@ -32,21 +47,41 @@ def status(
         bool, typer.Option("--watch", "-w", help="Refresh until the sweep has ended or Ctrl-C.")
     ] = False,
     price_text: PriceText = None,
+    where: Where = None,
+    every: Annotated[bool, typer.Option("--all", help="A row for every trial.")] = False,
+    json: Json = False,
 ) -> None:
     """Show the state of every trial of a sweep."""
     from orchestrator.cli.render import progress
-    from orchestrator.control.status import status_from_disk
+    from orchestrator.control import status_filter
+    from orchestrator.control.status import SweepStatus, status_from_disk
     from orchestrator.launchers.slurm.job_records import queue_reasons
 
+    if watch and json:
+        raise typer.BadParameter("is a table; leave --json out", param_hint="--watch")
     sweep, price = find_sweep(runs, name), read_price(price_text)
-    console = console_here()
+    wanted = {}
+    with names_option("--where"):
+        if where is not None:
+            wanted = status_filter.parse_filter(where)
+
+    def select(status: SweepStatus) -> SweepStatus:
+        with names_option("--where"):
+            return status_filter.select(sweep, status, wanted) if wanted else status
+
     if watch:
-        progress.watch(sweep, console)
+        progress.watch(sweep, console_here(), select)
+        return
+    status = select(status_from_disk(sweep, ask_queue=queue_reasons))
+    if json:
+        totals = {state.value: n for state, n in status.totals.items()}
+        spent = {} if price is None else {"spent": spent_text(sweep, price)}
+        echo_json({**dataclasses.asdict(status), "totals": totals, **spent})
     else:
-        status = status_from_disk(sweep, ask_queue=queue_reasons)
-        console.print(progress.status_table(status))
+        rows = len(status.trials) if every else progress.MOST_ROWS
+        console_here().print(progress.status_table(status, rows=rows))
         if price is not None:
-            console.print(f"{name}: {spent_text(sweep, price)}")
+            console_here().print(f"{name}: {spent_text(sweep, price)}")
 
 
 @verb(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")
@@ -57,13 +92,21 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")
     ] = False,
     attempt: Annotated[int | None, typer.Option(help="Which attempt. Default: the last.")] = None,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Its bytes, with colours and other escapes that a terminal obeys."
+        ),
+    ] = False,
 ) -> None:
     """Print what a trial wrote: its log, and the reason if it failed."""
+    from orchestrator.control.terminal_text import printable_lines
     from orchestrator.records import logs as trial_logs
 
     for text in trial_logs.read(find_trial(runs, trial), attempt=attempt, follow=follow):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        shown = text if raw else printable_lines(text)
+        sys.stdout.buffer.write(shown.encode("utf-8", "surrogateescape"))
+        sys.stdout.buffer.flush()
 
 
 SomeTrials = Annotated[

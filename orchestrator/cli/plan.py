@@ -11,6 +11,7 @@ from orchestrator.cli.app import (
     Runs,
     SweepFiles,
     console_here,
+    echo_json,
     make_plan,
     read_price,
     spent_text,
@@ -100,7 +101,7 @@ def plan(
         )
     priced = make_plan(sweep_files, runs)
     if json:
-        _echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
+        echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
         return
     print_plan(priced, slots=slots)
     if price is not None:
@@ -147,12 +148,6 @@ def _show(sweep_files: list[Path]) -> None:
     typer.echo(discovery.joined(sources), nl=False)
 
 
-def _echo_json(value: Any) -> None:
-    import json
-
-    typer.echo(json.dumps(value, indent=1))
-
-
 def _simulate(
     sweep_files: list[Path],
     runs: Path,
@@ -182,7 +177,7 @@ def _simulate(
     label = {trial.spec.trial_id: trial.spec.architecture for trial in priced.trials}
     name = priced.sweep.name
     if json:
-        _echo_json(summary.simulation_json(result, label))
+        echo_json(summary.simulation_json(result, label))
     else:
         rate = planned_trials.rate_text(priced, cluster)
         console_here().print(

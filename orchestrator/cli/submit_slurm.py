@@ -1,14 +1,13 @@
 """Command `memscale submit --backend slurm`: its options, and what it prints."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.app import console_here, make_plan, runs_option
+from orchestrator.cli.app import console_here, make_plan, names_option, runs_option
 from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
@@ -52,11 +51,11 @@ def parse_request(
             "leave it out",
             param_hint="--gpus" if cpus is None else "--cpus",
         )
-    with _names_option("--nodes"):
+    with names_option("--nodes"):
         least, most = slurm_options.parse_nodes(nodes or ("1" if backend == "slurm" else "1:64"))
-    with _names_option("--time"):
+    with names_option("--time"):
         minutes = slurm_options.parse_minutes(time or "1:00:00")
-    with _names_option("--slurm"):
+    with names_option("--slurm"):
         options = slurm_options.parse_options(slurm or ())
     return slurm_options.SlurmOptions(
         backend=backend,
@@ -68,15 +67,6 @@ def parse_request(
         gpus=gpus,
         options=options,
     )
-
-
-@contextmanager
-def _names_option(name: str) -> Iterator[None]:
-    """Turn a ValueError into a wrong value of this option."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=name) from None
 
 
 def submit_to_slurm(

@@ -1,5 +1,7 @@
 """Text from trials and other machines, made safe for a terminal."""
 
+import re
+
 
 def printable(text: str) -> str:
     r"""Return the text with escapes and other control characters written out, as `\x1b`.
@@ -17,3 +19,12 @@ def printable(text: str) -> str:
         else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def printable_lines(text: str) -> str:
+    """Return the text of a log likewise, with its lines and tabs.
+
+    A carriage return ends a line: it would let what follows overwrite what is there.
+    """
+    lines = re.split("\r\n|\r|\n", text)
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)

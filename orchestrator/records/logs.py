@@ -19,6 +19,9 @@ def read(
 ) -> Iterator[str]:
     """Yield the log of an attempt piece by piece, then why the attempt ended.
 
+    Bytes that are not UTF-8 are lone surrogates, so that encoding with surrogateescape restores
+    them.
+
     Args:
         trial: Whose log.
         attempt: Which attempt; None is the last one, and following it goes on into the next ones.
@@ -84,7 +87,7 @@ def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iter
 def _from(attempt: AttemptDir, offset: int) -> Iterator[tuple[str, int]]:
     if not attempt.log.exists():
         return
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     with attempt.log.open("rb") as file:
         file.seek(offset)
         while chunk := file.read(CHUNK_BYTES):

@@ -1,6 +1,8 @@
 """Rendering of a sweep's progress: a table, a live table, a line, and the outcome."""
 
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -35,13 +37,16 @@ STATUS_STYLE = {
     "cancelled": "dim red",
 }
 MOST_ROWS = 24
-"""Rows of a live table; longer sweeps show what runs first and count the rest."""
+"""Rows of a table unless all are wanted; longer sweeps show what runs first, and count the rest."""
 QUIET_EVERY_S = 30.0
 """Seconds between progress lines where there is no terminal to redraw."""
 
 
-def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
-    """Return a row per trial: running first, then waiting, failed, cancelled and done."""
+def status_table(status: SweepStatus, *, rows: int = MOST_ROWS) -> RenderableType:
+    """Return a row per trial: running first, then failed, waiting, cancelled and done.
+
+    A reason that several trials have stands below the table once, with their number.
+    """
     table = Table(box=None, pad_edge=False)
     table.add_column("trial", no_wrap=True)
     table.add_column("preset", no_wrap=True)
@@ -68,34 +73,47 @@ def status_table(status: SweepStatus, *, rows: int = 100) -> RenderableType:
         if len(status.trials) > rows
         else status.trials
     )
+    reasons = Counter((trial.state, _remark(trial)) for trial in status.trials)
+    shared = {
+        (state, remark): n
+        for (state, remark), n in reasons.items()
+        if n > 1 and remark and state is not TrialState.RUNNING
+    }
     for trial in trials[:rows]:
-        trial_id, preset, *rest = _status_row(trial)
+        remark = _remark(trial)
+        trial_id, preset, *rest = _status_row(
+            trial, "" if (trial.state, remark) in shared else remark
+        )
         table.add_row(trial_id, preset, *((trial.varied,) if varied else ()), *rest)
     parts: list[RenderableType] = [table]
     if len(trials) > rows:
-        parts.append(Text(f"… and {len(trials) - rows} more", style="dim"))
+        hint = f"memscale status {status.sweep} --all"
+        parts.append(Text(f"… and {len(trials) - rows} more ({hint})", style="dim"))
+    parts += [Text(f"{n} {state.value}: {why}", style="dim") for (state, why), n in shared.items()]
     parts += [Text(sentence, style="yellow") for sentence in (*status.excluded, *status.unreadable)]
     parts.append(totals_text(status))
     return Group(*parts)
 
 
-def _status_row(trial: TrialStatus) -> tuple[RenderableType, ...]:
-    done = (
-        trial.step
-        if trial.step is not None
-        else (trial.steps if trial.state is TrialState.DONE else 0)
-    )
-    remark = trial.wait or (
-        trial.reason if trial.state in (TrialState.FAILED, TrialState.CANCELLED) else ""
-    )
+def _remark(trial: TrialStatus) -> str:
+    """Return why a trial waits or ended, or what it does beside training."""
     if trial.state is TrialState.RUNNING:
         remark = {
             "data": "preparing data",
             "evaluate": "evaluating",
             "checkpoint": "checkpointing",
         }.get(trial.phase or "", "")
-        if trial.attempt > 1:
-            remark = f"attempt {trial.attempt} {remark}".strip()
+        return f"attempt {trial.attempt} {remark}".strip() if trial.attempt > 1 else remark
+    ended = trial.state in (TrialState.FAILED, TrialState.CANCELLED)
+    return trial.wait or (trial.reason if ended else "")
+
+
+def _status_row(trial: TrialStatus, remark: str) -> tuple[RenderableType, ...]:
+    done = (
+        trial.step
+        if trial.step is not None
+        else (trial.steps if trial.state is TrialState.DONE else 0)
+    )
     return (
         trial.trial_id,
         trial.preset or "",
@@ -191,8 +209,12 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
             lines.append(
                 Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
             )
-        elif trial.state is TrialState.WAITING and trial.wait and not result.interrupted:
-            lines.append(Text(f"waiting: {trial.trial_id}: {trial.wait}", style="yellow"))
+    if not result.interrupted:
+        waits = Counter(t.wait for t in status.trials if t.state is TrialState.WAITING and t.wait)
+        lines += [
+            Text(f"waiting: {units.plural(n, 'trial')}: {why}", style="yellow")
+            for why, n in waits.items()
+        ]
     if not result.drained.complete:
         lines.append(
             Text(
@@ -220,15 +242,19 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
     return Group(*lines)
 
 
-def watch(sweep: SweepDir, console: Console) -> None:
-    """Refresh the table until no controller runs the sweep, or Ctrl-C."""
+def watch(
+    sweep: SweepDir,
+    console: Console,
+    select: Callable[[SweepStatus], SweepStatus] = lambda status: status,
+) -> None:
+    """Refresh the table, of the trials that `select` leaves, until the sweep ends, or Ctrl-C."""
     breaker = CircuitBreaker(sweep.path)
     with LiveSweep(console) as live, suppress(KeyboardInterrupt):
         while True:
             with breaker.guarded():
                 now = status_from_disk(sweep, ask_queue=queue_reasons)
                 breaker.close()
-                live.update(now)
+                live.update(select(now))
                 if not now.controller_alive:
                     return
             time.sleep(1.0)

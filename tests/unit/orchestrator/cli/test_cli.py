@@ -1,5 +1,7 @@
 """What the command says, to mistakes and to requests, before anything runs."""
 
+import dataclasses
+import json
 import re
 from importlib.metadata import version
 
@@ -133,3 +135,56 @@ def test_the_shell_completes_names_of_sweeps(submitted, monkeypatch):
     result = CliRunner().invoke(cli.app, env=environment, prog_name="memscale")
 
     assert result.output.split() == ["s"]
+
+
+def test_a_log_reaches_a_terminal_without_escapes_and_raw_as_it_is(submitted):
+    sweep, failed, _ = submitted
+    log = b"loss \x1b[31m3.5\xff\n"
+    failed.attempts()[0].log.write_bytes(log)
+    words = ["logs", failed.trial_id, "--runs", str(sweep.path.parent)]
+
+    shown, raw = (CliRunner().invoke(cli.app, [*words, *more]) for more in ((), ("--raw",)))
+
+    assert b"\nloss \\x1b[31m3.5" in shown.stdout_bytes
+    assert b"\x1b" not in shown.stdout_bytes
+    assert log in raw.stdout_bytes
+
+
+@pytest.fixture
+def crowded(submitted):
+    """The sweep with 30 more trials that wait, and none that runs."""
+    sweep, failed, waiting = submitted
+    trial_ids = [failed.trial_id, waiting.trial_id]
+    for seed in range(2, 32):
+        spec = dataclasses.replace(waiting.spec(), seed=seed)
+        sweep.trial(spec.trial_id).create(spec)
+        trial_ids.append(spec.trial_id)
+    sweep.add_submission({"trial_ids": trial_ids, "submitted_at": 0.0})
+    return sweep
+
+
+def test_long_tables_are_cut_and_shared_reasons_counted(crowded):
+    runs = ("--runs", crowded.path.parent)
+    code, short = memscale("status", "s", *runs)
+    _, whole = memscale("status", "s", "--all", *runs)
+
+    assert code == 0
+    assert short.count("dense-") == 24
+    assert "… and 8 more (memscale status s --all)" in short
+    assert whole.count("dense-") == 32
+    assert short.count("no controller runs this sweep") == 1
+    assert "31 waiting: no controller runs this sweep" in short
+
+
+def test_status_as_json_has_every_trial_that_the_filter_leaves(crowded):
+    words = ["status", "s", "--json", "--runs", str(crowded.path.parent)]
+
+    every, failed = (
+        json.loads(CliRunner().invoke(cli.app, [*words, *more]).output)
+        for more in ((), ("--where", "state=failed,seed=0,seed=1"))
+    )
+
+    assert len(every["trials"]) == 32
+    assert every["totals"] == {"failed": 1, "waiting": 31}
+    assert [trial["state"] for trial in failed["trials"]] == ["failed"]
+    assert memscale(*words, "--where", "sate=failed")[0] == 2
