@@ -11,11 +11,15 @@ EXTRAS ?= all
 MACHINE ?=
 SEEDS  ?= 0-9
 ONLY   ?=
-# Test processes. Integration tests come after the others; each has folders, ports and processes of its own.
+# Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
+SEED   := $(or $(SEED),$(shell date +%s))
+# Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make.
+# Integration tests come after the others; each has folders, ports and processes of its own.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 # Only files that hold some are read for them: reading all takes as long as a test.
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
+PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
 # TEST_ARGS may name tests of one kind only; then pytest finds none (exit status 5) of the other.
 NONE_FITS := $(if $(TEST_ARGS),|| [ $$? -eq 5 ])
 STAMP  := $(VENV)/.installed
@@ -47,6 +51,8 @@ test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (abo
 
 test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
 	$(PYTEST) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	@echo "property tests with new examples; to draw them again: make test-long SEED=$(SEED)"
+	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$(SEED) -m "hypothesis and not long and not slow and not gpu" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
 	$(PYTEST) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)

@@ -13,7 +13,6 @@ from orchestrator.node import mps
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.xdist_group("mps"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
     pytest.mark.skipif(shutil.which(mps.CONTROL) is None, reason="needs NVIDIA's MPS"),
 ]

@@ -17,7 +17,6 @@ pytest.importorskip("ray")
 GPUS = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.xdist_group("sweep_on_gpus"),
     pytest.mark.timeout(500),
     pytest.mark.skipif(not GPUS, reason="needs CUDA"),
 ]

@@ -24,20 +24,16 @@ from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 STEPS = 70
 TIMEOUT_S = 900
-ONE_AFTER_ANOTHER = ("test_failures", "test_kill", "test_tracking")
-"""Files whose tests share a sweep, or a store."""
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of real processes time on a busy machine, and keep those together that share what is slow to make."""
+    """Give tests of real processes time on a busy machine."""
     for item in items:
         if item.path.parent != Path(__file__).parent:
             continue
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-        if item.path.stem in ONE_AFTER_ANOTHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def test_it_stores_no_output(path):
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
 
 
+@pytest.mark.long  # of seconds of a core each; the next test is the one of `make test`
 @every_notebook
 def test_it_runs_through_and_shows_pictures(path, execute):
     notebook = execute(path)
@@ -111,6 +112,7 @@ def test_first_curves_of_a_whole_sweep(on_a_sweep):
     assert "report.html" in page.outputs[0].data["text/plain"]
 
 
+@pytest.mark.long
 def test_first_curves_of_a_sweep_too_small_to_fit(on_a_sweep):
     *_, predict, _ = code_cells(on_a_sweep(FIRST_CURVES, seeds=(0,), sizes=(32, 64)))
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.data.permutation import shuffled
@@ -8,14 +8,12 @@ from workloads.data.permutation import shuffled
 keys = st.tuples(st.integers(-(2**63), 2**63), st.integers(0, 2**31))
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 3_000), key=keys)
 def test_is_a_bijection(n, key):
     elements = shuffled(np.arange(n), n=n, key=key)
     assert (np.sort(elements) == np.arange(n)).all()
 
 
-@settings(max_examples=50, deadline=None)
 @given(n=st.integers(2**20, 2**62), key=keys, data=st.data())
 def test_large_permutations_stay_inside_and_keep_different_positions_apart(n, key, data):
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=50, unique=True)), int)
@@ -24,7 +22,6 @@ def test_large_permutations_stay_inside_and_keep_different_positions_apart(n, ke
     assert len(np.unique(elements)) == len(positions)
 
 
-@settings(max_examples=50, deadline=None)
 @given(n=st.integers(1, 3_000), key=keys, data=st.data())
 def test_an_element_does_not_depend_on_the_others_asked_for(n, key, data):
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=50)), int)

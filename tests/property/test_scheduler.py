@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.scheduling.demand import UNIT, Demand, Node
@@ -115,7 +115,6 @@ def test_order_of_the_lists_does_not_matter(nodes, trials, random):
     assert one.waits == other.waits
 
 
-@settings(max_examples=50)
 @given(
     st.integers(2, 8),
     st.floats(1, 1000),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.scheduling.cluster_state import ClusterState
@@ -146,7 +146,6 @@ def assert_gangs_lie_whole(simulation):
             )
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.one_of(st.tuples(NODES, trials()), crowds()), FACTORS)
 def test_nothing_is_over_committed_gangs_lie_whole_and_everyone_who_fits_starts(
     nodes_and_trials, factors
@@ -161,7 +160,6 @@ def test_nothing_is_over_committed_gangs_lie_whole_and_everyone_who_fits_starts(
     assert {*started, *simulation.impossible} == {t.trial_id for t in waiting}
 
 
-@settings(deadline=None, max_examples=60)
 @given(NODES, trials(), st.randoms(use_true_random=False))
 def test_the_same_trials_in_any_order_give_the_same_schedule(nodes, waiting, random):
     shuffled = random.sample(waiting, len(waiting))
@@ -169,7 +167,6 @@ def test_the_same_trials_in_any_order_give_the_same_schedule(nodes, waiting, ran
     assert simulate(nodes, waiting) == simulate(nodes[::-1], shuffled)
 
 
-@settings(deadline=None, max_examples=60)
 @given(NODES, trials())
 def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, waiting):
     simulation = simulate(nodes, waiting)
@@ -179,7 +176,6 @@ def test_what_is_said_to_be_impossible_does_not_fit_an_empty_cluster(nodes, wait
         assert (trial.trial_id in simulation.impossible) == (not alone.runs)
 
 
-@settings(deadline=None, max_examples=200)
 @given(crowds())
 def test_backfill_never_delays_the_reserved_start(crowd):
     """With true predictions: whoever is told a start as next in line has started by then, and it is the largest who is told one."""
@@ -215,7 +211,6 @@ def test_backfill_never_delays_the_reserved_start(crowd):
     assert not list(queue)
 
 
-@settings(deadline=None, max_examples=60)
 @given(NODES, trials(), FACTORS)
 def test_controller_and_simulator_make_the_same_schedule(nodes, waiting, factors):
     """One asks with a snapshot made anew each time, the other keeps its cluster state and queue."""

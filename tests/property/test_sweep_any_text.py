@@ -55,7 +55,6 @@ def survives(text: str) -> None:
         assert problem.line is None or 1 <= problem.line <= len(LINE_ENDS.split(text))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_good_file_with_pieces_cut_out_and_put_in(data: st.DataObject) -> None:
     text = GOOD
@@ -67,7 +66,6 @@ def test_a_good_file_with_pieces_cut_out_and_put_in(data: st.DataObject) -> None
     survives(text)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_good_file_with_one_value_replaced(data: st.DataObject) -> None:
     words = [word for word in GOOD.replace(",", " ").replace("}", " ").split() if word.isalnum()]

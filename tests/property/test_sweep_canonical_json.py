@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.trial_spec import canonical_json
@@ -28,13 +28,11 @@ def shuffled(value: Any) -> Any:
     return [shuffled(item) for item in value] if isinstance(value, list) else value
 
 
-@settings(max_examples=40, deadline=None)
 @given(values)
 def test_it_keeps_the_meaning(value: Any) -> None:
     assert json.loads(canonical_json(value)) == value
 
 
-@settings(max_examples=40, deadline=None)
 @given(values)
 def test_it_is_its_own_canonical_form(value: Any) -> None:
     text = canonical_json(value)
@@ -42,13 +40,11 @@ def test_it_is_its_own_canonical_form(value: Any) -> None:
     assert canonical_json(json.loads(text)) == text
 
 
-@settings(max_examples=40, deadline=None)
 @given(values)
 def test_the_order_of_keys_is_no_part_of_it(value: Any) -> None:
     assert canonical_json(shuffled(value)) == canonical_json(value)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(), values), st.text())
 def test_an_absent_key_and_none_are_the_same(value: dict[str, Any], key: str) -> None:
     value.pop(key, None)
@@ -56,13 +52,11 @@ def test_an_absent_key_and_none_are_the_same(value: dict[str, Any], key: str) ->
     assert canonical_json({**value, key: None}) == canonical_json(value)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(-(2**53), 2**53))
 def test_a_whole_number_is_the_same_with_and_without_point(number: int) -> None:
     assert canonical_json(float(number)) == canonical_json(number)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(values), st.lists(values))
 def test_different_lists_have_different_forms(one: list[Any], other: list[Any]) -> None:
     # True == 1 in Python but not in a config, hence the comparison of the JSON texts.

@@ -67,7 +67,6 @@ POSSIBLE = st.one_of(
 """Which integers a Config takes: multiples, at most, at least, divisors, a few, powers of two."""
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     possible=POSSIBLE,
     grain=st.integers(1, 300),
@@ -149,7 +148,6 @@ def a_match(quantity: str, *, solve_for: str = FREE_DIMENSION) -> Match:
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     frame=FRAMES,
     preset=st.sampled_from(["1m", "3m", "10m", "134m"]),

@@ -1,7 +1,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import same_color
 
@@ -63,7 +63,6 @@ values = st.dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=40)  # pandas' first calls take their time
 @given(values=values)
 def test_the_mean_lies_between_the_layers_and_no_gap_is_a_number(values):
     curves = usage_curves(by_parts(histories_of(values)), x="step")

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -32,7 +32,6 @@ LABEL = {f"t{i}": ("dense", "memory")[i % 2] for i in range(50)}
 COLOURS = {"dense": "#0072B2", "memory": "#D55E00"}
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.sampled_from(["gpus=3", "gpus=12,gpus_per_node=4", "nodes=2,cpus_per_node=5"]),
     st.lists(

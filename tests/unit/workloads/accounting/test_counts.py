@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -53,7 +53,6 @@ def _cases(draw: st.DrawFn) -> tuple[type[Config], dict[str, Any]]:
 
 
 @given(case=_cases(), vocab_size=st.integers(1, 50))
-@settings(deadline=None, max_examples=60)
 def test_parameters_group_by_group(case, vocab_size):
     config = case[0](**case[1])
     with torch.device("meta"):
@@ -67,7 +66,6 @@ def test_parameters_group_by_group(case, vocab_size):
 
 
 @given(case=_cases(), vocab_size=st.integers(1, 50), seq_len=st.integers(1, 12))
-@settings(deadline=None, max_examples=40)
 def test_flops_are_those_that_torch_counts(case, vocab_size, seq_len):
     """Exact, but for what torch sees otherwise: it counts the whole square of scores, and no bag."""
     config = case[0](**case[1])

@@ -240,7 +240,6 @@ def _fields(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(fields=_fields(), vocab_size=st.integers(1, 50))
-@settings(deadline=None, max_examples=40)
 def test_parameters_group_by_group(fields, vocab_size):
     config = Config(**fields)
     with torch.device("meta"):

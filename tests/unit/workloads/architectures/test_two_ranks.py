@@ -1,19 +1,14 @@
 """Every architecture on two ranks: the same initial values, and the gradient that one rank alone computes."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from orchestrator.sweep import registry
 
-# Ranks are processes; those of both sizes are forked from one that has imported what they need.
-RANKS = """
-import dataclasses, hashlib, json, multiprocessing, sys
+RANK = """
+import dataclasses, hashlib, json
 from contextlib import nullcontext
-from pathlib import Path
 import torch
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
@@ -26,55 +21,36 @@ from workloads.training.train_step import accumulate_gradients
 ADDING = {"moe": {"group": "sequence", "balance_loss": 1.0, "z_loss": 1.0}}
 windows = torch.randint(37, (6, 17), generator=torch.Generator().manual_seed(0))
 
-
-def find(rank, size, folder):
-    found = {}
-    with process_group.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=folder / f"meet-{size}") as world:
-        share = world.local_range(len(windows))
-        for name in registry.architectures():
-            module = registry.architecture(name)
-            config = module.Config(**module.PRESETS["d16"])
-            if name in ADDING:
-                config = dataclasses.replace(config, **ADDING[name])
-            model = config.build(37)
-            initialise(model, 0)
-            digest = hashlib.sha256()
-            for key, tensor in sorted(weights(model).items()):
-                digest.update(key.encode() + tensor.numpy().tobytes())
-            losses = accumulate_gradients(
-                model, windows[share.start : share.stop], batch_tokens=96, rows=6, autocast=nullcontext
-            )
-            gradients = {key: p.grad for key, p in model.named_parameters()}
-            world.all_reduce_sum([*losses.values(), *gradients.values()])
-            found[name] = {
-                "initial": digest.hexdigest(),
-                "losses": {key: loss.item() for key, loss in losses.items()},
-                "norms": {key: gradient.double().norm().item() for key, gradient in gradients.items()},
-            }
-    (folder / f"{rank}-of-{size}.json").write_text(json.dumps(found))
-
-
-for size in (1, 2):
-    processes = [
-        multiprocessing.get_context("fork").Process(target=find, args=(rank, size, Path(sys.argv[1])))
-        for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        sys.exit(f"of {size} ranks some failed")
+found = {}
+with process_group.join(rank=rank, size=size, device=torch.device("cpu"), rendezvous=folder / f"meet-{size}") as world:
+    share = world.local_range(len(windows))
+    for name in registry.architectures():
+        module = registry.architecture(name)
+        config = module.Config(**module.PRESETS["d16"])
+        if name in ADDING:
+            config = dataclasses.replace(config, **ADDING[name])
+        model = config.build(37)
+        initialise(model, 0)
+        digest = hashlib.sha256()
+        for key, tensor in sorted(weights(model).items()):
+            digest.update(key.encode() + tensor.numpy().tobytes())
+        losses = accumulate_gradients(
+            model, windows[share.start : share.stop], batch_tokens=96, rows=6, autocast=nullcontext
+        )
+        gradients = {key: p.grad for key, p in model.named_parameters()}
+        world.all_reduce_sum([*losses.values(), *gradients.values()])
+        found[name] = {
+            "initial": digest.hexdigest(),
+            "losses": {key: loss.item() for key, loss in losses.items()},
+            "norms": {key: gradient.double().norm().item() for key, gradient in gradients.items()},
+        }
+(folder / f"{rank}-of-{size}.json").write_text(json.dumps(found))
 """
 
 
-def test_two_ranks_begin_with_one_ranks_values_and_find_its_gradient(tmp_path):
-    subprocess.run(
-        [sys.executable, "-c", RANKS, str(tmp_path)],
-        cwd=Path(__file__).parents[4],
-        check=True,
-        timeout=280,
-    )
+def test_two_ranks_begin_with_one_ranks_values_and_find_its_gradient(tmp_path, run_ranks):
+    for size in (1, 2):
+        run_ranks(RANK, size, {"size": size, "folder": tmp_path})
     alone, first, second = (
         json.loads((tmp_path / f"{name}.json").read_text())
         for name in ("0-of-1", "0-of-2", "1-of-2")

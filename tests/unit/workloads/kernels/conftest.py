@@ -3,9 +3,11 @@
 Random reads, and Triton without a GPU, interpreted or compiled for H100 and H200.
 """
 
+import hashlib
 import importlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from jaxtyping import Float, Int
 from torch import Tensor
+
+# The interpreter takes half a second for an example, and interprets a module once for all of a test.
+settings.register_profile(
+    "interpreted",
+    max_examples=settings.default.max_examples // 8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 Shape = tuple[int, int, int, int]
 
@@ -79,12 +89,15 @@ _SPILL = r"\b(?:LDL|STL)\b"
 
 
 @pytest.fixture
-def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
+def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
     """Return a function that compiles a Triton kernel for compute capability 9.0; no GPU needed.
 
     `signature` gives the type of each argument that is no constant, as Triton writes it: "*bf16",
     "i32", "fp32". The ending ":16" promises an address or number divisible by 16, as Triton finds
     out for itself at each launch.
+
+    Triton keeps what it compiles for later runs, and pytest's cache what the disassembler makes of
+    it: starting that takes half a second.
     """
     pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
     import triton
@@ -95,9 +108,19 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
         pytest.skip("TRITON_INTERPRET=1 leaves nothing to compile")
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
-    def run(*arguments: str | Path) -> str:
-        command = [tools / "cuobjdump", *arguments]
-        return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+    kept = pytestconfig.cache.mkdir("disassembled")
+
+    def disassemble(cubin: bytes) -> str:
+        found = kept / f"{hashlib.sha256(cubin).hexdigest()}-{triton.__version__}.txt"
+        if not found.exists():
+            with tempfile.TemporaryDirectory(dir=kept) as folder:
+                (Path(folder) / "kernel.cubin").write_bytes(cubin)
+                options = ("--dump-resource-usage", "--dump-sass")
+                command = [tools / "cuobjdump", *options, "kernel.cubin"]
+                done = subprocess.run(command, check=True, cwd=folder, stdout=subprocess.PIPE)
+                (Path(folder) / "text").write_bytes(done.stdout)
+                (Path(folder) / "text").replace(found)
+        return found.read_text()
 
     def compile_kernel(
         kernel: Any,
@@ -121,11 +144,9 @@ def compile_for_sm90(tmp_path: Path) -> Callable[..., Resources]:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
-        cubin = tmp_path / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-        registers = re.search(r"REG:(\d+)", run("--dump-resource-usage", cubin))
+        sass = disassemble(compiled.asm["cubin"])
+        registers = re.search(r"REG:(\d+)", sass)
         assert registers, "cuobjdump did not tell the registers"
-        sass = run("--dump-sass", cubin)
         return Resources(
             registers=int(registers[1]),
             spills=len(re.findall(_SPILL, sass)),

@@ -4,6 +4,7 @@ Nothing spilled, wide loads, few instructions.
 """
 
 import re
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,8 @@ from workloads.kernels.sign_hash import triton as sign_hash
 
 TABLES = {"bf16": "*i32:16", "fp16": "*fp16:16", "fp32": "*fp32:16"}
 """bf16 comes in pairs."""
+LONG = pytest.mark.long
+"""Of further variants: each takes a second to compile."""
 
 
 def _loop(sass: str) -> list[str]:
@@ -80,8 +83,10 @@ def test_a_number_of_16_bits_takes_three_instructions(bag, dtype):
 
 
 @pytest.mark.parametrize("dtype", TABLES)
-@pytest.mark.parametrize("bits", [8, 10])
-@pytest.mark.parametrize("row_bytes", [128, 512])
+@pytest.mark.parametrize(
+    ("row_bytes", "bits"),
+    [(128, 8), (512, 10), pytest.param(128, 10, marks=LONG), pytest.param(512, 8, marks=LONG)],
+)
 def test_one_kernel_for_few_tokens_spills_nothing_and_loads_16_bytes(
     compile_for_sm90, dtype, bits, row_bytes
 ):
@@ -112,9 +117,18 @@ def test_one_kernel_for_few_tokens_spills_nothing_and_loads_16_bytes(
     assert "LDG.E.128" in made.sass
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("bits", [8, 10])
-@pytest.mark.parametrize("times_l1", [False, True])
+@pytest.mark.parametrize(
+    ("times_l1", "bits", "dtype"),
+    [
+        (True, 8, "bf16"),
+        (False, 10, "fp32"),
+        *(
+            pytest.param(*p, marks=LONG)
+            for p in product([False, True], [8, 10], ["bf16", "fp32"])
+            if p not in [(True, 8, "bf16"), (False, 10, "fp32")]
+        ),
+    ],
+)
 def test_hashing_spills_nothing_and_loads_a_chunk_of_8_bits_at_once(
     compile_for_sm90, dtype, bits, times_l1
 ):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,15 +15,12 @@ from workloads.kernels.sign_hash import reference as sign_hash
 from workloads.kernels.sign_hash import triton as sign_hash_kernel
 from workloads.kernels.weighted_bag import triton as weighted_bag
 
+INTERPRETED = settings.get_profile("interpreted")
 SHAPES = st.tuples(
     st.sampled_from([0, 1, 5, 19]),  # tokens
     st.sampled_from([0, 1, 3, 5]),  # chunks
     st.sampled_from([1, 2, 3]),  # bits
     st.sampled_from([1, 3, 16, 24, 33, 80]),  # width
-)
-# Each test interprets the kernels once, for all its examples.
-SETTINGS = settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -50,7 +47,7 @@ def _case(
     )
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),
@@ -67,7 +64,7 @@ def test_forward_equals_the_reference(shape, seed, block_tokens, by_chunk):
     torch.testing.assert_close(found, reference.bag(table, rows, scores))
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),
@@ -110,7 +107,7 @@ def test_one_kernel_keeps_what_is_no_number_to_its_token():
         assert torch.equal(one[others], other[others])
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     tokens=st.sampled_from([1, 5, 19]),
     width=st.sampled_from([2, 3, 32, 34, 80, 128]),
@@ -169,7 +166,7 @@ def test_nan_stays_with_the_token_and_the_row_that_hold_it():
     assert torch.equal(found[others], expected[others])
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),

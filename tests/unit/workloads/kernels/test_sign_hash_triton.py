@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,14 +13,11 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.sign_hash import reference
 from workloads.kernels.sign_hash import triton as kernel
 
+INTERPRETED = settings.get_profile("interpreted")
 SHAPES = st.tuples(
     st.sampled_from([0, 1, 3, 9]),  # tokens
     st.sampled_from([0, 1, 2, 5]),  # chunks
     st.sampled_from([1, 2, 3, 8, 10, 16]),  # bits
-)
-# Each test interprets the kernels once, for all its examples.
-SETTINGS = settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -39,7 +36,7 @@ def _numbers(shape: tuple[int, int, int], seed: int = 0) -> Tensor:
     return z * (torch.rand(shape, generator=generator) < 0.8)
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),
@@ -60,7 +57,7 @@ def test_rows_and_scores_equal_the_reference(shape, seed, temperature, times_l1,
     assert all((x.T if by_chunk else x).is_contiguous() for x in found)
 
 
-@SETTINGS
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),

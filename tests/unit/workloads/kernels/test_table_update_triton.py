@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
 
+INTERPRETED = settings.get_profile("interpreted")
 KINDS = ["adamw", "lazy_adamw", "rowwise", "sgd"]
 # Ids far from even: 0 is read in most places.
 SHAPES = st.tuples(
@@ -51,10 +52,7 @@ def rule(kind: str, step: int) -> Rule:
     return Rule(kind=kind, step=step, lr=0.1, eps=1e-3, weight_decay=0.2, seed=4)
 
 
-# The test interprets the kernels once, for all its examples.
-@settings(
-    max_examples=14, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@INTERPRETED
 @given(
     shape=SHAPES,
     seed=st.integers(0, 9),
@@ -119,9 +117,7 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
 
 # Two tables an example, so fewer of them; the kernels' own arithmetic is what the test above is
 # for.
-@settings(
-    max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(INTERPRETED, max_examples=2)
 @given(
     shape=st.tuples(
         *(st.sampled_from(sizes) for sizes in [(1, 5), (1, 16, 33), (0, 1, 4), (1, 3)])

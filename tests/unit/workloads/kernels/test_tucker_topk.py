@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -36,7 +36,6 @@ def _sizes(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
 
 
 @given(sizes=_sizes())
-@settings(deadline=None, max_examples=60)
 def test_the_best_of_the_whole_grid_where_every_slot_is_a_candidate(sizes):
     heads, rank, tokens, n_keys, seed = sizes
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +53,6 @@ def test_the_best_of_the_whole_grid_where_every_slot_is_a_candidate(sizes):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(sizes=_sizes())
-@settings(deadline=None, max_examples=60)
 def test_equal_scores_go_to_the_lowest_id(dtype, sizes):
     heads, rank, tokens, n_keys, seed = sizes
     generator = torch.Generator().manual_seed(seed)
@@ -105,7 +103,6 @@ def test_the_choice_is_exact_among_the_best_rows_and_columns_by_the_largest_sing
 
 
 @given(rank=st.integers(1, 5), seed=st.integers(0, 2**31), positive=st.booleans())
-@settings(deadline=None)
 def test_leading_pair_is_that_of_the_singular_value_decomposition(rank, seed, positive):
     generator = torch.Generator().manual_seed(seed)
     core = torch.rand(1, rank, rank, dtype=torch.float64, generator=generator)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from workloads.kernels.gathered_dot import triton as gathered_dot
 from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
+INTERPRETED = settings.get_profile("interpreted")
 # Ids far from even: 0 is read in most places.
 SHAPES = st.tuples(
     st.sampled_from([1, 2, 5, 17, 40]),  # rows
@@ -45,9 +46,7 @@ def _interpreted(interpreted, poisoned):
     interpreted(kernel)
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@INTERPRETED
 @given(shape=SHAPES, seed=st.integers(0, 9), id_type=st.sampled_from([torch.int32, torch.int64]))
 def test_forward_equals_the_reference(shape, seed, id_type):
     table, ids, weights, _ = _case(shape, seed)
@@ -57,9 +56,7 @@ def test_forward_equals_the_reference(shape, seed, id_type):
     torch.testing.assert_close(found, reference.forward(table, ids, weights))
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@INTERPRETED
 @given(shape=SHAPES, seed=st.integers(0, 9), chunk=st.sampled_from([2, 5, 2048]))
 def test_gradients_equal_the_reference(shape, seed, chunk):
     table, ids, weights, grad = _case(shape, seed)
@@ -83,9 +80,7 @@ def test_gradients_equal_the_reference(shape, seed, chunk):
     torch.testing.assert_close(products.view(ids.shape), expected[1])
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@INTERPRETED
 @given(shape=SHAPES, seed=st.integers(0, 9))
 def test_products_alone_equal_the_reference(shape, seed):
     table, ids, _, grad = _case(shape, seed)
@@ -116,9 +111,7 @@ def test_nothing_need_be_contiguous():
         assert torch.equal(found, expected)
 
 
-@settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@INTERPRETED
 @given(shape=SHAPES, seed=st.integers(0, 9))
 def test_row_dot_equals_its_reference(shape, seed):
     table, ids, grad, x = _case(shape, seed)

@@ -30,8 +30,6 @@ assert _spec.loader is not None
 tables = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tables)
 EXACT = (*tables.EXACT, "held_once", "freed_once", "decoded_alike")
-trained_once = pytest.mark.xdist_group("dense_in_stages")
-"""Of tests that look at what one run trained, for which one process is enough."""
 
 
 def found_by(folder: Path, group: str, *sizes: int, device: str = "cpu") -> dict[str, Any]:
@@ -166,7 +164,6 @@ def assert_ended_alike(folder: Path, alone: str, other: str, one: Any, last: Any
         assert last[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
 
 
-@trained_once
 @pytest.mark.long
 def test_a_resumed_trial_goes_on_bit_for_bit(trained):
     folder, metrics = trained
@@ -178,7 +175,6 @@ def test_a_resumed_trial_goes_on_bit_for_bit(trained):
     assert comparable(metrics[1]) == comparable(metrics[3])
 
 
-@trained_once
 @pytest.mark.long
 @pytest.mark.parametrize(("other", "last"), [("undisturbed", 1), ("moving", 6)])
 def test_sharded_or_not_a_trial_ends_as_one_processs_does(trained, other, last):

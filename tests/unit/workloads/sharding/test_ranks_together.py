@@ -36,8 +36,6 @@ EXACT = (
     "never_clipped",
 )
 LOSS = 1e-6
-found_once = pytest.mark.xdist_group("ranks_together")
-"""Of tests that look at what one run found, for which one process is enough."""
 
 
 def found_by(
@@ -73,14 +71,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 
 
 @pytest.mark.long
-@found_once
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_read_gradient_and_ten_steps_are_one_processs(found, size):
     assert not too_far(found[str(size)])
 
 
 @pytest.mark.long
-@found_once
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_of_it_was_compared(found, size):
     reads = {

@@ -28,9 +28,6 @@ TOGETHER = Path(__file__).with_name("saved_together.py")
 SHAPES = [(1, 1), (4, 10), (7, 17)]
 LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
 NAMES = ["norm", "table.weight"]
-saved_once = pytest.mark.xdist_group("saved_together")
-trained_once = pytest.mark.xdist_group("saved")
-"""Of tests that look at what one run trained, for which one process is enough."""
 
 
 def state_of(n_rows: int, width: int) -> dict[str, Any]:
@@ -112,7 +109,6 @@ def read(path: Path, shards: Any = None, *, names: Any = NAMES, training: bool =
     )
 
 
-@saved_once
 @pytest.mark.parametrize("wrote", ["1", "2", "3", "4", "2x2", "upper"])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_any_ranks_read_what_any_ranks_wrote(saved, layout, wrote):
@@ -129,7 +125,6 @@ def test_any_ranks_read_what_any_ranks_wrote(saved, layout, wrote):
         assert same(read(path, shards, training=False), expected)
 
 
-@saved_once
 def test_torchs_own_reader_finds_the_tables(saved, tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -148,7 +143,6 @@ def test_torchs_own_reader_finds_the_tables(saved, tmp_path):
         assert not found
 
 
-@saved_once
 def test_what_several_ranks_have_alike_is_written_once(saved):
     sizes = {
         wrote: sum(
@@ -161,7 +155,6 @@ def test_what_several_ranks_have_alike_is_written_once(saved):
     assert sizes["2x2"] == sizes["2"]
 
 
-@saved_once
 def test_every_file_is_in_the_manifest(saved):
     for path in (saved[0] / "whole").glob("*/*"):
         named = json.loads((path / "manifest.json").read_text())
@@ -173,7 +166,6 @@ def test_every_file_is_in_the_manifest(saved):
             assert seal["sha256"] == hashlib.sha256(content).hexdigest()
 
 
-@saved_once
 def test_states_that_nobody_shares_out_need_nothing_of_dcp(saved):
     folder, found = saved
 
@@ -181,7 +173,6 @@ def test_states_that_nobody_shares_out_need_nothing_of_dcp(saved):
     assert not list((folder / "alone").rglob("parts"))
 
 
-@saved_once
 def test_another_shape_is_refused(saved):
     _, other, _ = seen_by(state_of(4, 12), "columns", 0, 2)
 
@@ -192,7 +183,6 @@ def test_another_shape_is_refused(saved):
             read(saved[0] / "whole" / f"columns-{wrote}-4-10", other)
 
 
-@saved_once
 def test_a_block_that_is_not_told_is_missed(saved, tmp_path):
     path = copied(saved[0] / "whole" / "columns-2-4-10", tmp_path)
     told = path / "step-00000003" / "parts" / ".metadata"
@@ -216,7 +206,6 @@ class Malicious:
         return Path.touch, (self.made,)
 
 
-@saved_once
 @pytest.mark.parametrize(
     "where", [".metadata", "another", "planner_data", "state_dict_metadata", "block"]
 )
@@ -277,7 +266,6 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@saved_once
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
 @pytest.mark.parametrize(
     ("damage", "says"),
@@ -300,7 +288,6 @@ def test_a_torn_part_is_named_and_the_checkpoint_before_is_used(
     assert says.format(name) in caplog.text
 
 
-@saved_once
 def test_storage_that_fails_on_one_rank_is_its_error_and_ends_the_other(saved):
     failures = saved[1]["failures"]
     assert len(failures) == 10
@@ -315,7 +302,6 @@ def test_storage_that_fails_on_one_rank_is_its_error_and_ends_the_other(saved):
         assert f"rank {rank} could not write its part" in failures[name]["other"]["says"]
 
 
-@saved_once
 @pytest.mark.parametrize(("victim", "least"), [("first", 16), ("second", 2), ("last", 5)])
 def test_a_rank_killed_between_any_two_acts_leaves_a_whole_checkpoint(saved, victim, least):
     _, found = saved
@@ -336,7 +322,6 @@ def test_a_rank_killed_between_any_two_acts_leaves_a_whole_checkpoint(saved, vic
     assert kills[-1]["ends"] == [None, None], kills[-1]
 
 
-@saved_once
 def test_dtensors_and_their_moments_go_on_in_any_number_of_ranks(saved):
     _, found = saved
     found = found["dtensors"]
@@ -424,7 +409,6 @@ def assert_trained_alike(found: dict[str, float], expected: dict[str, float]) ->
         assert found[name] == pytest.approx(expected[name], rel=1e-4), name
 
 
-@trained_once
 @pytest.mark.long
 def test_a_resumed_trial_of_two_ranks_goes_on_bit_for_bit(trained):
     folder, metrics = trained
@@ -436,7 +420,6 @@ def test_a_resumed_trial_of_two_ranks_goes_on_bit_for_bit(trained):
     assert not list((folder / "resumed").glob("step-*"))
 
 
-@trained_once
 @pytest.mark.long
 def test_a_trial_that_moves_between_ranks_and_layouts_ends_as_one_processs_does(trained):
     folder, metrics = trained
@@ -463,7 +446,6 @@ def test_a_trial_that_moves_between_ranks_and_layouts_ends_as_one_processs_does(
     )
 
 
-@trained_once
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["rowwise", "deferred"])
 def test_uneven_ranks_with_whole_tables_train_what_one_does(trained, rule):

@@ -1,9 +1,6 @@
 import itertools
 import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -493,7 +490,7 @@ def test_bf16_trains(tmp_path, undisturbed):
 
 
 RANK = """
-import json, sys
+import json
 from pathlib import Path
 from workloads.training.usage_schedule import UsageSchedule
 from workloads.training.data_loader import DataLoader
@@ -511,7 +508,6 @@ class Reporter:
         Reporter.polls += 1
         return rank == 1 and Reporter.polls == 3
 
-fields, rank, out = json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 for name in ("checkpoints", "cache", "rendezvous"):
     fields[name] = Path(fields[name])
 job = RankJob(**fields, rank=rank, world_size=2)
@@ -521,12 +517,12 @@ try:
 except Interrupted as stopped:
     stopped_at = stopped.step
 metrics = run(job, Reporter())
-out.write_text(json.dumps({"stopped_at": stopped_at, "metrics": metrics, "rows": Reporter.rows, "step": Reporter.step}))
+(out / f"{rank}.json").write_text(json.dumps({"stopped_at": stopped_at, "metrics": metrics, "rows": Reporter.rows, "step": Reporter.step}))
 """
 
 
-def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path):
-    """Spawns two processes: they meet, stop at the same step though one is told, meet again at the same file, resume and finish."""
+def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path, run_ranks):
+    """Two processes: they meet, stop at the same step though one is told, meet again at the same file, resume and finish."""
     # An odd number of sequences per step: the ranks' shares differ.
     train = {**TRAIN, "tokens": STEPS * 112, "batch_tokens": 112}
     alone = Recorder()
@@ -544,27 +540,7 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path):
         "cache": str(tmp_path / "cache"),
         "rendezvous": str(tmp_path / "rendezvous"),
     }
-    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                RANK,
-                json.dumps(fields),
-                str(rank),
-                str(tmp_path / f"{rank}.json"),
-            ],
-            env=environment,
-            cwd=Path(__file__).parents[4],
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=280) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(RANK, 2, {"fields": fields, "out": tmp_path})
     leader, follower = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
 
     assert leader["stopped_at"] == follower["stopped_at"] == 3

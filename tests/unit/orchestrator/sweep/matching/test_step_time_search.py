@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.sweep.matching import step_time_search
@@ -48,7 +48,6 @@ def affine(*, equal_at: float, share: float) -> Ratio:
     return lambda value: 1 - share + share * value / equal_at
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     equal_at=st.floats(8.0, 4_000.0),
     share=st.floats(0.1, 1.0),

@@ -1,7 +1,7 @@
 """Models near any size."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.architectures import dense, memory_plus
@@ -10,7 +10,6 @@ from workloads.layers.backbone.size_family import WIDTHS, backbone_fields
 
 @pytest.mark.parametrize("architecture", [dense, memory_plus])
 @given(log10_size=st.floats(4.5, 9.5))
-@settings(deadline=None, max_examples=40)
 def test_a_size_is_met_within_five_percent(architecture, log10_size):
     size = round(10**log10_size)
 

@@ -3,7 +3,7 @@
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.layers.context import LayerCache
@@ -45,7 +45,6 @@ def _by_hand(ngrams: NgramHash, tokens: list[int]) -> list[list[int]]:
     seed=st.integers(0, 5),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=60)
 def test_rows_by_whole_numbers_without_bounds(vocab_size, order, heads, start, seed, data):
     ngrams = _hash(vocab_size=vocab_size, order=order, heads=heads, seed=seed, start=start)
     tokens = st.lists(st.integers(0, vocab_size - 1), min_size=7, max_size=7)
@@ -101,7 +100,6 @@ GOLDEN = (68_491_246_577_953, 19_919_158_982_911, 36_813_316_823_439, 14_933_573
 
 
 @given(n=st.one_of(st.integers(-5, 5000), st.integers(0, 2**63), st.integers(10**17, 3 * 10**24)))
-@settings(deadline=None, max_examples=300)
 def test_primes_are_those_of_sympy(n):
     assert is_prime(n) == sympy.isprime(n)
 
@@ -117,7 +115,6 @@ def test_strong_pseudoprimes_are_no_primes(n):
 
 
 @given(start=st.integers(-3, 10**6), number=st.integers(0, 20))
-@settings(deadline=None)
 def test_primes_from_a_number_on(start, number):
     expected, last = [], start - 1
     for _ in range(number):

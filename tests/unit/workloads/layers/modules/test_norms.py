@@ -1,9 +1,6 @@
 """Batch normalisation of queries against torch's, and over ranks."""
 
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -141,16 +138,13 @@ CONFIG = memory.Config(
     query_batch_norm=True,
 )
 RANK = """
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 import torch
 from workloads.distributed import process_group
 from workloads.architectures import memory
 from workloads.layers.modules.init import initialise
 from workloads.training.train_step import accumulate_gradients, even_passes
 
-rank, folder, fields = int(sys.argv[1]), Path(sys.argv[2]), eval(sys.argv[3])
 windows = torch.randint(11, (5, 9), generator=torch.Generator().manual_seed(0))
 found = {}
 with process_group.join(rank=rank, size=2, device=torch.device("cpu"), rendezvous=folder / "meet") as world:
@@ -170,24 +164,13 @@ torch.save(found, folder / f"{rank}.pt")
 """
 
 
-def test_two_ranks_are_one_rank_that_reads_both_shares(tmp_path):
+def test_two_ranks_are_one_rank_that_reads_both_shares(tmp_path, run_ranks):
     """Five sequences, two on one rank and three on the other.
 
     One at a time, they still make as many passes.
     """
     fields = {name: value for name, value in vars(CONFIG).items() if value is not None}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path), repr(fields)],
-            cwd=Path(__file__).parents[5],
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=280) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_ranks(RANK, 2, {"fields": fields, "folder": tmp_path})
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     # Sequences that pass at the same time on the two ranks.
     for rows, passes in ((5, [[0, 1, 2, 3, 4]]), (1, [[0, 2, 3], [1, 4]])):
