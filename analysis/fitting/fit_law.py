@@ -65,6 +65,8 @@ class FitControls:
     """(S, p) in the units of the data; None lets the law spread its own."""
     resamples: ArrayLike | None = None
     """(n_draws, n): how often each row occurs in each resample, in place of drawing them."""
+    weights: ArrayLike | None = None
+    """(n,): how much each row counts in the objective; None is one each."""
     calibrate: bool = True
     """Whether percentiles of the draws are taken where they hold the truth at `level`
     (`analysis/fitting/interval_calibration.py`); False takes those at `level`."""
@@ -229,7 +231,9 @@ def _optimise(
             sentence=f"every run has the value {y[0]:.6g}; there is no curve to fit",
         )
     order = data.order
-    problem = LawProblem(law, {k: v[order] for k, v in inputs.items()}, y[order], objective)
+    weights = None if controls.weights is None else np.asarray(controls.weights)[order]
+    sorted_inputs = {k: v[order] for k, v in inputs.items()}
+    problem = LawProblem(law, sorted_inputs, y[order], objective, weights)
     if problem.constant_inputs():
         return None, Optimum(
             status=FitStatus.UNDERDETERMINED,

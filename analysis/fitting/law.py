@@ -68,6 +68,9 @@ class Law(ABC):
     """Degrees of freedom from which on resampling says something about the error."""
     outcome_is_share = False
     """Whether the outcome lies in [0, 1]."""
+    anchor: tuple[float, float] | None = None
+    """Input and outcome of a point known beforehand that the curve passes near; a two-stage fit
+    adds it to the runs of its link."""
     allow_singular = False
     """Whether a fit is usable when the runs do not tell its parameters apart: a curve can be well
     determined without them."""
@@ -215,13 +218,20 @@ class LawProblem:
         lower: (p,) of the internal parameters.
         upper: (p,).
         features: (n_features, n), centred.
+        weights: (n,) how much each run counts.
         log_y: (n,) logarithms of the outcomes, for starts and bounds.
     """
 
     def __init__(
-        self, law: Law, inputs: Mapping[str, Array], y: Array, objective: Objective
+        self,
+        law: Law,
+        inputs: Mapping[str, Array],
+        y: Array,
+        objective: Objective,
+        weights: Array | None = None,
     ) -> None:
         self.law = law
+        self.weights = np.ones(len(y)) if weights is None else weights
         raw = law.features(inputs)
         self._centre = law.centre(raw)
         self.features = raw - self._centre[:, None]

@@ -106,7 +106,7 @@ def find_optimum(
     if huber == 0 or huber_scales is not None:
         huber, begin = _threshold(problem, begin, huber_scales)
     found = _fit_distinct(problem, begin, huber)
-    constant = _constant_objective(problem.y, huber)
+    constant = _constant_objective(problem, huber)
     best = _best_at_rest(found, constant)
     if best is None:
         found = _continue_lowest(problem, found, huber)
@@ -213,7 +213,7 @@ def refit(problem: LawProblem, optimum: Optimum, weights: Array) -> Draws:
             again.objective[lower],
             again.converged[lower],
         )
-    settled = converged | (objective <= NEGLIGIBLE * _constant_objective(problem.y, huber))
+    settled = converged | (objective <= NEGLIGIBLE * _constant_objective(problem, huber))
     return Draws(
         theta=theta,
         objective=objective,
@@ -287,7 +287,7 @@ def levels_for(
     moving = (scale > 0) & np.isfinite(scale)
     return calibrated(
         level,
-        jacobian=problem.jacobian(theta[None, :])[0][:, free],
+        jacobian=_whitened(problem, theta)[:, free],
         coefficients=slopes[moving] / scale[moving, None],
         weights=drawn.weights,
         clusters=labels,
@@ -300,7 +300,7 @@ def condition_number(problem: LawProblem, theta: Array) -> float:
     Its columns have length one; those of parameters at a bound are left out.
     """
     free = _free(problem, theta)
-    J = problem.jacobian(theta[None, :])[0][:, free]
+    J = _whitened(problem, theta)[:, free]
     size = np.linalg.norm(J, axis=0)
     if not free.any():
         return 1.0
@@ -308,6 +308,12 @@ def condition_number(problem: LawProblem, theta: Array) -> float:
         return float("inf")
     values = np.linalg.svd(J / size, compute_uv=False)
     return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
+
+
+def _whitened(problem: LawProblem, theta: Array) -> Array:
+    """Return the Jacobian (n, p) at theta, each run times the root of its weight."""
+    slopes = problem.jacobian(theta[None, :])[0]
+    return np.asarray(slopes * np.sqrt(problem.weights)[:, None])
 
 
 def _free(problem: LawProblem, theta: Array) -> NDArray[np.bool_]:
@@ -400,7 +406,7 @@ def _minimise(
         problem.values,
         problem.jacobian,
         problem.y,
-        np.broadcast_to(weights, (len(starts), len(problem.y))),
+        np.broadcast_to(weights * problem.weights, (len(starts), len(problem.y))),
         starts,
         lower=problem.lower,
         upper=problem.upper,
@@ -426,15 +432,16 @@ def _losses(problem: LawProblem, theta: Array, huber: float | None, weights: Arr
     parts = []
     for first in range(0, len(theta), 512):
         parts.append(rho(problem.values(theta[first : first + 512]) - problem.y, huber))
-    losses: Array = weights @ np.concatenate(parts).T
+    losses: Array = (weights * problem.weights) @ np.concatenate(parts).T
     return losses
 
 
-def _constant_objective(y: Array, huber: float | None) -> float:
+def _constant_objective(problem: LawProblem, huber: float | None) -> float:
     """Return the objective of the best constant; for Huber an upper bound, by mean or median."""
-    levels = np.asarray([y.mean(), np.median(y)])
+    y = problem.y
+    levels = np.asarray([np.average(y, weights=problem.weights), np.median(y)])
     residual = y[None, :] - levels[:, None]
-    return float(rho(residual, huber).sum(axis=1).min())
+    return float((rho(residual, huber) @ problem.weights).min())
 
 
 def _best_at_rest(found: Minimum, constant: float) -> int | None:

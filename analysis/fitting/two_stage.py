@@ -3,10 +3,15 @@
 The same resample of training runs refits both stages, so the interval of a predicted accuracy
 holds the error of the law, of the link, and of what they share. Bands of the second stage alone
 are too narrow: they take the predicted loss as known (Bhagia et al. 2024 and Gadre et al. 2024 do).
+
+A link with an anchor (accuracy 1 at loss 0, Bhagia et al. 2024) has it as a further point with an
+error of ANCHOR_SD. Its weight is thus the runs' variance over ANCHOR_SD squared: a hundredth of a
+run at a scatter of 0.01. With the weight of a whole run a task that levels off at 0.9 would be
+missed by 0.02 ten-fold beyond the runs (`benchmarks/chain_floor.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +42,12 @@ from analysis.loading.validation import (
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+ANCHOR_SD = 0.1
+"""How far the outcome at an anchor may be from it: labels are wrong, questions ambiguous."""
+
+NEARLY_ZERO = 1e-9
+"""Loss that stands for zero, as inputs are positive."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,8 +161,7 @@ def fit_chain(
         columns: The law's input names to columns, where they differ.
         clusters: Configuration per row, or its column; None makes rows of equal inputs one.
         law_rows: Mask of the rows for the first stage; None takes all.
-        link_rows: Mask of the rows for the second stage (checkpoints belong to their run's
-            cluster); None takes all.
+        link_rows: The same for the second; checkpoints belong to their run's cluster.
         objective: Of the first stage.
         huber: Threshold of the second stage, in units of the outcome; None is least squares.
         n_draws: Resamples.
@@ -163,45 +173,100 @@ def fit_chain(
     Raises:
         ValueError: As `fit_law`; rows are those of `runs`, also with masks.
     """
-    # Both stages may use rows of their own; resamples are drawn of all rows together.
-    n = len(column(runs, loss))
-    first, second = (
-        np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        for mask in (law_rows, link_rows)
-    )
+    first, second = (_mask(rows, len(column(runs, loss))) for rows in (law_rows, link_rows))
     table = _sizes(law, runs, columns or {}, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
-    if huber is not None and not huber > 0:
-        raise ValueError(f"huber: must be positive, got {huber}; None is least squares")
-    places = equal_rows(*table.values())
-    configurations = labels(runs, clusters, places)
     warnings = _warnings(table, losses, first, loss, clusters, accept)
+    configurations = labels(runs, clusters, equal_rows(*table.values()))
     # One set of resamples for both stages, so that their errors stay together.
-    stages = [(first, places, law.n_free), (second, equal_rows(losses), link.n_free)]
-    weights = _resamples(configurations, stages, law.min_spare, n_draws=n_draws, seed=seed)
+    needs = [(first, [*table.values()], law.n_free), (second, [losses], link.n_free)]
+    weights = _resamples(configurations, needs, law.min_spare, n_draws=n_draws, seed=seed)
+    stage = _Stage(configurations, weights, {"seed": seed, "level": level})
+    options: dict[str, Any] = {"objective": objective, "n_draws": n_draws, "hold_out": hold_out}
+    return TwoStageFit(
+        to_loss=stage.fit(law, table | {loss: losses}, loss, first, **options),
+        to_outcome=stage.fit_link(link, losses, outcomes, outcome, second, huber),
+        level=level,
+        warnings=warnings,
+        outcome=outcome,
+    )
 
-    def stage(of: Law, data: Mapping[str, Array], rows: Mask, **options: Any) -> LawFit:
-        # The table was checked above, with the rows' own numbers: it is not checked again.
-        return fit_law(
-            of,
-            {name: values[rows] for name, values in data.items()},
-            clusters=configurations[rows],
-            seed=seed,
-            level=level,
-            accept=ALL_KINDS,
-            controls=FitControls(resamples=weights[:, rows]),
-            **options,
+
+def _mask(rows: ArrayLike | None, n: int) -> Mask:
+    return np.ones(n, dtype=bool) if rows is None else np.asarray(rows, dtype=bool)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What both stages have in common; the table was checked, with the rows' own numbers."""
+
+    configurations: NDArray[Any]
+    """(n,)."""
+    resamples: Array
+    """(n_draws, n)."""
+    options: Mapping[str, Any]
+
+    def fit(
+        self, law: Law, data: Mapping[str, Array], outcome: str, rows: Mask, **options: Any
+    ) -> LawFit:
+        """Fit some rows of columns (n,)."""
+        chosen = {name: values[rows] for name, values in data.items()}
+        controls = FitControls(resamples=self.resamples[:, rows])
+        return self._fit(law, chosen, outcome, self.configurations[rows], controls, **options)
+
+    def fit_link(
+        self, link: Law, x: Array, y: Array, outcome: str, rows: Mask, huber: float | None
+    ) -> LawFit:
+        """Fit the link, with its anchor in every resample if it has one."""
+        if huber is not None and not huber > 0:
+            raise ValueError(f"huber: must be positive, got {huber}; None is least squares")
+        options = {"objective": Objective(residual="value", huber=huber), "hold_out": False}
+        (name,) = link.inputs
+        plain = self.fit(link, {name: x, outcome: y}, outcome, rows, **options)
+        if link.anchor is None or not plain.usable:
+            return plain
+        scale = np.sqrt(np.sum(plain.residuals**2) / max(plain.degrees_of_freedom, 1))
+        weight = (scale / ANCHOR_SD) ** 2
+        at, value = link.anchor
+        data = {name: np.append(x[rows], max(at, NEARLY_ZERO)), outcome: np.append(y[rows], value)}
+        resampled = self.resamples[:, rows]
+        controls = FitControls(
+            resamples=np.column_stack([resampled, np.ones(len(resampled))]),
+            weights=np.append(np.ones(rows.sum()), weight),
+        )
+        clusters = np.append(np.unique(self.configurations[rows], return_inverse=True)[1], -1)
+        fit = self._fit(link, data, outcome, clusters, controls, **options)
+        # The anchor is no run: nothing that is reported of the runs counts it.
+        return replace(
+            fit,
+            inputs=plain.inputs,
+            y=plain.y,
+            clusters=plain.clusters,
+            residuals=fit.residuals[:-1],
+            n_configurations=plain.n_configurations,
+            degrees_of_freedom=plain.degrees_of_freedom,
         )
 
-    sizes = {"outcome": loss, "objective": objective, "n_draws": n_draws, "hold_out": hold_out}
-    to_loss = stage(law, {**table, loss: losses}, first, **sizes)
-    link_options = {"outcome": outcome, "objective": Objective(residual="value", huber=huber)}
-    link_data = {link.inputs[0]: losses, outcome: outcomes}
-    to_outcome = stage(link, link_data, second, hold_out=False, **link_options)
-    return TwoStageFit(
-        to_loss=to_loss, to_outcome=to_outcome, level=level, warnings=warnings, outcome=outcome
-    )
+    def _fit(
+        self,
+        law: Law,
+        data: Mapping[str, Array],
+        outcome: str,
+        clusters: NDArray[Any],
+        controls: FitControls,
+        **options: Any,
+    ) -> LawFit:
+        return fit_law(
+            law,
+            data,
+            outcome=outcome,
+            clusters=clusters,
+            accept=ALL_KINDS,
+            controls=controls,
+            **self.options,
+            **options,
+        )
 
 
 def _sizes(law: Law, runs: Runs, names: Mapping[str, str], among: Mask) -> dict[str, Array]:
@@ -214,7 +279,7 @@ def _sizes(law: Law, runs: Runs, names: Mapping[str, str], among: Mask) -> dict[
 
 def _resamples(
     configurations: NDArray[Any],
-    stages: Sequence[tuple[Mask, NDArray[np.int64], int]],
+    needs: Sequence[tuple[Mask, Sequence[Array], int]],
     min_spare: int,
     *,
     n_draws: int,
@@ -224,11 +289,12 @@ def _resamples(
 
     Args:
         configurations: (n,).
-        stages: Rows, a number per row that is equal for rows of equal inputs, and free parameters.
+        needs: Of each stage its rows, inputs (n,) and free parameters.
         min_spare: Degrees of freedom that both stages need.
         n_draws: Resamples.
         seed: Of the generator.
     """
+    stages = [(rows, equal_rows(*inputs), n_free) for rows, inputs, n_free in needs]
     spare = min(len(np.unique(places[rows])) - n_free for rows, places, n_free in stages)
     if not n_draws or spare < min_spare:
         return np.empty((0, len(configurations)))

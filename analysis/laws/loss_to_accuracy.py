@@ -3,10 +3,12 @@
     sigmoid       accuracy = chance + (ceiling - chance) / (1 + exp(k (L - L0)))
     exponential   y = eps - k exp(-gamma L)
 
-The second of two stages. The sigmoid is that of Bhagia et al. 2024 (task ladders), equation 2,
-with the chance level known instead of fitted: 0 for an open answer, 1/choices for a closed one.
-The exponential is Gadre et al. 2024, equation 5, for an error; with gamma and k negative it is an
-answer NLL that levels off at small loss.
+The second of two stages. The sigmoid is that of Bhagia et al. 2024 (task ladders), equation 2. Its
+chance level is known (0 for an open answer, 1/choices for a closed one), or fitted with
+`chance=None`, as they do: a small model may stay above a guess, or below. Then a two-stage fit adds
+their anchor, accuracy 1 at loss 0, as runs rarely show both levels. The exponential is Gadre et al.
+2024, equation 5, for an error; with gamma and k negative it is an answer NLL that levels off at
+small loss.
 """
 
 from collections.abc import Mapping
@@ -40,33 +42,34 @@ class Sigmoid(Saturating):
     inputs = ("loss",)
     outcome_is_share = False  # a measured accuracy may be noisy, or normalised
 
-    def __init__(self, *, chance: float = 0.0, fixed_ceiling: float | None = None) -> None:
+    def __init__(self, *, chance: float | None = 0.0, fixed_ceiling: float | None = None) -> None:
         """Fix the levels that are known, as those of `Saturating`."""
         super().__init__(floor=chance, fixed_ceiling=fixed_ceiling)
         self.chance = chance
+        if chance is None and fixed_ceiling is None:
+            self.anchor = (0.0, 1.0)
         self.parameters = self._parameters("L0", "losses", "6.9 nats")
-        self.example = MappingProxyType({"ceiling": fixed_ceiling or 0.9, "L0": 2.9, "k": 4.0})
-        self.equation = f"accuracy = {chance:g} + (ceiling - {chance:g}) / (1 + exp(k·(L - L0)))"
+        self.example = self._example(L0=2.9, k=4.0)
+        floor = self._floor_name
+        self.equation = f"accuracy = {floor} + (ceiling - {floor}) / (1 + exp(k·(L - L0)))"
 
     def features(self, inputs: Mapping[str, Array]) -> Array:
         """Return -L, the logarithm of x."""
         return -inputs["loss"][None, :]
 
-    def external(self, theta: Array) -> Array:
-        """Return ceiling, L0 and k; internally -L0."""
-        return np.asarray(theta * [1.0, -1.0, 1.0])
+    def _place(self, middle: Array) -> Array:
+        return np.asarray(-middle)
 
-    def internal(self, parameters: Array) -> Array:
-        """The reverse of `external`."""
-        return self.external(parameters)
+    def _unplace(self, x0: Array) -> Array:
+        return np.asarray(-x0)
 
     def invert(self, y: Array, parameters: Array) -> Array:
-        """Return the loss at which each curve (k, 3) reaches y (k,).
+        """Return the loss at which each curve (k, p) reaches y (k,).
 
         It is -inf at or above the ceiling, inf at or below chance.
         """
         moved = np.array(parameters, dtype=np.float64)
-        moved[:, 1] = np.exp(-moved[:, 1])
+        moved[:, -2] = np.exp(-moved[:, -2])
         with np.errstate(divide="ignore"):
             return np.asarray(-np.log(super().invert(y, moved)))
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy.optimize import curve_fit
 
 from analysis.fitting.objective import Objective
 from analysis.fitting.synthetic import make_runs
@@ -86,3 +87,26 @@ def test_a_step_without_numbers_makes_no_prediction():
     assert "distinct runs for 5 parameters" in fitted.sentence
     with pytest.raises(ValueError, match="no numbers to predict from"):
         fitted.predict(TARGET)
+
+
+def test_an_anchor_is_a_point_of_small_weight():
+    """The same curve by scipy, the anchor weighted by the scatter of the runs over its own."""
+    table = runs(n=24, seed=4)
+    link = Sigmoid(chance=None)
+
+    fit = fit_chain(CHINCHILLA, link, table, n_draws=0, hold_out=False).to_outcome
+
+    def curve(x, floor, ceiling, middle, k):
+        return floor + (ceiling - floor) / (1 + np.exp(k * (x - middle)))
+
+    loss, accuracy = table["loss"], table["accuracy"]
+    bounds = ([0, 0, 0, 0], [1, 1, 9, 20])
+    start = [0.25, 0.9, 2.9, 4.0]
+    free, _ = curve_fit(curve, loss, accuracy, p0=start, bounds=bounds)
+    scale = np.sqrt(np.sum((curve(loss, *free) - accuracy) ** 2) / 20)
+    sigma = np.append(np.full(24, scale), 0.1)
+    x, y = np.append(loss, 0.0), np.append(accuracy, 1.0)
+    expected, _ = curve_fit(curve, x, y, p0=start, bounds=bounds, sigma=sigma)
+    assert abs(expected[1] - free[1]) > 1e-3
+    np.testing.assert_allclose(list(fit.parameters.values()), expected, rtol=2e-4)
+    assert len(fit.y) == len(fit.residuals) == len(fit.clusters) == 24

@@ -15,6 +15,8 @@ CASES = [
     (Exponential(), [0.2, -0.01, -1.5]),
     (Sigmoid(chance=0.25), [0.9, 2.8, 3.0]),
     (Sigmoid(chance=0.5, fixed_ceiling=1.0), [1.0, 3.0, 2.0]),
+    (Sigmoid(chance=None), [0.3, 0.9, 2.8, 5.0]),
+    (Sigmoid(chance=None, fixed_ceiling=0.95), [0.3, 0.95, 2.8, 5.0]),
 ]
 
 
@@ -50,7 +52,7 @@ def test_derivatives_are_those_of_finite_differences(link, parameters):
     exact = problem.jacobian(theta)
 
     for i in np.flatnonzero(problem.lower < problem.upper):
-        step = np.zeros(3)
+        step = np.zeros(theta.shape[1])
         step[i] = 1e-6
         numeric = (problem.values(theta + step) - problem.values(theta - step)) / 2e-6
         np.testing.assert_allclose(exact[:, :, i], numeric, rtol=1e-4, atol=1e-6)
@@ -89,6 +91,17 @@ def test_noisy_errors_are_fitted_as_scipy_does():
         ftol=1e-12,
     )
     np.testing.assert_allclose(list(fit.parameters.values()), expected, rtol=1e-3)
+
+
+def test_a_fitted_floor_is_that_of_scipy():
+    y = 0.35 + 0.6 / (1 + np.exp(5 * (L - 2.8))) + 0.01 * np.cos(9 * L)
+
+    fit = fit_link(Sigmoid(chance=None), L, y)
+
+    expected, _ = curve_fit(
+        lambda x, f, c, m, k: f + (c - f) / (1 + np.exp(k * (x - m))), L, y, p0=[0.3, 0.9, 2.7, 4.0]
+    )
+    np.testing.assert_allclose(list(fit.parameters.values()), expected, rtol=1e-4)
 
 
 def test_an_outcome_that_falls_with_the_loss_is_not_fitted():

@@ -34,6 +34,17 @@ def test_known_parameters_come_back_without_noise(floor):
     assert fit.hold_out.mean_absolute_error < 1e-6
 
 
+def test_a_floor_that_is_not_known_is_fitted():
+    x = np.geomspace(1e3, 1e9, 12)
+    fit = fit_saturating(x, truth(x, floor=0.3), floor=None, n_draws=0)
+
+    assert list(fit.parameters) == ["floor", "ceiling", "x0", "k"]
+    np.testing.assert_allclose(list(fit.parameters.values()), [0.3, 0.9, 8e5, 1.3], rtol=1e-5)
+    above = truth(2e6, floor=0.3)
+    best = np.asarray(list(fit.parameters.values()))[None, :]
+    np.testing.assert_allclose(fit.law.invert(np.asarray([above]), best), 2e6, rtol=1e-4)
+
+
 def test_intervals_hold_the_truth():
     fit = fit_saturating(X, noisy(0.01), clusters=CLUSTERS, n_draws=300)
 
