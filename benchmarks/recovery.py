@@ -193,7 +193,7 @@ def recover_isoflop(*, replicates: int, draws: int, n_budgets: int, n_sizes: int
     for replicate in range(replicates):
         errors = noise * np.random.default_rng(replicate).standard_normal(len(loss))
         runs = clean | {"loss": loss * np.exp(errors)}
-        fit = fit_isoflop(runs, objective=SQUARES, n_draws=draws, seed=replicate, hold_out=False)
+        fit = fit_isoflop(runs, method="parabola", objective=SQUARES, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
         line = fit.lines["params"]
         if line.interval is None:
             continue

@@ -72,12 +72,10 @@ def _draw_budget(upper: Axes, lower: Axes, budget: Budget, style: SeriesStyle) -
         upper.plot(budget.x, budget.y, linestyle=":", color=style.colour, linewidth=1)
         return
     if budget.coefficients is not None:
-        c0, c1, c2 = budget.coefficients
+        loss = np.polynomial.Polynomial(budget.coefficients)
         at = np.linspace(np.log(budget.x.min()), np.log(budget.x.max()), 80)
-        curve = c0 + c1 * at + c2 * at**2
-        upper.plot(np.exp(at), curve, color=style.colour, linestyle=style.line, linewidth=1.4)
-        log = np.log(budget.x)
-        residuals = budget.y - (c0 + c1 * log + c2 * log**2)
+        upper.plot(np.exp(at), loss(at), color=style.colour, linestyle=style.line, linewidth=1.4)
+        residuals = budget.y - loss(np.log(budget.x))
         lower.plot(budget.x, residuals, markerfacecolor="white", **shown)
     else:
         sizes, member = np.unique(budget.x, return_inverse=True)

@@ -2,14 +2,17 @@
 
     parabola   loss = c0 + c1 ln x + c2 (ln x)^2 per budget, x parameters or tokens
                (Hoffmann et al. 2022, approach 2)
+    quartic    the same with (ln x)^3 and (ln x)^4
     akima      Akima's interpolation of the mean losses, its lowest point
                (Porian et al. 2024, section 3)
     line       optimum = G C^a over the budgets
 
-Both are biased when a budget's sizes are not centred on the optimum or alpha differs from beta,
-even without noise. So the answer of the parametric law (`analysis/laws/chinchilla.py`) on the same
-runs stands beside them. A budget whose curve opens downward, or whose lowest point is not between
-its runs, has no optimum: it is named, and left out of the line.
+By default the curves are parabolas, or quartics where an F-test over all budgets rejects parabolas
+(`analysis/scaling/isoflop_quartic.py`): a parabola is biased when a budget's sizes are far from the
+optimum or not centred on it, even without noise. The answer of the parametric law
+(`analysis/laws/chinchilla.py`) on the same runs stands beside the lines. A budget whose curve opens
+downward, or whose lowest point is not between its runs, has no optimum: it is named, and left out
+of the line.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,15 +37,29 @@ from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
 from analysis.loading.validation import check_size_units, refuse_bad_units
 from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
+from analysis.scaling.isoflop_quartic import (
+    SIZES_NEEDED,
+    CurveNoise,
+    drawn_minima,
+    pooled_noise,
+    quartic_minima,
+    rejects_parabolas,
+)
 
 Array = NDArray[np.float64]
-Method = Literal["parabola", "akima"]
+Method = Literal["parabola", "quartic", "akima"]
 
 SAME_BUDGET = 1.2
 """Runs whose FLOPs are within this factor of the next are of one budget, if none are given."""
 
+PARABOLA_SIZES = 4
+"""Distinct sizes that a parabola's budget must have."""
+
 MOST_LOST = 0.5
 """Share of resamples without an optimum from which on a budget counts as having none."""
+
+FARTHEST_BUDGET = 10.0
+"""A stated budget is within this factor of the FLOPs of its runs."""
 
 FEWEST_BUDGETS = 3
 """A line through two points has no error to judge it by."""
@@ -53,7 +70,7 @@ class Budget:
     """The runs of one budget."""
 
     compute: float
-    """FLOPs, geometric mean of the runs."""
+    """FLOPs: as stated, or the geometric mean of the runs."""
     status: FitStatus
     sentence: str
     x: Array
@@ -63,14 +80,14 @@ class Budget:
     interval: tuple[float, float] | None = None
     loss: float | None = None
     """At the optimum."""
-    coefficients: tuple[float, float, float] | None = None
-    """c0, c1, c2 of the parabola in ln(x); None for Akima or without numbers."""
+    coefficients: tuple[float, ...] | None = None
+    """c0, c1, ... of the polynomial in ln(x); None for Akima or without numbers."""
     draws: Array = field(default_factory=lambda: np.empty(0))
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
     imagined: SimulatedFits | None = None
     """ln of the optimum of a linear fit to imagined errors.
 
-    None for Akima, whose intervals are plain percentiles."""
+    None for Akima and quartics, whose intervals are plain percentiles."""
 
     @property
     def usable(self) -> bool:
@@ -153,7 +170,7 @@ def fit_isoflop(
     columns: Mapping[str, str] | None = None,
     budgets: ArrayLike | str | None = None,
     clusters: Sequence[Any] | NDArray[Any] | str | None = None,
-    method: Method = "parabola",
+    method: Method | Literal["auto"] = "auto",
     within: float | None = None,
     objective: Objective | None = None,
     n_draws: int = 1000,
@@ -169,57 +186,92 @@ def fit_isoflop(
             measured or counted.
         outcome: Column of the loss.
         columns: Those names to the columns that hold them, where they differ.
-        budgets: Budget per run, or its column; None puts runs together whose FLOPs differ little
-            (SAME_BUDGET).
-        clusters: Configuration per run (its seeds are resampled together), or its column; None
-            makes rows of equal sizes one.
-        method: parabola or akima.
-        within: Use only runs within this factor of the size of lowest loss in their budget: a
-            parabola is a local form.
+        budgets: Budget per run, or its column. Numbers are the FLOPs that lines use; other labels
+            only group. None groups runs whose FLOPs differ little (SAME_BUDGET).
+        clusters: Configuration per run, or its column; None makes rows of equal sizes one.
+        method: parabola, quartic or akima; auto is parabola unless the runs reject it.
+        within: Use only runs within this factor of the size of lowest loss in their budget.
         objective: Of the parametric law.
         n_draws: Resamples.
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether the parametric law predicts the largest runs from the smaller ones, too.
-        accept: Doubts that were looked into (`analysis/loading/validation.py`); units that cannot
-            be are refused otherwise.
+        accept: Kinds of warning that were looked into; units that cannot be are refused otherwise.
 
     Raises:
         ValueError: If a column is missing or holds an impossible value, the units cannot be right,
             or the method is unknown.
     """
-    if method not in ("parabola", "akima"):
-        raise ValueError(f"method: must be parabola or akima, got {method!r}")
-    names = columns or {}
-    table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
-    loss = numbers(runs, outcome, why=LOSS_ADVICE)
-    # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
-    refuse_bad_units(check_size_units(table), accept=accept)
-    groups = _groups(table["flops"], column(runs, budgets) if isinstance(budgets, str) else budgets)
-    configurations = labels(runs, clusters, equal_rows(table["params"], table["tokens"]))
-    profile = _Profile(method=method, within=within, n_draws=n_draws, level=level)
-    lines = {}
-    for size in ("params", "tokens"):
-        of_size = {"x": table[size], "y": loss, "labels": configurations, "flops": table["flops"]}
-        lines[size] = _line(size, method, _budgets(of_size, groups, profile, seed), level)
-    kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
-    # Only clusters that the caller named: else rows of equal sizes could be duplicates, and
-    # fit_law warns of them.
-    parametric = fit_law(
-        CHINCHILLA,
-        {"params": table["params"], "tokens": table["tokens"], "loss": loss} | kinds,
-        clusters=configurations if clusters is not None else None,
-        accept=accept,
-        objective=objective,
-        n_draws=n_draws,
-        seed=seed,
-        level=level,
-        hold_out=hold_out,
-    )
+    table = _read(runs, outcome, columns or {}, budgets, clusters, accept)
+    profile = _profile(table, method, within=within, n_draws=n_draws, level=level)
+    lines = {
+        size: _line(size, profile.method, _budgets(table, size, profile, seed), level)
+        for size in ("params", "tokens")
+    }
+    options: dict[str, Any] = {"accept": accept, "objective": objective, "n_draws": n_draws}
+    options |= {"seed": seed, "level": level, "hold_out": hold_out}
+    parametric = fit_law(CHINCHILLA, table.parametric, clusters=table.named_clusters, **options)
     return IsoflopFit(
         lines=MappingProxyType(lines),
         parametric=parametric,
         exponents=MappingProxyType(_parametric_exponents(parametric)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Table:
+    """The runs, read and checked; columns (n,)."""
+
+    sizes: Mapping[str, Array]
+    """params and tokens."""
+    loss: Array
+    groups: NDArray[np.int64]
+    """Budget of each run, counted from 0."""
+    compute: Array
+    """FLOPs of each budget."""
+    labels: NDArray[Any]
+    """Configurations."""
+    parametric: Mapping[str, Any]
+    """What the parametric law is fitted to."""
+    named_clusters: NDArray[Any] | None
+    """Clusters that the caller named: rows of equal sizes could be duplicates, which `fit_law`
+    warns of."""
+
+    def curves(self, size: str, within: float | None) -> list[tuple[Array, Array]]:
+        """Return ln(size) less its mean and loss of every budget that could have an optimum."""
+        found = []
+        for g in np.unique(self.groups):
+            x, y = self.sizes[size][self.groups == g], self.loss[self.groups == g]
+            rows = _rows_near_lowest(x, y, within)
+            if len(np.unique(x[rows])) >= PARABOLA_SIZES:
+                found.append((np.log(x[rows]) - np.log(x[rows]).mean(), y[rows]))
+        return found
+
+
+def _read(
+    runs: Runs,
+    outcome: str,
+    names: Mapping[str, str],
+    budgets: ArrayLike | str | None,
+    clusters: Sequence[Any] | NDArray[Any] | str | None,
+    accept: Collection[str],
+) -> _Table:
+    table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
+    loss = numbers(runs, outcome, why=LOSS_ADVICE)
+    # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
+    refuse_bad_units(check_size_units(table), accept=accept)
+    flops = table.pop("flops")
+    groups, compute = _groups(flops, column(runs, budgets) if isinstance(budgets, str) else budgets)
+    configurations = labels(runs, clusters, equal_rows(*table.values()))
+    kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
+    return _Table(
+        sizes=table,
+        loss=loss,
+        groups=groups,
+        compute=compute,
+        labels=configurations,
+        parametric=table | {"loss": loss} | kinds,
+        named_clusters=None if clusters is None else configurations,
     )
 
 
@@ -231,28 +283,64 @@ class _Profile:
     within: float | None
     n_draws: int
     level: float
+    noise: Mapping[str, CurveNoise]
+    """Of each size's curves, for quartics."""
 
     @property
     def sizes_needed(self) -> int:
         """Distinct sizes that a budget must have."""
-        return 4 if self.method == "parabola" else 5
+        return {"parabola": PARABOLA_SIZES, "quartic": SIZES_NEEDED, "akima": 5}[self.method]
 
     def minima(self, u: Array, y: Array, weights: Array) -> tuple[Array, Array, Array]:
         """Return place, loss and coefficients of the minimum for each row of weights."""
-        solve = parabola_minima if self.method == "parabola" else akima_minima
-        return solve(u, y, weights)
+        solve = {"parabola": parabola_minima, "quartic": quartic_minima, "akima": akima_minima}
+        return solve[self.method](u, y, weights)
 
 
-def _budgets(
-    columns: Mapping[str, NDArray[Any]], groups: NDArray[np.int64], profile: _Profile, seed: int
-) -> list[Budget]:
-    """Return the budgets of columns x, y, labels and flops (n,), smallest first."""
+def _profile(
+    table: _Table,
+    method: Method | Literal["auto"],
+    *,
+    within: float | None,
+    n_draws: int,
+    level: float,
+) -> _Profile:
+    """Return the settings, the method chosen if it is auto.
+
+    Raises:
+        ValueError: If the method is unknown.
+    """
+    if method not in ("auto", "parabola", "quartic", "akima"):
+        raise ValueError(f"method: must be auto, parabola, quartic or akima, got {method!r}")
+    curves = {size: table.curves(size, within) for size in table.sizes}
+    if method == "auto":
+        # Tokens are budget over parameters, so both curves have one shape: one choice for both.
+        method = "quartic" if rejects_parabolas(curves["params"]) else "parabola"
+    noise = {}
+    if method == "quartic":
+        enough = {
+            size: [(u, y) for u, y in pairs if len(np.unique(u)) >= SIZES_NEEDED]
+            for size, pairs in curves.items()
+        }
+        noise = {size: pooled_noise(pairs) for size, pairs in enough.items() if pairs}
+    return _Profile(method=method, within=within, n_draws=n_draws, level=level, noise=noise)
+
+
+def _budgets(table: _Table, size: str, profile: _Profile, seed: int) -> list[Budget]:
+    """Return the budgets of one size, smallest first."""
     found = []
-    for g in np.unique(groups):
-        mine = {name: values[groups == g] for name, values in columns.items()}
-        compute = float(np.exp(np.log(mine.pop("flops")).mean()))
+    for g in np.unique(table.groups):
+        rows = table.groups == g
+        mine = {"x": table.sizes[size][rows], "y": table.loss[rows], "labels": table.labels[rows]}
         # Budgets are independent samples, so each draws with a seed of its own.
-        found.append(_budget(**mine, compute=compute, profile=profile, seed=seed + int(g)))
+        budget = _budget(
+            **mine,
+            compute=float(table.compute[g]),
+            profile=profile,
+            noise=profile.noise.get(size),
+            seed=seed + int(g),
+        )
+        found.append(budget)
     return sorted(found, key=lambda b: b.compute)
 
 
@@ -265,7 +353,14 @@ class _NoOptimumError(Exception):
 
 
 def _budget(
-    x: Array, y: Array, labels: NDArray[Any], *, compute: float, profile: _Profile, seed: int
+    x: Array,
+    y: Array,
+    labels: NDArray[Any],
+    *,
+    compute: float,
+    profile: _Profile,
+    noise: CurveNoise | None,
+    seed: int,
 ) -> Budget:
     """Return the optimum of one budget's runs (n,), or why it has none."""
     rows = _rows_near_lowest(x, y, profile.within)
@@ -277,9 +372,14 @@ def _budget(
     n_sizes = len(np.unique(x))
     try:
         place, low, coefficients = _minimum(u, y, n_sizes, profile)
-        places, level, imagined = _resampled_places(
-            x, u, y, labels, place=place, curvature=coefficients[2], profile=profile, seed=seed
-        )
+        if noise is None:
+            places, level, imagined = _resampled_places(
+                x, u, y, labels, place=place, curvature=coefficients[2], profile=profile, seed=seed
+            )
+        else:
+            places = drawn_minima(u, y, noise, n_draws=profile.n_draws, seed=seed)
+            level, imagined = profile.level, None
+            _refuse_if_lost(places)
     except _NoOptimumError as none:
         sentence = f"{name}: {none}"
         return Budget(compute=compute, status=none.status, sentence=sentence, x=x, y=y)
@@ -296,7 +396,7 @@ def _budget(
         loss=low,
         x=x,
         y=y,
-        coefficients=_in_log_x(coefficients, middle) if profile.method == "parabola" else None,
+        coefficients=None if profile.method == "akima" else _in_log_x(coefficients, middle),
         draws=places + middle,
         imagined=imagined,
     )
@@ -366,13 +466,7 @@ def _resampled_places(
     )
     places = profile.minima(u, y, drawn.weights)[0]
     places = np.where((places > u.min()) & (places < u.max()), places, np.nan)
-    # Percentiles of the few draws that have an optimum would hide that most have none.
-    lost = float(np.isnan(places).mean())
-    if lost > MOST_LOST:
-        raise _NoOptimumError(
-            FitStatus.EDGE,
-            f"{lost:.0%} of the resamples have no optimum between the runs; add sizes or seeds",
-        )
+    _refuse_if_lost(places)
     # Levels are calibrated on linear fits. Akima's curve is none: plain percentiles.
     if profile.method == "akima":
         return places, profile.level, None
@@ -383,10 +477,25 @@ def _resampled_places(
     return places, covering_level(profile.level, imagined), imagined
 
 
-def _in_log_x(c: Array, middle: float) -> tuple[float, float, float]:
+def _refuse_if_lost(places: Array) -> None:
+    """Refuse a budget most of whose draws (n_draws,) have no optimum, which percentiles would hide.
+
+    Raises:
+        _NoOptimumError: If there are more than MOST_LOST.
+    """
+    lost = float(np.isnan(places).mean()) if len(places) else 0.0
+    if lost > MOST_LOST:
+        raise _NoOptimumError(
+            FitStatus.EDGE,
+            f"{lost:.0%} of the resamples have no optimum between the runs; add sizes or seeds",
+        )
+
+
+def _in_log_x(c: Array, middle: float) -> tuple[float, ...]:
     """Return the coefficients in ln(x) of those in ln(x) - middle."""
-    c0, c1, c2 = (float(v) for v in c)
-    return c0 - c1 * middle + c2 * middle**2, c1 - 2 * c2 * middle, c2
+    polynomial = np.polynomial.Polynomial(c)
+    shifted = polynomial(np.polynomial.Polynomial([-middle, 1.0]))
+    return tuple(float(v) for v in shifted.coef)
 
 
 def _line(size: str, method: Method, budgets: list[Budget], level: float) -> OptimumLine:
@@ -463,12 +572,28 @@ def _parametric_exponents(fit: LawFit) -> dict[str, tuple[float, tuple[float, fl
     return {"params": (a, (low, high)), "tokens": (1 - a, (1 - high, 1 - low))}
 
 
-def _groups(flops: Array, budgets: ArrayLike | None) -> NDArray[np.int64]:
-    """Return the budget of each run as a number from 0: as given, or by FLOPs."""
-    if budgets is not None:
-        return np.unique(np.asarray(budgets), return_inverse=True)[1].reshape(-1)
-    order = np.argsort(flops)
-    steps = np.diff(np.log(flops[order])) > np.log(SAME_BUDGET)
-    groups = np.empty(len(flops), dtype=np.int64)
-    groups[order] = np.concatenate([[0], np.cumsum(steps)])
-    return groups
+def _groups(flops: Array, budgets: ArrayLike | None) -> tuple[NDArray[np.int64], Array]:
+    """Return the budget of each run as a number from 0, and the FLOPs of each budget.
+
+    Raises:
+        ValueError: If a stated budget is far from the FLOPs of its runs.
+    """
+    if budgets is None:
+        order = np.argsort(flops)
+        steps = np.diff(np.log(flops[order])) > np.log(SAME_BUDGET)
+        groups = np.empty(len(flops), dtype=np.int64)
+        groups[order] = np.concatenate([[0], np.cumsum(steps)])
+    else:
+        stated, groups = np.unique(np.asarray(budgets), return_inverse=True)
+        groups = groups.reshape(-1)
+    means = np.exp(np.bincount(groups, weights=np.log(flops)) / np.bincount(groups))
+    if budgets is None or not np.issubdtype(stated.dtype, np.number):
+        return groups, means
+    with np.errstate(divide="ignore"):
+        far = np.abs(np.log(np.maximum(stated, 0.0) / means)) > np.log(FARTHEST_BUDGET)
+    if far.any():
+        raise ValueError(
+            f"budgets: {stated[far][0]:g} for runs of {means[far][0]:.3g} FLOPs; give budgets in "
+            "FLOPs, or names as text"
+        )
+    return groups, stated.astype(np.float64)

@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from analysis.fitting.result import FitStatus
 from analysis.laws.chinchilla import compute_optimum
 from analysis.scaling.isoflop import fit_isoflop
 from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
+from analysis.scaling.isoflop_quartic import quartic_minima, rejects_parabolas
 
 EVEN = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
 UNEVEN = {"A": 60.0, "B": 3e4, "E": 1.8, "alpha": 0.25, "beta": 0.5}
@@ -24,7 +26,7 @@ def sweep(parameters=EVEN, *, spread=2.0, centre=1.0, n=7, noise=0.0, seeds=1, s
     return dict(zip(("params", "tokens", "flops", "loss"), np.asarray(rows).T, strict=True))
 
 
-@pytest.mark.parametrize("method", ["parabola", "akima"])
+@pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 def test_symmetric_budgets_give_the_true_optimum(method):
     fit = fit_isoflop(sweep(), method=method, n_draws=0)
 
@@ -40,7 +42,7 @@ def test_symmetric_budgets_give_the_true_optimum(method):
 
 def test_the_parabola_is_scipys_polynomial():
     table = sweep(noise=0.001)
-    budget = fit_isoflop(table, n_draws=0).lines["params"].budgets[2]
+    budget = fit_isoflop(table, n_draws=0, method="parabola").lines["params"].budgets[2]
 
     expected = np.polynomial.polynomial.polyfit(np.log(budget.x), budget.y, 2)
     np.testing.assert_allclose(budget.coefficients, expected, rtol=1e-5)
@@ -68,7 +70,7 @@ def test_akima_is_scipys_in_every_resample():
 
 def test_uncentred_budgets_bias_the_parabola_and_not_the_parametric_law():
     table = sweep(UNEVEN, spread=16, centre=3)
-    fit = fit_isoflop(table, n_draws=0)
+    fit = fit_isoflop(table, n_draws=0, method="parabola")
 
     true = compute_optimum(UNEVEN, BUDGETS[2])[0]
     assert abs(np.log(fit.lines["params"].at(BUDGETS[2])[0] / true)) > 0.02
@@ -79,12 +81,11 @@ def test_near_points_only_lessen_the_bias():
     table = sweep(UNEVEN, spread=16, n=21)
     true = compute_optimum(UNEVEN, BUDGETS[2])[0]
 
-    wide, near = (
-        abs(
-            np.log(fit_isoflop(table, n_draws=0, within=w).lines["params"].at(BUDGETS[2])[0] / true)
-        )
-        for w in (None, 3.0)
-    )
+    def error(within):
+        fit = fit_isoflop(table, n_draws=0, within=within, method="parabola")
+        return abs(np.log(fit.lines["params"].at(BUDGETS[2])[0] / true))
+
+    wide, near = error(None), error(3.0)
 
     assert near < wide / 3
 
@@ -94,7 +95,7 @@ def test_a_downward_budget_has_no_optimum_and_is_named():
     first = table["flops"] == BUDGETS[0]
     table["loss"][first] = 2 * table["loss"][first].mean() - table["loss"][first]
 
-    line = fit_isoflop(table, n_draws=0).lines["params"]
+    line = fit_isoflop(table, n_draws=0, method="parabola").lines["params"]
 
     assert line.budgets[0].status is FitStatus.DOWNWARD
     assert line.budgets[0].optimum is None
@@ -103,7 +104,7 @@ def test_a_downward_budget_has_no_optimum_and_is_named():
     assert line.exponent == pytest.approx(0.5, abs=2e-3)
 
 
-@pytest.mark.parametrize("method", ["parabola", "akima"])
+@pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 @pytest.mark.parametrize(("centre", "side"), [(20.0, "smaller"), (0.05, "larger")])
 def test_a_lowest_point_at_the_edge_is_no_optimum(method, centre, side):
     line = fit_isoflop(sweep(centre=centre), method=method, n_draws=0).lines["params"]
@@ -126,9 +127,9 @@ def test_two_budgets_make_no_line():
     assert "2 budgets with an optimum" in line.sentence
 
 
-@pytest.mark.parametrize("method", ["parabola", "akima"])
+@pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 def test_intervals_hold_the_truth(method):
-    table = sweep(spread=8, noise=0.001, seeds=3, n=9)
+    table = sweep(spread=8, noise=0.001, seeds=3, n=9, seed=1)
     fit = fit_isoflop(table, method=method, n_draws=200)
 
     line = fit.lines["params"]
@@ -151,7 +152,7 @@ def test_measured_flops_need_not_be_six_n_d():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match="method: must be parabola or akima"):
+    with pytest.raises(ValueError, match="method: must be auto, parabola, quartic or akima"):
         fit_isoflop(sweep(), method="cubic")
     with pytest.raises(ValueError, match="flops: no such column"):
         fit_isoflop({k: v for k, v in sweep().items() if k != "flops"})
@@ -164,7 +165,7 @@ def test_bad_arguments():
 def test_intervals_are_percentiles_at_the_level_of_the_design():
     """Nine sizes for three coefficients: resamples scatter more than fits do, so less than 95 % of them is taken."""
     table = sweep(spread=8, n=9, noise=0.001)
-    line = fit_isoflop(table, n_draws=300, hold_out=False).lines["params"]
+    line = fit_isoflop(table, n_draws=300, hold_out=False, method="parabola").lines["params"]
     akima = fit_isoflop(table, n_draws=50, hold_out=False, method="akima").lines["params"]
 
     assert 0.88 < line.drawn_level < 0.945
@@ -198,3 +199,65 @@ def test_the_loss_of_an_optimum_is_that_of_its_curve():
             + EVEN["B"] / tokens ** EVEN["beta"]
         )
         assert budget.loss == pytest.approx(true, rel=1e-4)
+
+
+def test_curves_that_are_no_parabola_get_a_quartic():
+    """Sizes about 20 tokens per parameter, four octaves each side, of a law whose optimum drifts away from there."""
+    rows = []
+    for C in np.geomspace(1e18, 1e21, 7):
+        N = np.sqrt(C / 120) * 2.0 ** np.arange(-4, 5)
+        D = C / 6 / N
+        L = UNEVEN["E"] + UNEVEN["A"] / N ** UNEVEN["alpha"] + UNEVEN["B"] / D ** UNEVEN["beta"]
+        rows += zip(N, D, np.full(9, C), L, strict=True)
+    noise = np.exp(0.003 * np.random.default_rng(1).standard_normal(63))
+    table = dict(zip(("params", "tokens", "flops", "loss"), np.asarray(rows).T, strict=True))
+    table["loss"] = table["loss"] * noise
+
+    found = fit_isoflop(table, n_draws=200, hold_out=False).lines["params"]
+    parabola = fit_isoflop(table, n_draws=0, hold_out=False, method="parabola").lines["params"]
+
+    assert found.method == "quartic"
+    assert abs(found.exponent - 2 / 3) < 0.02 < abs(parabola.exponent - 2 / 3)
+    assert found.interval[0] < 2 / 3 < found.interval[1]
+    assert found.interval[1] - found.interval[0] < 0.08
+
+
+def test_parabolas_stay_parabolas():
+    """Of 40 noisy sweeps of true parabolas the F-test rejects about one in twenty."""
+    u = np.linspace(-2, 2, 9)
+    generator = np.random.default_rng(0)
+
+    def curves():
+        return [(u, 2 + 0.1 * (u - 0.3) ** 2 + 0.01 * generator.standard_normal(9)) for _ in range(7)]  # fmt: skip
+
+    assert sum(rejects_parabolas(curves()) for _ in range(200)) in range(3, 20)
+    assert not rejects_parabolas([(u, 2 + 0.1 * u**2)] * 7)
+
+
+def test_the_minimum_of_a_quartic_is_that_of_scipy():
+    generator = np.random.default_rng(1)
+    u = np.linspace(-2, 2, 12)
+    y = 2 + 0.1 * (u - 0.4) ** 2 + 0.02 * u**3 + 0.01 * u**4 + 0.01 * generator.standard_normal(12)
+    weights = generator.integers(1, 4, (20, 12)).astype(float)
+
+    places, lowest, _ = quartic_minima(u, y, weights)
+
+    for w, place, low in zip(weights, places, lowest, strict=True):
+        curve = np.polynomial.Polynomial.fit(u, y, 4, w=np.sqrt(w))
+        best = minimize_scalar(curve, bounds=(-2, 2), method="bounded", options={"xatol": 1e-10})
+        assert place == pytest.approx(best.x, abs=1e-6)
+        assert low == pytest.approx(best.fun, abs=1e-9)
+
+
+def test_a_stated_budget_is_the_compute_of_its_runs():
+    table = sweep()
+    stated = table | {"budget": table["flops"] * 1.5}
+    named = table | {"budget": [f"{v:g}" for v in table["flops"]]}
+
+    line = fit_isoflop(stated, budgets="budget", n_draws=0).lines["params"]
+
+    np.testing.assert_allclose([b.compute for b in line.budgets], BUDGETS * 1.5)
+    of_names = fit_isoflop(named, budgets="budget", n_draws=0).lines["params"]
+    np.testing.assert_allclose([b.compute for b in of_names.budgets], BUDGETS)
+    with pytest.raises(ValueError, match=r"budgets: 1 for runs of 1e\+18 FLOPs"):
+        fit_isoflop(table, budgets=np.repeat(np.arange(1, 6), 7), n_draws=0)
