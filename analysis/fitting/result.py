@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -359,15 +359,16 @@ def inputs_of(
     Raises:
         ValueError: If an input is missing, or a value cannot be.
     """
-    if not isinstance(given, Mapping):
+    table = cast("Mapping[str, Any]", given)
+    if not hasattr(given, "keys"):  # neither a mapping nor a DataFrame
         if len(law.inputs) > 1:
             raise ValueError(f"inputs: {law.name} needs {', '.join(law.inputs)}; give them by name")
-        given = {law.inputs[0]: given}
+        table = {law.inputs[0]: given}
     inputs = {}
     for name in law.inputs:
         theirs = (names or {}).get(name, name)
         shown = name if theirs == name else f"{name} (column {theirs})"
-        values = np.atleast_1d(np.asarray(column(given, name)))
+        values = np.atleast_1d(np.asarray(column(table, name)))
         inputs[name] = numbers({shown: values}, shown, zero=name in law.may_be_zero)
     n = max(len(v) for v in inputs.values())
     return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}

@@ -19,6 +19,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "sparsity": (0, 0.98),
     "x": (1e17, 1e22),
     "data_bits": (1e6, 6e7),
+    "unique_tokens": (3e8, 3e10),
+    "vocabulary": (4e3, 1e5),
+    "characters": (1e9, 1e11),
     "power.x": (1e5, 1e9),
     "capacity.params": (1e5, 3e8),
 }

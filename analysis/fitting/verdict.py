@@ -28,7 +28,7 @@ P_MISFIT = 0.01
 P_UNEVEN = 0.02
 """The same of residuals that change in size, which makes a fit doubtful only."""
 
-LARGE_ERROR = 1.0
+LARGE_ERROR = 0.75
 """Systematic error, in standard deviations of the noise, from which on a pattern is a misfit. A
 smaller one is said, and the verdict is doubtful."""
 
@@ -111,10 +111,11 @@ def judge(fit: "LawFit") -> FitVerdict:
         return FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=fit.sentence)
     found = _tested(fit)
     against, smaller = _against(fit, found)
+    open_ = _undetermined(fit)
     numbers = MappingProxyType(_numbers(fit, found))
     for status, reasons, advice in (
         (VerdictStatus.MISFIT, against, _MISFIT_ADVICE),
-        (VerdictStatus.UNDERDETERMINED, _undetermined(fit), _UNDETERMINED_ADVICE),
+        (VerdictStatus.UNDERDETERMINED, open_ and [*open_, *smaller], _UNDETERMINED_ADVICE),
         (VerdictStatus.DOUBTFUL, [*smaller, *fit.warnings, *_unchecked(fit, found)], ""),
     ):
         if reasons:
