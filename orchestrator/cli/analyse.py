@@ -6,11 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.app import (
+    Json,
     PriceText,
     ReadFrom,
     Runs,
     SweepName,
     console_here,
+    echo_json,
     find_sweep,
     make_plan,
     read_price,
@@ -32,14 +34,21 @@ By = Annotated[
 
 @verb(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
 def fit(
-    sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: ReadFrom = None, by: By = None
+    sweep: SweepName,
+    runs: Runs = Path("runs"),
+    tracking_uri: ReadFrom = None,
+    by: By = None,
+    json: Json = False,
 ) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
-    runs_table, fits = _fits(sweep, runs, tracking_uri, by)
-    console_here().print(results.printed(tables(runs_table, fits)))
+    fitted = tables(*_fits(sweep, runs, tracking_uri, by))
+    if json:
+        echo_json(results.as_records(fitted))
+    else:
+        console_here().print(results.printed(fitted))
 
 
 @verb(epilog="Example: memscale report quickstart")
@@ -53,6 +62,7 @@ def report(
     ] = None,
     by: By = None,
     price_text: PriceText = None,
+    json: Json = False,
 ) -> None:
     """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
     from analysis.report.html import figure_paths, write_report
@@ -69,13 +79,17 @@ def report(
         trials=trials,
         progress=lambda part: typer.echo(f"{part} …", err=True),
     )
+    fitted, figures = tables(runs_table, fits), figure_paths(folder)
+    spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
+    if json:
+        written = {"report": str(page), "figures": [str(figure) for figure in figures]}
+        echo_json({**written, "tables": results.as_records(fitted), "spent": spent})
+        return
     console = console_here()
-    console.print(results.printed(tables(runs_table, fits)))
-    if price is not None:
-        console.print(f"{sweep}: {spent_text(find_sweep(runs, sweep), price)}\n")
-    console.print(
-        results.next_steps(page, figure_paths(folder), sweep=sweep, runs_option=runs_option(runs))
-    )
+    console.print(results.printed(fitted))
+    if spent is not None:
+        console.print(f"{sweep}: {spent}\n")
+    console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
 
 
 Candidates = Annotated[
@@ -143,6 +157,7 @@ def next_(
     out: Out = Path("next.yaml"),
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
+    json: Json = False,
 ) -> None:
     """Write the most informative next runs as a sweep file."""
     import analysis
@@ -170,12 +185,17 @@ def next_(
             far=far,
             extra_seeds=extra_seeds,
         )
-        console_here().print(results.printed([next_runs_table(found)]))
+        chosen = [next_runs_table(found)]
+        if not json:
+            console_here().print(results.printed(chosen))
         texts = sweep_texts(found, name=sweep, file=str(out))
         parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]
         out.write_text(joined(parts), encoding="utf-8")
     except ValueError as error:
         raise StoreError(str(error)) from error
+    if json:
+        echo_json({"written": str(out), "tables": results.as_records(chosen)})
+        return
     option = runs_option(runs)
     console_here().print(
         f"Written: {out}\n"

@@ -1,4 +1,4 @@
-"""Commands `memscale status`, `logs`, `cancel` and `retry`."""
+"""Commands `memscale list`, `status`, `logs`, `cancel` and `retry`."""
 
 import dataclasses
 import sys
@@ -10,6 +10,7 @@ import typer
 from orchestrator.cli.app import (
     Json,
     PriceText,
+    ReadFrom,
     Runs,
     SweepName,
     console_here,
@@ -22,6 +23,32 @@ from orchestrator.cli.app import (
     verb,
 )
 from orchestrator.records.units import plural
+
+
+@verb(
+    name="list",
+    epilog="Examples: memscale list  ·  memscale list --tracking-uri http://127.0.0.1:5000",
+    help="List the sweeps of the runs folder, or of a tracker: trials, age, state.",
+)
+def list_(runs: Runs = Path("runs"), tracking_uri: ReadFrom = None, json: Json = False) -> None:
+    """List the sweeps of the runs folder, or of a tracker."""
+    from orchestrator.cli.render import sweeps
+    from orchestrator.control.sweep_list import list_sweeps
+    from orchestrator.launchers.slurm.job_records import queue_reasons
+
+    if tracking_uri is None:
+        found = list_sweeps(runs, ask_queue=queue_reasons)
+    else:
+        from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps
+
+        found = list_tracked_sweeps(tracking_uri)
+    if json:
+        echo_json([dataclasses.asdict(sweep) for sweep in found])
+    elif found:
+        console_here().print(sweeps.sweeps_table(found))
+    else:
+        typer.echo(f"Nothing was submitted into {tracking_uri or runs} yet.")
+
 
 Where = Annotated[
     str | None,

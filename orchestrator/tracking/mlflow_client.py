@@ -66,6 +66,20 @@ class TrackedSweep:
     runs: dict[tuple[str, str], TrackedRun]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackedSubmission:
+    """The parent run of a submission."""
+
+    sweep: str
+    """Name of the experiment."""
+    folder_id: str
+    status: str
+    """MLflow's word."""
+    started_at_s: float
+    """Seconds since 1970."""
+    metrics: Mapping[str, float]
+
+
 def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
     """Turn whatever mlflow, its HTTP client or its database layer raises into a TrackerError."""
 
@@ -153,25 +167,44 @@ class TrackingClient:
     ) -> Iterator[TrackedRun]:
         from mlflow.entities import ViewType
 
-        token = None
-        while True:
-            page = self._client.search_runs(
-                [experiment_id],
-                filter_string,
-                run_view_type=ViewType.ALL if deleted_too else ViewType.ACTIVE_ONLY,
-                max_results=1000,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
+        for run in _pages(
+            self._client.search_runs,
+            experiment_ids=[experiment_id],
+            filter_string=filter_string,
+            run_view_type=ViewType.ALL if deleted_too else ViewType.ACTIVE_ONLY,
+            order_by=["attributes.start_time ASC"],
+        ):
+            yield TrackedRun(
+                run_id=run.info.run_id,
+                deleted=run.info.lifecycle_stage != "active",
+                tags=dict(run.data.tags),
             )
-            for run in page:
-                yield TrackedRun(
-                    run_id=run.info.run_id,
-                    deleted=run.info.lifecycle_stage != "active",
-                    tags=dict(run.data.tags),
-                )
-            token = page.token
-            if not token:
-                return
+
+    @opens_tracker
+    def submissions(self) -> list[TrackedSubmission]:
+        """Return the parent runs of all sweeps, the oldest first."""
+        names = {
+            experiment.experiment_id: experiment.name
+            for experiment in _pages(self._client.search_experiments)
+        }
+        if not names:
+            return []
+        runs = _pages(
+            self._client.search_runs,
+            experiment_ids=list(names),
+            filter_string=f"tags.`{KIND}` = '{SUBMISSION_KIND}'",
+            order_by=["attributes.start_time ASC"],
+        )
+        return [
+            TrackedSubmission(
+                sweep=names[run.info.experiment_id],
+                folder_id=run.data.tags.get(FOLDER_ID, ""),
+                status=run.info.status,
+                started_at_s=run.info.start_time / 1000,
+                metrics=run.data.metrics,
+            )
+            for run in runs
+        ]
 
     @opens_tracker
     def create_run(
@@ -225,6 +258,17 @@ class TrackingClient:
     def log_text(self, run_id: str, text: str, artifact: str) -> None:
         """Store a text file among a run's artifacts."""
         self._client.log_text(run_id, text, artifact)
+
+
+def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
+    """Yield what a search of MLflow finds, page by page."""
+    token = None
+    while True:
+        page = search(**asked, max_results=1000, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -49,6 +49,18 @@ def printed(tables: Sequence[PrintedTable]) -> RenderableType:
             table.add_row(*(Text(cell) for cell in row))
         parts += [table, *(Text(note, style="dim") for note in given.notes), Text("")]
     return Group(*parts)
+
+
+def as_records(tables: Sequence[PrintedTable]) -> list[dict[str, Any]]:
+    """Return tables for JSON: their cells are text, as printed."""
+    return [
+        {
+            "title": table.title,
+            "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+            "notes": list(table.notes),
+        }
+        for table in tables
+    ]
 
 
 def next_steps(

@@ -8,7 +8,8 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator import cli
+from orchestrator import cli, diagnostics
+from orchestrator.diagnostics import Check, Severity
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec, TrialState
@@ -188,3 +189,29 @@ def test_status_as_json_has_every_trial_that_the_filter_leaves(crowded):
     assert every["totals"] == {"failed": 1, "waiting": 31}
     assert [trial["state"] for trial in failed["trials"]] == ["failed"]
     assert memscale(*words, "--where", "sate=failed")[0] == 2
+
+
+def test_list_names_the_sweeps_of_a_folder(submitted, tmp_path):
+    sweep, _, _ = submitted
+    words = ["list", "--runs", str(sweep.path.parent)]
+
+    code, table = memscale(*words)
+    (row,) = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).output)
+
+    assert code == 0
+    assert table.startswith("sweep trials waiting failed submitted state s 2 1 1 ")
+    assert (row["name"], row["trials"], row["counts"]) == ("s", 2, {"failed": 1, "waiting": 1})
+    nothing = memscale("list", "--runs", tmp_path / "none")
+    assert nothing == (0, f"Nothing was submitted into {tmp_path}/none yet.")
+
+
+def test_the_doctor_answers_as_json(monkeypatch, tmp_path):
+    checks = [Check(name="disk", severity=Severity.FAIL, found="full", fix="free some")]
+    monkeypatch.setattr(diagnostics, "run_checks", lambda runs, port: checks)
+
+    result = CliRunner().invoke(cli.app, ["doctor", "--json", "--runs", str(tmp_path)])
+
+    assert result.exit_code == 1
+    (check,) = json.loads(result.output)
+    assert check["name"] == "disk"
+    assert check["fix"] == "free some"
