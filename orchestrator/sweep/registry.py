@@ -47,6 +47,11 @@ def data_source(name: str) -> ModuleType:
     return importlib.import_module(f"workloads.data.sources.{name}")
 
 
+def data_preparation() -> ModuleType:
+    """Return workloads.data.preparation.prepare: corpora to token shards."""
+    return importlib.import_module("workloads.data.preparation.prepare")
+
+
 def train_config() -> Any:
     """Return the dataclass of the `train:` section."""
     return importlib.import_module("workloads.training.config").TrainConfig

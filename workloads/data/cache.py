@@ -3,21 +3,25 @@
 <cache>/<key>/              complete: it got its name by a rename after the last byte was written
 <cache>/<key>.lock          flock held while building; released by the kernel if the builder dies
 <cache>/<key>.tmp-<random>/ being built, or left by a killed builder and removed by the next one
+<cache>/<key>.partial/      the same, but the next builder goes on with it
 <cache>/sha256/             content hashes of input files, by path, size and modification time
 """
 
 import fcntl
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-_BLOCK_BYTES = 1 << 20
+_LOCK_POLL_S = 0.2
+_LOG_WAITING_S = 60.0
 
 
 def cached_folder(
@@ -25,41 +29,57 @@ def cached_folder(
     key: str,
     build: Callable[[Path], None],
     log: Callable[[str], None] = lambda message: None,
+    *,
+    resumable: bool = False,
 ) -> Path:
     """Return `cache/key`, calling `build(folder)` to fill it if it does not exist.
 
-    Concurrent callers wait for the one that builds. If `build` raises, nothing is left behind.
+    Concurrent callers wait for the one that builds. If `build` raises, nothing is left behind,
+    unless it is resumable and something else than the data was wrong.
 
     Args:
         cache: Folder of all caches; made if missing.
         key: Name that changes whenever the content should.
         build: Writes files into the folder it is given.
-        log: Told when this call waits for somebody else's.
+        log: Told each minute that this call waits for somebody else's.
+        resumable: `build` goes on with what an earlier one left in its folder.
     """
     folder = cache / key
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{key}.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log(f"waiting: another process prepares {folder}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _acquire(lock, lambda: log(f"waiting: another process prepares {folder}"))
         if folder.is_dir():
             return folder
         for leftover in cache.glob(f"{key}.tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        scratch = cache / f"{key}.tmp-{secrets.token_hex(4)}"
-        scratch.mkdir()
+        scratch = cache / f"{key}.{'partial' if resumable else f'tmp-{secrets.token_hex(4)}'}"
+        scratch.mkdir(exist_ok=resumable)
         try:
             build(scratch)
             _flush(scratch)
             scratch.rename(folder)
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+        except BaseException as error:
+            if not resumable or isinstance(error, ValueError):
+                shutil.rmtree(scratch, ignore_errors=True)
             raise
     return folder
+
+
+def _acquire(lock: IO[str], waiting: Callable[[], None]) -> None:
+    """Take a lock; say each minute that it is not free yet, as a sign of life."""
+    told = -math.inf
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - told >= _LOG_WAITING_S:
+                told = time.monotonic()
+                waiting()
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
 
 
 def cache_key(name: str, content: Mapping[str, Any]) -> str:
@@ -80,16 +100,18 @@ def content_sha256(path: Path, cache: Path) -> str:
             return digest
     except OSError:
         pass  # not known yet
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            hasher.update(block)
-    digest = hasher.hexdigest()
+    digest = file_sha256(path)
     memory.parent.mkdir(parents=True, exist_ok=True)
     scratch = memory.with_suffix(f".tmp-{secrets.token_hex(4)}")
     scratch.write_text(digest)
     scratch.rename(memory)
     return digest
+
+
+def file_sha256(path: Path) -> str:
+    """Return a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(folder: Path) -> None:

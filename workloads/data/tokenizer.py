@@ -1,17 +1,18 @@
-"""Byte-pair tokenizers, trained on the corpus or loaded from a file.
+"""Tokenizers: byte-pair, trained on the corpus, or loaded from a file of several kinds.
 
-Needs the `tokenizers` package.
+Needs the `tokenizers` package; SentencePiece models need `sentencepiece` too.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.data.readers.problems import DataError
+from workloads.data.tiktoken_file import is_tiktoken, tiktoken_tokenizer
 from workloads.field_error import FieldError
 
 SEPARATOR_TEXT = "<|sep|>"
@@ -21,12 +22,107 @@ MIN_VOCAB_SIZE = 257
 _KNOWN_SEPARATORS = (SEPARATOR_TEXT, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 
 
+class TokenizerModel(Protocol):
+    """What is asked of a tokenizer library."""
+
+    file_name: str
+    """Under which `save` is expected to write."""
+
+    def size(self) -> int:
+        """Return one more than the largest id."""
+
+    def token_to_id(self, text: str) -> int | None:
+        """Return the id of a token, None if there is none."""
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text, without any special token."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of some ids."""
+
+    def save(self, path: Path) -> None:
+        """Write a file that `load` reads."""
+
+
+class HuggingFaceModel:
+    """A `tokenizers.Tokenizer`. Text that spells a special token is ordinary text."""
+
+    file_name = "tokenizer.json"
+
+    def __init__(self, model: Any) -> None:
+        """Turn off what changes the ids of a text."""
+        model.encode_special_tokens = True
+        model.no_truncation()
+        model.no_padding()
+        self._model = model
+        self.token_to_id = model.token_to_id
+
+    def size(self) -> int:
+        """Return one more than the largest id."""
+        return int(max(self._model.get_vocab(with_added_tokens=True).values())) + 1
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        return [e.ids for e in self._model.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of some ids; special tokens show as their text."""
+        return str(self._model.decode(ids, skip_special_tokens=False))
+
+    def save(self, path: Path) -> None:
+        """Write a tokenizer.json."""
+        self._model.save(str(path))
+
+
+class SentencePieceModel:
+    """A SentencePiece model. Its control tokens never come out of text."""
+
+    file_name = "tokenizer.model"
+
+    def __init__(self, path: Path) -> None:
+        """Load the file.
+
+        Raises:
+            DataError: If the package is missing or the file is no such model.
+        """
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError as error:
+            raise DataError(
+                [f"{path}: needs sentencepiece to be read; pip install 'memscale[data]'"]
+            ) from error
+        self._bytes = path.read_bytes()
+        self._model = SentencePieceProcessor(model_proto=self._bytes)
+
+    def size(self) -> int:
+        """Return the number of pieces."""
+        return int(self._model.vocab_size())
+
+    def token_to_id(self, text: str) -> int | None:
+        """Return the id of a piece; the unknown piece's own text is no piece."""
+        number = int(self._model.piece_to_id(text))
+        return None if number == self._model.unk_id() else number
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        # Encoder processes are the parallelism.
+        ids: list[list[int]] = self._model.encode(texts, num_threads=1)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of some ids; control tokens show as nothing."""
+        return str(self._model.decode(ids))
+
+    def save(self, path: Path) -> None:
+        """Write the model as it was read."""
+        path.write_bytes(self._bytes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
-    """Text to token ids and back. Text that spells a special token is ordinary text."""
+    """Text to token ids and back."""
 
-    model: Any
-    """A tokenizers.Tokenizer."""
+    model: TokenizerModel
     separator: int
     """Token that begins every document."""
     separator_text: str
@@ -34,19 +130,24 @@ class TextTokenizer:
     @property
     def size(self) -> int:
         """Smallest vocab_size that holds every id."""
-        return int(max(self.model.get_vocab(with_added_tokens=True).values())) + 1
+        return self.model.size()
+
+    @property
+    def file_name(self) -> str:
+        """Name of the file in a folder of prepared data."""
+        return self.model.file_name
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, without any special token."""
-        return [e.ids for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
+        return self.model.encode(texts)
 
     def decode(self, tokens: Iterable[int] | NDArray[np.integer]) -> str:
-        """Return the text of some ids; separators show as their text."""
-        return str(self.model.decode([int(token) for token in tokens], skip_special_tokens=False))
+        """Return the text of some ids."""
+        return self.model.decode([int(token) for token in tokens])
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json."""
-        self.model.save(str(path))
+        """Write a file that `load` reads."""
+        self.model.save(path)
 
 
 def check_vocabulary(vocab_size: int, *, tokenizer: str | None, separator: str | None) -> None:
@@ -82,34 +183,25 @@ def train(texts: Iterable[str], *, vocab_size: int) -> TextTokenizer:
         show_progress=False,
     )
     model.train_from_iterator(texts, trainer)
-    return _with_separator(model, SEPARATOR_TEXT)
+    return TextTokenizer(model=HuggingFaceModel(model), separator=0, separator_text=SEPARATOR_TEXT)
 
 
-def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTokenizer:
-    """Return the tokenizer of a tokenizer.json.
+def load(path: Path, *, vocab_size: int | None, separator: str | None = None) -> TextTokenizer:
+    """Return the tokenizer of a file: tokenizer.json, SentencePiece or tiktoken.
 
     Args:
-        path: File that `tokenizers` or `transformers` wrote.
-        vocab_size: What the model will know.
+        path: The file; SentencePiece models end in .model.
+        vocab_size: What the model will know; None takes any size.
         separator: Text of the token that separates documents; None looks for a usual one.
 
     Raises:
         DataError: If the file is no tokenizer, is too large for vocab_size or has no such
             separator.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        model = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception for every kind of bad file
-        raise DataError(
-            [
-                f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
-                "package"
-            ]
-        ) from error
+    model = _open(path)
     wanted = [separator] if separator is not None else list(_KNOWN_SEPARATORS)
-    found = [text for text in wanted if model.token_to_id(text) is not None]
+    ids = {text: model.token_to_id(text) for text in wanted}
+    found = {text: number for text, number in ids.items() if number is not None}
     if not found:
         raise DataError(
             [
@@ -117,8 +209,9 @@ def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTo
                 "set data.separator to one of its special tokens"
             ]
         )
-    tokenizer = _with_separator(model, found[0])
-    if tokenizer.size > vocab_size:
+    text, number = next(iter(found.items()))
+    tokenizer = TextTokenizer(model=model, separator=number, separator_text=text)
+    if vocab_size is not None and tokenizer.size > vocab_size:
         raise DataError(
             [
                 f"{path}: has {tokenizer.size} tokens, vocab_size is {vocab_size}; raise "
@@ -128,11 +221,24 @@ def load(path: Path, *, vocab_size: int, separator: str | None = None) -> TextTo
     return tokenizer
 
 
-def _with_separator(model: Any, text: str) -> TextTokenizer:
-    model.encode_special_tokens = True
-    model.no_truncation()
-    model.no_padding()
-    return TextTokenizer(model=model, separator=model.token_to_id(text), separator_text=text)
+def _open(path: Path) -> TokenizerModel:
+    from tokenizers import Tokenizer
+
+    try:
+        if is_tiktoken(path):
+            return HuggingFaceModel(tiktoken_tokenizer(path))
+        if path.suffix == ".model":
+            return SentencePieceModel(path)
+        return HuggingFaceModel(Tokenizer.from_file(str(path)))
+    except DataError:
+        raise
+    except Exception as error:  # the packages raise bare Exception for every kind of bad file
+        raise DataError(
+            [
+                f"{path}: not a tokenizer ({error}); expected a tokenizer.json of the tokenizers "
+                "package, a .model of SentencePiece or a .tiktoken file"
+            ]
+        ) from error
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:

@@ -10,12 +10,17 @@ from workloads.data.readers.problems import Problems
 PLAIN_DOCUMENT_CHARS = 4_096
 """Plain text is cut into documents of at least this many characters."""
 _LONGEST_PLAIN_CHARS = 16 * PLAIN_DOCUMENT_CHARS
+_JSON_LINES = ("jsonl", "json", "ndjson")
+_TEXT_FORMATS = (*_JSON_LINES, "parquet", "txt")
+"""What is taken from a folder."""
 
 
 def expand(spec: str | Sequence[str]) -> tuple[Path, ...]:
-    """Return the files of a path, a glob pattern or a list of both, each pattern's files sorted.
+    """Return the files of a path, a folder, a glob pattern or a list of these.
 
-    A pattern that matches nothing is returned as it is, so that it can be reported as missing.
+    The files of a folder (all below it that hold text by their names) and those of a pattern are
+    sorted. A pattern that matches nothing, and a folder without such files, is returned as it is:
+    it will be reported as missing.
     """
     paths: list[Path] = []
     for text in [spec] if isinstance(spec, str) else spec:
@@ -23,7 +28,11 @@ def expand(spec: str | Sequence[str]) -> tuple[Path, ...]:
         is_pattern = glob.has_magic(pattern) and not Path(pattern).exists()
         # Path.glob does not take absolute patterns.
         matches = sorted(glob.glob(pattern, recursive=True)) if is_pattern else []  # noqa: PTH207
-        paths += [Path(match) for match in matches] or [Path(pattern)]
+        for path in [Path(match) for match in matches] or [Path(pattern)]:
+            inside = sorted(path.rglob("*")) if path.is_dir() else []
+            paths += [p for p in inside if file_format(p) in _TEXT_FORMATS and p.is_file()] or [
+                path
+            ]
     return tuple(dict.fromkeys(paths))
 
 
@@ -31,11 +40,11 @@ def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> 
     """Yield the text of every document; empty ones are passed over.
 
     Files ending in .jsonl, .json or .ndjson hold one object per line, .parquet a column, all others
-    plain text; any but Parquet may be gzipped.
+    plain text; any but Parquet may be compressed (.gz, .zst).
     """
     for path in paths:
         kind = file_format(path)
-        if kind in ("jsonl", "json", "ndjson"):
+        if kind in _JSON_LINES:
             yield from _jsonl(path, text_field, problems)
         elif kind == "parquet":
             yield from _parquet(path, text_field, problems)
@@ -67,7 +76,7 @@ def _parquet(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
-        problems.add(path, None, "needs pyarrow to be read", "pip install pyarrow")
+        problems.add(path, None, "needs pyarrow to be read", "pip install 'memscale[data]'")
         return
     try:
         file = parquet.ParquetFile(path)

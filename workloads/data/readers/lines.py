@@ -1,28 +1,44 @@
-"""Reader of numbered lines of plain or gzipped UTF-8 files."""
+"""Reader of numbered lines of UTF-8 files, plain or compressed (.gz, .zst)."""
 
 import gzip
 import json
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from workloads.data.readers.problems import Problems
 
+MAX_LINE_BYTES = 1 << 26
+"""A longer line is no document: most likely the file has no line ends."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
+"""First bytes of compressed files (RFC 1952 and RFC 8878)."""
 
 
 def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     r"""Yield (1-based number, text without its line end) of every line; `\n` and `\r\n` end lines.
 
-    A line that is not UTF-8 becomes a problem, and so does a damaged gzip stream, or none; the rest
-    is still yielded.
+    A line that is not UTF-8, one that is too long and a damaged stream become problems; what can be
+    read is still yielded.
     """
     number = 0
+    file = _open(path, problems)
+    if file is None:
+        return
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            for raw in file:
+        with file:
+            while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
+                if len(raw) > MAX_LINE_BYTES:
+                    problems.add(
+                        path,
+                        number,
+                        f"the line is longer than {MAX_LINE_BYTES >> 20} MiB",
+                        "split the document, or write one document per line",
+                    )
+                    return
                 if number == 1:
                     raw = raw.removeprefix(_BYTE_ORDER_MARK)
                 try:
@@ -36,15 +52,31 @@ def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                         "convert the file, for example with iconv -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        if number == 0 and not _is_gzip(path):
-            problems.add(path, None, "is not compressed", f"rename it to {path.stem}")
-        else:
-            problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+        problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+    except OSError as error:
+        if path.suffix != ".zst" or error.errno is not None:
+            raise  # the storage's, not the file's
+        problems.add(path, number + 1, f"damaged zstd stream ({error})", "copy the file again")
 
 
-def _is_gzip(path: Path) -> bool:
+def _open(path: Path, problems: Problems) -> IO[bytes] | None:
+    """Open a file for reading uncompressed bytes; None after noting why that is impossible."""
+    magic = _MAGIC.get(path.suffix)
+    if magic is None:
+        return path.open("rb")
     with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        start = file.read(len(magic))
+    if start and start != magic:
+        problems.add(path, None, "is not compressed", f"rename it to {path.stem}")
+        return None
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    try:
+        import pyarrow
+    except ImportError:
+        problems.add(path, None, "needs pyarrow to be read", "pip install 'memscale[data]'")
+        return None
+    return BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 20)
 
 
 def json_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -78,6 +110,6 @@ def _lone_surrogate(text: str, row: Any) -> str | None:
 
 
 def file_format(path: Path) -> str:
-    """Return the extension without .gz, lower case, without the dot: `jsonl`, `tsv`, `txt`."""
-    name = path.name.lower().removesuffix(".gz")
+    """Return the extension without .gz or .zst, lower case, without the dot: `jsonl`, `txt`."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     return Path(name).suffix.removeprefix(".")

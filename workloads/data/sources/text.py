@@ -5,7 +5,6 @@ a pseudo-random permutation of the windows. Held-out text is `valid_path`, or a 
 documents chosen by hash of their text, so that copies of a document never stand on both sides.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,16 +20,16 @@ from workloads.data.cache import cache_key, cached_folder, content_sha256
 from workloads.data.corpus import ProbeSet
 from workloads.data.file_hashes import require_still
 from workloads.data.permutation import shuffled
+from workloads.data.preparation.encoder import EncoderSettings, unit_hash
+from workloads.data.preparation.tokenise import DocumentInput, tokenise
 from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.problems import Problems, require_files
-from workloads.data.token_shards import ShardWriter, TokenShards
+from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
-from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, token_dtype, train
+from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, train
 from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _CACHE_VERSION = 1
-_BATCH_CHARS = 1 << 20
-_LOG_EVERY_BYTES = 50_000_000
 _CHECKED_DOCUMENTS = 1_000
 
 
@@ -123,7 +122,7 @@ class Config:
             _build(self, scratch, log)
             require_still(content, _content(files, cache))
 
-        folder = cached_folder(cache, key, build, log)
+        folder = cached_folder(cache, key, build, log, resumable=True)
         meta = json.loads((folder / "meta.json").read_text())
         train_tokens = TokenShards.load(folder, "train")
         corpus = Corpus(
@@ -173,11 +172,7 @@ class Corpus:
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
         """Return whole windows of held-out text, spread evenly; none if it is too short."""
-        n = (len(self.valid) - 1) // seq_len
-        if n < 1:
-            return np.empty((0, seq_len + 1), dtype=np.int64)
-        count = min(n, max(1, self.valid_tokens // seq_len))
-        return self.valid.windows(np.arange(count) * n // count * seq_len, seq_len + 1)
+        return self.valid.evenly_spread(seq_len, at_most_tokens=self.valid_tokens)
 
 
 @dataclass(kw_only=True)
@@ -188,7 +183,6 @@ class _Scan:
     n_documents: int = 0
     threshold: float = 0.0
     """Documents whose hash is below are held out; 0 where there is a valid_path."""
-    train_documents: int = 0
 
 
 def _content(files: Mapping[str, Path | tuple[Path, ...]], cache: Path) -> dict[str, list[str]]:
@@ -199,14 +193,55 @@ def _content(files: Mapping[str, Path | tuple[Path, ...]], cache: Path) -> dict[
 
 
 def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    scan = _scan(config, log)
+    """Fill the folder, or go on where an earlier call was killed."""
+    scan = _scan(config, folder, log)
+    tokenizer = _tokenizer(config, scan, folder, log)
+    inputs = [
+        DocumentInput(
+            name="path",
+            read=lambda problems: (text for text, _ in _train_documents(config, problems)),
+            held_out=scan.threshold,
+        )
+    ]
+    if config.valid_path is not None:
+        valid_paths = expand(config.valid_path)
+        inputs.append(
+            DocumentInput(
+                name="valid_path",
+                read=lambda problems: _read(config, valid_paths, problems),
+                held_out=1.0,
+            )
+        )
+    done = tokenise(
+        folder,
+        inputs,
+        EncoderSettings(
+            tokenizer=folder / "tokenizer.json",
+            separator=tokenizer.separator_text,
+            vocab_size=config.vocab_size,
+        ),
+        log=log,
+        expected_bytes=scan.n_bytes,
+    )
+    valid = done.splits["valid"]
+    meta = {"valid_tokens": valid.tokens, "valid_bytes": valid.bytes}
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _tokenizer(
+    config: Config, scan: _Scan, folder: Path, log: Callable[[str], None]
+) -> TextTokenizer:
+    """Return the tokenizer of the folder, after saving it there if it is the first to ask."""
+    place = folder / "tokenizer.json"
+    if place.exists():
+        return load(place, vocab_size=config.vocab_size, separator=config.separator)
     if config.tokenizer is None:
         share = min(1.0, config.tokenizer_bytes / scan.n_bytes)
         log(f"training a tokenizer on {share * scan.n_bytes / 1e6:,.1f} MB of text")
         sample = (
             text
             for text, place in _train_documents(config)
-            if place >= scan.threshold and _hash(text, "tokenizer") < share
+            if place >= scan.threshold and unit_hash(text.encode(), "tokenizer") < share
         )
         tokenizer = train(sample, vocab_size=config.vocab_size)
     else:
@@ -215,22 +250,17 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
             vocab_size=config.vocab_size,
             separator=config.separator,
         )
-    tokenizer.save(folder / "tokenizer.json")
-    train_texts = (text for text, place in _train_documents(config) if place >= scan.threshold)
-    _write(folder, "train", train_texts, tokenizer, config.vocab_size, scan.n_bytes, log)
-    if config.valid_path is not None:
-        valid_texts = _read(config, expand(config.valid_path), Problems())
-    else:
-        valid_texts = (text for text, place in _train_documents(config) if place < scan.threshold)
-    n_tokens, n_bytes = _write(
-        folder, "valid", valid_texts, tokenizer, config.vocab_size, None, log
-    )
-    meta = {"valid_tokens": n_tokens, "valid_bytes": n_bytes}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    scratch = folder / "tokenizer.json.tmp"
+    tokenizer.save(scratch)
+    scratch.replace(place)
+    return tokenizer
 
 
-def _scan(config: Config, log: Callable[[str], None]) -> _Scan:
+def _scan(config: Config, folder: Path, log: Callable[[str], None]) -> _Scan:
     """Read everything once: find every mistake, the size, and where to cut the held-out part."""
+    record = folder / "scan.json"
+    if record.exists():
+        return _Scan(**json.loads(record.read_text()))
     problems, scan = Problems(), _Scan()
     lowest, below = 1.0, 0
     for text, place in _train_documents(config, problems):
@@ -260,6 +290,9 @@ def _scan(config: Config, log: Callable[[str], None]) -> _Scan:
     problems.raise_if_any()
     held_out = f", {below:,} of them held out" if config.valid_path is None else ""
     log(f"{scan.n_documents:,} documents{held_out}, {scan.n_bytes / 1e6:,.1f} MB of text")
+    scratch = folder / "scan.json.tmp"
+    scratch.write_text(json.dumps(asdict(scan)))
+    scratch.replace(record)
     return scan
 
 
@@ -272,48 +305,8 @@ def _train_documents(
         if config.max_bytes is not None and n_bytes >= config.max_bytes:
             return
         n_bytes += len(text.encode())
-        yield text, _hash(text, "valid")
+        yield text, unit_hash(text.encode(), "valid")
 
 
 def _read(config: Config, paths: Sequence[Path], problems: Problems) -> Iterator[str]:
     return documents(paths, text_field=config.text_field, problems=problems)
-
-
-def _hash(text: str, purpose: str) -> float:
-    digest = hashlib.blake2b(text.encode(), digest_size=8, person=purpose.encode()).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def _write(
-    folder: Path,
-    name: str,
-    texts: Iterator[str],
-    tokenizer: TextTokenizer,
-    vocab_size: int,
-    expected_bytes: int | None,
-    log: Callable[[str], None],
-) -> tuple[int, int]:
-    """Tokenise into shards batch by batch; return tokens and bytes."""
-    n_bytes, logged = 0, 0
-    with ShardWriter(folder, name, dtype=token_dtype(vocab_size)) as writer:
-        for batch in _batches(texts):
-            for ids in tokenizer.encode(batch):
-                writer.append([tokenizer.separator, *ids])
-            n_bytes += sum(len(text.encode()) for text in batch)
-            if expected_bytes and n_bytes - logged >= _LOG_EVERY_BYTES:
-                logged = n_bytes
-                log(f"tokenised {n_bytes / 1e6:,.0f} of {expected_bytes / 1e6:,.0f} MB")
-    return writer.n_tokens, n_bytes
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

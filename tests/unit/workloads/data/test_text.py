@@ -188,7 +188,9 @@ def test_mistakes_of_all_files_are_reported_together(corpus_file, tmp_path, cach
 
 
 def test_missing_files_are_named_with_the_expected_format(corpus_file, tmp_path, cache):
-    config = Config(path=(corpus_file, str(tmp_path / "*.txt")), valid_path=str(tmp_path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    config = Config(path=(corpus_file, str(tmp_path / "*.txt")), valid_path=str(empty))
     with pytest.raises(DataError) as caught:
         config.prepare(cache)
     first, second = caught.value.problems

@@ -70,3 +70,23 @@ def test_usual_separators_are_found(tmp_path):
 def test_token_files_use_two_bytes_where_they_suffice():
     assert token_dtype(65_536) is np.uint16
     assert token_dtype(65_537) is np.uint32
+
+
+def test_a_sentencepiece_model_gives_the_ids_of_its_library(tmp_path):
+    import sentencepiece
+
+    (tmp_path / "corpus.txt").write_text("\n".join(TEXTS * 20))
+    prefix = str(tmp_path / "spm")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=prefix, vocab_size=26, minloglevel=2
+    )
+    tokenizer = load(tmp_path / "spm.model", vocab_size=26)
+    oracle = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+    assert tokenizer.encode(TEXTS) == [oracle.encode(text) for text in TEXTS]
+    assert (tokenizer.separator, tokenizer.size) == (oracle.piece_to_id("</s>"), 26)
+    assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
+    tokenizer.save(tmp_path / "again.model")
+    assert load(tmp_path / "again.model", vocab_size=26).encode(TEXTS) == tokenizer.encode(TEXTS)
+    (tmp_path / "bad.model").write_bytes(b"\x00nonsense")
+    with pytest.raises(DataError, match=r"bad\.model: not a tokenizer"):
+        load(tmp_path / "bad.model", vocab_size=26)

@@ -97,7 +97,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = tmp_path / "a.parquet"
     path.write_bytes(b"")
-    assert mistakes(path) == [": needs pyarrow to be read; pip install pyarrow"]
+    assert mistakes(path) == [": needs pyarrow to be read; pip install 'memscale[data]'"]
 
 
 def test_patterns_and_lists_become_files_in_order_without_repeats(tmp_path):
@@ -123,7 +123,28 @@ def test_half_a_character_is_a_mistake_with_its_line(tmp_path):
     ]
 
 
-def test_a_plain_file_named_gz_is_no_damaged_one(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    path.write_text('{"text": "x"}\n')
+def test_zstd_is_read_like_gzip_and_damage_is_one_sentence(tmp_path):
+    import pyarrow
+
+    whole = pyarrow.compress(b'{"text": "a"}\n{"text": "b"}\n' * 500, codec="zstd", asbytes=True)
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(whole + whole)
+    assert read(path) == ["a", "b"] * 1_000
+    path.write_bytes(whole[:-9])
+    assert mistakes(path)[0].startswith(":1: damaged zstd stream (")
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_plain_file_with_the_name_of_a_compressed_one_is_said_to_be(tmp_path, suffix):
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.write_text('{"text": "a"}\n')
     assert mistakes(path) == [": is not compressed; rename it to a.jsonl"]
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("workloads.data.readers.lines.MAX_LINE_BYTES", 1 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n{"text": "' + b"x" * (1 << 20) + b'"}\n')
+    assert mistakes(path) == [
+        ":2: the line is longer than 1 MiB; split the document, or write one document per line"
+    ]

@@ -1,0 +1,114 @@
+"""Command `memscale data`: corpora to token shards."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.app import Verb, Verbs, app, console_here
+
+data_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Prepare corpora for training.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command(
+    cls=Verb,
+    epilog="Examples: memscale data prepare corpus/ --tokenizer bpe:16384 --out tokens  ·  "
+    "memscale data prepare 'shards/*.jsonl.zst' --tokenizer tokenizer.json --out tokens "
+    "--against nq_open.jsonl  ·  "
+    "memscale data prepare hf:allenai/c4 --tokenizer llama3.model --out c4  ·  "
+    "memscale data prepare train.bin --vocab-size 50257 --out owt",
+    help="Tokenise text on all cores into memory-mapped shards. Run again after an interruption, "
+    "it goes on. A sweep reads the folder with `data: {source: tokens, path: DIR}`.",
+)
+def prepare(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="JSON lines, text (plain, .gz, .zst), Parquet, folders and patterns of these, "
+            "hf:DATASET of the Hugging Face hub; or tokens: .bin, .npy, Megatron's .bin with .idx.",
+            metavar="SOURCE...",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to fill.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="bpe:SIZE trains one on the text. Or a file: tokenizer.json, SentencePiece's "
+            ".model, tiktoken's.",
+            show_default=False,
+        ),
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="Field of JSON lines, column of Parquet, that holds the text.")
+    ] = "text",
+    separator: Annotated[
+        str | None,
+        typer.Option(
+            help="Token of a loaded tokenizer that begins each document. Default: a usual one.",
+            show_default=False,
+        ),
+    ] = None,
+    valid: Annotated[
+        list[str] | None,
+        typer.Option(help="Held-out text; may be given several times.", show_default=False),
+    ] = None,
+    valid_share: Annotated[
+        float, typer.Option(help="Share of the documents held out, by hash, without --valid.")
+    ] = 0.01,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Evaluation file: report which of its items occur in the text. May be given "
+            "several times.",
+            show_default=False,
+        ),
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary of sources that are tokens.", show_default=False)
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Processes. Default: one per core.", min=1, show_default=False),
+    ] = None,
+) -> None:
+    """Tokenise text into memory-mapped shards."""
+    from orchestrator.sweep import registry
+
+    preparation = registry.data_preparation()
+    request = preparation.PrepareRequest(
+        sources=tuple(sources),
+        out=out,
+        tokenizer=tokenizer,
+        separator=separator,
+        vocab_size=vocab_size,
+        text_field=text_field,
+        valid=tuple(valid or ()),
+        valid_share=valid_share,
+        against=tuple(against or ()),
+        workers=workers,
+    )
+    try:
+        manifest = preparation.prepare(request, lambda line: typer.echo(line, err=True))
+    except ValueError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; the same command goes on from here.", err=True)
+        sys.exit(130)
+    _print(out, manifest)
+
+
+def _print(out: Path, manifest: Any) -> None:
+    console = console_here()
+    for name, split in manifest.splits.items():
+        documents = f" in {split['documents']:,} documents" if split["documents"] else ""
+        console.print(f"{name}: {split['tokens']:,} tokens{documents}")
+    for file in manifest.contamination:
+        judged = file["items"] - file["too_short"]
+        console.print(
+            f"{file['name']}: {file['contaminated']:,} of {judged:,} items occur in the text "
+            f"({file['rule']}); {file['too_short']:,} items are too short to tell"
+        )
+    console.print(f"Use it with  data: {{source: tokens, path: {out}}}", markup=False)

@@ -1,0 +1,250 @@
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from workloads.data.preparation import tokenise
+from workloads.data.preparation.manifest import TokenManifest, load_split
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.readers.problems import DataError
+from workloads.data.token_shards import document_starts
+from workloads.data.tokenizer import load, train
+
+CUT = {"_BATCH_CHARS": 2_000, "COMMIT_BYTES": 5_000}
+"""Small enough for a small corpus to have several batches and commits."""
+
+
+def document(i: int) -> str:
+    return f"Document {i}.\nIt says {'word ' * (i % 17)}{i * i} and ends – ü."
+
+
+def write_corpus(folder: Path, n=300) -> tuple[str, ...]:
+    half = n // 2
+    lines = [json.dumps({"text": document(i)}) + "\n" for i in range(n)]
+    (folder / "a.jsonl").write_text("".join(lines[:half]))
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(lines[half:]).encode(), mtime=0))
+    return str(folder / "a.jsonl"), str(folder / "b.jsonl.gz")
+
+
+TRAINED = []
+"""The file of one tokenizer for all tests: training it takes longer than they do."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def trained(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train(map(document, range(100)), vocab_size=300).save(path)
+    TRAINED[:] = [str(path)]
+
+
+def run(out: Path, *sources: str, **kwargs) -> TokenManifest:
+    given = {"tokenizer": TRAINED[0], "valid_share": 0.1, **kwargs}
+    return prepare(PrepareRequest(sources=sources, out=out, **given), lambda line: None)
+
+
+def texts(out: Path, name: str) -> list[str]:
+    manifest = TokenManifest.load(out / "manifest.json")
+    tokenizer = load(out / manifest.tokenizer["file"], vocab_size=None)
+    shards = load_split(out, manifest, name)
+    stream = shards.windows(np.array([0]), len(shards))[0]
+    starts = document_starts(out, name)
+    assert (stream[starts] == tokenizer.separator).all()
+    assert starts[0] == 0
+    return [tokenizer.decode(part[1:]) for part in np.split(stream, starts[1:])]
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+@pytest.fixture
+def sources(tmp_path) -> tuple[str, ...]:
+    return write_corpus(tmp_path)
+
+
+def test_every_document_is_in_one_split_and_comes_back(sources, tmp_path):
+    manifest = run(tmp_path / "out", *sources)
+    train, valid = texts(tmp_path / "out", "train"), texts(tmp_path / "out", "valid")
+    assert sorted(train + valid) == sorted(map(document, range(300)))
+    assert train == [document(i) for i in range(300) if document(i) in set(train)]
+    assert 10 < len(valid) < 60
+    assert [source["documents"] for source in manifest.sources] == [150, 150]
+    for name, split in (("train", train), ("valid", valid)):
+        counts = manifest.splits[name]
+        assert counts["bytes"] == sum(len(text.encode()) for text in split)
+        assert counts["documents"] == len(split)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_processes_write_the_same_bytes_as_none(sources, tmp_path, monkeypatch, workers):
+    run(tmp_path / "alone", *sources)
+    for name, value in CUT.items():
+        monkeypatch.setattr(tokenise, name, value)
+    run(tmp_path / "several", *sources, workers=workers)
+    assert contents(tmp_path / "several") == contents(tmp_path / "alone")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from workloads.data.preparation import tokenise
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+
+tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 2_000, 5_000
+out, appends, tokenizer, *sources = sys.argv[1:]
+write, left = tokenise.ShardWriter.append_documents, int(appends)
+
+
+def append(self, tokens, lengths):
+    global left
+    write(self, tokens, lengths)
+    self._file.flush()
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+tokenise.ShardWriter.append_documents = append
+request = PrepareRequest(sources=tuple(sources), out=Path(out), tokenizer=tokenizer, valid_share=0.1, workers=1)
+prepare(request, print)
+"""
+
+
+def test_a_killed_run_goes_on_and_writes_the_same_bytes(sources, tmp_path):
+    run(tmp_path / "alone", *sources)
+    out = tmp_path / "out"
+    for appends in ("9", "11"):
+        command = [sys.executable, "-c", KILLED, str(out), appends, TRAINED[0], *sources]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not (out / "manifest.json").exists()
+    assert "going on after" in done.stdout
+    run(out, *sources)
+    assert contents(out) == contents(tmp_path / "alone")
+
+
+def test_the_same_again_does_nothing_and_another_corpus_is_refused(sources, tmp_path):
+    out = tmp_path / "out"
+    first = run(out, *sources, tokenizer="bpe:290")
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert first.vocab_size == 290
+    assert run(out, *sources, tokenizer="bpe:290") == first
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    with pytest.raises(DataError, match="holds tokens of other sources or settings"):
+        run(out, *sources)
+    with pytest.raises(DataError, match="exists and holds something else"):
+        run(tmp_path, *sources)
+
+
+def test_a_folder_is_taken_with_all_its_text(sources, tmp_path):
+    (tmp_path / "notes.md").write_text("not a corpus")
+    given, whole = run(tmp_path / "x", *sources), run(tmp_path / "y", str(tmp_path / "*.jsonl*"))
+    assert given == whole
+    corpus = tmp_path / "corpus" / "deep"
+    corpus.mkdir(parents=True)
+    write_corpus(corpus)
+    assert run(tmp_path / "z", str(corpus.parent)) == given
+
+
+def test_held_out_files_are_held_out_whole(sources, tmp_path):
+    run(tmp_path / "out", sources[0], valid=(sources[1],))
+    assert texts(tmp_path / "out", "valid") == [document(i) for i in range(150, 300)]
+    assert texts(tmp_path / "out", "train") == [document(i) for i in range(150)]
+
+
+def test_evaluation_items_in_the_text_are_reported(tmp_path):
+    asked = "Which river flows through the old town of Warsaw and into the sea?"
+    texts = [
+        f"An unrelated text of some length, number {i}, about nothing at all." for i in range(9)
+    ]
+    path = tmp_path / "c.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": t}) + "\n" for t in [*texts, "Q: " + asked.upper()])
+    )
+    items = tmp_path / "qa.jsonl"
+    clean = "Who wrote the longest poem about the river that flows through town?"
+    items.write_text("".join(json.dumps({"question": q}) + "\n" for q in (clean, asked, "Who?")))
+    manifest = run(tmp_path / "out", str(path), against=(str(items),), valid_share=0.3)
+    (file,) = manifest.contamination
+    assert (file["items"], file["too_short"], file["contaminated"]) == (3, 1, 1)
+    report = (tmp_path / "out" / "contamination.jsonl").read_text()
+    assert json.loads(report) == {"file": "qa.jsonl", "line": 2, "share": 1.0}
+
+
+def test_a_stream_of_the_hub_is_read_row_by_row(tmp_path, monkeypatch):
+    asked = []
+
+    class Datasets:
+        @staticmethod
+        def load_dataset(name, **how):
+            asked.append((name, how))
+            return ({"text": document(i)} for i in range(50))
+
+    monkeypatch.setitem(sys.modules, "datasets", Datasets)
+    manifest = run(tmp_path / "out", "hf:org/name@v1:validation")
+    how = {"split": "validation", "revision": "v1", "streaming": True}
+    assert set(map(str, asked)) == {str(("org/name", how))}
+    assert manifest.sources[0]["documents"] == 50
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no text"),
+        (b'{"text": "a"}\n{"text": "\xff"}\n', r":2: byte 11 of the line is not UTF-8 \(0xff\)"),
+        (b'{"text": "a"}\n{"text": "\\ud800"}\n', r":2: holds \\ud800, half a character"),
+        (b'{"text": "a"}\n{"body": "b"}\n', ":2: has no field 'text'; it has 'body'"),
+        (b'{"text": "one document"}\n', "none of 1 documents fell into the split"),
+    ],
+)
+def test_bad_text_is_one_sentence_and_leaves_nothing_to_use(tmp_path, content, message):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        run(tmp_path / "out", str(path))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"tokenizer": None}, "--tokenizer: missing; give a file, or bpe:16384"),
+        ({"tokenizer": "bpe:x"}, "must be bpe:SIZE"),
+        ({"tokenizer": "none.json"}, "data.tokenizer: none.json does not exist"),
+        ({"valid_share": 1.0}, "--valid-share: must lie between 0 and 1, got 1.0"),
+        ({"vocab_size": 300}, "--vocab-size: is for tokens"),
+    ],
+)
+def test_bad_options_say_what_to_write(sources, tmp_path, kwargs, message):
+    with pytest.raises(DataError, match=message):
+        run(tmp_path / "out", *sources, **kwargs)
+
+
+@pytest.mark.parametrize("change", [-2, 2])
+def test_a_half_written_shard_is_never_used(sources, tmp_path, change):
+    manifest = run(tmp_path / "out", *sources)
+    shard = tmp_path / "out" / "train-00000.bin"
+    shard.write_bytes(shard.read_bytes()[:change] if change < 0 else shard.read_bytes() + b"xx")
+    with pytest.raises(DataError, match=r"train-00000\.bin: has .* half-written or damaged"):
+        load_split(tmp_path / "out", manifest, "train")
+
+
+def test_the_command_prints_counts_and_what_is_wrong(sources, tmp_path):
+    out = tmp_path / "out"
+    command = ["data", "prepare", *sources, "--out", str(out)]
+    done = CliRunner().invoke(app, [*command, "--tokenizer", TRAINED[0]])
+    assert done.exit_code == 0, done.output
+    assert "documents" in done.stdout
+    assert f"{{source: tokens, path: {out}}}" in done.stdout.replace("\n", "")
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "--tokenizer: missing; give a file, or bpe:16384 to train one of that size\n",
+    )

@@ -1,0 +1,159 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.data.preparation.manifest import TokenManifest
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.readers.problems import DataError
+from workloads.data.sources.tokens import Config, Corpus, epoch_places, mixture_places
+from workloads.data.token_shards import TokenShards
+from workloads.field_error import FieldError
+
+
+def corpus(*sizes, shares=None) -> Corpus:
+    """Stream s holds the numbers s * 10_000, s * 10_000 + 1, ..."""
+    streams = tuple(TokenShards((np.arange(n) + 10_000 * s,)) for s, n in enumerate(sizes))
+    shares = shares or tuple(n / sum(sizes) for n in sizes)
+    return Corpus(
+        train=streams,
+        valid=streams,
+        shares=shares,
+        vocab_size=100_000,
+        tokens_per_epoch=sum(sizes),
+        bytes_per_token=None,
+        valid_tokens=64,
+    )
+
+
+@given(
+    n_tokens=st.integers(1, 400),
+    seq_len=st.integers(1, 90),
+    seed=st.integers(-3, 3),
+    epochs=st.integers(1, 4),
+)
+def test_no_token_is_repeated_or_skipped_within_an_epoch(n_tokens, seq_len, seed, epochs):
+    """The targets of the windows of some epochs are those epochs' tokens, each exactly once."""
+    n_windows = -(-epochs * n_tokens // seq_len)
+    numbers = np.arange(n_windows)
+    places = epoch_places(numbers, n_tokens=n_tokens, seq_len=seq_len, seed=seed)
+    targets = (places[:, None] * seq_len + np.arange(seq_len)).reshape(-1)
+    assert sorted(targets.tolist()) == list(range(n_windows * seq_len))
+    epoch_of = places * seq_len // n_tokens
+    assert (np.diff(epoch_of) >= 0).all()
+
+    windows = corpus(n_tokens).windows(numbers, seq_len=seq_len, seed=seed)
+    expected = (places[:, None] * seq_len + np.arange(seq_len + 1)) % n_tokens
+    assert (windows == expected).all()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = set()
+    for epoch, seed in ((0, 0), (1, 0), (0, 1)):
+        numbers = np.arange(epoch * 100, (epoch + 1) * 100)
+        places = epoch_places(numbers, n_tokens=1_000, seq_len=10, seed=seed)
+        orders.add(tuple(places - epoch * 100))
+    assert len(orders) == 3
+
+
+SHARES = st.lists(st.floats(0.001, 1.0), min_size=2, max_size=5)
+
+
+@given(weights=SHARES, start=st.integers(0, 10**9), n=st.integers(1, 3_000))
+def test_a_mixture_numbers_each_stream_without_gap_and_keeps_its_shares(weights, start, n):
+    shares = tuple(weight / sum(weights) for weight in weights)
+    streams, numbers = mixture_places(np.arange(start, start + n), shares=shares)
+    for stream, share in enumerate(shares):
+        own = numbers[streams == stream]
+        assert (np.diff(own) == 1).all()
+        assert abs(len(own) - share * n) <= len(shares) + 1
+        if len(own):
+            assert abs(own[0] - share * start) <= len(shares) + 1
+
+
+@given(weights=SHARES)
+def test_a_mixture_is_the_merge_of_what_is_due(weights):
+    """Against the definition, counted up from the start."""
+    shares = tuple(weight / sum(weights) for weight in weights)
+    due = sorted(
+        ((j + 0.5) / share, stream, j) for stream, share in enumerate(shares) for j in range(2_600)
+    )
+    index = np.random.default_rng(0).permutation(2_500)
+    streams, numbers = mixture_places(index, shares=shares)
+    assert [(due[i][1], due[i][2]) for i in index] == list(zip(streams, numbers, strict=True))
+
+
+def test_adding_a_stream_leaves_the_order_within_the_others():
+    def shown(c, stream):
+        windows = c.windows(np.arange(400), seq_len=8, seed=5)
+        return [tuple(w) for w in windows if w[0] // 10_000 == stream]
+
+    two, three = corpus(800, 500), corpus(800, 500, 900)
+    alone = corpus(800)
+    for stream in (0, 1):
+        before, after = shown(two, stream), shown(three, stream)
+        assert after
+        assert after == before[: len(after)]
+    assert shown(two, 0) == shown(alone, 0)[: len(shown(two, 0))]
+
+
+def test_windows_do_not_depend_on_how_a_batch_is_split():
+    """What makes a run resume exactly on another number of ranks."""
+    c = corpus(800, 500, shares=(0.7, 0.3))
+    together = c.windows(np.arange(3_000), seq_len=16, seed=1)
+    for ranks in (2, 3):
+        parts = [
+            c.windows(part, seq_len=16, seed=1) for part in np.array_split(np.arange(3_000), ranks)
+        ]
+        assert (np.concatenate(parts) == together).all()
+    assert (c.windows(np.arange(2_999, -1, -1), seq_len=16, seed=1) == together[::-1]).all()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    made = []
+    for name, length in (("a", 900), ("b", 400)):
+        tokens = np.arange(length, dtype=np.uint16) % 300
+        tokens.tofile(tmp_path / f"{name}.bin")
+        out = tmp_path / name
+        source = str(tmp_path / f"{name}.bin")
+        prepare(PrepareRequest(sources=(source,), out=out, vocab_size=300, valid_share=0.1), print)
+        made.append(str(out))
+    return made
+
+
+def test_prepared_folders_are_mixed_as_told(folders, tmp_path):
+    config = Config(path=tuple(folders), weights=(1.0, 3.0), valid_tokens=80)
+    config.check()
+    mixed = config.prepare(tmp_path)
+    assert (config.vocab_size, config.tokens_per_epoch(), mixed.shares) == (
+        300,
+        1_170,
+        (0.25, 0.75),
+    )
+    assert mixed.bytes_per_token is None
+    assert mixed.validation(seq_len=10).shape == (2 + 3, 11)
+    assert Config(path=folders[0]).prepare(tmp_path).shares == (1.0,)
+    assert {p.name for p in config.files()["path"]} == {"manifest.json"}
+
+
+def test_wrong_folders_and_weights_are_refused(folders, tmp_path):
+    with pytest.raises(FieldError, match="must hold one weight per folder"):
+        Config(path=tuple(folders), weights=(1.0,))
+    with pytest.raises(FieldError, match="weights"):
+        Config(path=tuple(folders), weights=(1.0, 0.0))
+    with pytest.raises(
+        DataError, match="expected: a folder that `memscale data prepare` has finished"
+    ):
+        Config(path=str(tmp_path / "none")).check()
+    b = tmp_path / "b"
+    manifest = TokenManifest.load(b / "manifest.json")
+    replace(manifest, tokenizer={"sha256": "other"}).save(b)
+    with pytest.raises(DataError, match="was made with another tokenizer than"):
+        Config(path=tuple(folders)).check()
+    (b / "manifest.json").write_text(json.dumps({"version": 0}))
+    with pytest.raises(DataError, match="version is 0, this program reads 1"):
+        Config(path=folders[1]).check()

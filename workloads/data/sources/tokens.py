@@ -1,0 +1,229 @@
+"""Prepared tokens: folders of `memscale data prepare`, one or a weighted mixture.
+
+A folder's tokens are cut into windows as if they were repeated without end; the windows that begin
+in one repetition are one epoch, shuffled anew. So no token is repeated or skipped within an epoch,
+whatever the sequence length. In a mixture each folder keeps the order it has alone: adding one only
+puts its windows between those of the others.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.data.corpus import ProbeSet
+from workloads.data.permutation import shuffled
+from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
+from workloads.data.readers.problems import DataError, require_files
+from workloads.data.token_shards import TokenShards
+from workloads.field_error import FieldError, PositiveInt, check_fields
+
+_BLOCK = 1_024
+"""Windows of a mixture whose streams are worked out together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Which prepared folders, in which proportions."""
+
+    FORMAT: ClassVar[str] = (
+        "a folder that `memscale data prepare` has finished (it holds manifest.json), e.g. of\n"
+        "  memscale data prepare corpus/ --tokenizer bpe:16384 --out tokens\n"
+        "If that was interrupted, the same command finishes it"
+    )
+
+    path: str | tuple[str, ...]
+    """A folder, or a list of them."""
+    weights: tuple[float, ...] | None = None
+    """Share of each folder in the training tokens, up to a factor; None: by number of tokens."""
+    valid_tokens: PositiveInt = 65_536
+    """Held-out tokens per evaluation, at most, in the same proportions."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.path:
+            raise FieldError("path", "must name at least one folder", repr(self.path))
+        if self.weights is not None and len(self.weights) != len(self._folders):
+            rule = f"must hold one weight per folder ({len(self._folders)})"
+            raise FieldError("weights", rule, list(self.weights), others=("path",))
+        if self.weights is not None and min(self.weights) <= 0:
+            raise FieldError("weights", "must be above 0", list(self.weights))
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        paths = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(Path(path).expanduser() for path in paths)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids the model must know."""
+        return max(manifest.vocab_size for manifest in self._manifests)
+
+    @cached_property
+    def _manifests(self) -> tuple[TokenManifest, ...]:
+        return tuple(TokenManifest.load(folder / MANIFEST) for folder in self._folders)
+
+    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+        """Return the manifests; they hold the hashes of the tokens."""
+        return {"path": tuple(folder / MANIFEST for folder in self._folders)}
+
+    def tokens_per_epoch(self) -> int:
+        """Return the training tokens of all folders."""
+        return sum(int(manifest.splits["train"]["tokens"]) for manifest in self._manifests)
+
+    def check(self, log: Callable[[str], None] = lambda message: None) -> None:
+        """Look at manifests and sizes of shards.
+
+        Raises:
+            DataError: One line per mistake.
+        """
+        del log
+        require_files(self.files(), self.FORMAT)
+        first, *others = self._manifests
+        for folder, manifest in zip(self._folders[1:], others, strict=True):
+            if _tokenizer_of(manifest) != _tokenizer_of(first):
+                raise DataError(
+                    [
+                        f"{folder}: was made with another tokenizer than {self._folders[0]}; "
+                        "prepare both with the same"
+                    ]
+                )
+        for folder, manifest in zip(self._folders, self._manifests, strict=True):
+            for name in ("train", "valid"):
+                load_split(folder, manifest, name)
+
+    def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
+        """Map the shards.
+
+        Raises:
+            DataError: If a folder is incomplete or damaged.
+        """
+        del cache
+        self.check()
+        parts = tuple(zip(self._folders, self._manifests, strict=True))
+        train = tuple(load_split(folder, manifest, "train") for folder, manifest in parts)
+        valid = tuple(load_split(folder, manifest, "valid") for folder, manifest in parts)
+        weights = self.weights or tuple(float(len(shards)) for shards in train)
+        shares = tuple(weight / sum(weights) for weight in weights)
+        corpus = Corpus(
+            train=train,
+            valid=valid,
+            shares=shares,
+            vocab_size=self.vocab_size,
+            tokens_per_epoch=self.tokens_per_epoch(),
+            bytes_per_token=_bytes_per_token(self._manifests, shares),
+            valid_tokens=self.valid_tokens,
+        )
+        log(f"{corpus.tokens_per_epoch:,} training tokens in {len(train)} prepared folders")
+        return corpus
+
+
+@dataclass(kw_only=True)
+class Corpus:
+    """Windows of one or several token streams; there are no probes."""
+
+    train: tuple[TokenShards, ...]
+    valid: tuple[TokenShards, ...]
+    shares: tuple[float, ...]
+    """Of each stream in the windows; they add up to one."""
+    vocab_size: int
+    tokens_per_epoch: int
+    bytes_per_token: float | None
+    valid_tokens: int
+    probes: tuple[ProbeSet, ...] = ()
+
+    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
+        """Return token ids (len(indices), seq_len + 1).
+
+        A pure function of (index, seq_len, seed).
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        streams, numbers = mixture_places(indices, shares=self.shares)
+        windows = np.empty((len(indices), seq_len + 1), dtype=np.int64)
+        for stream in np.unique(streams):
+            here, shards = streams == stream, self.train[stream]
+            places = epoch_places(numbers[here], n_tokens=len(shards), seq_len=seq_len, seed=seed)
+            windows[here] = shards.windows(places * seq_len % len(shards), seq_len + 1)
+        return windows
+
+    def validation(self, *, seq_len: int) -> NDArray[np.int64]:
+        """Return whole windows of held-out tokens, spread evenly over each stream."""
+        return np.concatenate(
+            [
+                shards.evenly_spread(seq_len, at_most_tokens=int(self.valid_tokens * share))
+                for shards, share in zip(self.valid, self.shares, strict=True)
+            ]
+        )
+
+
+def epoch_places(
+    numbers: NDArray[np.int64], *, n_tokens: int, seq_len: int, seed: int
+) -> NDArray[np.int64]:
+    """Return the windows of an endlessly repeated stream in training order.
+
+    Window k holds the targets k * seq_len + 1 to (k + 1) * seq_len of the endless stream, so all
+    windows together hold each token of each repetition once. Those that begin in repetition e are
+    epoch e, shuffled among themselves.
+
+    Args:
+        numbers: Windows of this stream, counted from the start of training.
+        n_tokens: Tokens in one repetition.
+        seq_len: Targets per window.
+        seed: Of the shuffle.
+    """
+    epochs = numbers * seq_len // n_tokens
+    places = np.empty_like(numbers)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        first, after = (-(-(int(epoch) + more) * n_tokens // seq_len) for more in (0, 1))
+        order = shuffled(numbers[here] - first, n=after - first, key=(seed, int(epoch)))
+        places[here] = first + order
+    return places
+
+
+def mixture_places(
+    indices: NDArray[np.int64], *, shares: tuple[float, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each window of training its stream, and its number within that stream.
+
+    Window j of a stream is due at time (j + 1/2) / share; windows follow each other as they are due
+    (stride scheduling). So any stretch holds each stream's share to within a window or two, and a
+    stretch is found without counting up to it.
+
+    Args:
+        indices: Windows counted from the start of training.
+        shares: Of the streams; they add up to one.
+    """
+    if len(shares) == 1:
+        return np.zeros_like(indices), indices
+    streams, numbers = np.empty_like(indices), np.empty_like(indices)
+    blocks, places = np.divmod(indices, _BLOCK)
+    for block in np.unique(blocks):
+        here, start = blocks == block, int(block) * _BLOCK
+        # By any time, windows that were due differ from it by less than one per stream.
+        earliest, latest = max(0, start - len(shares)), start + _BLOCK + len(shares)
+        due = [[math.floor(share * time + 0.5) for time in (earliest, latest)] for share in shares]
+        stream = np.repeat(np.arange(len(shares)), [after - before for before, after in due])
+        number = np.concatenate([np.arange(before, after) for before, after in due])
+        order = np.lexsort((stream, (number + 0.5) / np.array(shares)[stream]))
+        chosen = order[places[here] + start - sum(before for before, _ in due)]
+        streams[here], numbers[here] = stream[chosen], number[chosen]
+    return streams, numbers
+
+
+def _tokenizer_of(manifest: TokenManifest) -> str | None:
+    return None if manifest.tokenizer is None else str(manifest.tokenizer["sha256"])
+
+
+def _bytes_per_token(
+    manifests: tuple[TokenManifest, ...], shares: tuple[float, ...]
+) -> float | None:
+    """Return the mean over streams in their proportions; None where one came without text."""
+    each = [manifest.bytes_per_token for manifest in manifests]
+    known = [value for value in each if value is not None]
+    return float(np.dot(known, shares)) if len(known) == len(each) else None
