@@ -74,6 +74,7 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenise text into memory-mapped shards."""
+    from orchestrator.records.errors import UsageError
     from orchestrator.sweep import registry
 
     preparation = registry.data_preparation()
@@ -92,8 +93,7 @@ def prepare(
     try:
         manifest = preparation.prepare(request, lambda line: typer.echo(line, err=True))
     except ValueError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("Interrupted; the same command goes on from here.", err=True)
         sys.exit(130)

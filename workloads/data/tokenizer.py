@@ -118,6 +118,12 @@ class SentencePieceModel:
         path.write_bytes(self._bytes)
 
 
+def saved_tokenizer(folder: Path) -> Path | None:
+    """Return the tokenizer file of a folder of prepared data, None if there is none."""
+    names = (HuggingFaceModel.file_name, SentencePieceModel.file_name)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
     """Text to token ids and back."""
@@ -148,6 +154,12 @@ class TextTokenizer:
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""
         self.model.save(path)
+
+    def save_in(self, folder: Path) -> None:
+        """Write the folder's tokenizer file in one step."""
+        scratch = folder / "tokenizer.tmp"
+        self.save(scratch)
+        scratch.replace(folder / self.file_name)
 
 
 def check_vocabulary(vocab_size: int, *, tokenizer: str | None, separator: str | None) -> None:

@@ -46,7 +46,7 @@ def write(
     if tokenizer is not None:
         special = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
         record |= special
-        tokenizer.save(folder / "tokenizer.json")
+        tokenizer.save_in(folder)
         _write_json(folder / "tokenizer_config.json", _tokenizer_config(tokenizer, seq_len))
         _write_json(folder / "generation_config.json", special)
     tensors = to_theirs(weights, list(family_of(config).maps(config)))

@@ -220,7 +220,7 @@ def _link(
         path = Path(request.tokenizer).expanduser()
         loaded = load(path, vocab_size=vocab_size, separator=request.separator)
         vocab_size = vocab_size or loaded.size
-        loaded.save(request.out / loaded.file_name)
+        loaded.save_in(request.out)
         tokenizer = _tokenizer_record(request.out, loaded)
     assert vocab_size is not None, "checked before"
     paths = [source.path for source in sources if source.path is not None]
@@ -296,9 +296,7 @@ def _tokenizer(
             )
         log(f"training a tokenizer on up to {_TOKENIZER_BYTES / 1e6:.0f} MB of text")
         tokenizer = train(_sample(sources, request.text_field), vocab_size=int(size))
-    scratch = request.out / "tokenizer.tmp"
-    tokenizer.save(scratch)
-    scratch.replace(request.out / tokenizer.file_name)
+    tokenizer.save_in(request.out)
     return tokenizer
 
 

@@ -26,7 +26,7 @@ from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.problems import Problems, require_files
 from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
-from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, train
+from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _CACHE_VERSION = 1
@@ -132,7 +132,7 @@ class Config:
             tokens_per_epoch=len(train_tokens),
             bytes_per_token=meta["valid_bytes"] / meta["valid_tokens"],
             valid_tokens=self.valid_tokens,
-            tokenizer_file=folder / "tokenizer.json",
+            tokenizer_file=saved_tokenizer(folder),
         )
         log(
             f"{len(corpus.train):,} training and {len(corpus.valid):,} held-out tokens, "
@@ -152,7 +152,7 @@ class Corpus:
     bytes_per_token: float
     """On held-out text; separators count as tokens without bytes."""
     valid_tokens: int
-    tokenizer_file: Path
+    tokenizer_file: Path | None
     """What the text was tokenised by."""
     probes: tuple[ProbeSet, ...] = ()
 
@@ -216,7 +216,7 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
         folder,
         inputs,
         EncoderSettings(
-            tokenizer=folder / "tokenizer.json",
+            tokenizer=folder / tokenizer.file_name,
             separator=tokenizer.separator_text,
             vocab_size=config.vocab_size,
         ),
@@ -232,8 +232,8 @@ def _tokenizer(
     config: Config, scan: _Scan, folder: Path, log: Callable[[str], None]
 ) -> TextTokenizer:
     """Return the tokenizer of the folder, after saving it there if it is the first to ask."""
-    place = folder / "tokenizer.json"
-    if place.exists():
+    place = saved_tokenizer(folder)
+    if place is not None:
         return load(place, vocab_size=config.vocab_size, separator=config.separator)
     if config.tokenizer is None:
         share = min(1.0, config.tokenizer_bytes / scan.n_bytes)
@@ -250,9 +250,7 @@ def _tokenizer(
             vocab_size=config.vocab_size,
             separator=config.separator,
         )
-    scratch = folder / "tokenizer.json.tmp"
-    tokenizer.save(scratch)
-    scratch.replace(place)
+    tokenizer.save_in(folder)
     return tokenizer
 
 

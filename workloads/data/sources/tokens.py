@@ -21,6 +21,7 @@ from workloads.data.permutation import shuffled
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
 from workloads.data.readers.problems import DataError, require_files
 from workloads.data.token_shards import TokenShards
+from workloads.data.tokenizer import saved_tokenizer
 from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _BLOCK = 1_024
@@ -63,6 +64,12 @@ class Config:
     def vocab_size(self) -> int:
         """Token ids the model must know."""
         return max(manifest.vocab_size for manifest in self._manifests)
+
+    @property
+    def separator(self) -> str | None:
+        """Text of the token that begins each document."""
+        tokenizer = self._manifests[0].tokenizer
+        return None if tokenizer is None else str(tokenizer["separator_text"])
 
     @cached_property
     def _manifests(self) -> tuple[TokenManifest, ...]:
@@ -118,6 +125,7 @@ class Config:
             tokens_per_epoch=self.tokens_per_epoch(),
             bytes_per_token=_bytes_per_token(self._manifests, shares),
             valid_tokens=self.valid_tokens,
+            tokenizer_file=saved_tokenizer(self._folders[0]),
         )
         log(f"{corpus.tokens_per_epoch:,} training tokens in {len(train)} prepared folders")
         return corpus
@@ -135,6 +143,7 @@ class Corpus:
     tokens_per_epoch: int
     bytes_per_token: float | None
     valid_tokens: int
+    tokenizer_file: Path | None = None
     probes: tuple[ProbeSet, ...] = ()
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:

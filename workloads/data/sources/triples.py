@@ -33,7 +33,7 @@ from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces
 from workloads.data.file_hashes import require_still
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.token_stream import EpochCache, gather_windows
-from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, train
+from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 
 _CACHE_VERSION = 1
@@ -133,7 +133,7 @@ class Config:
             require_still(content, self._content(cache))
 
         folder = cached_folder(cache, key, build, log)
-        corpus = _corpus(self, FactPieces.load(folder), folder / "tokenizer.json")
+        corpus = _corpus(self, FactPieces.load(folder), saved_tokenizer(folder))
         log(
             f"{corpus.n_facts:,} facts, {corpus.total_bits / 1e6:.3g} Mbit, "
             f"{corpus.tokens_per_epoch:,} tokens per exposure"
@@ -165,7 +165,7 @@ class Corpus:
     total_bits: float
     """Prior bits of all facts in training."""
     questions_per_fact: int
-    tokenizer_file: Path
+    tokenizer_file: Path | None
     """What statements and questions were tokenised by."""
     _epochs: EpochCache = field(default_factory=EpochCache, repr=False)
 
@@ -288,7 +288,7 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
         vocab_size=config.vocab_size,
     )
     pieces.save(folder)
-    tokenizer.save(folder / "tokenizer.json")
+    tokenizer.save_in(folder)
 
 
 def _is_asked(fact: Fact, question_share: float) -> bool:
@@ -338,7 +338,7 @@ def _check_pieces(
     log(f"{path.name}: {n_differ} of {len(sample)} statements differ when tokenised in one piece")
 
 
-def _corpus(config: Config, pieces: FactPieces, tokenizer_file: Path) -> Corpus:
+def _corpus(config: Config, pieces: FactPieces, tokenizer_file: Path | None) -> Corpus:
     trained = np.flatnonzero(~pieces.arrays.unseen)
     tokens, n_bytes = heldout_statements(pieces)
     if not len(tokens):

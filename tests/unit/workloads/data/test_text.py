@@ -196,7 +196,7 @@ def test_missing_files_are_named_with_the_expected_format(corpus_file, tmp_path,
     first, second = caught.value.problems
     assert f"data.path: {tmp_path}/*.txt does not exist; expected: JSON lines with" in first
     assert '{"text": "Warsaw is the capital of Poland.' in first
-    assert f"data.valid_path: {tmp_path} is a folder" in second
+    assert f"data.valid_path: {empty} is a folder" in second
 
 
 @pytest.mark.parametrize(
