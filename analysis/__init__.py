@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from analysis.fitting import objective as objectives  # noqa: F401 - public by this name
     from analysis.fitting.fit_law import fit_law as fit_law
     from analysis.fitting.missing_run_sensitivity import fit_partial as fit_partial
+    from analysis.fitting.model_selection import choose_law as choose_law
     from analysis.fitting.model_selection import compare_laws as compare_laws
     from analysis.fitting.two_stage import fit_chain as fit_chain
     from analysis.laws.registry import all_laws as all_laws
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "all_laws": "laws.registry",
+    "choose_law": "fitting.model_selection",
     "compare_laws": "fitting.model_selection",
     "draw": "plotting.draw",
     "fit_chain": "fitting.two_stage",

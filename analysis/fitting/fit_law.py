@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.interval_calibration import Levels
-from analysis.fitting.law import Law, LawProblem
+from analysis.fitting.law import Law, LawProblem, as_law
 from analysis.fitting.multistart import (
     Draws,
     Optimum,
@@ -78,7 +78,7 @@ _DEFAULT = FitControls()
 
 
 def fit_law(
-    law: Law,
+    law: Law | str,
     runs: Runs,
     *,
     outcome: str = "loss",
@@ -95,7 +95,7 @@ def fit_law(
     """Fit `law` to runs.
 
     Args:
-        law: Of `analysis/laws`.
+        law: Of `analysis/laws`, or its name there.
         runs: Columns, one row per run.
         outcome: Column to explain; positive, unless the objective is in the outcome's own units.
         columns: The law's input names to the columns that hold them, where they differ.
@@ -116,6 +116,7 @@ def fit_law(
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
     """
+    law = as_law(law)
     objective = objective or law.default_objective
     data = _read(law, runs, outcome, columns, clusters, objective)
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)

@@ -7,6 +7,7 @@ An outcome that may be zero or negative (an accuracy) has a law on a linear scal
 (bounds, resampling, status, intervals, hold-out) is the same for every law.
 """
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Law(ABC):
     source: str
     inputs: tuple[str, ...]
     """Columns of the runs it needs, all positive unless `may_be_zero`."""
+    outcome = "loss"
+    """What it explains: the column that `choose_law` looks for."""
     may_be_zero: tuple[str, ...] = ()
     """Inputs that zero is a value of: memory of a dense model."""
     may_be_constant: tuple[int, ...] = ()
@@ -176,6 +179,19 @@ class Law(ABC):
         with np.errstate(over="ignore", under="ignore"):
             curve = np.exp(self.log_values(self.features(inputs), self.internal(flat)))
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
+
+
+def as_law(law: Law | str) -> Law:
+    """Return a law, or the one of that name in `analysis/laws`.
+
+    Raises:
+        ValueError: If there is none of that name; the message lists them.
+    """
+    if isinstance(law, Law):
+        return law
+    # By name: laws import this folder.
+    found: Law = importlib.import_module("analysis.laws.registry").law_named(law)
+    return found
 
 
 class LinearScaleLaw(Law):

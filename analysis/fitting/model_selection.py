@@ -3,21 +3,197 @@
 A richer law always fits better; whether it extrapolates better, the hold-out says. AIC and BIC
 (Burnham and Anderson 2002, sections 2.2 and 6.4.1; for least squares, sigma counted as a parameter)
 stand beside it.
+
+    choice = choose_law(runs)
+    choice.table  # what each law would have done
+    choice.predict({"params": 7e10, "tokens": 1.4e12})  # the intervals hold the choice of the law
+
+`compare_laws` ranks laws that are given; `choose_law` takes all laws that the table has the columns
+for, each by its own objective and by least squares, and keeps those that the hold-out cannot tell
+from the best.
 """
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.fit_law import Runs, fit_law
-from analysis.fitting.law import Law
-from analysis.fitting.result import LawFit
+from analysis.fitting.law import Law, as_law
+from analysis.fitting.objective import Objective
+from analysis.fitting.result import LawFit, LawPrediction
+
+MOST_KEPT = 4
+"""Candidates refitted with intervals."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LawChoice:
+    """The law that predicts the largest runs best, with those that might do so as well."""
+
+    fits: Mapping[str, LawFit]
+    """Candidates that the hold-out cannot tell from the best, which comes first."""
+    table: pd.DataFrame
+    """One row per candidate, best hold-out first."""
+    sentence: str
+
+    @property
+    def fit(self) -> LawFit:
+        """The fit of the chosen law."""
+        return next(iter(self.fits.values()))
+
+    def predict(self, inputs: Mapping[str, ArrayLike]) -> LawPrediction:
+        """Return the chosen law at `inputs` (n,), with intervals that hold the choice of the law.
+
+        An interval reaches from the lowest to the highest end of the candidates that were kept.
+
+        Raises:
+            ValueError: If an input is missing or not positive.
+        """
+        each = [fit.predict(inputs) for fit in self.fits.values()]
+        low, new_low = (np.min([getattr(p, n) for p in each], axis=0) for n in ("low", "new_low"))
+        high, new_high = (
+            np.max([getattr(p, n) for p in each], axis=0) for n in ("high", "new_high")
+        )
+        return replace(each[0], low=low, high=high, new_low=new_low, new_high=new_high)
+
+
+def choose_law(
+    runs: Runs,
+    laws: Sequence[Law | str] | None = None,
+    *,
+    outcome: str = "loss",
+    columns: Mapping[str, str] | None = None,
+    n_draws: int = 1000,
+    **options: Any,
+) -> LawChoice:
+    """Return the law that predicts the largest runs best from the others, and its fit to all.
+
+    Args:
+        runs: Columns, one row per run; none of them is kept back for the caller's own test.
+        laws: Candidates, or their names; None takes those of `analysis/laws` for this outcome whose
+            inputs the table has.
+        outcome: Column to explain.
+        columns: The laws' input names to the columns that hold them, where they differ.
+        n_draws: Resamples behind the intervals of the candidates that are kept.
+        options: The rest of `fit_law`'s arguments.
+
+    Raises:
+        ValueError: If no law has its columns, or none can be fitted and held out.
+    """
+    shared = {"outcome": outcome, "columns": columns, **options}
+    candidates = _candidates(runs, laws, outcome, columns or {}, "objective" in options)
+    fits = {
+        name: fit_law(law, runs, **{"objective": objective, **shared}, n_draws=0)
+        for name, (law, objective) in candidates.items()
+    }
+    errors = {name: _held_out_errors(fit) for name, fit in fits.items() if fit.hold_out is not None}
+    if not errors:
+        reasons = "; ".join(f"{name}: {fit.hold_out_note}" for name, fit in fits.items())
+        raise ValueError(f"laws: no candidate predicts held-out runs ({reasons}); add runs")
+    order = sorted(errors, key=lambda name: float(errors[name].mean()))
+    kept = [name for name in order if _as_good(errors[name], errors[order[0]])][:MOST_KEPT]
+    refits = {
+        name: fit_law(law, runs, **{"objective": objective, **shared}, n_draws=n_draws)
+        for name, (law, objective) in candidates.items()
+        if name in kept
+    }
+    rows = [
+        _row(name, fits[name], errors, name in kept) for name in [*order, *(fits.keys() - errors)]
+    ]
+    return LawChoice(
+        fits={name: refits[name] for name in kept},
+        table=pd.DataFrame(rows),
+        sentence=_sentence(order, kept, errors),
+    )
+
+
+def _candidates(
+    runs: Runs,
+    laws: Sequence[Law | str] | None,
+    outcome: str,
+    columns: Mapping[str, str],
+    one_objective: bool,
+) -> dict[str, tuple[Law, Objective | None]]:
+    """Return laws by their own objective and by least squares; the name says which."""
+    if laws is None:
+        # By name: laws import this folder.
+        everything = importlib.import_module("analysis.laws.registry").all_laws().values()
+        chosen = [law for law in everything if law.outcome == outcome]
+        chosen = [law for law in chosen if all(columns.get(i, i) in runs for i in law.inputs)]
+        if not chosen:
+            raise ValueError(
+                f"laws: none explains {outcome} by the columns {', '.join(map(str, runs))}; "
+                "name their columns with columns=, or give laws"
+            )
+    else:
+        chosen = [as_law(law) for law in laws]
+    if np.min(np.asarray(runs[outcome], dtype=np.float64)) <= 0:
+        chosen = [law for law in chosen if law.default_objective.residual == "value"]
+    found: dict[str, tuple[Law, Objective | None]] = {}
+    for law in chosen:
+        found[law.name] = (law, None)
+        if not one_objective and not law.default_objective.smooth:
+            squares = Objective(residual=law.default_objective.residual, huber=None)
+            found[f"{law.name}, least squares"] = (law, squares)
+    if one_objective:
+        found = {name: (law, None) for name, (law, _) in found.items()}
+    return found
+
+
+def _held_out_errors(fit: LawFit) -> NDArray[np.float64]:
+    """Return |predicted - observed| per held-out run (n,)."""
+    assert fit.hold_out is not None
+    return np.abs(fit.hold_out.predicted - fit.hold_out.observed)
+
+
+def _as_good(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
+    """Return whether the mean error is the best one's, up to a standard error of the difference."""
+    if len(errors) != len(best):
+        return False
+    difference = errors - best
+    error = float(difference.std(ddof=1)) / np.sqrt(len(best)) if len(best) > 1 else 0.0
+    return float(difference.mean()) <= error
+
+
+def _row(
+    name: str, fit: LawFit, errors: Mapping[str, NDArray[np.float64]], kept: bool
+) -> dict[str, Any]:
+    aic, bic = information(fit)
+    return {
+        "candidate": name,
+        "kept": kept,
+        "status": str(fit.status),
+        "n_free": fit.n_free,
+        "hold_out_error": float(errors[name].mean()) if name in errors else np.nan,
+        "aic": aic,
+        "bic": bic,
+        "sentence": fit.sentence,
+    }
+
+
+def _sentence(
+    order: Sequence[str], kept: Sequence[str], errors: Mapping[str, NDArray[np.float64]]
+) -> str:
+    best = errors[order[0]]
+    text = (
+        f"{order[0]} predicts the {len(best)} largest runs best, with a mean error of "
+        f"{best.mean():.3g}"
+    )
+    if len(kept) > 1:
+        text += f"; as good, up to a standard error: {', '.join(kept[1:])}"
+    worse = next((name for name in order if name not in kept), None)
+    if worse is not None:
+        text += f"; then {worse} with {errors[worse].mean():.3g}"
+    return text
 
 
 def compare_laws(
-    laws: Sequence[Law], runs: Runs, **options: Any
+    laws: Sequence[Law | str], runs: Runs, **options: Any
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
     """Return one row per law, best hold-out first, and the fits by name.
 
@@ -28,17 +204,16 @@ def compare_laws(
         runs: As `analysis.fitting.fit_law.fit_law`.
         options: The rest of its arguments, the same for all laws.
     """
-    fits = {law.name: fit_law(law, runs, **options) for law in laws}
+    fits = {law.name: fit_law(law, runs, **options) for law in map(as_law, laws)}
     rows = []
-    for law in laws:
-        fit = fits[law.name]
+    for name, fit in fits.items():
         held = fit.hold_out
         aic, bic = information(fit)
         rows.append(
             {
-                "law": law.name,
+                "law": name,
                 "status": str(fit.status),
-                "n_free": law.n_free,
+                "n_free": fit.n_free,
                 "objective": fit.objective,
                 "hold_out_error": held.mean_absolute_log_error if held else np.nan,
                 "hold_out_rms": held.rms_log_error if held else np.nan,

@@ -127,7 +127,7 @@ def judge(fit: "LawFit") -> FitVerdict:
 
 
 _MISFIT_ADVICE = (
-    "try another law (analysis.compare_laws), one fit per condition, or a narrower range of sizes"
+    "try another law (analysis.choose_law), one fit per condition, or a narrower range of sizes"
 )
 _UNDETERMINED_ADVICE = "add sizes further apart, or fit a law with fewer parameters"
 

@@ -31,6 +31,7 @@ LEARNING_RATE = SumOfPowers(
         Parameter("a", lower=-3.0, upper=3.0, start=(0.0, 1.0)),
         Parameter("b", lower=-3.0, upper=3.0, start=(-0.5, 0.5)),
     ),
+    outcome="lr",
     example={"c": 1.79, "a": 0.713, "b": 0.307},
 )
 
@@ -41,5 +42,6 @@ BATCH_TOKENS = SumOfPowers(
     inputs=("tokens",),
     terms=(Term("k", {"m": _log_tokens}),),
     exponents=(Parameter("m", lower=-3.0, upper=3.0, start=(0.0, 1.0)),),
+    outcome="batch_tokens",
     example={"k": 0.58, "m": 0.571},
 )

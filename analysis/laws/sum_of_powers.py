@@ -46,10 +46,11 @@ class SumOfPowers(Law):
         order: tuple[str, ...] | None = None,
         at_zero: Mapping[str, str] | None = None,
         may_be_zero: tuple[str, ...] = (),
+        outcome: str = "loss",
     ) -> None:
         self.name, self.equation, self.source = name, equation, source
         self.inputs, self.may_be_zero, self.terms = inputs, may_be_zero, terms
-        self.example = example
+        self.example, self.outcome = example, outcome
         said = at_zero or {}
         amplitudes = {
             t.amplitude: Parameter(

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from analysis.fitting.model_selection import compare_laws
+from analysis.fitting.model_selection import choose_law, compare_laws
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
@@ -47,3 +47,37 @@ def test_a_law_without_numbers_comes_last():
     table, _ = compare_laws([CHINCHILLA, CHINCHILLA_TIED], make_runs(CHINCHILLA, 5, noise=0), n_draws=0)  # fmt: skip
 
     assert table["status"].tolist()[-1] == "underdetermined" or table["hold_out_error"].isna().all()
+
+
+def test_the_law_is_chosen_among_all_that_the_table_has_columns_for():
+    runs = make_runs(KAPLAN, 24, noise=0.002)
+
+    choice = choose_law(runs, n_draws=5)
+
+    assert choice.fit.law is KAPLAN
+    candidates = choice.table["candidate"].tolist()
+    assert {"chinchilla", "farseer", "kaplan, least squares"} <= set(candidates)
+    assert "learning_rate" not in candidates
+    assert choice.table["hold_out_error"].is_monotonic_increasing
+    assert "kaplan" in choice.sentence
+
+
+def test_intervals_hold_the_choice_of_the_law():
+    runs = make_runs(CHINCHILLA, 30, noise=0.02)
+    far = {"params": 1e12, "tokens": 1e13}
+
+    choice = choose_law(runs, ["chinchilla", CHINCHILLA_TIED], n_draws=20)
+
+    assert len(choice.fits) > 1
+    at = choice.predict(far)
+    each = [fit.predict(far) for fit in choice.fits.values()]
+    assert at.y == each[0].y
+    assert at.low == min(p.low for p in each) < max(p.high for p in each) == at.high
+
+
+def test_no_law_for_a_table_says_which_columns_it_has():
+    with pytest.raises(ValueError, match="none explains loss by the columns width, loss"):
+        choose_law({"width": [1, 2, 3], "loss": [3, 2, 1]})
+
+    with pytest.raises(ValueError, match="no candidate predicts held-out runs"):
+        choose_law(make_runs(CHINCHILLA, 4, noise=0), ["chinchilla"])
