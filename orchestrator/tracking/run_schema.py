@@ -28,11 +28,17 @@ failed or were cancelled."""
 RETRY_TAKEN = "memscale.retry_taken"
 
 
-def trial_name(spec: TrialSpec) -> str:
-    """Return the name of a trial's row, with the beginning of the id that `memscale logs` takes."""
+def trial_name(spec: TrialSpec, varied: str = "") -> str:
+    """Return the name of a trial's row, with the beginning of the id that `memscale logs` takes.
+
+    Args:
+        spec: Of the trial.
+        varied: What varies in its sweep, as `records/varied_settings.py` writes it.
+    """
     size = spec.preset or _short_count(spec.accounting.get("total_params"))
     short = spec.trial_id.removeprefix(f"{spec.architecture}-")[:6]
-    return " ".join(part for part in (spec.architecture, size, f"seed {spec.seed}", short) if part)
+    parts = (spec.architecture, size, varied, f"seed {spec.seed}", short)
+    return " ".join(part for part in parts if part)
 
 
 def _short_count(count: float | None) -> str:
@@ -75,6 +81,7 @@ def trial_tags(
     submission: int | None,
     environment: Mapping[str, Any],
     colour: str,
+    varied: str = "",
 ) -> dict[str, str]:
     """Return the tags of a trial's run."""
     note = f"{view.outcome}: {view.reason}" if view.state is TrialState.FAILED else ""
@@ -91,7 +98,7 @@ def trial_tags(
         "memscale.state": view.state.value,
         "memscale.outcome": view.outcome,
         "memscale.reason": view.reason,
-        "mlflow.runName": trial_name(spec),
+        "mlflow.runName": trial_name(spec, varied),
         "mlflow.runColor": colour,
         "mlflow.note.content": note,
         **SOURCE,

@@ -16,6 +16,7 @@ from orchestrator.control import retry_requests
 from orchestrator.records.errors import StoreError
 from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
+from orchestrator.records.varied_settings import trial_labels
 from orchestrator.tracking import mlflow_page, run_schema, sync_state
 from orchestrator.tracking.mlflow_client import (
     RefusedError,
@@ -60,6 +61,8 @@ class SweepSync:
         """Trials with nothing left to send, and how they looked then."""
         self._warned: set[str] = set()
         self._colours: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
+        """What varies in the sweep, by trial id."""
 
     def round(self) -> bool:
         """Send what there is; return whether everything was taken.
@@ -74,7 +77,9 @@ class SweepSync:
         controlled = retry_requests.controlled_trial_ids(self._sweep, submissions.values())
         snapshots: dict[str, TrialSnapshot] = {}
         taken = True
-        self._colours = self._colours_of(first)
+        specs = self._readable_specs(first)
+        self._colours = mlflow_page.colours(spec.architecture for spec in specs)
+        self._name_trials(specs)
         for trial in self._sweep.trials():
             trial_id = trial.trial_id
             with self._one_run(f"trial {trial_id}") as result:
@@ -110,12 +115,21 @@ class SweepSync:
         """Act on retry tags of the page; see `PageRequests.take_retries`."""
         return self._requests.take_retries(self._look_up())
 
-    def _colours_of(self, trial_ids: Iterable[str]) -> dict[str, str]:
-        architectures = []
+    def _readable_specs(self, trial_ids: Iterable[str]) -> list[TrialSpec]:
+        specs = []
         for trial_id in trial_ids:
             with suppress(StoreError):  # a broken trial is reported when its turn comes
-                architectures.append(self._spec(self._sweep.trial(trial_id)).architecture)
-        return mlflow_page.colours(architectures)
+                specs.append(self._spec(self._sweep.trial(trial_id)))
+        return specs
+
+    def _name_trials(self, specs: Sequence[TrialSpec]) -> None:
+        """Label the trials anew when there are others: a setting that varies since joins names."""
+        if self._labels.keys() == {spec.trial_id for spec in specs}:
+            return
+        before, self._labels = self._labels, trial_labels(specs)
+        for trial_id, label in self._labels.items():
+            if before.get(trial_id, label) != label:
+                self._settled.pop(trial_id, None)
 
     def _spec(self, trial: TrialDir) -> TrialSpec:
         if trial.trial_id not in self._specs:
@@ -211,12 +225,13 @@ class SweepSync:
         submission: Mapping[str, Any] | None,
     ) -> None:
         spec, attempts = self._spec(trial), now.attempts
+        varied = self._labels.get(trial.trial_id, "")
         tracked_run = self._run(
             tracked,
             run_schema.TRIAL_KIND,
             trial.trial_id,
             start_s=_started_at_s(attempts) or self._clock(),
-            name=run_schema.trial_name(spec),
+            name=run_schema.trial_name(spec, varied),
             parent=None if submission is None else self._parent(tracked, submission).run_id,
         )
         run = TrialSync(self._client, trial, tracked_run.run_id)
@@ -236,6 +251,7 @@ class SweepSync:
                 submission=None if submission is None else int(submission["number"]),
                 environment=(attempts[-1].environment() if attempts else None) or {},
                 colour=self._colours.get(spec.architecture, mlflow_page.COLOURS[0]),
+                varied=varied,
             )
         )
         run.sync_status(now.view.status, ended_at_s=now.view.ended_at_s)

@@ -558,3 +558,23 @@ def test_storage_that_fails_between_any_two_writes_loses_and_doubles_nothing(
 
     assert 3 < rounds < 39, "it failed at every write once"
     assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_names_say_what_varies_also_once_a_later_submission_varies_it(sweep, disk, store):
+    slow, fast = (
+        disk.make_spec(train={"tokens": 1000, "batch_tokens": 10, "lr": lr}) for lr in (1e-3, 3e-3)
+    )
+    sweep.submit([slow])
+    sweep.finish(sweep.start(slow), step=1)
+    sync = SweepSync(sweep.disk, store)
+    sync.round()
+    assert "lr=" not in store.trial(slow.trial_id).tags["mlflow.runName"]
+
+    sweep.submit([slow, fast])
+    sync.round()
+
+    names = [store.trial(spec.trial_id).tags["mlflow.runName"] for spec in (slow, fast)]
+    assert [name.rpartition(" ")[0] for name in names] == [
+        "dense 1m lr=1e-3 seed 0",
+        "dense 1m lr=3e-3 seed 0",
+    ]
