@@ -85,7 +85,14 @@ def link(url: str, experiment_id: str, view: str) -> str:
 
 
 def table_view() -> dict[str, Any]:
-    """Return the state of the table: submissions, newest first, their trials below them."""
+    """Return the state of the table: trials by architecture, the newest first, then submissions.
+
+    Sorted by time, which is the page's default, trials would be folded below their submissions.
+    """
+    return {**_columns(), "orderByKey": "params.`architecture`", "orderByAsc": True}
+
+
+def _columns() -> dict[str, Any]:
     widths = {f"{kind}.`{name}`": width for kind, name, width in COLUMNS}
     columns = list(widths)
     return {
@@ -106,7 +113,7 @@ def charts_view() -> dict[str, Any]:
     charts = [_scatter(x, y) for x, y in SCATTERS] + [_line(metric) for metric in LINES]
     charts += [_line(metric, section=USE) for metric in USE_LINES]
     return {
-        **table_view(),
+        **_columns(),
         "groupBy": {
             "aggregateFunction": "average",
             "groupByKeys": [{"mode": "param", "groupByData": "architecture"}],

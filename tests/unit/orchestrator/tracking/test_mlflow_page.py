@@ -57,3 +57,13 @@ def test_architectures_differ_in_colour():
 
 
 # Addresses: what is private stays private, what is local stays absolute.
+
+
+def test_trials_stand_beside_submissions_in_the_table():
+    """MLflow folds nested runs while the order is by time, which is its default."""
+    view = mlflow_page.table_view()
+
+    kind, name = view["orderByKey"].split(".", 1)
+    assert kind == "params"
+    assert name.strip("`") in {name for kind, name, _ in mlflow_page.COLUMNS if kind == "params"}
+    assert "orderByKey" not in mlflow_page.charts_view()
