@@ -41,8 +41,6 @@ class MissingBrowserError(BrowserError):
     """There is no browser on this machine."""
 
 
-UNFOLD = "document.querySelector('.ag-row [col-id=\"attributes.`Run Name`\"] button').click()"
-"""Opens the first submission of the runs table."""
 NO_ASSISTANT = """
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
@@ -188,9 +186,6 @@ def main() -> None:
         "--wait-for", action="append", default=[], help="words that must be on the page; repeatable"
     )
     parser.add_argument(
-        "--unfold", action="store_true", help="open the first submission of the runs table"
-    )
-    parser.add_argument(
         "--after", type=float, default=3.0, help="seconds after that, for charts to be drawn"
     )
     parser.add_argument("--size", default="1680x1000", help="of the window")
@@ -200,8 +195,6 @@ def main() -> None:
         with browser(width=width, height=height) as page:
             page.open(arguments.url)
             page.wait_for(arguments.wait_for)
-            if arguments.unfold:
-                page.run(UNFOLD)
             time.sleep(arguments.after)
             page.screenshot(arguments.out)
     except BrowserError as error:
