@@ -91,6 +91,7 @@ for name in ("", "EIO", "", "ESTALE"):
 
 
 @pytest.mark.integration
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_six_trials_through_kills_of_rank_supervisor_and_controller(tmp_path, monkeypatch):
     chaos = load(HERE / "chaos.py", monkeypatch)

@@ -167,6 +167,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
     assert {len(t.attempts()) for t in place.sweep.trials()} == {3}
 
 
+@pytest.mark.long
 def test_detached_sweeps_are_watched_followed_and_cancelled_from_elsewhere(place, make_store):
     place.write(tokens=2_560_000)
     make_store(place.sweep.path.parent)
@@ -219,6 +220,7 @@ def test_what_does_not_exist_is_said_with_what_does(place, make_store):
     assert "bundled" in place.run("plan", "absent.yaml", code=2)
 
 
+@pytest.mark.long
 def test_the_installed_wheel_works_in_another_folder(tmp_path):
     source = next(
         p for p in __import__("pathlib").Path(__file__).parents if (p / "pyproject.toml").exists()

@@ -75,6 +75,7 @@ def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undis
     tiny.assert_nothing_left(rank)
 
 
+@pytest.mark.long
 def test_a_supervisor_killed_while_the_storage_fails_is_told_once_it_answers(
     tiny, undisturbed, tmp_path, monkeypatch
 ):

@@ -41,6 +41,7 @@ def memscale(sweep, *words):
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_submitting_it_again_trains_only_what_is_missing(sweep):
     file = sweep.path.parent.parent / "recorded.yaml"
     file.write_bytes((sweep.path / "sweep.yaml").read_bytes())

@@ -168,6 +168,7 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client
     )
 
 
+@pytest.mark.long
 def test_killed_exporters_lose_and_double_nothing_and_the_last_is_replaced(runs, client, sweep):
     specs = submitted(sweep)
     attempts = [sweep.start(spec) for spec in specs]

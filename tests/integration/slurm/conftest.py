@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +21,13 @@ import pytest
 from orchestrator.control.status import TrialStatus, status_from_disk
 from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.launchers.slurm.options import SlurmOptions
+from orchestrator.planning.pricing import Plan, PlannedTrial
+from orchestrator.planning.runtime_prior import RuntimePrediction
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
 from orchestrator.submit.slurm_submission import QueuedJobs, SlurmSubmission
+from orchestrator.sweep.load import Sweep
 
 COUNTING = Path(__file__).parents[2] / "unit" / "orchestrator" / "counting_job.py"
 NODES = 3
@@ -185,17 +187,24 @@ class SlurmSweep:
 
     def submit(self, specs: Sequence[TrialSpec], backend: str, **request: Any) -> QueuedJobs:
         """Do what `memscale submit --backend` does once the sweep file is read and priced."""
-        trials = [
-            SimpleNamespace(
+        trials = tuple(
+            PlannedTrial(
                 spec=spec,
                 status="done" if self.disk.trial(spec.trial_id).result() else "new",
                 why="",
-                runtime=SimpleNamespace(seconds=1.0),
+                runtime=RuntimePrediction(seconds=1.0, source="guess"),
             )
             for spec in specs
-        ]
-        sweep = SimpleNamespace(name="s", text="", step_times=None, question="", files=[])
-        plan: Any = SimpleNamespace(sweep=sweep, trials=trials, snapshot=self.disk.snapshot())
+        )
+        sweep = Sweep(
+            name="s",
+            question="",
+            text="",
+            trials=tuple(specs),
+            files=(),
+            warnings=(),
+        )
+        plan = Plan(sweep=sweep, trials=trials, left_over=(), snapshot=self.disk.snapshot())
         return SlurmSubmission(
             plan=plan,
             runs=self.runs,

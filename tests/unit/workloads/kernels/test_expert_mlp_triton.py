@@ -16,7 +16,7 @@ CASES = [
     # tokens, d_model, d_expert, experts, rows of a token
     (1, 1, 1, 1, 1),
     (9, 16, 24, 5, 3),
-    (150, 20, 40, 3, 1),
+    pytest.param((150, 20, 40, 3, 1), marks=pytest.mark.long),
     (40, 130, 33, 6, 8),
 ]
 

@@ -20,6 +20,7 @@ from workloads.kernels.product_key_topk import backward as gradient_kernels
 from workloads.kernels.product_key_topk import bitonic_sort, candidate_pairs, op, split_fp16
 from workloads.kernels.product_key_topk import triton as kernels
 
+LONG = pytest.mark.long
 INTERPRETED = settings.get_profile("interpreted")
 SMALL = kernels.Tile(16, 16, 16, 16, warps=4, stages=1)
 """Tile of `_search`; the interpreter takes as long for a number as for a tile."""
@@ -93,7 +94,10 @@ def test_different_scores_whose_sums_round_to_one_number(side, tokens):
 
 
 @pytest.mark.parametrize("largest", [0, 1], ids=["all equal", "many ties"])
-@pytest.mark.parametrize(("n_keys", "knn"), [(97, 32), (70, 5), (128, 33)])
+@pytest.mark.parametrize(
+    ("n_keys", "knn"),
+    [(97, 32), pytest.param(70, 5, marks=LONG), pytest.param(128, 33, marks=LONG)],
+)
 def test_more_at_the_bound_than_there_is_room_for(n_keys, knn, largest):
     _assert_equal(*_integers(2, 1, n_keys, 3, largest), knn)
 

@@ -109,6 +109,7 @@ def read(path: Path, shards: Any = None, *, names: Any = NAMES, training: bool =
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrote", ["1", "2", "3", "4", "2x2", "upper"])
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
 def test_any_ranks_read_what_any_ranks_wrote(saved, layout, wrote):
@@ -125,6 +126,7 @@ def test_any_ranks_read_what_any_ranks_wrote(saved, layout, wrote):
         assert same(read(path, shards, training=False), expected)
 
 
+@pytest.mark.long
 def test_torchs_own_reader_finds_the_tables(saved, tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -143,6 +145,7 @@ def test_torchs_own_reader_finds_the_tables(saved, tmp_path):
         assert not found
 
 
+@pytest.mark.long
 def test_what_several_ranks_have_alike_is_written_once(saved):
     sizes = {
         wrote: sum(
@@ -155,6 +158,7 @@ def test_what_several_ranks_have_alike_is_written_once(saved):
     assert sizes["2x2"] == sizes["2"]
 
 
+@pytest.mark.long
 def test_every_file_is_in_the_manifest(saved):
     for path in (saved[0] / "whole").glob("*/*"):
         named = json.loads((path / "manifest.json").read_text())
@@ -166,6 +170,7 @@ def test_every_file_is_in_the_manifest(saved):
             assert seal["sha256"] == hashlib.sha256(content).hexdigest()
 
 
+@pytest.mark.long
 def test_states_that_nobody_shares_out_need_nothing_of_dcp(saved):
     folder, found = saved
 
@@ -173,6 +178,7 @@ def test_states_that_nobody_shares_out_need_nothing_of_dcp(saved):
     assert not list((folder / "alone").rglob("parts"))
 
 
+@pytest.mark.long
 def test_another_shape_is_refused(saved):
     _, other, _ = seen_by(state_of(4, 12), "columns", 0, 2)
 
@@ -183,6 +189,7 @@ def test_another_shape_is_refused(saved):
             read(saved[0] / "whole" / f"columns-{wrote}-4-10", other)
 
 
+@pytest.mark.long
 def test_a_block_that_is_not_told_is_missed(saved, tmp_path):
     path = copied(saved[0] / "whole" / "columns-2-4-10", tmp_path)
     told = path / "step-00000003" / "parts" / ".metadata"
@@ -206,6 +213,7 @@ class Malicious:
         return Path.touch, (self.made,)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where", [".metadata", "another", "planner_data", "state_dict_metadata", "block"]
 )
@@ -266,6 +274,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["__0_0.distcp", "__1_0.distcp", ".metadata"])
 @pytest.mark.parametrize(
     ("damage", "says"),
@@ -288,6 +297,7 @@ def test_a_torn_part_is_named_and_the_checkpoint_before_is_used(
     assert says.format(name) in caplog.text
 
 
+@pytest.mark.long
 def test_storage_that_fails_on_one_rank_is_its_error_and_ends_the_other(saved):
     failures = saved[1]["failures"]
     assert len(failures) == 10
@@ -302,6 +312,7 @@ def test_storage_that_fails_on_one_rank_is_its_error_and_ends_the_other(saved):
         assert f"rank {rank} could not write its part" in failures[name]["other"]["says"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("victim", "least"), [("first", 16), ("second", 2), ("last", 5)])
 def test_a_rank_killed_between_any_two_acts_leaves_a_whole_checkpoint(saved, victim, least):
     _, found = saved
@@ -322,6 +333,7 @@ def test_a_rank_killed_between_any_two_acts_leaves_a_whole_checkpoint(saved, vic
     assert kills[-1]["ends"] == [None, None], kills[-1]
 
 
+@pytest.mark.long
 def test_dtensors_and_their_moments_go_on_in_any_number_of_ranks(saved):
     _, found = saved
     found = found["dtensors"]

@@ -9,6 +9,7 @@ from workloads.training import compilation
 from workloads.training.train_step import accumulate_gradients, plain_loss
 from workloads.training.usage_schedule import set_usage_recording
 
+LONG = pytest.mark.long
 WINDOWS = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
 
 
@@ -46,7 +47,10 @@ def gradients_of(model, loss):
     return found["loss"], {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", ["dense", "memory_plus", "performer", "pythia"])
+@pytest.mark.parametrize(
+    "name",
+    ["memory_plus", *(pytest.param(n, marks=LONG) for n in ("dense", "performer", "pythia"))],
+)
 def test_compiled_passes_find_the_same_loss_and_gradients(name):
     loss, gradients = gradients_of(model_of(name), plain_loss)
     compiled = model_of(name)
