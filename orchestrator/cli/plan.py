@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli import simulation
 from orchestrator.cli.app import (
     PriceText,
     Runs,
@@ -68,6 +69,33 @@ Picture = Annotated[
 ]
 
 
+Mtbf = Annotated[
+    float | None,
+    typer.Option(
+        help="With --simulate: mean hours between failures of a node, for example 20000.",
+        show_default=False,
+    ),
+]
+Preemption = Annotated[
+    str | None,
+    typer.Option(
+        help="With --simulate: how often a node is preempted, as 0.02/h.",
+        metavar="RATE",
+        show_default=False,
+    ),
+]
+CheckpointS = Annotated[
+    float | None,
+    typer.Option(
+        help="With faults: seconds that writing a checkpoint takes. Default: by its size, 1 GB/s.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="With faults: another one draws other faults. Default: 0.")
+]
+
+
 @verb(
     epilog="Examples: memscale plan quickstart  ·  memscale plan dense.yaml memory.yaml  ·  "
     "memscale plan my_sweeps/  ·  memscale plan --show quickstart > my_sweep.yaml  ·  "
@@ -85,6 +113,10 @@ def plan(
     recipes: Recipes = False,
     simulate: Simulate = None,
     picture: Picture = None,
+    mtbf_node_hours: Mtbf = None,
+    preemption: Preemption = None,
+    checkpoint_s: CheckpointS = None,
+    seed: Seed = None,
     price_text: PriceText = None,
 ) -> None:
     """Price a sweep before anything starts."""
@@ -93,12 +125,27 @@ def plan(
         _show(sweep_files)
         return
     if simulate is not None:
-        _simulate(sweep_files, runs, simulate, picture, price, json=json)
-        return
-    if picture is not None:
-        raise typer.BadParameter(
-            "needs --simulate, as in --simulate gpus=64", param_hint="--picture"
+        simulation.run(
+            sweep_files,
+            runs,
+            simulate,
+            picture,
+            price,
+            simulation.read_faults(mtbf_node_hours, preemption, checkpoint_s, seed),
+            json=json,
         )
+        return
+    for option, value in {
+        "--picture": picture,
+        "--mtbf-node-hours": mtbf_node_hours,
+        "--preemption": preemption,
+        "--checkpoint-s": checkpoint_s,
+        "--seed": seed,
+    }.items():
+        if value is not None:
+            raise typer.BadParameter(
+                "needs --simulate, as in --simulate gpus=64", param_hint=option
+            )
     priced = make_plan(sweep_files, runs)
     if json:
         echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
@@ -146,63 +193,6 @@ def _show(sweep_files: list[Path]) -> None:
     if problems:
         raise ConfigError(problems)
     typer.echo(discovery.joined(sources), nl=False)
-
-
-def _simulate(
-    sweep_files: list[Path],
-    runs: Path,
-    cluster_text: str,
-    picture: Path | None,
-    price: Any,
-    *,
-    json: bool,
-) -> None:
-    """Run the plan in simulated time; print, and draw, what became of it."""
-    from orchestrator.records.errors import StoreError
-    from orchestrator.simulation import cluster_spec, gantt, planned_trials, summary
-    from orchestrator.simulation.simulate import simulate
-
-    try:
-        cluster = cluster_spec.parse(cluster_text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--simulate") from None
-    if picture is not None:
-        # Before the work, which may take minutes.
-        try:
-            gantt.check_place(picture)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--picture") from None
-    priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
-    result = simulate(cluster.nodes, planned_trials.waiting_trials(priced, cluster))
-    label = {trial.spec.trial_id: trial.spec.architecture for trial in priced.trials}
-    name = priced.sweep.name
-    if json:
-        echo_json(summary.simulation_json(result, label))
-    else:
-        rate = planned_trials.rate_text(priced, cluster)
-        console_here().print(
-            summary.simulation_text(result, cluster, name=name, label=label, rate=rate)
-        )
-        if price is not None:
-            seconds = result.gpu_seconds if price.unit == "gpu" else result.core_seconds
-            console_here().print(f"Costs about {price.text(seconds / 3600)}.")
-    if picture is not None and result.runs:
-        try:
-            from analysis.plotting.style import series_styles
-        except ModuleNotFoundError as error:
-            raise StoreError(
-                f"pictures need {error.name}, which is not installed; "
-                "pip install 'memscale[analysis]'"
-            ) from error
-        styles = series_styles(label[run.trial.trial_id] for run in result.runs)
-        gantt.draw(
-            result,
-            picture,
-            title=f"{name} on {cluster}\n{summary.headline(result)}",
-            label=label,
-            colours={architecture: style.colour for architecture, style in styles.items()},
-        )
-        typer.echo(f"Drawn into {picture}.", err=json)
 
 
 def plan_row(trial: Any, sweep: Any) -> dict[str, Any]:

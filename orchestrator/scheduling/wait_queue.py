@@ -4,7 +4,7 @@ A decision looks at the heads of classes only, so it costs no more with ten thou
 with ten.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -105,6 +105,15 @@ class WaitQueue:
         entries = self._classes[self._key(trial)].entries
         position = bisect_left(entries, longest_first(self._entry(trial)), key=longest_first)
         del entries[position]
+
+    def add(self, trial: Waiting) -> None:
+        """Put a trial in that is not there."""
+        self._trials[trial.trial_id] = trial
+        key = self._key(trial)
+        if key not in self._classes:
+            self._classes[key] = DemandClass(*key)
+            self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
+        insort(self._classes[key].entries, self._entry(trial), key=longest_first)
 
     def prediction_groups(self) -> set[str]:
         """Return the prediction groups of those that wait."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.records.errors import StoreError
+from orchestrator.records.trial_spec import Outcome
 from orchestrator.simulation import gantt_rows
 from orchestrator.simulation.simulate import Simulation
 
@@ -21,6 +22,11 @@ TIMES = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (120.0
 """Seconds from which a unit is used, its seconds, and its name."""
 INK = "#333333"
 SHADE = "#9AA5B1"
+FAULT_MARKS = {
+    Outcome.NODE_LOST: ("x", "#B3001B", "node lost"),
+    Outcome.PREEMPTED: (".", "#111111", "preempted"),
+}
+"""How the ends of attempts are marked: symbol, colour, name."""
 MOST_EDGES = 32
 """Nodes are told apart by lines up to so many."""
 
@@ -126,6 +132,7 @@ def _draw_bars(
             rasterized=not outlined,
         )
     )
+    marks = _mark_faults(axes, bars, scale=scale)
     axes.set_ylim(0, gantt_rows.height(simulation))
     axes.set_ylabel("GPU" if simulation.gpus else "core")
     edges = gantt_rows.node_edges(simulation)
@@ -134,7 +141,7 @@ def _draw_bars(
             axes.axhline(edge, color=INK, linewidth=0.4, alpha=0.5)
     names = dict.fromkeys(label[run.trial.trial_id] for run in simulation.runs)
     axes.legend(
-        handles=[patches.Patch(color=colours[name], label=name) for name in names],
+        handles=[*(patches.Patch(color=colours[name], label=name) for name in names), *marks],
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
         ncols=5,
@@ -143,6 +150,27 @@ def _draw_bars(
         handlelength=1,
         columnspacing=1.4,
     )
+
+
+def _mark_faults(axes: Any, bars: Sequence[gantt_rows.Bar], *, scale: float) -> list[Any]:
+    """Mark the ends of attempts that a fault ended, once each; return handles for the legend."""
+    handles = []
+    for outcome, (symbol, colour, name) in FAULT_MARKS.items():
+        ended = {id(bar.run): bar for bar in reversed(bars) if bar.run.outcome is outcome}
+        if ended:
+            times = [bar.run.end_s / scale for bar in ended.values()]
+            rows = [(bar.low + bar.high) / 2 for bar in ended.values()]
+            handles += axes.plot(
+                *(times, rows),
+                marker=symbol,
+                color=colour,
+                linestyle="none",
+                markersize=5 if len(ended) <= OUTLINED else 2,
+                label=f"{name} ({len(ended):,})",
+                rasterized=len(ended) > OUTLINED,
+                zorder=3,
+            )
+    return handles
 
 
 def _draw_steps(axes: Any, times: np.ndarray, values: np.ndarray, *, ceiling: float) -> None:
@@ -164,10 +192,11 @@ def occupied(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
 
 
 def still_waiting(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
-    """Return times, and how many trials have not started from each on."""
-    times = [run.start_s for run in simulation.runs] + [simulation.makespan_s]
-    changes = [-1.0] * len(simulation.runs) + [0.0]
-    return _running_total(times, changes, start=float(len(simulation.runs)))
+    """Return times, and how many trials wait for a first or further attempt from each on."""
+    again = [run.end_s for run in simulation.runs if run.retried]
+    times = [run.start_s for run in simulation.runs] + again + [simulation.makespan_s]
+    changes = [-1.0] * len(simulation.runs) + [1.0] * len(again) + [0.0]
+    return _running_total(times, changes, start=float(simulation.n_trials))
 
 
 def _running_total(

@@ -1,13 +1,22 @@
 """Planned trials as the scheduler sees them: demands and predicted seconds."""
 
+from collections.abc import Sequence
+
 from orchestrator.planning.pricing import Plan, PlannedTrial
 from orchestrator.planning.runtime_prior import GUESS_GPU_FLOPS_PER_SECOND
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.gpu_sharing import memory_need, ranks_per_gpu
+from orchestrator.scheduling.policy import SHORTEST_S
 from orchestrator.scheduling.runtime_prediction import prediction_group
 from orchestrator.scheduling.wait_queue import Waiting
+from orchestrator.simulation.checkpointing import (
+    CHECKPOINT_BYTES_PER_PARAM,
+    WRITE_BYTES_PER_S,
+    Checkpointing,
+)
 from orchestrator.simulation.cluster_spec import ClusterSpec
+from orchestrator.simulation.faults import Job
 
 
 def waiting_trials(plan: Plan, cluster: ClusterSpec) -> list[Waiting]:
@@ -32,6 +41,31 @@ def waiting_trials(plan: Plan, cluster: ClusterSpec) -> list[Waiting]:
             )
         )
     return trials
+
+
+def fault_jobs(
+    plan: Plan, waiting: Sequence[Waiting], *, write_s: float | None = None
+) -> list[Job]:
+    """Return waiting trials with their checkpoints and retries, as the sweep file has them.
+
+    Args:
+        plan: The sweep.
+        waiting: Of `waiting_trials`.
+        write_s: Seconds that writing a checkpoint takes; None: by its size, at a guessed rate.
+    """
+    specs = {trial.spec.trial_id: trial.spec for trial in plan.trials}
+    jobs = []
+    for trial in waiting:
+        spec = specs[trial.trial_id]
+        size = CHECKPOINT_BYTES_PER_PARAM * spec.accounting["total_params"]
+        step_s = trial.predicted_s / max(1.0, spec.accounting["steps"])
+        checkpointing = Checkpointing(
+            # 0 is a checkpoint after every step.
+            every_s=max(spec.logging.checkpoint_every_s, step_s, SHORTEST_S),
+            write_s=size / WRITE_BYTES_PER_S if write_s is None else write_s,
+        )
+        jobs.append(Job(trial=trial, checkpointing=checkpointing, retries=spec.retries))
+    return jobs
 
 
 def rate_text(plan: Plan, cluster: ClusterSpec) -> str:

@@ -4,9 +4,11 @@ The clock jumps from one end of a trial to the next.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling import wait_reasons
 from orchestrator.scheduling.cluster_state import ClusterState
 from orchestrator.scheduling.demand import UNIT, Node
@@ -18,13 +20,21 @@ from orchestrator.scheduling.wait_queue import Waiting, WaitQueue
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """One trial, from start to end."""
+    """One attempt of a trial, from start to end; without faults a trial has one."""
 
     trial: Waiting
     allocation: Allocation
     """Rows and columns of `Simulation.nodes` and their GPUs."""
     start_s: float
     end_s: float
+    attempt: int = 1
+    outcome: Outcome = Outcome.DONE
+    retried: bool = False
+    """Whether another attempt follows."""
+    kept_s: float | None = None
+    """Seconds of training that later attempts need not repeat; None: all."""
+    repeated_s: float = 0.0
+    """Seconds of training after the last checkpoint, which are lost."""
 
     @property
     def seconds(self) -> float:
@@ -78,8 +88,40 @@ class Simulation:
 
     @property
     def longest_s(self) -> float:
-        """Seconds of the longest trial."""
-        return max((run.seconds for run in self.runs), default=0.0)
+        """Seconds of the longest trial, all its attempts together."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for run in self.runs:
+            seconds[run.trial.trial_id] += run.seconds
+        return max(seconds.values(), default=0.0)
+
+    @property
+    def n_trials(self) -> int:
+        """Trials that have run."""
+        return sum(run.attempt == 1 for run in self.runs)
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Trials that the retry policy gave up."""
+        return frozenset(
+            run.trial.trial_id
+            for run in self.runs
+            if not run.retried and run.outcome is not Outcome.DONE
+        )
+
+    @property
+    def goodput(self) -> float:
+        """Share of the GPU-seconds held (without GPUs: core-seconds) that trains what is kept.
+
+        Restarts, checkpoints, repeated steps and trials that were given up are the rest.
+        """
+        given_up = self.given_up
+        held = useful = 0.0
+        for run in self.runs:
+            size = run.gpus if self.gpus else run.trial.demand.cpus
+            held += size * run.seconds
+            if run.trial.trial_id not in given_up:
+                useful += size * (run.seconds if run.kept_s is None else run.kept_s)
+        return useful / held if held else 0.0
 
     @property
     def bound_s(self) -> float:
@@ -103,8 +145,8 @@ class Simulation:
         return used / available if available else 0.0
 
     def waited_s(self) -> list[float]:
-        """Return how long each trial waited, shortest first."""
-        return sorted(run.start_s for run in self.runs)
+        """Return how long each trial waited for its first attempt, shortest first."""
+        return sorted(run.start_s for run in self.runs if run.attempt == 1)
 
 
 def simulate(
@@ -180,7 +222,7 @@ def hours_by(runs: Sequence[SimulatedRun], label: Mapping[str, str]) -> dict[str
     totals: dict[str, LabelTotals] = {}
     for run in runs:
         total = totals.setdefault(label[run.trial.trial_id], LabelTotals())
-        total.trials += 1
+        total.trials += run.attempt == 1
         total.gpu_hours += run.seconds * run.gpus / 3600
         total.core_hours += run.seconds * run.trial.demand.cpus / 3600
     return totals

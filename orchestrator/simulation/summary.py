@@ -13,6 +13,7 @@ from rich.text import Text
 from orchestrator.records import units
 from orchestrator.simulation import gantt_rows
 from orchestrator.simulation.cluster_spec import ClusterSpec
+from orchestrator.simulation.fault_summary import FaultSummary
 from orchestrator.simulation.simulate import LabelTotals, Simulation, hours_by
 
 ROWS, COLUMNS = 16, 72
@@ -26,7 +27,13 @@ COLOURS = (
 
 
 def simulation_text(
-    simulation: Simulation, cluster: ClusterSpec, *, name: str, label: Mapping[str, str], rate: str
+    simulation: Simulation,
+    cluster: ClusterSpec,
+    *,
+    name: str,
+    label: Mapping[str, str],
+    rate: str,
+    faults: Sequence[tuple[str, str]] = (),
 ) -> RenderableType:
     """Return the result of a simulation.
 
@@ -36,14 +43,15 @@ def simulation_text(
         name: Of the sweep.
         label: Of each trial id: its architecture.
         rate: Where the predicted times come from.
+        faults: What they cost (`fault_summary.summary_rows`), if there were any.
     """
     blank = Text("")
-    n_trials = units.plural(len(simulation.runs), "trial")
+    n_trials = units.plural(simulation.n_trials, "trial")
     title = Text(f"{name} on {cluster}: {n_trials}", style="bold")
     parts: list[RenderableType] = [title, blank]
     if simulation.runs:
         hours = _hours(simulation, label)
-        parts += [_summary(simulation, cluster, rate), blank, hours, blank]
+        parts += [_summary(simulation, cluster, rate, faults), blank, hours, blank]
         parts.append(picture(simulation, label))
     else:
         parts.append(Text("Nothing to train."))
@@ -54,14 +62,16 @@ def simulation_text(
 def headline(simulation: Simulation) -> str:
     """Return the three numbers that a picture needs beside it."""
     return (
-        f"{units.plural(len(simulation.runs), 'trial')} "
+        f"{units.plural(simulation.n_trials, 'trial')} "
         f"in {units.short_duration(simulation.makespan_s)} "
         f"(no schedule beats {units.short_duration(simulation.bound_s)}), "
         f"{simulation.utilisation:.0%} utilised"
     )
 
 
-def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[str, Any]:
+def simulation_json(
+    simulation: Simulation, label: Mapping[str, str], faults: FaultSummary | None = None
+) -> dict[str, Any]:
     """Return all of it as plain values; times in seconds since the start."""
     return {
         "makespan_s": simulation.makespan_s,
@@ -69,6 +79,7 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
         "utilisation": simulation.utilisation,
         "gpus": simulation.gpus,
         "cores": simulation.cores,
+        "faults": faults and asdict(faults),
         "architectures": {
             name: asdict(totals) for name, totals in hours_by(simulation.runs, label).items()
         },
@@ -77,6 +88,8 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
                 "trial_id": run.trial.trial_id,
                 "start_s": run.start_s,
                 "end_s": run.end_s,
+                "attempt": run.attempt,
+                "outcome": run.outcome.value,
                 "gpus": run.gpus,
                 "cpus": run.trial.demand.cpus,
                 "nodes": {
@@ -90,7 +103,9 @@ def simulation_json(simulation: Simulation, label: Mapping[str, str]) -> dict[st
     }
 
 
-def _summary(simulation: Simulation, cluster: ClusterSpec, rate: str) -> RenderableType:
+def _summary(
+    simulation: Simulation, cluster: ClusterSpec, rate: str, faults: Sequence[tuple[str, str]]
+) -> RenderableType:
     duration, waited = units.short_duration, simulation.waited_s()
     over = simulation.makespan_s / simulation.bound_s - 1
     what = "GPU" if simulation.gpus else "core"
@@ -106,14 +121,17 @@ def _summary(simulation: Simulation, cluster: ClusterSpec, rate: str) -> Rendera
     table.add_row(
         "utilisation",
         f"{simulation.utilisation:.1%} of {what}-hours until then; "
-        f"{_hours_number(hours)} {what}-hours of training",
+        f"{_hours_number(hours)} {what}-hours {'held' if faults else 'of training'}",
     )
     table.add_row(
         "waiting",
         f"half of the trials up to {duration(half)}, nine of ten up to {duration(most)}, "
         f"all up to {duration(waited[-1])}",
     )
-    table.add_row("times", f"{rate}; of training alone: start-up and evaluations come on top")
+    for row in faults:
+        table.add_row(*row)
+    extra = "evaluations come on top" if faults else "start-up and evaluations come on top"
+    table.add_row("times", f"{rate}; of training alone: {extra}")
     if cluster.gpus and all(node.gpu_memory_bytes is None for node in cluster.nodes):
         table.add_row("memory", "not looked at: say gpu_memory=80GB to see what fits")
     return table

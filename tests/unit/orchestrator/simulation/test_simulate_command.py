@@ -142,3 +142,37 @@ def test_examples_of_the_help_work(tmp_path):
         done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "runs")])
         assert done.exit_code == 0, done.output
     assert (tmp_path / "gantt.png").exists()
+
+
+def test_faults_are_told_and_drawn(sweep, tmp_path):
+    words = ("--simulate", "gpus=16,gpu_flops=1e9", "--mtbf-node-hours", "200")
+    words += ("--preemption", "0.5/h", "--checkpoint-s", "30")
+
+    said = memscale(sweep, *words, "--picture", str(tmp_path / "gantt.svg"))
+    found = json.loads(memscale(sweep, *words, "--json").stdout)
+
+    assert said.exit_code == 0, said.output
+    for row in ("faults", "goodput", "checkpoints"):
+        assert f"\n{row} " in said.output
+    assert 0 < found["faults"]["goodput"] < 1
+    assert {row["outcome"] for row in found["trials"]} >= {"done", "preempted"}
+    assert max(row["attempt"] for row in found["trials"]) > 1
+    assert sum(a["trials"] for a in found["architectures"].values()) == 12
+    assert "preempted (" in (tmp_path / "gantt.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--mtbf-node-hours", "100"), "needs --simulate"),
+        (("--simulate", "gpus=8", "--mtbf-node-hours", "0"), "must be at least 0.001, got 0"),
+        (("--simulate", "gpus=8", "--mtbf-node-hours", "nan"), "must be at least 0.001, got nan"),
+        (("--simulate", "gpus=8", "--preemption", "often"), "as 0.02/h, got 'often'"),
+        (("--simulate", "gpus=8", "--seed", "1"), "needs faults"),
+    ],
+)
+def test_faults_that_cannot_be_are_refused(sweep, words, told):
+    done = memscale(sweep, *words)
+
+    assert done.exit_code == 2
+    assert told in re.sub(r"[\s│]+", " ", done.output)
