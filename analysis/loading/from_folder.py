@@ -59,7 +59,7 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
         seed=spec.seed,
         settings=_settings(spec),
         accounting=spec.accounting,
-        metrics={**last, **result.get("metrics", {})},
+        metrics={**last, **result.get("metrics", {}), **trial.evaluation_metrics()},
         not_causal=spec.not_causal,
     )
     attempts = trial.attempts()

@@ -6,7 +6,7 @@ import sys
 from orchestrator.cli.app import app
 
 # isort: off
-from orchestrator.cli import init, plan, submit, jobs, analyse, export, ui, doctor, data  # noqa: F401 -- as in --help
+from orchestrator.cli import init, plan, submit, jobs, analyse, evaluate, export, ui, doctor, data  # noqa: F401 -- as in --help
 
 # isort: on
 

@@ -35,6 +35,7 @@
           end.json                 controller: outcome, reason, exit codes
         checkpoints/step-00000120/ complete when it has this name; half-written ones are .tmp-*
         result.json                rank 0, once, when the last step and the last evaluation are done
+        evaluation.json            memscale evaluate: suite -> when, on which data, metrics
         tracking.json              exporter: run id and offsets per tracking URI
 
 Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's
@@ -325,6 +326,21 @@ class TrialDir:
     def result(self) -> dict[str, Any] | None:
         """Return result.json, None until the trial is done."""
         return read_record(self.path / "result.json")
+
+    def evaluations(self) -> dict[str, Any]:
+        """Return suite -> record of `memscale evaluate`, empty before the first."""
+        record = read_json(self.path / "evaluation.json") or {}
+        return dict(record.get("suites", {}))
+
+    def add_evaluation(self, suite: str, record: Mapping[str, Any]) -> None:
+        """Keep the record of a suite, in the place of an earlier one of the same name."""
+        known = self.evaluations()
+        write_json(self.path / "evaluation.json", {"suites": {**known, suite: dict(record)}})
+
+    def evaluation_metrics(self) -> dict[str, float]:
+        """Return the metrics of all suites by name: `eval/piqa/acc`, `eval/piqa/acc_stderr`."""
+        suites = self.evaluations().values()
+        return {name: value for one in suites for name, value in one["metrics"].items()}
 
     def controller(self) -> dict[str, Any] | None:
         """Return controller.json of a controller that runs this trial alone (a Slurm job)."""

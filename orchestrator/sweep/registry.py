@@ -113,3 +113,8 @@ def training_memory() -> ModuleType:
 def trained_model() -> ModuleType:
     """Return workloads.training.trained_model: what trials have learned, and its export."""
     return importlib.import_module("workloads.training.trained_model")
+
+
+def evaluation() -> ModuleType:
+    """Return workloads.evaluation.evaluate_suites: benchmarks through lm-evaluation-harness."""
+    return importlib.import_module("workloads.evaluation.evaluate_suites")

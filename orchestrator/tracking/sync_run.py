@@ -172,6 +172,19 @@ class TrialSync(_RunSync[TrialProgress]):
             self._client.log_points(self._run_id, points)
         self.keep(finals=True)
 
+    def sync_evaluation(self) -> None:
+        """Send the metrics of suites that were evaluated since."""
+        metrics = self._trial.evaluation_metrics()
+        digest = sync_state.digest(metrics)
+        if not metrics or digest == self.kept.evaluation:
+            return
+        times = [float(one["finished_at"]) for one in self._trial.evaluations().values()]
+        step = int((self._trial.result() or {})["steps"])
+        points = final_points(metrics, step=step, t=round(max(times) * 1000), marks={})
+        for first in range(0, len(points), MAX_POINTS):
+            self._client.log_points(self._run_id, points[first : first + MAX_POINTS])
+        self.keep(evaluation=digest)
+
     def sync_artifacts(self, attempts: Sequence[AttemptDir]) -> None:
         """Store the spec, every attempt's environment and, once it ended, its log."""
         self.sync_artifact("config/spec.json", self._trial.path / "spec.json")

@@ -34,6 +34,8 @@ class TrialProgress:
     marks: Mapping[str, Mark] = field(default_factory=dict)
     finals: bool = False
     """Whether the values of result.json are there."""
+    evaluation: str = ""
+    """Digest of the metrics of `memscale evaluate` that were sent."""
     tags: str = ""
     """Digest of the tags that were sent."""
     status: str = ""

@@ -244,6 +244,7 @@ class SweepSync:
         run.sync_journals(attempts)
         if now.view.state is TrialState.DONE:
             run.sync_final_metrics()
+            run.sync_evaluation()
         run.sync_tags(
             run_schema.trial_tags(
                 spec,

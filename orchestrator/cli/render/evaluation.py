@@ -1,0 +1,101 @@
+"""Rendering of evaluations: a table per suite, and progress while they run."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from orchestrator.evaluation.evaluate_trials import Evaluation
+
+METRICS = {
+    "acc": "accuracy",
+    "acc_norm": "per character",
+    "exact_match": "exact match",
+    "nll": "NLL",
+    "bits_per_byte": "bits per byte",
+}
+"""Metric -> heading of its column."""
+
+
+class TellsProgress(Protocol):
+    """Told the task, and how many requests of how many are done."""
+
+    def __call__(self, task: str, done: int, total: int) -> None:
+        """Show it."""
+
+
+def evaluation_tables(found: Mapping[str, Sequence[Evaluation]]) -> RenderableType:
+    """Return a table per suite, a row per task and model.
+
+    Args:
+        found: Model -> its evaluations.
+    """
+    suites = list(dict.fromkeys(one.suite for of in found.values() for one in of))
+    parts: list[RenderableType] = []
+    for suite in suites:
+        of_suite = {
+            model: one.record for model, of in found.items() for one in of if one.suite == suite
+        }
+        parts += [_table(suite, of_suite), ""]
+    return Group(*parts)
+
+
+def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
+    tasks = list(dict.fromkeys(task for record in records.values() for task in record["tasks"]))
+    metrics = [
+        metric
+        for metric in METRICS
+        if any(f"eval/{task}/{metric}" in r["metrics"] for r in records.values() for task in tasks)
+    ]
+    table = Table(title=suite, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for heading in ("task", "model"):
+        table.add_column(heading)
+    for heading in ("rows", *(METRICS[metric] for metric in metrics)):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for task in tasks:
+        for model, record in records.items():
+            values = [_with_error(record["metrics"], f"eval/{task}/{name}") for name in metrics]
+            about = record["tasks"][task]
+            table.add_row(task, model, f"{about['n']:,}", *values, _remark(about))
+    return table
+
+
+def _with_error(metrics: Mapping[str, float], name: str) -> str:
+    if name not in metrics:
+        return ""
+    return f"{metrics[name]:.3f} ± {metrics[f'{name}_stderr']:.3f}"
+
+
+def _remark(about: Mapping[str, float]) -> str:
+    remarks = []
+    if about["at_chance"]:
+        remarks.append(f"at chance ({about['chance']:.3f})")
+    if about["n_truncated"]:
+        remarks.append(f"{about['n_truncated']:,} prompts cut to the model's sequence")
+    return ", ".join(remarks)
+
+
+@contextmanager
+def showing_progress() -> Iterator[Callable[[str], TellsProgress]]:
+    """Show on stderr how far each task is; the result takes a model's name."""
+    console = Console(file=sys.stderr)
+    columns = (
+        TextColumn("{task.description}"),
+        TextColumn("{task.completed:,} of {task.total:,}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, redirect_stderr=False) as shown:
+        row = shown.add_task("reading", total=1)
+
+        def of(model: str) -> TellsProgress:
+            def tell(task: str, done: int, total: int) -> None:
+                shown.update(row, description=f"{model} {task}", completed=done, total=total)
+
+            return tell
+
+        yield of

@@ -1,0 +1,138 @@
+"""Evaluation of trained trials, or of a pretrained folder, on suites of benchmarks."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.evaluation import trained_trial
+from orchestrator.records.errors import UsageError
+from orchestrator.records.trial_dir import TrialDir
+from orchestrator.sweep import registry
+
+Progress = Callable[[str, int, int], None]
+"""Told the task, and how many requests of how many are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What one suite measured of one model."""
+
+    suite: str
+    record: dict[str, Any]
+    """`metrics` by name, `tasks` with their sizes and chances, and what it rests on."""
+
+
+def prepare(names: Sequence[str], data: Path, *, limit: int | None) -> list[Any]:
+    """Return suites with their files read and checked (`workloads.evaluation`).
+
+    Raises:
+        UsageError: If there is no such suite, a file is missing or wrong, or the harness is.
+    """
+    try:
+        return list(registry.evaluation().prepare(names, data, limit=limit))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except ModuleNotFoundError as error:
+        raise trained_trial.not_installed(error, "evaluate") from error
+
+
+def evaluate_trial(
+    trial: TrialDir, suites: Sequence[Any], *, again: bool, keep: bool, progress: Progress
+) -> Iterator[Evaluation]:
+    """Yield each suite's evaluation of a trial.
+
+    A suite that was measured on the same data is not measured again.
+
+    Args:
+        trial: A finished one.
+        suites: From `prepare`.
+        again: Measure all the same.
+        keep: Write it into the trial's folder, where tables and trackers find it.
+        progress: Of one task.
+
+    Raises:
+        UsageError: If the trial has no final weights, or its data no tokenizer for text.
+    """
+    known = {} if again else trial.evaluations()
+    open_suites = []
+    for one in suites:
+        record = known.get(one.suite.name)
+        if record is not None and record["digest"] == one.digest:
+            yield Evaluation(suite=one.suite.name, record=record)
+        else:
+            open_suites.append(one)
+    if not open_suites:
+        return
+    trained = trained_trial.load(trial)
+    precision = str(trial.spec().train.get("precision", "auto"))
+    for evaluation in evaluate_model(
+        trained, open_suites, precision=precision, name=trial.trial_id, progress=progress
+    ):
+        if keep:
+            trial.add_evaluation(evaluation.suite, evaluation.record)
+        yield evaluation
+
+
+def evaluate_folder(
+    folder: Path, suites: Sequence[Any], *, progress: Progress
+) -> Iterator[Evaluation]:
+    """Yield each suite's evaluation of a model in Hugging Face's or Meta's format.
+
+    Raises:
+        UsageError: If the folder holds no model and tokenizer that can be read.
+    """
+    try:
+        trained = registry.trained_model().load_pretrained(folder)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    yield from evaluate_model(
+        trained, suites, precision="auto", name=str(folder), progress=progress
+    )
+
+
+def evaluate_model(
+    trained: Any, suites: Sequence[Any], *, precision: str, name: str, progress: Progress
+) -> Iterator[Evaluation]:
+    """Yield each suite's evaluation of a loaded model.
+
+    Raises:
+        UsageError: If its data have no tokenizer for text.
+    """
+    harness = registry.evaluation()
+    try:
+        with harness.harness_model(trained, precision=precision) as model:
+            for one in suites:
+                start = time.monotonic()
+                results = list(one.evaluate(model, progress))
+                record = {
+                    "finished_at": time.time(),
+                    "seconds": time.monotonic() - start,
+                    "digest": one.digest,
+                    "harness": harness.harness_version(),
+                    "step": trained.step,
+                    **_numbers(results),
+                }
+                yield Evaluation(suite=one.suite.name, record=record)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def _numbers(results: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "metrics": {
+            f"eval/{one.task}/{metric}": value
+            for one in results
+            for metric, value in one.metrics.items()
+        },
+        "tasks": {
+            one.task: {
+                "n": one.n,
+                "chance": one.chance,
+                "at_chance": one.at_chance,
+                "n_truncated": one.n_truncated,
+            }
+            for one in results
+        },
+    }

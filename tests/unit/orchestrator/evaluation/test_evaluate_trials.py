@@ -1,0 +1,180 @@
+"""Evaluations of trials: kept, not repeated, read as metrics; a table for people."""
+
+import io
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from analysis.loading.from_folder import read_folder
+from orchestrator import cli
+from orchestrator.cli.render.evaluation import evaluation_tables
+from orchestrator.evaluation import evaluate_trials, trained_trial
+from orchestrator.records.errors import UsageError
+from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.sweep import registry
+from orchestrator.tracking.sync_run import TrialSync
+
+
+@dataclass
+class Suite:
+    """A prepared suite that measures how often it was asked."""
+
+    name: str
+    digest: str = "as it was"
+    asked: list = field(default_factory=list)
+
+    @property
+    def suite(self):
+        return SimpleNamespace(name=self.name)
+
+    def evaluate(self, model, progress):
+        self.asked.append(model)
+        progress(f"{self.name}_task", 1, 1)
+        yield SimpleNamespace(
+            task=f"{self.name}_task",
+            n=10,
+            metrics={"acc": 0.25 * len(self.asked), "acc_stderr": 0.1},
+            chance=0.5,
+            at_chance=True,
+            n_truncated=3,
+        )
+
+
+@pytest.fixture
+def trial(tmp_path, monkeypatch):
+    """A finished trial whose model is never looked at."""
+
+    @contextmanager
+    def harness_model(trained, *, precision):
+        yield (trained.name, precision)
+
+    harness = SimpleNamespace(harness_model=harness_model, harness_version=lambda: "0")
+    monkeypatch.setattr(registry, "evaluation", lambda: harness)
+    model = SimpleNamespace(name="the model", step=2)
+    monkeypatch.setattr(trained_trial, "load", lambda trial: model)
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "text"},
+        model={"architecture": "dense"},
+        train={"tokens": 20, "batch_tokens": 10, "precision": "fp32"},
+        seed=0,
+    )
+    trial = SweepDir(tmp_path / "runs" / "s").trial(spec.trial_id)
+    trial.create(spec)
+    result = {"trial_id": spec.trial_id, "attempt": 1, "steps": 2, "tokens": 20, "ranks": 1}
+    result |= {"device": "cpu", "finished_at": 1.0, "metrics": {"valid/loss": 2.0}}
+    write_json(trial.path / "result.json", result)
+    return trial
+
+
+def run(trial, *suites, again=False, keep=True):
+    return list(
+        evaluate_trials.evaluate_trial(
+            trial, suites, again=again, keep=keep, progress=lambda task, done, total: None
+        )
+    )
+
+
+def test_evaluations_are_kept_and_not_repeated(trial):
+    first, second = Suite("first"), Suite("second")
+
+    run(trial, first)
+    assert trial.evaluation_metrics() == {
+        "eval/first_task/acc": 0.25,
+        "eval/first_task/acc_stderr": 0.1,
+    }
+    assert [one.suite for one in run(trial, first, second)] == ["first", "second"]
+    assert (first.asked, second.asked) == ([("the model", "fp32")], [("the model", "fp32")])
+
+    run(trial, first, again=True)
+    run(trial, Suite("second", digest="other rows"))
+    assert len(first.asked) == 2
+    assert trial.evaluations()["second"]["digest"] == "other rows"
+    assert trial.evaluation_metrics()["eval/first_task/acc"] == 0.5
+
+
+def test_a_first_look_is_not_kept(trial):
+    (one,) = run(trial, Suite("first"), keep=False)
+
+    assert one.record["metrics"]["eval/first_task/acc"] == 0.25
+    assert trial.evaluations() == {}
+
+
+def test_they_are_columns_of_the_table(trial):
+    run(trial, Suite("first"))
+
+    (row,) = read_folder(trial.path.parents[2], "s").rows
+
+    assert row["eval/first_task/acc"] == 0.25
+    assert row["valid/loss"] == 2.0
+
+
+def test_a_tracker_gets_them_once(trial):
+    class Client:
+        uri = "x"
+        points = ()
+
+        def log_points(self, run_id, points):
+            self.points = (*self.points, *points)
+
+    def sync():
+        run = TrialSync(client, trial, "run")
+        run.sync_evaluation()
+
+    client = Client()
+    sync()
+    run(trial, Suite("first"))
+    sync()
+    sync()
+    assert sorted((p.key, p.value, p.step) for p in client.points) == [
+        ("eval/first_task/acc", 0.25, 2),
+        ("eval/first_task/acc_stderr", 0.1, 2),
+    ]
+    run(trial, Suite("second"))
+    sync()
+    assert {p.key for p in client.points[2:]} >= {"eval/second_task/acc"}
+
+
+def test_what_cannot_be_evaluated_is_named(trial, monkeypatch):
+    def refuse(trained, *, precision):
+        raise ValueError("its data have words of their own")
+
+    monkeypatch.setattr(registry.evaluation(), "harness_model", refuse)
+    with pytest.raises(UsageError, match=f"{trial.trial_id}: its data have words of their own"):
+        run(trial, Suite("first"))
+
+
+def test_the_table_says_what_is_at_chance(trial):
+    found = {"dense": run(trial, Suite("first")), "pythia": run(trial, Suite("first"), again=True)}
+
+    out = io.StringIO()
+    Console(width=200, file=out).print(evaluation_tables(found))
+    lines = [re.sub(r" +", " ", line) for line in out.getvalue().splitlines()]
+
+    assert lines[0].strip() == "first"
+    assert lines[2].strip() == (
+        "first_task dense 10 0.250 ± 0.100 at chance (0.500), 3 prompts cut to the model's sequence"
+    )
+
+
+def memscale(*words):
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    return result.exit_code, re.sub(r"\s+", " ", result.output).strip()
+
+
+def test_mistakes_of_the_command(tmp_path):
+    pytest.importorskip("lm_eval")
+    runs = ("--runs", tmp_path)
+
+    unknown = memscale("evaluate", "s", "--suite", "zero", "--data", tmp_path, *runs)
+    missing = memscale("evaluate", "s", "--suite", "last_word", "--data", tmp_path, *runs)
+
+    assert unknown[0] == missing[0] == 2
+    assert unknown[1].startswith("suite 'zero': there are factual, gsm8k, last_word")
+    assert "lastword_pd_novels.jsonl: not there" in missing[1]

@@ -1,0 +1,316 @@
+"""Suites, their files and prompts, and metrics against the harness's own and by hand."""
+
+import gzip
+import json
+import math
+from itertools import chain
+
+import pytest
+from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
+
+from workloads.data.readers.problems import DataError
+from workloads.evaluation import evaluate_suites, harness_tasks, suite, task_rows
+from workloads.evaluation.suite import TaskSpec
+
+ROWS = {
+    "choices": [
+        {"question": "What flows?", "choices": ["a stone", "the river"], "label": 1},
+        {"question": "What stands?", "choices": ["the hill", "a stream", "it"], "label": 0},
+    ],
+    "contexts": [{"contexts": ["Ann, as Ann", "Ann, as Bo"], "continuation": "won.", "label": 1}],
+    "answer": [{"question": "who won", "answers": ["The Poles", "Poland"]}],
+    "continuation": [{"context": "It was the last", "continuation": "word"}],
+}
+
+
+def task_of(kind, **more):
+    asked = {
+        "choices": "Question: {{question}}\nAnswer:",
+        "contexts": "",
+        "continuation": "{{context}}",
+    }
+    fields = {
+        "file": "a.jsonl",
+        "origin": "here",
+        "prompt": asked.get(kind, "Q: {{question}}?\nA:"),
+    }
+    return TaskSpec(name="t", kind=kind, **{**fields, **more})
+
+
+class Scripted(LM):
+    """Log-likelihood minus the length of the continuation, of some texts another; says one text."""
+
+    n_truncated = 0
+
+    def __init__(self, likely=(), said=""):
+        super().__init__()
+        self.asked, self.likely, self.said = [], dict(likely), said
+
+    def loglikelihood(self, requests):
+        self.asked += [request.args for request in requests]
+        return [
+            (self.likely.get("".join(request.args), -float(len(request.args[1]))), False)
+            for request in requests
+        ]
+
+    def loglikelihood_rolling(self, requests):
+        raise AssertionError
+
+    def generate_until(self, requests):
+        self.asked += [request.args for request in requests]
+        return [self.said for _ in requests]
+
+
+def measured(kind, model, examples=(), **more):
+    return evaluate_suites.evaluate_task(model, task_of(kind, **more), ROWS[kind], list(examples))
+
+
+def test_choices():
+    model = Scripted()
+
+    found = measured("choices", model)
+
+    # By length: "it" before "the hill", "a stone" before "the river"; per character " it" is the worst.
+    assert model.asked[:2] == [
+        ("Question: What flows?\nAnswer:", " a stone"),
+        ("Question: What flows?\nAnswer:", " the river"),
+    ]
+    bits = [10 / 9 / math.log(2), 9 / 8 / math.log(2)]
+    assert found.metrics == pytest.approx(
+        {
+            "acc": 0.0,
+            "acc_stderr": 0.0,
+            "acc_norm": 1.0,
+            "acc_norm_stderr": 0.0,
+            "bits_per_byte": sum(bits) / 2,
+            "bits_per_byte_stderr": abs(bits[0] - bits[1]) / 2,
+        }
+    )
+    assert (found.n, found.chance, found.at_chance) == (2, (1 / 2 + 1 / 3) / 2, False)
+
+
+def test_accuracies_are_the_harnesss_own():
+    scores = [(-3.0, False), (-3.5, False), (-1.9, True)]
+    means = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("acc", "acc_norm")
+    ]
+    for label in range(3):
+        row = {"question": "?", "choices": ["four", "eightish", "x"], "label": label}
+        (ours,) = harness_tasks.build(task_of("choices"), [row], [])
+        config = {
+            **{key: getattr(ours.config, key) for key in ("custom_dataset", "test_split")},
+            "output_type": "multiple_choice",
+            "doc_to_text": "question",
+            "doc_to_choice": "choices",
+            "doc_to_target": "label",
+            "metric_list": means,
+            "task": "theirs",
+        }
+        theirs = ConfigurableTask(config=config)
+
+        expected, found = (task.process_results(row, scores) for task in (theirs, ours))
+
+        assert {name: found[name] for name in expected} == expected
+
+
+def test_contexts():
+    model = Scripted({"Ann, as Bo won.": -2.0})
+
+    found = measured("contexts", model)
+
+    assert model.asked == [("Ann, as Ann", " won."), ("Ann, as Bo", " won.")]
+    assert found.metrics["acc"] == 1.0
+    assert found.metrics["bits_per_byte"] == pytest.approx(2 / math.log(2) / 4)
+    assert found.chance == 0.5
+
+
+@pytest.mark.parametrize(
+    ("said", "ignore_articles", "matches"),
+    [
+        ("Poland", False, 1),
+        (" poland!", False, 1),
+        ("the Poles", False, 1),
+        ("Poles", False, 0),
+        ("Poles", True, 1),
+        ("", True, 0),
+        ("Poland won", True, 0),
+    ],
+)
+def test_answers(said, ignore_articles, matches):
+    example = {"question": "who lost", "answers": ["Sweden", "the Swedes"]}
+    model = Scripted(said=said)
+
+    found = measured(
+        "answer",
+        model,
+        [example],
+        description="Answer:\n\n",
+        shots=1,
+        shots_file="b.jsonl",
+        ignore_articles=ignore_articles,
+    )
+
+    prompt = "Answer:\n\nQ: who lost?\nA: Sweden\n\nQ: who won?\nA:"
+    (asked, settings), likelihood = model.asked
+    assert (asked, settings["until"], settings["max_gen_toks"]) == (prompt, ["\n", ".", ","], 24)
+    assert likelihood == (prompt, " The Poles")
+    assert found.metrics["exact_match"] == matches
+    assert found.metrics["nll"] == 10.0
+    assert found.metrics["bits_per_byte"] == pytest.approx(10 / math.log(2) / 9)
+    assert found.chance is None
+
+
+def test_continuations():
+    model = Scripted()
+
+    found = measured("continuation", model)
+
+    assert model.asked == [("It was the last", " word")]
+    assert (found.metrics["acc"], found.metrics["nll"]) == (0.0, 5.0)
+
+
+def test_examples_of_the_same_subject():
+    rows = [
+        {"question": f"{subject}?", "choices": ["a", "b"], "label": 0, "subject": subject}
+        for subject in ("art", "law")
+    ]
+    examples = [
+        {**row, "question": f"{row['subject']} {i}", "label": 1} for i in (1, 2, 3) for row in rows
+    ]
+    task = task_of("choices", prompt="{{question}}", shots=2, shots_file="b", shots_of="subject")
+    model = Scripted()
+
+    evaluate_suites.evaluate_task(model, task, rows, examples)
+
+    assert [asked for asked, _ in model.asked[::2]] == [
+        "art 1 b\n\nart 2 b\n\nart?",
+        "law 1 b\n\nlaw 2 b\n\nlaw?",
+    ]
+
+
+def test_guessing_is_told_from_knowing():
+    def result(acc, stderr):
+        metrics = {"acc": acc, "acc_stderr": stderr}
+        return evaluate_suites.TaskResult(
+            task="t", n=9, metrics=metrics, chance=0.25, n_truncated=0
+        )
+
+    assert [result(acc, 0.05).at_chance for acc in (0.1, 0.25, 0.34, 0.36)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def written(path, rows):
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+
+
+def suite_file(path, **tasks):
+    path.write_text(json.dumps({"about": "a test", "tasks": tasks}))  # JSON is YAML
+    return str(path)
+
+
+CHOICES = {"file": "a.jsonl", "origin": "Here", "kind": "choices", "prompt": "{{question}}"}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_suite_of_ones_own(name, tmp_path):
+    written(tmp_path / name, [{**row, "more": 1} for row in ROWS["choices"]])
+    own = suite_file(tmp_path / "own.yaml", mine=CHOICES)
+
+    (prepared,) = evaluate_suites.prepare([own], tmp_path, limit=1)
+    (results,) = [list(prepared.evaluate(Scripted()))]
+
+    assert prepared.rows["mine"] == (ROWS["choices"][:1], [])
+    assert [(one.task, one.n) for one in results] == [("mine", 1)]
+    assert evaluate_suites.prepare([own], tmp_path)[0].digest != prepared.digest
+    assert evaluate_suites.prepare([own], tmp_path, limit=1)[0].digest == prepared.digest
+
+
+def test_a_missing_file_is_named_with_what_it_is(tmp_path):
+    with pytest.raises(DataError) as raised:
+        evaluate_suites.prepare(["mmlu", "last_word"], tmp_path)
+
+    lines = str(raised.value).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == (
+        f"{tmp_path}/mmlu_sample.jsonl: not there (nor mmlu_sample.jsonl.gz), and suite mmlu needs it: "
+        "MMLU, test, all subjects or a sample (github.com/hendrycks/test), one JSON object per line with "
+        "choices, label, question, subject"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"label": 2}, "label must lie in 0..1, got 2; count from 0"),
+        ({"label": "B"}, "label must lie in 0..1, got 'B'"),
+        ({"label": True}, "label must lie in 0..1, got True"),
+        ({"choices": ["one"]}, "has 1 options, one cannot be chosen"),
+        ({"choices": "one"}, "choices must be a list of texts, got 'one'"),
+        ({"choices": ["", "x"]}, "choices must be a list of texts"),
+    ],
+)
+def test_a_bad_row_is_named(change, what, tmp_path):
+    rows = [ROWS["choices"][0], {**ROWS["choices"][0], **change}]
+    written(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataError) as raised:
+        task_rows.read(tmp_path, task_of("choices"), name="a.jsonl")
+    assert f"{tmp_path}/a.jsonl:2: {what}" in str(raised.value)
+
+
+def test_bad_files(tmp_path):
+    def said(content, name="a.jsonl.gz"):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError) as raised:
+            task_rows.read(tmp_path, task_of("choices"), name="a.jsonl")
+        return str(raised.value)
+
+    whole = gzip.compress(json.dumps(ROWS["choices"][0]).encode())
+    assert "is not compressed; rename it to a.jsonl" in said(b'{"question": 1}')
+    assert "damaged gzip stream" in said(whole[:-6])
+    assert "holds no row" in said(b"", "a.jsonl")
+    assert "a.jsonl:1: has no choices, label; add it, task t reads it" in said(
+        b'{"question": "x"}', "a.jsonl"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tasks", "what"),
+    [
+        ({"mine": {**CHOICES, "kind": "choice"}}, "mine: kind must be"),
+        ({"mine": {**CHOICES, "shots": 5}}, "mine: shots_file must be given with shots"),
+        ({"mine": {**CHOICES, "fil": "x"}}, "mine: no field fil; there are file, origin, kind"),
+        ({"mine": {"file": "x"}}, "mine: .*missing"),
+        ({"mine": {**CHOICES, "prompt": ""}}, "mine: prompt must be given"),
+    ],
+)
+def test_a_suite_written_wrongly(tasks, what, tmp_path):
+    path = suite_file(tmp_path / "own.yaml", **tasks)
+    with pytest.raises(ValueError, match=what) as raised:
+        suite.load(path)
+    assert str(raised.value).startswith(path)
+
+
+def test_an_unknown_suite_lists_those_there_are():
+    with pytest.raises(
+        ValueError, match="there are factual, gsm8k, last_word, mmlu, small, zero_shot"
+    ):
+        suite.load("zero-shot")
+
+
+def test_bundled_suites_have_tasks_of_their_own():
+    loaded = [suite.load(name) for name in suite.names()]
+    tasks = [task.name for task in chain.from_iterable(one.tasks for one in loaded)]
+    assert len(tasks) == len(set(tasks)) > 15

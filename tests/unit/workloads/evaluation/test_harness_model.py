@@ -1,0 +1,181 @@
+"""Our model class against the harness's own for Hugging Face models, on the same weights and tokenizer."""
+
+import pytest
+import torch
+from torch import nn
+
+from workloads.architectures import dense, memory_plus, moe, pythia
+from workloads.checkpoint.huggingface import folder
+from workloads.data.tokenizer import train
+from workloads.evaluation.harness_model import HarnessModel
+from workloads.layers.modules.init import initialise
+
+SEQ_LEN, VOCAB_SIZE = 32, 320
+TEXT = (
+    "The Vistula is the longest river in Poland. Warsaw lies on it, and so does Kraków. "
+    "In 1596 the king moved his court from Kraków to Warsaw; the city on the hill lost its rank."
+)
+CONFIGS = {
+    "llama": dense.Config(d_model=24, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=40),
+    "gpt_neox": pythia.Config(d_model=32, n_layers=2, n_heads=4, d_ff=40),
+}
+
+
+class Request:
+    """What the harness hands over."""
+
+    def __init__(self, *args):
+        self.args = args
+
+
+def _model(config) -> nn.Module:
+    model = config.build(VOCAB_SIZE)
+    initialise(model, 0)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train([TEXT] * 3, vocab_size=VOCAB_SIZE)
+
+
+def _ours(model, tokenizer, **more):
+    sizes = {"seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE}
+    return HarnessModel(model=model, text_tokenizer=tokenizer, **sizes, **more)
+
+
+@pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)
+def pair(request, tokenizer, tmp_path):
+    """Ours and theirs, in float64, because theirs sums fp32 in another order."""
+    from lm_eval.models.huggingface import HFLM  # seconds, so only where a test of this file runs
+
+    model = _model(request.param)
+    weights = dict(model.named_parameters())
+    folder.write(tmp_path, request.param, weights, seq_len=SEQ_LEN, tokenizer=tokenizer)
+    theirs = HFLM(pretrained=str(tmp_path), dtype="float64", batch_size=3, device="cpu")
+    assert theirs.max_length == SEQ_LEN
+    return _ours(model.double(), tokenizer), theirs
+
+
+PAIRS = [
+    ("Warsaw lies on", " the Vistula"),
+    ("Warsaw lies on ", "the Vistula"),
+    ("", "In 1596 the king"),
+    ("Question: which river?\nAnswer:", " a"),
+    ("Question: which river?\nAnswer:", " b"),
+    ("Question: which river?\nAnswer:", " the Warta, in Kraków"),
+    (TEXT, " and never again"),
+]
+
+
+def test_log_likelihoods(pair):
+    ours, theirs = pair
+
+    found = ours.loglikelihood([Request(*each) for each in PAIRS])
+    expected = theirs.loglikelihood([Request(*each) for each in PAIRS], disable_tqdm=True)
+
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], abs=1e-6, rel=0)
+    assert ours.n_truncated == 1
+
+
+def test_what_the_model_would_say_is_greedy(pair):
+    ours, theirs = pair
+    ids = ours.tok_encode("Warsaw lies on")
+    with torch.no_grad():
+        likeliest = int(ours.model(torch.tensor([ids]))[0, -1].argmax())
+
+    for model in (ours, theirs):
+        for token, greedy in ((likeliest, True), (likeliest - 1, False)):
+            assert model._loglikelihood_tokens([(None, ids, [token])])[0][1] is greedy
+
+
+def test_rolling_log_likelihoods(pair):
+    ours, theirs = pair
+    texts = ["Warsaw", TEXT, f"{TEXT} {TEXT} Poland"]
+    assert len(ours.tok_encode(texts[1])) > SEQ_LEN
+
+    found = ours.loglikelihood_rolling([Request(text) for text in texts])
+    expected = theirs.loglikelihood_rolling([Request(text) for text in texts], disable_tqdm=True)
+
+    assert found == pytest.approx(expected, abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize("until", [["\n"], ["a", "e"], "t", []], ids=str)
+def test_generated_text(pair, until):
+    ours, theirs = pair
+    prompts = ["Warsaw lies on", "The king", "Q: which river?\nA:", TEXT, "Poland", "In 1596 the"]
+    settings = {"until": until, "do_sample": False, "max_gen_toks": 12}
+
+    found = ours.generate_until([Request(prompt, settings) for prompt in prompts])
+    expected = theirs.generate_until(
+        [Request(prompt, dict(settings)) for prompt in prompts], disable_tqdm=True
+    )
+
+    assert found == expected
+    assert len(set(found)) > 1 or until != ["\n"]
+
+
+# Without theirs -----------------------------------------------------------------------------------
+
+
+def _by_hand(model, ids, n_targets):
+    """One pass over one row: the definition."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]]))[0, -n_targets:].double()
+    targets = torch.tensor(ids[-n_targets:])
+    picked = logits.log_softmax(-1).gather(1, targets[:, None])
+    return float(picked.sum()), bool((logits.argmax(-1) == targets).all())
+
+
+@pytest.mark.parametrize("module", [memory_plus, moe], ids=["memory_plus", "moe"])
+def test_batches_do_not_change_likelihoods(module, tokenizer, monkeypatch):
+    model = _model(module.Config(**module.PRESETS["d8"]))
+    ours = _ours(model, tokenizer)
+    pairs = PAIRS[:-1]
+    expected = []
+    for context, continuation in pairs:
+        ids = ours.tok_encode(context + continuation)
+        n = len(ids) - len(ours.tok_encode(context.rstrip()))
+        expected.append(_by_hand(model, ids if context else [0, *ids], n))
+
+    for size in (10**9, 1):
+        monkeypatch.setattr("workloads.evaluation.harness_model._BATCH_LOGITS", {"cpu": size})
+        found = ours.loglikelihood([Request(*pair) for pair in pairs])
+        assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], rel=1e-4)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+
+
+def test_a_continuation_longer_than_the_model_reads_is_scored_whole(tokenizer):
+    model = _model(CONFIGS["llama"])
+    ours = _ours(model, tokenizer)
+    ids = ours.tok_encode(f"{TEXT} {TEXT}")
+    n = len(ids) - len(ours.tok_encode("The"))
+    assert n > 2 * SEQ_LEN
+
+    found = ours.loglikelihood([Request("The", f"{TEXT} {TEXT}".removeprefix("The"))])[0][0]
+
+    expected, first = 0.0, len(ids) - n
+    for start in range(first, len(ids), SEQ_LEN):
+        end = min(start + SEQ_LEN, len(ids))
+        expected += _by_hand(model, ids[max(0, end - 1 - SEQ_LEN) : end], end - start)[0]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_no_room_for_a_prompt_is_refused(tokenizer):
+    ours = _ours(_model(CONFIGS["llama"]), tokenizer)
+    with pytest.raises(ValueError, match="32 tokens to add leave no room for a prompt"):
+        ours.generate_until([Request("x", {"max_gen_toks": 32})])
+
+
+def test_progress_reaches_its_end(tokenizer):
+    seen = []
+    ours = _ours(
+        _model(CONFIGS["llama"]), tokenizer, progress=lambda done, total: seen.append((done, total))
+    )
+    ours.loglikelihood([Request(*pair) for pair in PAIRS])
+    assert seen[-1] == (len(PAIRS), len(PAIRS))

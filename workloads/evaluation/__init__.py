@@ -1,0 +1,1 @@
+"""Evaluation of trained models on suites of benchmarks, through lm-evaluation-harness."""

@@ -1,0 +1,234 @@
+"""Language models as lm-evaluation-harness sees them: log-likelihoods and greedy continuations."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+from torch import Tensor, nn
+
+from workloads.data.tokenizer import TextTokenizer
+from workloads.layers.context import Cache
+from workloads.training.device import MAX_CPU_LOGITS
+
+_BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
+"""Tokens of one pass times vocabulary, at most."""
+_ANSWER_TOKENS = 256
+"""Tokens of a greedy continuation where the task does not say, as the harness has it."""
+_PADDING = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens to read in one pass, and the targets of the last positions."""
+
+    request: int
+    read: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass
+class _Score:
+    """Sum over the pieces of one request."""
+
+    log_likelihood: float = 0.0
+    greedy: bool = True
+
+
+@dataclass(eq=False)
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """A model with its tokenizer.
+
+    Text is tokenised as it stands, without a separator in front, as the harness's own model classes
+    do with a tokenizer that adds none. What exceeds `seq_len` is cut from the left.
+    """
+
+    model: nn.Module
+    """In evaluation mode."""
+    text_tokenizer: TextTokenizer
+    seq_len: int
+    """Tokens that the model reads at once, at most."""
+    vocab_size: int
+    here: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Told after every pass how many requests of how many are done."""
+    n_truncated: int = 0
+    """Requests so far whose prompt was cut."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._device = self.here
+
+    @property
+    def eot_token_id(self) -> int:
+        """Separator of documents."""
+        return self.text_tokenizer.separator
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the ids of a text."""
+        return self.text_tokenizer.encode([string])[0]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        return [(score.log_likelihood, score.greedy) for score in self._scores(pairs)]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of whole texts, each begun by the separator.
+
+        Longer ones are read in windows that share one token.
+        """
+        texts = [request.args[0] for request in requests]
+        pairs = [([self.eot_token_id], ids) for ids in self.text_tokenizer.encode(texts)]
+        return [score.log_likelihood for score in self._scores(pairs)]
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return the greedy continuations of prompts, up to a stop text or the separator.
+
+        Raises:
+            ValueError: If the tokens to add leave no room for a prompt.
+        """
+        answers = [""] * len(requests)
+        batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
+        for index, request in enumerate(requests):
+            prompt, settings = request.args
+            n_tokens = int(settings.get("max_gen_toks", _ANSWER_TOKENS))
+            room = self.seq_len - n_tokens
+            if room < 1:
+                raise ValueError(
+                    f"{n_tokens} tokens to add leave no room for a prompt in the model's "
+                    f"{self.seq_len}; lower max_tokens of the task"
+                )
+            ids = self.tok_encode(prompt) or [self.eot_token_id]
+            self.n_truncated += len(ids) > room
+            batches[len(ids[-room:]), n_tokens].append((index, ids[-room:]))
+        done = 0
+        for (length, n_tokens), rows in sorted(batches.items(), reverse=True):
+            size = max(1, self._batch_tokens // (length + n_tokens))
+            for start in range(0, len(rows), size):
+                batch = rows[start : start + size]
+                stops = [_stops(requests[index]) for index, _ in batch]
+                texts = self._continue([ids for _, ids in batch], n_tokens, stops)
+                for (index, _), text in zip(batch, texts, strict=True):
+                    answers[index] = text
+                done += len(batch)
+                self.progress(done, len(requests))
+        return answers
+
+    @property
+    def _batch_tokens(self) -> int:
+        return max(1, _BATCH_LOGITS[self.here.type] // self.vocab_size)
+
+    def _scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[_Score]:
+        """Return what each continuation scores after its context."""
+        scores = [_Score() for _ in pairs]
+        # Choices of one token share all that is read.
+        together: dict[tuple[int, ...], list[_Piece]] = defaultdict(list)
+        for index, (context, continuation) in enumerate(pairs):
+            self.n_truncated += len(context) + len(continuation) > self.seq_len + 1
+            for piece in self._pieces(index, context, continuation):
+                together[piece.read].append(piece)
+        done = 0
+        for batch in self._batches(list(together)):
+            pieces = [piece for read in batch for piece in together[read]]
+            for piece, (nll, greedy) in zip(pieces, self._read(batch, together), strict=True):
+                scores[piece.request].log_likelihood -= nll
+                scores[piece.request].greedy &= greedy
+            done += len(pieces)
+            self.progress(done, len(pairs))
+        return scores
+
+    def _pieces(self, index: int, context: list[int], continuation: list[int]) -> Iterator[_Piece]:
+        """Yield passes that predict every token of a continuation once.
+
+        Each reads as many tokens before its last target as fit.
+        """
+        whole = context + continuation
+        for start in range(0, len(continuation), self.seq_len):
+            targets = continuation[start : start + self.seq_len]
+            end = len(context) + start + len(targets)
+            read = whole[max(0, end - 1 - self.seq_len) : end - 1]
+            yield _Piece(index, tuple(read), tuple(targets))
+
+    def _batches(self, rows: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+        """Yield rows of like length together, the longest first, bounded in padded tokens."""
+        rows.sort(key=lambda row: (-len(row), row))
+        start = 0
+        while start < len(rows):
+            size = max(1, self._batch_tokens // len(rows[start]))
+            yield rows[start : start + size]
+            start += size
+
+    @torch.inference_mode()
+    def _read(
+        self, rows: list[tuple[int, ...]], together: dict[tuple[int, ...], list[_Piece]]
+    ) -> list[tuple[float, bool]]:
+        """Return per piece of these rows: NLL of its targets, and whether all are the argmax."""
+        width = max(map(len, rows))
+        # Padding on the right: no earlier position of a causal model can see it.
+        padded = [[*row, *[_PADDING] * (width - len(row))] for row in rows]
+        with self.autocast():
+            x: Tensor = self.model.hidden(torch.tensor(padded, device=self.here))  # type: ignore[operator]
+            owners: list[int] = []
+            positions: list[int] = []
+            targets: list[int] = []
+            lengths: list[int] = []
+            for number, row in enumerate(rows):
+                for piece in together[row]:
+                    n = len(piece.targets)
+                    owners += [number] * n
+                    positions += range(len(row) - n, len(row))
+                    targets += piece.targets
+                    lengths.append(n)
+            # The head is as large as all else in a small model: only where something is predicted.
+            logits: Tensor = self.model.logits(x[owners, positions][None])[0]  # type: ignore[operator]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        target = torch.tensor(targets, device=self.here)
+        nll = nn.functional.cross_entropy(logits, target, reduction="none").double().cpu()
+        greedy = (logits.argmax(-1) == target).cpu()
+        sums = [float(part.sum()) for part in nll.split(lengths)]  # type: ignore[no-untyped-call]
+        all_greedy = [bool(part.all()) for part in greedy.split(lengths)]  # type: ignore[no-untyped-call]
+        return list(zip(sums, all_greedy, strict=True))
+
+    @torch.inference_mode()
+    def _continue(
+        self, prompts: list[list[int]], n_tokens: int, stops: list[list[str]]
+    ) -> list[str]:
+        """Return greedy continuations of prompts of one length."""
+        cache, chosen = Cache(), [list[int]() for _ in prompts]
+        texts: list[str | None] = [None] * len(prompts)
+        read = torch.tensor(prompts, device=self.here)
+        for _ in range(n_tokens):
+            with self.autocast():
+                read = self.model(read, cache)[:, -1:].argmax(-1)
+            for row, token in enumerate(read[:, 0].tolist()):
+                if texts[row] is None:
+                    chosen[row].append(token)
+                    texts[row] = self._ended(chosen[row], stops[row])
+            if all(text is not None for text in texts):
+                break
+        return [
+            self.text_tokenizer.decode(ids) if text is None else text
+            for ids, text in zip(chosen, texts, strict=True)
+        ]
+
+    def _ended(self, ids: list[int], stops: list[str]) -> str | None:
+        """Return the text before the separator or the first stop text; None before either."""
+        ended = ids[-1] == self.eot_token_id
+        text = self.text_tokenizer.decode(ids[:-1] if ended else ids)
+        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            return text[: min(found)]
+        return text if ended else None
+
+
+def _stops(request: Any) -> list[str]:
+    until = request.args[1].get("until") or []
+    return [until] if isinstance(until, str) else list(until)

@@ -1,0 +1,119 @@
+"""Suites: which tasks, on which files, asked how. Data files in `suites/`, or a user's own."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jinja2 import Environment, meta
+
+from workloads.field_error import FieldError, NonNegativeInt, PositiveInt, check_fields
+
+FOLDER = Path(__file__).with_name("suites")
+Kind = Literal["choices", "contexts", "answer", "continuation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """One task of a suite."""
+
+    name: str
+    """Of its metrics: `eval/NAME/acc`."""
+    file: str
+    """JSON lines in the data folder; `.gz` may follow."""
+    origin: str
+    """Which data set that is, for whoever lacks the file."""
+    kind: Kind
+    """choices: one of `choices` continues the prompt. contexts: `continuation` follows one of
+    `contexts`. answer: one of `answers` is generated, and the first one's likelihood measured.
+    continuation: the likelihood of `target`."""
+    prompt: str = ""
+    """Jinja template over a row's fields; empty with contexts."""
+    target: str = "{{continuation}}"
+    """Jinja template of what follows the prompt, for continuation."""
+    description: str = ""
+    """Text before everything else."""
+    shots: NonNegativeInt = 0
+    """Solved examples before the prompt."""
+    shots_file: str | None = None
+    """Where they come from, the first ones."""
+    shots_of: str | None = None
+    """Field that an example must share with the row (MMLU's subject)."""
+    max_tokens: PositiveInt = 24
+    """Tokens that are generated for an answer, at most."""
+    ignore_articles: bool = False
+    """Whether a, an and the are left out of answers before they are compared."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if bool(self.shots) != (self.shots_file is not None):
+            raise FieldError("shots_file", "must be given with shots, and only then", self.shots)
+        if (self.kind == "contexts") == bool(self.prompt):
+            raise FieldError("prompt", "must be given, except with kind contexts", self.prompt)
+
+    @property
+    def row_fields(self) -> frozenset[str]:
+        """Fields that a row must have."""
+        templates = self.prompt + (self.target if self.kind == "continuation" else "")
+        named = set(meta.find_undeclared_variables(Environment().parse(templates)))
+        if self.shots_of is not None:
+            named.add(self.shots_of)
+        own = {
+            "choices": {"choices", "label"},
+            "contexts": {"contexts", "continuation", "label"},
+            "answer": {"answers"},
+            "continuation": set[str](),
+        }
+        return frozenset(named | own[self.kind])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """Tasks that are evaluated together."""
+
+    name: str
+    about: str
+    """What it is for, one sentence."""
+    tasks: tuple[TaskSpec, ...] = field(repr=False)
+
+
+def names() -> list[str]:
+    """Return the names of the bundled suites."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> Suite:
+    """Return a bundled suite by its name, or one of a YAML file.
+
+    Raises:
+        ValueError: If there is none, or it is written wrongly; names file, task and field.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ValueError(
+            f"suite {name!r}: there are {', '.join(names())}; or give a YAML file of your own"
+        )
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        about, tasks = record["about"], record["tasks"]
+        specs = tuple(_task(task, values) for task, values in tasks.items())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML ({error})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: expected `about: text` and `tasks: {{NAME: {{file: …, kind: …}}}}` ({error})"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Suite(name=path.stem, about=str(about), tasks=specs)
+
+
+def _task(name: str, values: dict[str, Any]) -> TaskSpec:
+    known = [one.name for one in fields(TaskSpec) if one.name != "name"]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"{name}: no field {', '.join(unknown)}; there are {', '.join(known)}")
+    try:
+        return TaskSpec(name=name, **values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error

@@ -1,0 +1,107 @@
+"""Rows of task files, each checked against what its task reads."""
+
+import gzip
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from workloads.data.readers.lines import json_rows
+from workloads.data.readers.problems import DataError, Problems
+from workloads.evaluation.suite import Suite, TaskSpec
+
+Row = dict[str, Any]
+
+
+def require_files(suites: Iterable[Suite], folder: Path) -> None:
+    """Check that every file of the suites is in the folder.
+
+    Raises:
+        DataError: One line per missing file: which it is, and where it goes.
+    """
+    missing = {}
+    for suite in suites:
+        for task in suite.tasks:
+            for name in filter(None, (task.file, task.shots_file)):
+                if find(folder, name) is None:
+                    missing[name] = (
+                        f"{folder / name}: not there (nor {name}.gz), and suite {suite.name} needs "
+                        f"it: {task.origin}, one JSON object per line with "
+                        f"{', '.join(sorted(task.row_fields))}"
+                    )
+    if missing:
+        raise DataError(list(missing.values()))
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """Return the file of a name, plain or compressed; None if there is none."""
+    there = (path for path in (folder / name, folder / f"{name}.gz") if path.is_file())
+    return next(there, None)
+
+
+def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
+    """Return the rows of a file, with the fields that the task reads.
+
+    Args:
+        folder: Of all task files.
+        task: What must be in a row.
+        name: Of the file; that of the task, or of its examples.
+
+    Raises:
+        DataError: One line per bad row.
+    """
+    path = find(folder, name)
+    if path is None:
+        raise DataError([f"{folder / name}: not there"])
+    problems, rows = Problems(), []
+    _check_compression(path, problems)
+    wanted = sorted(task.row_fields)
+    if not problems.total:
+        for line, row in json_rows(path, problems):
+            wrong = _fault(row, task)
+            if wrong is None:
+                rows.append({key: row[key] for key in wanted})
+            else:
+                problems.add(path, line, *wrong)
+        if not rows and not problems.total:
+            problems.add(path, None, "holds no row", "take a complete download")
+    problems.raise_if_any()
+    return rows
+
+
+def _check_compression(path: Path, problems: Problems) -> None:
+    if path.suffix == ".gz" and path.stat().st_size:
+        try:
+            with gzip.open(path) as file:
+                file.read(1)
+        except gzip.BadGzipFile:
+            fix = f"rename it to {path.with_suffix('').name}"
+            problems.add(path, None, "is not compressed", fix)
+        except EOFError:
+            pass  # cut short, which the reader says with the line
+
+
+def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:
+    """Return what is wrong with a row and what to do; None if nothing is."""
+    absent = sorted(task.row_fields - row.keys())
+    if absent:
+        return f"has no {', '.join(absent)}", f"add it, task {task.name} reads it"
+    for field in ("choices", "contexts", "answers"):
+        if field in task.row_fields and not _texts(row[field]):
+            return f"{field} must be a list of texts, got {row[field]!r}", "correct it"
+    if "label" in task.row_fields:
+        options = row["choices" if task.kind == "choices" else "contexts"]
+        if len(options) < 2:
+            return f"has {len(options)} options, one cannot be chosen", "correct it"
+        label = row["label"]
+        if type(label) is not int or not 0 <= label < len(options):
+            return f"label must lie in 0..{len(options) - 1}, got {label!r}", "count from 0"
+    return None
+
+
+def _texts(value: Any) -> bool:
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and bool(value)
+        and all(isinstance(item, str) and item for item in value)
+    )
