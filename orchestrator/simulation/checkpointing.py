@@ -23,7 +23,7 @@ _SHORTEST_S, _LONGEST_S, _TRIED = 1.0, 1e7, 400
 """Intervals that are tried for the best: from and to, and how many."""
 
 
-class Progress(NamedTuple):
+class AttemptProgress(NamedTuple):
     """How far an attempt got, in seconds of training."""
 
     saved_s: float
@@ -52,15 +52,15 @@ class Checkpointing:
         n = math.ceil((work_s - self.every_s) / self.pause_s) if work_s > self.every_s else 0
         return self.restart_s + work_s + n * self.write_s
 
-    def progress(self, elapsed_s: float, work_s: float) -> Progress:
+    def progress(self, elapsed_s: float, work_s: float) -> AttemptProgress:
         """Return how far an attempt has got so long after its start."""
         training = max(0.0, elapsed_s - self.restart_s)
         first = self.every_s + self.write_s
         if training < first:
-            return Progress(0.0, min(training, self.every_s, work_s))
+            return AttemptProgress(0.0, min(training, self.every_s, work_s))
         n, rest = divmod(training - first, self.pause_s + self.write_s)
         saved = self.every_s + n * self.pause_s
-        return Progress(min(saved, work_s), min(saved + min(rest, self.pause_s), work_s))
+        return AttemptProgress(min(saved, work_s), min(saved + min(rest, self.pause_s), work_s))
 
 
 class CheckpointedWork(NamedTuple):
