@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from analysis import laws as laws
     from analysis.fitting import objective as objectives  # noqa: F401 - public by this name
+    from analysis.fitting.fit_file import load_fit as load_fit
     from analysis.fitting.fit_law import fit_law as fit_law
     from analysis.fitting.missing_run_sensitivity import fit_partial as fit_partial
     from analysis.fitting.model_selection import choose_law as choose_law
@@ -60,6 +61,7 @@ _MODULE_OF = {
     "histories": "loading.load",
     "law_named": "laws.registry",
     "load": "loading.load",
+    "load_fit": "fitting.fit_file",
     "multipliers": "scaling.compute_multiplier",
     "next_runs": "scaling.experimental_design",
     "save": "plotting.canvas",

@@ -32,7 +32,15 @@ from analysis.fitting.multistart import (
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, HoldOut, LawFit, inputs_of
-from analysis.loading.columns import LOSS_ADVICE, column, equal_rows, labels, numbers
+from analysis.loading.columns import (
+    LOSS_ADVICE,
+    HasTable,
+    as_columns,
+    column,
+    equal_rows,
+    labels,
+    numbers,
+)
 from analysis.loading.columns import Runs as Runs
 from analysis.loading.validation import (
     ALL_KINDS,
@@ -79,7 +87,7 @@ _DEFAULT = FitControls()
 
 def fit_law(
     law: Law | str,
-    runs: Runs,
+    runs: Runs | HasTable,
     *,
     outcome: str = "loss",
     columns: Mapping[str, str] | None = None,
@@ -96,6 +104,7 @@ def fit_law(
 
     Args:
         law: Of `analysis/laws`, or its name there.
+        runs: Columns, one row per run: a DataFrame, a dict, or what `analysis.load` returns.
         runs: Columns, one row per run.
         outcome: Column to explain; positive, unless the objective is in the outcome's own units.
         columns: The law's input names to the columns that hold them, where they differ.
@@ -116,37 +125,23 @@ def fit_law(
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
     """
-    law = as_law(law)
+    law, runs = as_law(law), as_columns(runs)
     objective = objective or law.default_objective
     data = _read(law, runs, outcome, columns, clusters, objective)
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     problem, found = _optimise(law, data, objective, controls)
-    without_numbers = _without_numbers(law, data, objective, outcome, level, found, warnings)
+    fit = _without_numbers(law, data, objective, outcome, level, found, warnings)
     if problem is None or found.theta is None:
-        return without_numbers
-
+        return fit
     drawn, note = _resample(problem, found, data, controls, n_draws=n_draws, seed=seed)
-    held, held_note = None, "not asked for"
-    if not isinstance(hold_out, bool) or hold_out:
-        few = min(n_draws, HOLD_OUT_DRAWS)
-        options = {"objective": objective, "n_draws": few, "seed": seed, "level": level}
-        held, held_note = _hold_out(law, data, hold_out, options)
-    # Rows were sorted for the optimiser; residuals go back to the order given.
-    residuals = (problem.values(found.theta[None, :])[0] - problem.y) * problem.y_unit
-    residuals = residuals[np.argsort(data.order)]
+    fit = _with_numbers(fit, problem, found, drawn, data, controls)
     if not warnings and "architectures" not in accept:
-        warnings = _check_groups(problem, found.theta, residuals, data, controls.rows)
-    levels = Levels.plain(level)
-    if controls.calibrate:
-        levels = levels_for(level, problem, found, drawn, data.labels[data.order])
-    return replace(
-        _with_numbers(without_numbers, problem, found, drawn, levels, residuals),
-        conditions=_conditions(law, runs, outcome, columns, data),
-        sentence=_with_warnings(found.sentence + note, warnings),
-        warnings=tuple(warnings),
-        hold_out=held,
-        hold_out_note=held_note,
-    )
+        warnings = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
+    options = {"objective": objective, "n_draws": n_draws, "seed": seed, "level": level}
+    held, held_note = _hold_out(law, data, hold_out, options)
+    sentence = _with_warnings(found.sentence + note, warnings)
+    fit = replace(fit, sentence=sentence, warnings=tuple(warnings))
+    return replace(fit, hold_out=held, hold_out_note=held_note)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,6 +156,8 @@ class _Data:
     """(n,): the same number for runs of equal inputs."""
     order: NDArray[np.int64]
     """(n,): sorts the rows, so that results do not depend on the order given."""
+    conditions: Mapping[str, Sequence[Any]]
+    """Columns that the law does not use and whose runs form groups."""
 
     @property
     def n_distinct(self) -> int:
@@ -196,19 +193,20 @@ def _read(
     places = equal_rows(*sizes)
     found = labels(runs, clusters, places)
     order = np.lexsort((found, y, *sizes[::-1]))
-    return _Data(inputs=inputs, y=y, labels=found, places=places, order=order)
+    used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
+    conditions = _conditions(runs, used, len(y))
+    return _Data(
+        inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
+    )
 
 
-def _conditions(
-    law: Law, runs: Runs, outcome: str, columns: Mapping[str, str] | None, data: _Data
-) -> Mapping[str, Sequence[Any]]:
-    """Return the columns of the table that the law does not use and whose runs form groups."""
-    used = {outcome, "seed", *SIZES, *((columns or {}).get(name, name) for name in law.inputs)}
+def _conditions(runs: Runs, used: Collection[str], n: int) -> Mapping[str, Sequence[Any]]:
+    """Return the columns, but those used, that sort the runs into a few groups."""
     found: dict[str, Sequence[Any]] = {}
     for name in runs:
-        if name not in used and np.shape(runs[name]) == data.y.shape:
+        if name not in used and np.shape(runs[name]) == (n,):
             values = tuple(str(value) for value in runs[name])
-            if 1 < len(set(values)) <= len(values) / 4:
+            if 1 < len(set(values)) <= n / 4:
                 found[str(name)] = values
     return MappingProxyType(found)
 
@@ -344,6 +342,7 @@ def _without_numbers(
         inputs=MappingProxyType(data.inputs),
         y=data.y,
         clusters=tuple(data.labels.tolist()),
+        conditions=data.conditions,
         objective_of=objective,
         level=level,
         levels=Levels.plain(level),
@@ -367,11 +366,17 @@ def _with_numbers(
     problem: LawProblem,
     found: Optimum,
     drawn: Draws,
-    levels: Levels,
-    residuals: Array,
+    data: _Data,
+    controls: FitControls,
 ) -> LawFit:
     """Return the fit with its numbers: fitted in scaled units, reported in those of the data."""
     assert found.theta is not None
+    # Rows were sorted for the optimiser; residuals go back to the order given.
+    residuals = (problem.values(found.theta[None, :])[0] - problem.y) * problem.y_unit
+    residuals = residuals[np.argsort(data.order)]
+    levels = fit.levels
+    if controls.calibrate:
+        levels = levels_for(fit.level, problem, found, drawn, data.labels[data.order])
     unit, draws = problem.y_unit, problem.unscale(drawn.theta)
     best = problem.unscale(found.theta[None, :])[0]
     objective = fit.objective_of
@@ -404,6 +409,8 @@ def _hold_out(
     options: Mapping[str, Any],
 ) -> tuple[HoldOut | None, str]:
     """Return the held-out runs with their predictions, and what was held out or why nothing was."""
+    if isinstance(held, bool) and not held:
+        return None, "not asked for"
     one_size = len(law.inputs) == 1
     kind = "sizes" if one_size else "configurations"
     groups = data.places if one_size else data.labels
@@ -436,7 +443,7 @@ def _hold_out(
         clusters=data.labels[~mask],
         hold_out=False,
         accept=ALL_KINDS,
-        **options,
+        **{**options, "n_draws": min(options["n_draws"], HOLD_OUT_DRAWS)},
     )
     if not fit.usable:
         return None, f"not possible: the smaller runs alone are {fit.status} ({fit.sentence})"

@@ -11,6 +11,8 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +79,17 @@ class Law(ABC):
     allow_singular = False
     """Whether a fit is usable when the runs do not tell its parameters apart: a curve can be well
     determined without them."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle a law of `analysis/laws` by its name."""
+        registered = importlib.import_module("analysis.laws.registry").all_laws()
+        if registered.get(self.name) is self:
+            return as_law, (self.name,)
+        return super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what else is pickled; views of dicts cannot be."""
+        return without_views(vars(self))
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -179,6 +192,11 @@ class Law(ABC):
         with np.errstate(over="ignore", under="ignore"):
             curve = np.exp(self.log_values(self.features(inputs), self.internal(flat)))
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
+
+
+def without_views(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes with dicts in place of read-only views, which cannot be pickled."""
+    return {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in state.items()}
 
 
 def as_law(law: Law | str) -> Law:

@@ -26,6 +26,7 @@ from analysis.fitting.fit_law import Runs, fit_law
 from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
+from analysis.loading.columns import HasTable, as_columns
 
 MOST_KEPT = 4
 """Candidates refitted with intervals."""
@@ -63,7 +64,7 @@ class LawChoice:
 
 
 def choose_law(
-    runs: Runs,
+    runs: Runs | HasTable,
     laws: Sequence[Law | str] | None = None,
     *,
     outcome: str = "loss",
@@ -85,6 +86,7 @@ def choose_law(
     Raises:
         ValueError: If no law has its columns, or none can be fitted and held out.
     """
+    runs = as_columns(runs)
     shared = {"outcome": outcome, "columns": columns, **options}
     candidates = _candidates(runs, laws, outcome, columns or {}, "objective" in options)
     fits = {
@@ -193,7 +195,7 @@ def _sentence(
 
 
 def compare_laws(
-    laws: Sequence[Law | str], runs: Runs, **options: Any
+    laws: Sequence[Law | str], runs: Runs | HasTable, **options: Any
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
     """Return one row per law, best hold-out first, and the fits by name.
 

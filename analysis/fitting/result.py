@@ -9,17 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.interval_calibration import Levels, widened
-from analysis.fitting.law import Law, LawProblem
+from analysis.fitting.law import Law, LawProblem, without_views
 from analysis.fitting.objective import Objective
 from analysis.fitting.verdict import FitVerdict, judge
 from analysis.loading.columns import column, numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Array = NDArray[np.float64]
 
@@ -140,9 +144,13 @@ class HoldOut:
         return float(np.mean([abs((self.predicted[i] - mean) / mean) for i, mean in self.sizes]))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LawFit:
-    """A law fitted to runs."""
+    """A law fitted to runs.
+
+    `print(fit.summary())` shows it, `fit.to_frame()` has its coefficients, `fit.save(path)` writes
+    it as JSON, which `analysis.load_fit(path)` reads.
+    """
 
     law: Law
     status: FitStatus
@@ -211,6 +219,40 @@ class LawFit:
     def verdict(self) -> FitVerdict:
         """What the fit is worth: adequate, doubtful, misfit or underdetermined, and why."""
         return judge(self)
+
+    def __repr__(self) -> str:
+        return f"<LawFit of {self.law.name}: {self.status}, {self.n_points} runs>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled."""
+        return without_views({k: v for k, v in vars(self).items() if k != "verdict"})
+
+    def _repr_html_(self) -> str:
+        from analysis.fitting.summary import summary_html
+
+        return summary_html(self)
+
+    def summary(self) -> str:
+        """Return the fit as text: the law, its coefficients with intervals, and the verdict."""
+        from analysis.fitting.summary import summary_text
+
+        return summary_text(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return one row per coefficient: value, low, high."""
+        from analysis.fitting.summary import coefficients
+
+        return coefficients(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the fit as JSON, with its runs and their hash; `load_fit` reads it.
+
+        Raises:
+            ValueError: If the law is not one of `analysis/laws` as it is.
+        """
+        from analysis.fitting.fit_file import save_fit
+
+        save_fit(self, Path(path))
 
     @property
     def usable(self) -> bool:

@@ -25,9 +25,6 @@ Array = NDArray[np.float64]
 P_MISFIT = 0.01
 """p-value of a lack-of-fit test from which on it counts."""
 
-P_UNEVEN = 0.02
-"""The same of residuals that change in size, which makes a fit doubtful only."""
-
 LARGE_ERROR = 0.75
 """Systematic error, in standard deviations of the noise, from which on a pattern is a misfit. A
 smaller one is said, and the verdict is doubtful."""
@@ -185,10 +182,10 @@ def _against(fit: "LawFit", found: LackOfFit | None) -> tuple[list[str], list[st
                 f"{_amount(fit, found.seed_noise)} (p {_p(found.seeds)})"
             )
             (large if found.scale >= 1.5 * found.seed_noise else small).append(text)
-        if found.spread <= P_UNEVEN:
+        if found.spread <= P_MISFIT:
             small.append(
                 f"residuals change in size along {inputs} (p {_p(found.spread)}), and intervals "
-                "take them as even; weight the runs (sigma=)"
+                "take them as even; leave out the noisiest sizes, or add seeds there"
             )
         for name, p in found.conditions.items():
             if p <= P_MISFIT:

@@ -204,4 +204,14 @@ def non_negative_squares(columns: Array, target: Array | float = 1.0) -> Array:
 
 def minus_log(name: str) -> Feature:
     """Return the feature of a size to a negative power."""
-    return lambda inputs: -np.log(inputs[name])
+    return _MinusLog(name)
+
+
+@dataclass(frozen=True)
+class _MinusLog:
+    """A class, not a function inside one: fits are pickled with their law."""
+
+    name: str
+
+    def __call__(self, inputs: Mapping[str, Array]) -> Array:
+        return np.asarray(-np.log(inputs[self.name]))

@@ -6,7 +6,7 @@ which column, which row, what it holds, what to do.
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,28 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Runs = Mapping[str, Any]
 """Columns of numbers, one row per run: a DataFrame, or a dict of lists."""
+
+
+class HasTable(Protocol):
+    """What `analysis.load` returns."""
+
+    table: Any
+
+
+def as_columns(runs: Runs | HasTable) -> Runs:
+    """Return the columns of runs: a table as it is, or the one that `analysis.load` read.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if hasattr(runs, "keys"):
+        return cast("Runs", runs)
+    if not hasattr(runs, "table"):
+        raise ValueError(
+            f"runs: must be a DataFrame, a dict of columns or what analysis.load returns, got "
+            f"{type(runs).__name__}"
+        )
+    return cast("Runs", runs.table)
 
 
 def column(runs: Runs, name: str) -> Any:
