@@ -89,10 +89,11 @@ class AttemptStarter:
         for trial_id, reason in decided.waits.items():
             state.trials[trial_id].wait = reason + suffix
         demands = {waiting.trial_id: waiting.demand for waiting in snapshot.waiting}
-        # Hundreds of starts take seconds; the rest waits for the next round.
-        started = False
+        # Hundreds of starts take seconds; the rest waits for the next round. What came before does
+        # not count: with ten thousand trials it takes seconds too, and nothing would ever start.
+        started, begun = False, state.clock()
         for placement in decided.placements:
-            if state.n_stops or state.clock() - now > STARTING_S:
+            if state.n_stops or state.clock() - begun > STARTING_S:
                 break
             trial, demand = state.trials[placement.trial_id], demands[placement.trial_id]
             if not shared.grant.allows(usage, gpus=demand.gpus):

@@ -24,10 +24,8 @@ from typing import Any
 import orchestrator
 from orchestrator.records.errors import StoreError
 from orchestrator.records.provenance import git_state
-from orchestrator.records.trial_dir import SweepDir, read_json, write_json
+from orchestrator.records.trial_dir import TEMPORARY_CODE, SweepDir, read_json, write_json
 
-TEMPORARY = ".tmp-"
-"""Prefix of a copy that is not complete."""
 COPIED = ("orchestrator", "workloads")
 """What controller and ranks import. Nothing else of a checkout runs during a sweep."""
 MUST_AGREE = ("torch", "triton", "numpy", "einops", "tokenizers")
@@ -38,7 +36,7 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
     """Copy the code into the sweep's folder, unless it is there; return the folder to import from.
 
     Args:
-        sweep: Whose submission.
+        sweep: Whose submission, under `locks.submitting`: that deletes copies of killed ones.
         source: Folder that holds the packages; default: where this very program was imported from.
 
     Raises:
@@ -47,7 +45,7 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
     source = source or Path(orchestrator.__file__).resolve().parent.parent
     folder = sweep.path.absolute() / "code"
     folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{TEMPORARY}{secrets.token_hex(4)}"
+    aside = folder / f"{TEMPORARY_CODE}{secrets.token_hex(4)}"
     aside.mkdir()
     try:
         for package in COPIED:

@@ -1,4 +1,4 @@
-"""Locks on sweeps and trials, which vanish with their holder.
+"""Locks on sweeps, submissions and trials, which vanish with their holder.
 
 A lock is a flock on a file, so that a SIGKILL releases it. Beside the sweep's lock, controller.json
 says who holds it, for people and for `memscale status`; it alone never decides. `liveness.py`
@@ -10,15 +10,24 @@ not answer for STALE_S checks that the sweep is still its own before it writes o
 
 import fcntl
 import os
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir, TrialDir, read_json, write_json
+from orchestrator.records.trial_dir import (
+    TEMPORARY_CODE,
+    SweepDir,
+    TrialDir,
+    read_json,
+    remove_temporary,
+    write_json,
+)
 
 LOCK_FILE = "controller.lock"
 HEARTBEAT_S = 1.0
@@ -195,6 +204,31 @@ def locked(file: Path, how: int = fcntl.LOCK_EX) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+@contextmanager
+def submitting(sweep: SweepDir, *, wait_s: float = 60.0) -> Iterator[None]:
+    """Hold the right to write the records of a submission; delete what killed ones left.
+
+    Raises:
+        BusyError: If another `memscale submit` writes them for longer than `wait_s` seconds.
+    """
+    sweep.path.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + wait_s
+    while (lock := locked(sweep.path / "submit.lock")) is None:
+        if time.monotonic() >= deadline:
+            raise BusyError(
+                f"sweep {sweep.name}: another `memscale submit` of it has been writing its records "
+                f"for {wait_s:.0f} s; see whether it hangs, or try again"
+            )
+        time.sleep(0.1)
+    try:
+        remove_temporary(sweep.path / "submissions")
+        for copy in (sweep.path / "code").glob(f"{TEMPORARY_CODE}*"):
+            shutil.rmtree(copy, ignore_errors=True)
+        yield
+    finally:
+        os.close(lock)
 
 
 class TrialLock:

@@ -4,6 +4,7 @@
       sweep.yaml                   the file as last submitted; of several files all of them
       sweep.inputs.json            its input files: where they lay, what they held
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
+      submit.lock                  flocked by `memscale submit` while it writes all these
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller, which
                                    holds a flock on controller.lock
@@ -42,6 +43,7 @@ Every JSON file is replaced atomically; a journal's torn last line is ignored by
 state is derived from these files: nothing is stored twice.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -109,12 +111,30 @@ def write_text(path: Path, text: str, *, durable: bool, private: bool = False) -
         raise
 
 
+def flush_file_system(folder: Path) -> None:
+    """Return when all that was written to the file system of a folder is on its disk.
+
+    For ten thousand files it takes seconds, an fsync of each minutes.
+    """
+    libc, handle = ctypes.CDLL(None, use_errno=True), os.open(folder, os.O_RDONLY)
+    try:
+        if libc.syncfs(handle) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(handle)
+
+
 _TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
 """What `write_json`, and a rank before it links its result, leave behind when they are killed."""
 
 
 WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
 """Files beside the controller's that the exporter, `memscale cancel` and `memscale retry` write."""
+
+
+TEMPORARY_CODE = ".tmp-"
+"""Prefix of a copy of the code that is not complete; `locks.submitting` protects it."""
 
 
 def remove_temporary(folder: Path, *, of: str | None = None, but: Collection[str] = ()) -> None:
@@ -269,13 +289,16 @@ class TrialDir:
         steps = (p.name.removeprefix("step-") for p in self.checkpoints.glob("step-*"))
         return max((int(step) for step in steps if step.isdigit()), default=0)
 
-    def create(self, spec: TrialSpec) -> None:
-        """Write spec.json. An existing one is replaced only in what is not part of the identity."""
+    def create(self, spec: TrialSpec, *, durable: bool = True) -> None:
+        """Write spec.json. An existing one is replaced only in what is not part of the identity.
+
+        `durable` is that of `write_json`.
+        """
         if spec.trial_id != self.trial_id:
             raise ValueError(
                 f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name"
             )
-        write_json(self.path / "spec.json", spec.to_json())
+        write_json(self.path / "spec.json", spec.to_json(), durable=durable)
 
     def spec(self) -> TrialSpec:
         """Return the trial's spec.
@@ -354,9 +377,9 @@ class TrialDir:
         """Whether somebody asked to cancel this trial."""
         return (self.path / "cancel.json").exists()
 
-    def request_cancel(self, by: str) -> None:
-        """Ask whoever runs this trial to stop it for good."""
-        write_json(self.path / "cancel.json", {"by": by})
+    def request_cancel(self, by: str, *, durable: bool = True) -> None:
+        """Ask whoever runs this trial to stop it for good. `durable` is that of `write_json`."""
+        write_json(self.path / "cancel.json", {"by": by}, durable=durable)
 
     def retry_request(self) -> dict[str, Any] | None:
         """Return retry.json, also of a request that was met since."""

@@ -18,9 +18,17 @@ from orchestrator.launchers.slurm import job_records
 from orchestrator.planning.pricing import Plan
 from orchestrator.records import code_snapshot, liveness
 from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.locks import submitting
 from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
-from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir, write_json, write_text
+from orchestrator.records.trial_dir import (
+    SweepDir,
+    TrialDir,
+    flush_file_system,
+    sweep_dir,
+    write_json,
+    write_text,
+)
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.submit.stop_signals import stop_signals
 from orchestrator.sweep.expansion import recorded_inputs
@@ -158,12 +166,17 @@ class Submission:
         refuse_if_busy(self.plan.snapshot)
         if self.address is not None and any(trial.to_train for trial in self.plan.trials):
             _ray("ray_connect").ping(self.address)
+        with submitting(sweep):
+            return self._write_records(sweep)
+
+    def _write_records(self, sweep: SweepDir) -> Mapping[str, Any]:
         code = code_snapshot.take(sweep)
         (sweep.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.readable:
             folder = sweep.trial(trial.spec.trial_id)
-            folder.create(trial.spec)
+            folder.create(trial.spec, durable=False)
             (folder.path / "cancel.json").unlink(missing_ok=True)
+        flush_file_system(sweep.path)
         self._write_sweep_file(sweep.path / "sweep.yaml")
         record: dict[str, Any] = {
             "submitted_at": time.time(),
@@ -323,7 +336,8 @@ def cancel(sweep: SweepDir, trials: Sequence[TrialDir], *, whole_sweep: bool) ->
     if whole_sweep and unfinished:
         write_json(sweep.path / "cancel.json", {"by": who})
     for trial in unfinished:
-        trial.request_cancel(who)
+        trial.request_cancel(who, durable=False)
+    flush_file_system(sweep.path)
     trial_ids = [trial.trial_id for trial in unfinished]
     job_records.cancel(sweep, trial_ids, whole_sweep=whole_sweep)
     return trial_ids

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 
 from orchestrator.control import attempt_exits, node_exclusion
+from orchestrator.control.attempt_starts import STARTING_S
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import NotPlaced, SharedUsage
 from orchestrator.control.loop import Controller
@@ -561,6 +562,19 @@ def test_second_stop_ends_them_at_once(world):
 
     assert [hard for _, _, hard in world.launcher.stops] == [False, True]
     assert world.end(trial)["outcome"] == "interrupted"
+
+
+def test_trials_start_even_if_looking_at_them_takes_longer_than_a_round_of_starts(world):
+    ids = [world.trial(seed) for seed in range(2)]
+    nodes = world.launcher.nodes
+
+    def slow_nodes():
+        world.now += 2 * STARTING_S
+        return nodes()
+
+    world.launcher.nodes = slow_nodes
+
+    assert world.run(*ids, script=finish(world, *ids)).complete
 
 
 def test_cancelled_trials_stop_for_good_and_the_others_go_on(world):

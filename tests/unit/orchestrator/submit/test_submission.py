@@ -103,6 +103,26 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
     assert seen["code"] == code
 
 
+def test_specs_are_flushed_together_before_a_submission_names_them(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = SweepDir(tmp_path / "runs" / "one")
+    flushed, synced = [], []
+
+    def flush(folder: Path) -> None:
+        flushed.append((folder, len(sweep.trials()), len(sweep.submissions())))
+
+    monkeypatch.setattr(submission, "flush_file_system", flush)
+    monkeypatch.setattr(
+        "os.fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+    )
+    Submission(plan=priced, runs=tmp_path / "runs").write_records(sweep)
+
+    assert flushed == [(sweep.path, len(priced.trials), 0)]
+    assert not [path for path in synced if "/trials/" in path]
+    assert [path for path in synced if "/submissions/" in path]
+
+
 def test_nothing_is_written_where_there_is_no_cluster(
     tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
