@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.control.terminal_text import printable
-from orchestrator.records import status_cache
+from orchestrator.records import status_cache, storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.liveness import is_alive, living
 from orchestrator.records.snapshot import TrialRecord
@@ -86,6 +86,8 @@ class SweepStatus:
     """Predicted seconds until nothing is left to do; None: not known."""
     updated_at: float
     """Seconds since 1970."""
+    full_disk: str = ""
+    """A sentence while the disk of the sweep is full: which folder, what is free, since when."""
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
@@ -176,6 +178,8 @@ def status_from_disk(
         time_left_s=live.get("time_left_s"),
         updated_at=now,
         excluded=tuple(excluded(sweep.excluded_nodes()).values()),
+        # A full disk takes no heartbeat: the last one says since when.
+        full_disk=storage_errors.full_disk(sweep.path, since=float(live.get("updated_at", now))),
     )
 
 

@@ -15,6 +15,7 @@ from orchestrator.control.status import (
     trial_status,
 )
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
+from orchestrator.records import storage_errors
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.status_cache import StatusCache, result_ns
@@ -34,6 +35,8 @@ class StatusPublisher:
         self._cache = StatusCache(state.sweep)
         self._labels: dict[str, str] = {}
         """What varies in the sweep, by trial id."""
+        self._full_since: float | None = None
+        """When the disk was first seen to be full, seconds since 1970; None: it is not."""
         self._last: SweepStatus | None = None
         """The status as last read."""
         self.final: dict[str, TrialStatus] = {}
@@ -105,6 +108,9 @@ class StatusPublisher:
 
     def _read(self) -> SweepStatus:
         state, own = self._state, ProcessId.own()
+        since = state.wall_clock() if self._full_since is None else self._full_since
+        full_disk = storage_errors.full_disk(state.sweep.path, since=since)
+        self._full_since = since if full_disk else None
         return SweepStatus(
             sweep=state.sweep.name,
             submission=state.submission,
@@ -119,6 +125,7 @@ class StatusPublisher:
             stopping=state.n_stops > 0,
             time_left_s=self._time_left_s(state.clock()),
             updated_at=state.wall_clock(),
+            full_disk=full_disk,
             excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
         )
 

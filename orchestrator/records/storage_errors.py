@@ -4,6 +4,7 @@ import errno
 import os
 import pwd
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def full_message(error: BaseException, *places: Path) -> str:
     place = min(named or places, key=free_bytes)
     what = "the disk quota is used up" if quota else "no space left on the disk"
     return f"{what} at {place}: {free_space_text(place)}; {full_advice(place)}"
+
+
+def full_disk(place: Path, *, since: float) -> str:
+    """Return a sentence for people if the disk of a folder is full, else an empty one.
+
+    Args:
+        place: The folder.
+        since: When it was first full, as far as is known, in seconds since 1970.
+    """
+    if free_bytes(place) >= LEAST_BYTES:
+        return ""
+    when = time.strftime("%F %T", time.localtime(since))
+    return (
+        f"the disk of {place} is full since about {when}: {free_space_text(place)}; "
+        f"{full_advice(place)}"
+    )
 
 
 def failing_message(error: BaseException, place: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
+from orchestrator.tracking import half_made_database
 from orchestrator.tracking.journal_reader import Point
 from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, SUBMISSION_KIND
 from orchestrator.tracking.tracking_uri import database_file, without_password
@@ -110,12 +111,17 @@ class TrackingClient:
             return
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
-
         with schema_lock(self.uri):
-            client = MlflowClient(tracking_uri=self.uri)
-            client.search_experiments(max_results=1)
-        self._opened = client
+            try:
+                self._opened = _connect(self.uri)
+            except Exception as error:
+                file = database_file(self.uri)
+                if file is None or not half_made_database.is_half_made(error):
+                    raise
+                if not half_made_database.empty(file):
+                    raise TrackerError(half_made_database.advice(file)) from error
+                LOG.warning("%s: its tables were half made, without a run; made anew", file)
+                self._opened = _connect(self.uri)
 
     @property
     def _client(self) -> Any:
@@ -269,6 +275,15 @@ def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
         token = page.token
         if not token:
             return
+
+
+def _connect(uri: str) -> Any:
+    """Return a client of MLflow whose store exists and answers."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    client.search_experiments(max_results=1)
+    return client
 
 
 @contextmanager

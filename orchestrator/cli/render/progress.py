@@ -91,6 +91,7 @@ def status_table(status: SweepStatus, *, rows: int = MOST_ROWS) -> RenderableTyp
         parts.append(Text(f"… and {len(trials) - rows} more ({hint})", style="dim"))
     parts += [Text(f"{n} {state.value}: {why}", style="dim") for (state, why), n in shared.items()]
     parts += [Text(sentence, style="yellow") for sentence in (*status.excluded, *status.unreadable)]
+    parts += [Text(sentence, style="red") for sentence in (status.full_disk,) if sentence]
     parts.append(totals_text(status))
     return Group(*parts)
 
@@ -190,13 +191,16 @@ class LiveSweep:
         if self._live:
             self._live.update(status_table(status, rows=MOST_ROWS))
             return
-        ended = tuple(
-            status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)
+        ended = (
+            *(status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)),
+            bool(status.full_disk),
         )
         now = time.monotonic()
         if ended != self._printed or now - self._printed_at >= QUIET_EVERY_S:
             self._printed, self._printed_at = ended, now
             self._console.print(totals_text(status))
+            if status.full_disk:
+                self._console.print(Text(status.full_disk, style="red"))
 
 
 def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableType:

@@ -17,6 +17,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.control.status import NO_CONTROLLER, status_from_disk
 from orchestrator.node.reporter import RankReporter
 from orchestrator.node.worker import write_error, write_result
+from orchestrator.records import storage_errors
 from orchestrator.records import trial_dir as trial_dir_module
 from orchestrator.records.errors import BusyError, ExperimentError
 from orchestrator.records.locks import ControllerLock
@@ -562,6 +563,29 @@ def test_second_stop_ends_them_at_once(world):
 
     assert [hard for _, _, hard in world.launcher.stops] == [False, True]
     assert world.end(trial)["outcome"] == "interrupted"
+
+
+def test_a_full_disk_is_told_while_everything_runs_and_since_when(world, monkeypatch):
+    trial, free, told = world.trial(0), [10**9], []
+    monkeypatch.setattr(storage_errors, "free_bytes", lambda place: free[0])
+
+    def script():
+        yield
+        for free[0] in (0, 0, 0, 10**9):
+            for _ in range(3):
+                yield
+            told.append((world.updates[-1].full_disk, status_from_disk(world.sweep).full_disk))
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+
+    since = {sentence.partition(": ")[0] for sentence, _ in told[:3]}
+    assert len(since) == 1, "since it was first seen to be full"
+    for sentence, elsewhere in told[:3]:
+        assert sentence.startswith(f"the disk of {world.sweep.path} is full since about 1970-01-01")
+        assert " free; free some there (`du -sh " in sentence
+        assert elsewhere.startswith(f"the disk of {world.sweep.path} is full since about ")
+    assert told[3] == ("", "")
 
 
 def test_trials_start_even_if_looking_at_them_takes_longer_than_a_round_of_starts(world):
