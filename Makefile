@@ -14,9 +14,11 @@ ONLY   ?=
 # Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
 SEED   := $(or $(SEED),$(shell date +%s))
 # Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make.
-# Integration tests come after the others; each has folders, ports and processes of its own.
+# Integration tests come after the others, and twice as many at once, because they mostly wait; each has folders,
+# ports and processes of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+TWICE  := -n $(shell expr 2 \* $(WORKERS))
 # Only files that hold some are read for them: reading all takes as long as a test.
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
@@ -45,9 +47,9 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
-test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about eight minutes)
+test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about five minutes)
 	$(PYTEST) -m "not integration and not long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(PYTEST) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) $(TWICE) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
 test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
 	$(PYTEST) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
@@ -56,7 +58,7 @@ test-long: $(STAMP)  ## What takes half a minute and more: all architectures by 
 
 test-all: $(STAMP)  ## Everything but GPU tests
 	$(PYTEST) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(PYTEST) -m "integration and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) $(TWICE) -m "integration and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
