@@ -6,7 +6,7 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,16 +139,21 @@ def make_plan(
         left_over=tuple(sorted(spec.trial_id for spec in left_over)),
         notes=(
             *(design_checks.notes([t.spec for t in planned] + left_over) if to_train else ()),
-            *(
-                f"{why}; this trial, which the file does not ask for, is set aside"
-                for trial_id, why in snapshot.unreadable.items()
-                if trial_id not in wanted
-            ),
+            *_set_aside(snapshot, wanted),
             *_not_causal(sweep.trials),
             *excluded(snapshot.excluded_nodes).values(),
         ),
         snapshot=snapshot,
     )
+
+
+def _set_aside(snapshot: SweepSnapshot, wanted: Collection[str]) -> list[str]:
+    """Return a sentence for each trial on disk that cannot be read and is not in the file."""
+    return [
+        f"{why}; this trial, which the file does not ask for, is set aside"
+        for trial_id, why in snapshot.unreadable.items()
+        if trial_id not in wanted
+    ]
 
 
 def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:

@@ -61,21 +61,32 @@ def resolve(
         found = []
         for index, path in enumerate(value if is_list else (value,)):
             place = _item(written.get(name, where), index if is_list else None)
-            record = recorded.get(str(path))
-            there = _candidates(str(path), folder, record)
-            located = next((p for p in there if record is None or _holds(p, record)), None)
-            if located is not None:
+            record, expected = recorded.get(str(path)), _expected(source, name)
+            located = _locate(str(path), folder, record, place=place, expected=expected)
+            if isinstance(located, Diagnostic):
+                wrong.append(located)
+            else:
                 places[str(path)] = located
                 found.append(located if isinstance(path, Path) else str(located))
-            elif there:
-                wrong.append(_changed(there[-1], place))
-            else:
-                expected = _expected(source, name)
-                wrong.append(_missing(str(path), folder, place=place, expected=expected))
         absolute[name] = tuple(found) if is_list else next(iter(found), value)
     if wrong:
         raise InvalidError(*wrong)
     source = dataclasses.replace(source, **absolute)
+    digests = _digests_of(source, written, where)
+    inputs = {
+        path: RecordedInput(paths=(place,), sha256=_place_sha256(place))
+        for path, place in places.items()
+    }
+    return InputFiles(source, digests, inputs)
+
+
+def _digests_of(source: Any, written: Mapping[str, YamlNode], where: YamlNode) -> dict[str, str]:
+    """Return the hash of every field that names files.
+
+    Raises:
+        InvalidError: If a file cannot be read.
+    """
+    wrong: list[Diagnostic] = []
     digests = {}
     for name, paths in source.files().items():
         several = list(paths) if isinstance(paths, list | tuple) else [paths]
@@ -90,11 +101,7 @@ def resolve(
             digests[name] = _combined([content_sha256(path) for path in several])
     if wrong:
         raise InvalidError(*wrong)
-    inputs = {
-        path: RecordedInput(paths=(place,), sha256=_place_sha256(place))
-        for path, place in places.items()
-    }
-    return InputFiles(source, digests, inputs)
+    return digests
 
 
 def content_sha256(path: Path) -> str:
@@ -121,6 +128,19 @@ def _item(place: YamlNode, index: int | None) -> YamlNode:
         return place
     item: YamlNode = place.content[index]
     return item
+
+
+def _locate(
+    path: str, folder: Path, record: RecordedInput | None, *, place: YamlNode, expected: str
+) -> Path | Diagnostic:
+    """Return the absolute path or glob that is meant, or why there is none."""
+    there = _candidates(path, folder, record)
+    for candidate in there:
+        if record is None or _holds(candidate, record):
+            return candidate
+    if there:
+        return _changed(there[-1], place)
+    return _missing(path, folder, place=place, expected=expected)
 
 
 def _candidates(path: str, folder: Path, record: RecordedInput | None) -> list[Path]:
