@@ -195,8 +195,8 @@ PriceText = Annotated[
 
 def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
     """Read sweep files, expand and price them, and check that their data are there."""
+    from orchestrator.planning import input_data, runtime_prior
     from orchestrator.planning import pricing as planning
-    from orchestrator.planning import runtime_prior
     from orchestrator.records.trial_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
@@ -205,7 +205,7 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
     snapshot = sweep_dir(runs, sweep.name).snapshot()
     measured = runtime_prior.measurements(runs, snapshot=snapshot)
     priced = planning.make_plan(sweep, snapshot, measured, gpus_there=gpus_there)
-    notes = planning.check_data(priced)
+    notes = input_data.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
 
 
@@ -228,6 +228,18 @@ def spent_text(sweep: "SweepDir", price: Any) -> str:
     from orchestrator.planning.price import spent_hours
 
     return f"spent so far: {price.text(spent_hours(sweep, price, now=time.time()))}"
+
+
+def prepare_data(priced: Any, runs: Path) -> None:
+    """Tokenise what the trials to train need, before they start; say how it goes."""
+    from orchestrator.planning import input_data
+
+    cache = (runs / "cache").absolute()
+    try:
+        input_data.prepare_data(priced, cache, lambda said: typer.echo(f"data: {said}", err=True))
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; submitting again goes on from here.", err=True)
+        raise typer.Exit(130) from None
 
 
 @contextmanager

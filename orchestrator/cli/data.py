@@ -1,6 +1,5 @@
 """Command `memscale data`: corpora to token shards."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -96,7 +95,7 @@ def prepare(
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("Interrupted; the same command goes on from here.", err=True)
-        sys.exit(130)
+        raise typer.Exit(130) from None
     _print(out, manifest)
 
 

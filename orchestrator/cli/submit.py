@@ -14,6 +14,7 @@ from orchestrator.cli.app import (
     TrackingUri,
     console_here,
     make_plan,
+    prepare_data,
     runs_option,
     verb,
 )
@@ -166,6 +167,7 @@ def submit(
         return
     priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
     _check_memory(priced, here=address is None)
+    prepare_data(priced, runs)
     try:
         request = submission.Submission(
             plan=priced,

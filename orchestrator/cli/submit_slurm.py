@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.cli.app import console_here, make_plan, names_option, runs_option
+from orchestrator.cli.app import console_here, make_plan, names_option, prepare_data, runs_option
 from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ def submit_to_slurm(
     commands.partition(request.partition)
     # What is here says nothing about the GPUs of the cluster.
     priced = make_plan(sweep_files, runs, gpus_there=True)
+    prepare_data(priced, runs)
     name, console = priced.sweep.name, console_here()
     submission = slurm_submission.SlurmSubmission(
         plan=priced, runs=runs, tracking_uri=tracking_uri, argv=tuple(sys.argv), request=request

@@ -20,7 +20,7 @@ from orchestrator.planning.runtime_prior import (
     predict_runtime,
 )
 from orchestrator.records import liveness
-from orchestrator.records.errors import ConfigError, ConfigProblem, StoreError
+from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import (
@@ -190,35 +190,6 @@ def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
         f"{name}{'' if n == trials[name] else f' ({n} of {trials[name]} trials)'}: not causal {why}"
         for (name, why), n in counts.items()
     )
-
-
-def check_data(plan: Plan) -> tuple[str, ...]:
-    """Read the input files of the trials to train, without tokenising; return their sources' notes.
-
-    Raises:
-        ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
-    """
-    sections = {
-        canonical_json(dict(t.spec.data)): (t.spec.data, file)
-        for t, file in zip(plan.trials, plan.sweep.files, strict=True)
-        if t.to_train
-    }
-    problems: list[ConfigProblem] = []
-    notes: list[str] = []
-    for section, file in sections.values():
-        fields = {key: value for key, value in section.items() if key != "source"}
-        config = registry.build_config(registry.data_source(str(section["source"])).Config, fields)
-        try:
-            # A generated source has no files and nothing to check.
-            getattr(config, "check", lambda log: None)(notes.append)
-        except ValueError as error:
-            problems += [
-                ConfigProblem(file=file, line=None, column=None, key="data", message=line, fix="")
-                for line in str(error).splitlines()
-            ]
-    if problems:
-        raise ConfigError(problems)
-    return tuple(dict.fromkeys(notes))
 
 
 def account(spec: TrialSpec) -> dict[str, float]:

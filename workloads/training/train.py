@@ -90,10 +90,11 @@ def run(
         if "metrics" in saved:
             return dict(saved["metrics"])
 
-        reporter.progress(saved["step"], config.steps, "data", {})
+        tell = partial(_preparing, reporter, saved["step"], config.steps)
         with stopwatch.on("data"):
+            tell("hashing the input files")
             require_unchanged(source.files(), job.data_sha256, job.cache)
-            corpus: Corpus = source.prepare(job.cache, LOG.info)
+            corpus: Corpus = source.prepare(job.cache, tell)
         model = materialise_model(
             partial(architecture.build, corpus.vocab_size),
             mesh,
@@ -126,6 +127,12 @@ def run(
             taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
         trainer = Trainer(job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch)
         return trainer.train()
+
+
+def _preparing(reporter: Reporter, step: int, steps: int, said: str) -> None:
+    """Log what preparing the data says. Each sentence is a sign of life: this is no hang."""
+    LOG.info(said)
+    reporter.progress(step, steps, "data", {})
 
 
 class Trainer:

@@ -1,8 +1,13 @@
-"""Reader of (subject, relation, object) facts from TSV or JSON-lines files."""
+"""Reader of facts from TSV, CSV or JSON-lines files.
 
+A row is one fact (subject, relation, object), or one subject with a relation in each column.
+"""
+
+import csv
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +28,18 @@ class FactColumns:
     relation: str | None
     """None: `relation_id` where there is such a column, else `relation`."""
     object: str
+    as_relations: tuple[str, ...] | None = None
+    """Columns that are relations, whose cells are objects, in place of `relation` and `object`. Empty
+    cells are no facts."""
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Columns that have to be there."""
+        if self.as_relations is not None:
+            return self.subject, *self.as_relations
+        return tuple(
+            name for name in (self.subject, self.relation, self.object) if name is not None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +61,7 @@ def read_facts(
     path: Path,
     *,
     columns: FactColumns,
-    layout: Literal["auto", "tsv", "jsonl"],
+    layout: Literal["auto", "tsv", "csv", "jsonl"],
     problems: Problems,
 ) -> tuple[list[Fact], int]:
     """Return the facts of a file in its order, and how many rows were merged into an earlier one.
@@ -54,13 +71,14 @@ def read_facts(
     """
     if layout == "auto":
         layout = _guess_layout(path)
-    rows = _tsv_rows(path, columns, problems) if layout == "tsv" else json_rows(path, problems)
+    if layout == "jsonl":
+        rows = json_rows(path, problems)
+    else:
+        rows = _table_rows(path, columns, problems, quoted=layout == "csv")
+    read = _facts_of_entity if columns.as_relations is not None else _fact_of_row
     facts: dict[tuple[str, str], Fact] = {}
     n_rows = 0
-    for line, row in rows:
-        fact = _fact(row, columns, path, line, problems)
-        if fact is None:
-            continue
+    for fact in (f for line, row in rows for f in read(row, columns, path, line, problems)):
         n_rows += 1
         known = facts.get((fact.subject, fact.relation))
         if known is None:
@@ -73,55 +91,116 @@ def read_facts(
     return list(facts.values()), n_rows - len(facts)
 
 
+def guessing_share(facts: Sequence[Fact]) -> float:
+    """Return the share of facts answered by always guessing a relation's most common object."""
+    objects: dict[str, Counter[str]] = {}
+    for fact in facts:
+        objects.setdefault(fact.relation, Counter())[fact.answers[0]] += 1
+    best = sum(counts.most_common(1)[0][1] for counts in objects.values())
+    return best / len(facts) if facts else 0.0
+
+
 def unit_hash(text: str, purpose: str) -> float:
     """Return a hash in [0, 1) of two texts, to split subjects and sample facts."""
     digest = hashlib.blake2b(f"{purpose}\0{text}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _guess_layout(path: Path) -> Literal["tsv", "jsonl"]:
-    return "jsonl" if file_format(path) in ("jsonl", "json", "ndjson") else "tsv"
+def _guess_layout(path: Path) -> Literal["tsv", "csv", "jsonl"]:
+    kind = file_format(path)
+    if kind in ("jsonl", "json", "ndjson"):
+        return "jsonl"
+    return "csv" if kind == "csv" else "tsv"
 
 
-def _tsv_rows(
-    path: Path, columns: FactColumns, problems: Problems
+def _table_rows(
+    path: Path, columns: FactColumns, problems: Problems, *, quoted: bool
 ) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a table: commas and quotes, or tabs that nothing protects."""
     lines = numbered_lines(path, problems)
-    _, header_text = next(lines, (0, None))
-    if header_text is None:
+    cells_of = _csv_cells(lines) if quoted else ((n, text.split("\t")) for n, text in lines)
+    _, header = next(cells_of, (0, None))
+    if header is None:
         return  # empty or unreadable: reported by the caller or by the lines
-    header = header_text.split("\t")
-    wanted = (columns.subject, columns.relation, columns.object)
-    missing = [name for name in wanted if name is not None and name not in header]
-    if columns.relation is None and not {"relation_id", "relation"} & set(header):
+    if quoted and len(header) == 1 and "\t" in header[0]:
+        # Tabs under a name that ends in .csv.
+        header = header[0].split("\t")
+        cells_of = ((n, text.split("\t")) for n, text in lines)
+    missing = [name for name in columns.wanted if name not in header]
+    melted = columns.as_relations is None and columns.relation is None
+    if melted and not {"relation_id", "relation"} & set(header):
         missing.append("relation_id or relation")
     if missing:
         problems.add(
             path,
             1,
             f"the header has no column {', '.join(missing)}; it has {', '.join(map(repr, header))}",
-            "separate columns with tabs, or name yours in data.subject_column, "
-            "data.relation_column and data.object_column",
+            f"separate columns with {'commas' if quoted else 'tabs'}, or name yours in "
+            "data.subject_column, data.relation_column and data.object_column; where columns are "
+            "relations, name them in data.columns_as_relations",
         )
         return
-    for line, text in lines:
-        if not text.strip():
+    for line, cells in cells_of:
+        if not any(cell.strip() for cell in cells):
             continue
-        cells = text.split("\t")
         if len(cells) != len(header):
             problems.add(
                 path,
                 line,
                 f"has {len(cells)} columns, the header has {len(header)}",
-                "separate columns with single tabs; quotes do not protect a tab",
+                "put quotes around cells that hold a comma"
+                if quoted
+                else "separate columns with single tabs; quotes do not protect a tab",
             )
             continue
         yield line, dict(zip(header, cells, strict=True))
 
 
-def _fact(
+def _csv_cells(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line on which a row ends, cells); a quoted cell may hold line ends."""
+    at = [0]
+
+    def texts() -> Iterator[str]:
+        for at[0], text in lines:
+            yield text + "\n"
+
+    for cells in csv.reader(texts()):
+        yield at[0], cells
+
+
+def _facts_of_entity(
     row: Mapping[str, Any], columns: FactColumns, path: Path, line: int, problems: Problems
-) -> Fact | None:
+) -> list[Fact]:
+    """Return the facts of a row that holds a subject and a relation in each column."""
+    relations = columns.as_relations or ()
+    subject = row.get(columns.subject)
+    if not isinstance(subject, str) or not subject.strip():
+        problems.add(path, line, f"{columns.subject} is empty or missing", "fill it in")
+        return []
+    facts = []
+    for name in relations:
+        value = row.get(name)
+        if value is None or value == "":
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            problems.add(path, line, f"{name} must be text, got {value!r}", "correct it")
+        elif str(value).strip():
+            facts.append(
+                Fact(
+                    subject=subject.strip(),
+                    relation=name,
+                    relation_name=name.replace("_", " "),
+                    answers=(str(value).strip(),),
+                    split=None,
+                )
+            )
+    return facts
+
+
+def _fact_of_row(
+    row: Mapping[str, Any], columns: FactColumns, path: Path, line: int, problems: Problems
+) -> list[Fact]:
+    """Return the fact of a row, none after noting what is wrong with it."""
     relation_column = columns.relation or ("relation_id" if "relation_id" in row else "relation")
     wanted = (columns.subject, relation_column, columns.object)
     missing = [name for name in wanted if name not in row]
@@ -133,7 +212,7 @@ def _fact(
             "give every row these fields, or name yours in data.subject_column, "
             "data.relation_column and data.object_column",
         )
-        return None
+        return []
     cells = {}
     for name in wanted:
         value = row[name]
@@ -144,21 +223,23 @@ def _fact(
         else:
             cells[name] = str(value).strip()
     if len(cells) < len(set(wanted)):
-        return None
+        return []
     answers = _answers(row, cells[columns.object], path, line, problems)
     split = row.get("qa_split") or None
     if split is not None and split not in _SPLITS:
         problems.add(
             path, line, f"qa_split must be qa_train or qa_test, got {split!r}", "correct it"
         )
-        return None
-    return Fact(
-        subject=cells[columns.subject],
-        relation=cells[relation_column],
-        relation_name=str(row.get("relation") or cells[relation_column]),
-        answers=answers,
-        split=split,
-    )
+        return []
+    return [
+        Fact(
+            subject=cells[columns.subject],
+            relation=cells[relation_column],
+            relation_name=str(row.get("relation") or cells[relation_column]),
+            answers=answers,
+            split=split,
+        )
+    ]
 
 
 def _answers(

@@ -31,6 +31,8 @@ from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _CACHE_VERSION = 1
 _CHECKED_DOCUMENTS = 1_000
+_TELL_EVERY_BYTES = 1 << 28
+"""Of a first reading: a sign of life every few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,10 +262,13 @@ def _scan(config: Config, folder: Path, log: Callable[[str], None]) -> _Scan:
     if record.exists():
         return _Scan(**json.loads(record.read_text()))
     problems, scan = Problems(), _Scan()
-    lowest, below = 1.0, 0
+    lowest, below, told = 1.0, 0, 0
     for text, place in _train_documents(config, problems):
         scan.n_documents += 1
         scan.n_bytes += len(text.encode())
+        if scan.n_bytes - told >= _TELL_EVERY_BYTES:
+            told = scan.n_bytes
+            log(f"read {scan.n_bytes / 1e6:,.0f} MB of text")
         lowest = min(lowest, place)
         below += place < config.valid_share
     paths = expand(config.path)

@@ -27,7 +27,14 @@ from workloads.data.facts.documents import (
     tokens_per_epoch,
 )
 from workloads.data.facts.probes import probe_sets
-from workloads.data.facts.table import QA_TRAIN, Fact, FactColumns, read_facts, unit_hash
+from workloads.data.facts.table import (
+    QA_TRAIN,
+    Fact,
+    FactColumns,
+    guessing_share,
+    read_facts,
+    unit_hash,
+)
 from workloads.data.facts.templates import RelationWordings, generic_wordings, read_wordings
 from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces
 from workloads.data.file_hashes import require_still
@@ -38,6 +45,8 @@ from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 
 _CACHE_VERSION = 1
 _CHECKED_STATEMENTS = 500
+_TOLD_GUESSING = 0.1
+"""Recall of constant guessing from which on the plan mentions it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +54,8 @@ class Config:
     """Which facts, in which words, in which tokens."""
 
     FORMAT: ClassVar[str] = (
-        "a tab-separated file (plain or .gz, no quoting) with a header, or one JSON object per "
-        "line, with "
-        "subject, relation and object, e.g.\n"
+        "a table with a header (tabs without quoting, or .csv), or one JSON object per line, plain "
+        "or compressed, with subject, relation and object, e.g.\n"
         "  subject<TAB>relation<TAB>object\n"
         "  Marie Curie<TAB>place of birth<TAB>Warsaw"
     )
@@ -68,12 +76,15 @@ class Config:
     templates: str | None = None
     """JSON: relation id -> {relation, train_statements, heldout_statements, questions} with {s} and
     {o}. None makes plain wordings from each relation's name."""
-    format: Literal["auto", "tsv", "jsonl"] = "auto"
+    format: Literal["auto", "tsv", "csv", "jsonl"] = "auto"
     """auto goes by the extension."""
     subject_column: str = "subject"
     relation_column: str | None = None
     """None: relation_id where there is one, else relation."""
     object_column: str = "object"
+    columns_as_relations: tuple[str, ...] | None = None
+    """Of a table with one row per subject: the columns that are relations, whose empty cells are no
+    facts. None: each row is one fact."""
     relations: tuple[str, ...] | None = None
     """Identifiers or names of the relations to keep; None keeps all."""
     max_facts: PositiveInt | None = None
@@ -100,6 +111,16 @@ class Config:
         if self.relations is not None and not self.relations:
             rule = "must name at least one relation or be null"
             raise FieldError("relations", rule, [])
+        if self.columns_as_relations is None:
+            return
+        if not self.columns_as_relations or self.subject_column in self.columns_as_relations:
+            rule = "must name columns, and not that of the subject"
+            raise FieldError("columns_as_relations", rule, list(self.columns_as_relations))
+        for name, default in (("relation_column", None), ("object_column", "object")):
+            if getattr(self, name) != default:
+                rule = "belongs to tables with one fact per row"
+                fix = "drop it, or columns_as_relations"
+                raise FieldError(name, rule, fix=fix, others=("columns_as_relations",))
 
     def files(self) -> dict[str, Path | tuple[Path, ...]]:
         """Return the input files by field."""
@@ -212,6 +233,7 @@ def _read(
         subject=config.subject_column,
         relation=config.relation_column,
         object=config.object_column,
+        as_relations=config.columns_as_relations,
     )
     facts, n_merged = read_facts(path, columns=columns, layout=config.format, problems=problems)
     if n_merged:
@@ -241,6 +263,12 @@ def _read(
             if bare and not problems.total:
                 log(f"{templates.name}: no {name} wordings for {', '.join(bare)}; not probed there")
     problems.raise_if_any()
+    guessed = guessing_share(facts)
+    if guessed >= _TOLD_GUESSING:
+        log(
+            f"{path.name}: always guessing a relation's most common object is right for "
+            f"{guessed:.0%} of the facts; recall up to that needs no stored bits"
+        )
     return facts, wordings
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.control import node_exclusion
-from orchestrator.planning.pricing import account, check_data, make_plan, why_new
+from orchestrator.planning.pricing import account, make_plan, why_new
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.errors import ConfigError
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.submit.submission import Submission
@@ -215,25 +214,6 @@ def test_an_architecture_that_looks_ahead_is_noted_once(loaded, sweep):
     assert make_plan(
         dataclasses.replace(loaded, trials=trials), sweep.snapshot(), MEASURED
     ).notes == ("dense: not causal in training: experts choose among all tokens of the batch",)
-
-
-def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
-    for name in ("good", "bad"):
-        (tmp_path / f"{name}.tsv").write_text(
-            "subject\trelation\tobject\nAda\tborn in\tLondon\n" if name == "good" else "no tabs\n",
-            encoding="utf-8",
-        )
-        text = SWEEP.replace(
-            "source: biographies, n_people: 100, style: compact",
-            f"source: triples, path: {name}.tsv, vocab_size: 300",
-        )
-        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
-    two = load_sweep([tmp_path / "good.yaml", tmp_path / "bad.yaml"])
-
-    with pytest.raises(ConfigError) as caught:
-        check_data(make_plan(two, SweepDir(tmp_path / "runs").snapshot(), MEASURED))
-
-    assert {problem.file.name for problem in caught.value.problems} == {"bad.yaml"}
 
 
 def test_trials_that_differ_in_their_shards_only_are_priced_apart(loaded, sweep):

@@ -106,3 +106,28 @@ def test_hashes_follow_the_content_and_are_remembered(tmp_path):
     assert content_sha256(file, cache) == expected
     file.write_bytes(b"abcd")
     assert content_sha256(file, cache) != expected
+
+
+def test_a_resumable_build_finds_what_an_earlier_one_left(tmp_path):
+    def fail(folder):
+        (folder / "half").write_text("1")
+        raise OSError("killed")
+
+    with pytest.raises(OSError, match="killed"):
+        cached_folder(tmp_path, "key", fail, resumable=True)
+    assert not (tmp_path / "key").exists()
+    found = []
+    folder = cached_folder(
+        tmp_path, "key", lambda f: found.extend(p.name for p in f.iterdir()), resumable=True
+    )
+    assert found == ["half"]
+    assert [p.name for p in folder.iterdir()] == ["half"]
+
+
+def test_wrong_data_leave_nothing_to_resume(tmp_path):
+    def refuse(folder):
+        raise ValueError("bad data")
+
+    with pytest.raises(ValueError, match="bad data"):
+        cached_folder(tmp_path, "key", refuse, resumable=True)
+    assert not list(tmp_path.glob("key.partial"))

@@ -330,7 +330,9 @@ def test_missing_files_are_named_with_the_expected_format(files, cache):
     with pytest.raises(DataError) as caught:
         config.prepare(cache)
     first, second = caught.value.problems
-    assert first.startswith("data.path: nowhere.tsv does not exist; expected: a tab-separated file")
+    assert first.startswith(
+        "data.path: nowhere.tsv does not exist; expected: a table with a header"
+    )
     assert "Marie Curie<TAB>place of birth<TAB>Warsaw" in first
     assert second.startswith("data.templates: neither.json does not exist")
 
@@ -387,3 +389,26 @@ def test_every_fact_of_an_unseen_subject_is_held_out(files, cache):
 
     assert all(len(stated) == 1 for stated in by_subject.values()), by_subject
     assert 5 < sum(stated == {False} for stated in by_subject.values()) < N_SUBJECTS - 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"relation_column": "r"}, "relation_column belongs to tables with one fact per row"),
+        ({"object_column": "o"}, "object_column belongs to tables with one fact per row"),
+        ({"subject_column": "born"}, "must name columns, and not that of the subject"),
+    ],
+)
+def test_columns_as_relations_exclude_columns_of_melted_tables(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Config(path="people.csv", columns_as_relations=("born", "party"), **fields)
+
+
+def test_the_plan_says_how_far_guessing_gets(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("name,sex,born\n" + "".join(f"P{i},f,{1900 + i}\n" for i in range(10)))
+    said = []
+    Config(
+        path=str(path), subject_column="name", columns_as_relations=("sex", "born"), vocab_size=300
+    ).check(said.append)
+    assert any("is right for 55% of the facts" in sentence for sentence in said)

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from workloads.data.facts.table import FactColumns, read_facts, unit_hash
+from workloads.data.facts.table import FactColumns, guessing_share, read_facts, unit_hash
 from workloads.data.readers.problems import DataError, Problems
 
 DEFAULT = FactColumns(subject="subject", relation=None, object="object")
@@ -129,7 +129,8 @@ def test_a_wrong_header_is_one_mistake_that_shows_the_header(tmp_path):
     assert only == (
         "f.tsv:1: the header has no column subject, object, relation_id or relation; it has "
         "'subject,relation,object'; separate columns with tabs, or name yours in "
-        "data.subject_column, data.relation_column and data.object_column"
+        "data.subject_column, data.relation_column and data.object_column; where columns are "
+        "relations, name them in data.columns_as_relations"
     )
 
 
@@ -164,3 +165,51 @@ def test_hashes_are_spread_and_independent_of_other_purposes():
     assert 0.45 < sum(x < 0.5 for x in a) / 2_000 < 0.55
     assert 0.45 < sum((x < 0.5) == (y < 0.5) for x, y in zip(a, b, strict=True)) / 2_000 < 0.55
     assert unit_hash("x", "a") == unit_hash("x", "a")
+
+
+WIDE = FactColumns(
+    subject="name", relation=None, object="object", as_relations=("born_in", "party")
+)
+
+
+@pytest.mark.parametrize("name", ["people.csv", "people.tsv", "tabs.csv", "people.jsonl"])
+def test_an_entity_table_gives_the_facts_of_its_melted_form(tmp_path, name):
+    rows = [("Ann Lee", "Oslo", "Green"), ("Bo", "Rome", ""), ("Cy", "Oslo", "Red")]
+    path, melted = tmp_path / name, tmp_path / "melted.tsv"
+    header = ("name", "born_in", "party")
+    if name == "people.jsonl":
+        texts = [json.dumps(dict(zip(header, row, strict=True))) for row in rows]
+    else:
+        texts = [("," if name == "people.csv" else "\t").join(row) for row in (header, *rows)]
+    path.write_text("\n".join(texts))
+    triples = [(r[0], n, v) for r in rows for n, v in zip(header[1:], r[1:], strict=True) if v]
+    melted.write_text("\n".join(map("\t".join, [("subject", "relation", "object"), *triples])))
+
+    facts, merged = read(path, columns=WIDE)
+
+    expected, _ = read(melted)
+    assert [(f.subject, f.relation, f.answers) for f in facts] == [
+        (f.subject, f.relation, f.answers) for f in expected
+    ]
+    assert {f.relation_name for f in facts} == {"born in", "party"}
+    assert merged == 0
+    assert guessing_share(facts) == pytest.approx((2 + 1) / 5)
+
+
+def test_quoted_cells_hold_commas_and_line_ends_and_mistakes_have_their_line(tmp_path):
+    path = tmp_path / "p.csv"
+    path.write_text('name,born_in,party\n"Lee, Ann","Oslo,\nNorway",Green\n')
+    (born, party), _ = read(path, columns=WIDE)
+    assert (born.subject, born.answers, party.answers) == (
+        "Lee, Ann",
+        ("Oslo,\nNorway",),
+        ("Green",),
+    )
+    path.write_text("name,born_in,party\nAnn,Oslo,Green\n,Rome,Red\nBo,Rome\n")
+    assert mistakes(path, columns=WIDE) == [
+        "p.csv:3: name is empty or missing; fill it in",
+        "p.csv:4: has 2 columns, the header has 3; put quotes around cells that hold a comma",
+    ]
+    path.write_text("name,party\nAnn,Green\n")
+    (mistake,) = mistakes(path, columns=WIDE)
+    assert mistake.startswith("p.csv:1: the header has no column born_in; it has 'name', 'party';")

@@ -1,0 +1,59 @@
+import json
+
+import pytest
+
+from orchestrator.planning.input_data import check_data, prepare_data
+from orchestrator.planning.pricing import make_plan
+from orchestrator.records.errors import ConfigError
+from orchestrator.records.trial_dir import SweepDir
+from orchestrator.sweep.load import load_sweep
+
+SWEEP = """
+name: small
+data: {%s}
+train: {tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}
+model: {architecture: dense}
+trials: [{grid: {model.preset: [d16, d24]}}]
+"""
+
+
+def planned(tmp_path, **data_of_files):
+    files = []
+    for name, data in data_of_files.items():
+        files.append(tmp_path / f"{name}.yaml")
+        files[-1].write_text(SWEEP % data, encoding="utf-8")
+    return make_plan(load_sweep(files), SweepDir(tmp_path / "runs").snapshot(), ())
+
+
+def test_an_input_file_is_blamed_on_the_sweep_file_that_names_it(tmp_path):
+    (tmp_path / "good.tsv").write_text("subject\trelation\tobject\nAda\tborn in\tLondon\n")
+    (tmp_path / "bad.tsv").write_text("no tabs\n")
+    plan = planned(
+        tmp_path,
+        good="source: triples, path: good.tsv, vocab_size: 300",
+        bad="source: triples, path: bad.tsv, vocab_size: 300",
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_data(plan)
+    assert {problem.file.name for problem in caught.value.problems} == {"bad.yaml"}
+    with pytest.raises(ConfigError, match=r"bad\.tsv:1: the header has no column"):
+        prepare_data(plan, tmp_path / "cache", lambda said: None)
+
+
+def test_text_is_tokenised_once_before_any_trial(tmp_path):
+    rows = [json.dumps({"text": f"Document {i} says {i * i}."}) + "\n" for i in range(50)]
+    (tmp_path / "corpus.jsonl").write_text("".join(rows))
+    plan = planned(
+        tmp_path, text="source: text, path: corpus.jsonl, valid_share: 0.2, vocab_size: 300"
+    )
+    first, again = [], []
+    prepare_data(plan, tmp_path / "cache", first.append)
+    prepare_data(plan, tmp_path / "cache", again.append)
+    assert [said.split()[0] for said in first] == ["50", "training", first[-1].split()[0]]
+    assert again == first[-1:]
+    assert len(list((tmp_path / "cache").glob("text-*/train-00000.bin"))) == 1
+
+
+def test_generated_data_need_nothing(tmp_path):
+    plan = planned(tmp_path, people="source: biographies, n_people: 100, style: compact")
+    prepare_data(plan, tmp_path / "cache", pytest.fail)
