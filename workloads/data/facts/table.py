@@ -29,8 +29,8 @@ class FactColumns:
     """None: `relation_id` where there is such a column, else `relation`."""
     object: str
     as_relations: tuple[str, ...] | None = None
-    """Columns that are relations, whose cells are objects, in place of `relation` and `object`. Empty
-    cells are no facts."""
+    """Columns that are relations, in place of `relation` and `object`; their cells are objects, and
+    empty cells no facts."""
 
     @property
     def wanted(self) -> tuple[str, ...]:
