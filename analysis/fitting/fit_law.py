@@ -304,7 +304,9 @@ def _check_table(
                 active = numbers(runs, "active_params", zero=True)
             found.append(check_flops(flops.astype(np.float64), active, inputs["tokens"], rows=rows))
     if "architecture" in runs and "group" not in inputs:
-        found.append(check_architecture_names(list(column(runs, "architecture"))))
+        told_by = [values for name, values in inputs.items() if name not in (*SIZES, "x")]
+        kinds = list(column(runs, "architecture"))
+        found.append(check_architecture_names(kinds, told_by, has_experts="experts" in runs))
     return [w.sentence for w in found if w is not None and w.kind not in accept]
 
 

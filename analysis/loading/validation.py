@@ -254,12 +254,30 @@ def check_mixture(
     return _two_groups(np.flatnonzero(found.upper[places]), len(residuals), found.offset, rows)
 
 
-def check_architecture_names(architectures: Sequence[Any]) -> DataWarning | None:
-    """Return a warning if runs of several named architectures would be fitted as one, else None."""
+def check_architecture_names(
+    architectures: Sequence[Any],
+    told_by: Sequence[NDArray[Any]] = (),
+    *,
+    has_experts: bool = False,
+) -> DataWarning | None:
+    """Return a warning if runs of several named architectures would be fitted as one, else None.
+
+    Args:
+        architectures: Names (n,).
+        told_by: Inputs of the law that are no sizes, as experts (n,). If each of their values is of
+            one architecture, the law tells architectures apart.
+        has_experts: Whether the table says how many experts its runs have.
+    """
     names = [str(a) for a in architectures]
     kinds = list(dict.fromkeys(names))
-    if len(kinds) < 2:
+    marks = list(zip(*(values.tolist() for values in told_by), strict=True)) or [()] * len(names)
+    if len(kinds) < 2 or len(set(marks)) == len(set(zip(marks, names, strict=True))):
         return None
+    together = (
+        "a law of experts, analysis.laws.law_named('routed_joint')"
+        if has_experts
+        else "analysis.laws.shared_coefficients.SharedCoefficients"
+    )
     other = names.index(kinds[1])
     shown = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
     return DataWarning(
@@ -267,8 +285,7 @@ def check_architecture_names(architectures: Sequence[Any]) -> DataWarning | None
         column="architecture",
         rows=(other,),
         sentence=f"the runs are of {len(kinds)} architectures ({shown}; "
-        f"row {other} is the first of {kinds[1]}); fit each on its own, or all with "
-        "analysis.laws.shared_coefficients.SharedCoefficients",
+        f"row {other} is the first of {kinds[1]}); fit each on its own, or all with {together}",
     )
 
 

@@ -1,8 +1,8 @@
 """Per-architecture scaling laws: a law of the loss for each, and what its sizes cost.
 
-    laws = analysis.fit_families(runs.table)                        # one Chinchilla law each
-    laws = analysis.fit_families(runs.table, shared=("E", "B", "beta"))
-    laws = analysis.fit_families(runs.table, law=analysis.laws.law_named("sparse_effective"))
+    laws = analysis.fit_families(runs)                              # one Chinchilla law each
+    laws = analysis.fit_families(runs, shared=("E", "B", "beta"))
+    laws = analysis.fit_families(runs, law=analysis.laws.law_named("sparse_effective"))
 
 Multipliers, the frontier and the next runs are functions of these laws; their bands are the same
 functions over the draws. A draw resamples the configurations of every architecture, seeds
@@ -228,14 +228,12 @@ def fit_families(
     fitted to the runs of all architectures at once.
 
     Args:
-        runs: Columns, one row per run.
+        runs: Of `analysis.load`, or columns with one row per run.
         law: Of a model's size, of tokens, of memory, or some of them.
         outcome: Column that falls with size.
         architecture: Column that names the architecture.
-        columns: The law's input names to the columns that hold them, where they differ from
-            `analysis.scaling.run_columns.COLUMNS`.
-        clusters: Column that names the configuration; `configuration` if there, else runs of equal
-            inputs are one.
+        columns: The law's input names to columns, where not of `run_columns.COLUMNS`.
+        clusters: Column of the configuration; `configuration` if there, else equal inputs are one.
         shared: Coefficients that all architectures have in common; none makes every fit its own.
         objective: As `fit_law`.
         n_draws: Resamples behind every band.
@@ -255,31 +253,40 @@ def fit_families(
         columns=columns or {},
         clusters=clusters,
     )
-    # A law of memory holds the dense law as a special case, so splitting it would leave the memory
-    # coefficients of dense runs open.
+    options = {"objective": objective, "level": level, "hold_out": hold_out}
+    found: dict[str, ArchitectureLaw] = {}
+    left_out: dict[str, str] = {}
+    for names, joint in _fitted_together(table, law, shared):
+        # A resample of one architecture has to determine its part of the coefficients.
+        needed = -(-joint.n_free // len(names)) + (len(names) > 1)
+        weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
+        fit = _fit_together(table, joint, names, weights, options)
+        if not fit.usable:
+            left_out |= dict.fromkeys(names, f"its law is {fit.status}: {fit.sentence}")
+            continue
+        found |= {name: _architecture_law(table, name, fit, law, weights) for name in names}
+    return _together(found, left_out, table, law, outcome=outcome, level=level)
+
+
+def _fitted_together(
+    table: RunColumns, law: Law, shared: Sequence[str]
+) -> list[tuple[list[str], Law]]:
+    """Return the architectures of each fit, and its law.
+
+    One architecture without a usable law must not cost the others theirs, so each is fitted, and
+    left out, by itself. A law of memory holds the dense law as a special case, so splitting it
+    would leave the memory coefficients of dense runs open.
+    """
     one_for_all = "n_memory" in law.inputs
     if one_for_all and shared:
         raise ValueError(
             f"shared: {law.name} is one law for all architectures already; leave shared out"
         )
-    together = one_for_all or (bool(shared) and len(table.names) > 1)
-    found: dict[str, ArchitectureLaw] = {}
-    left_out: dict[str, str] = {}
-    # One architecture without a usable law must not cost the others theirs, so each group is
-    # fitted, and left out, by itself.
-    options = {"objective": objective, "level": level, "hold_out": hold_out}
-    for names in [table.names] if together else [[name] for name in table.names]:
-        joint = _joint_law(law, shared, names) if together and not one_for_all else law
-        # A resample of one architecture has to determine its part of the coefficients.
-        needed = -(-joint.n_free // len(names)) + (len(names) > 1)
-        weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
-        fit = _fit_together(table, joint, names, weights, options)
-        for name in names:
-            if not fit.usable:
-                left_out[name] = f"its law is {fit.status}: {fit.sentence}"
-                continue
-            found[name] = _architecture_law(table, name, fit, law, weights)
-    return _together(found, left_out, table, law, outcome=outcome, level=level)
+    if one_for_all:
+        return [(table.names, law)]
+    if shared and len(table.names) > 1:
+        return [(table.names, _joint_law(law, shared, table.names))]
+    return [([name], law) for name in table.names]
 
 
 def _together(

@@ -14,11 +14,14 @@ runs. Where the reference never gets there, there is no number but a sentence.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.fitting.result import LawFit
+from analysis.fitting.verdict import FitVerdict, worst
 from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
 from analysis.scaling.cost_measures import CostMeasure, cost_measure
 from analysis.scaling.frontier import Allocation, allocate, band, beyond, positive
@@ -67,6 +70,13 @@ class Multipliers:
     """The same of the reference's points, at x' and for the size multiplier at x."""
     refusals: Mapping[int, str]
     level: float
+    fits: Mapping[str, LawFit]
+    """Of both laws, by architecture."""
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """What the laws are worth: the worse of the two."""
+        return worst({name: fit.verdict for name, fit in self.fits.items()})
 
     @property
     def extrapolated(self) -> NDArray[np.bool_]:
@@ -74,11 +84,13 @@ class Multipliers:
         return np.fmax(self.candidate_beyond, self.reference_beyond) > 1 + 1e-9
 
     def sentence(self, i: int) -> str:
-        """Return point i in words."""
+        """Return point i in words; of laws that misfit, why there is no answer."""
         tokens = "" if np.isnan(self.tokens[i]) else f" and {self.tokens[i]:.3g} tokens"
         where = f"at {self.amount[i]:.3g} {self.measure.label}{tokens}"
         if i in self.refusals:
             return f"{where}: {self.refusals[i]}"
+        if self.verdict.is_misfit:
+            return f"{where}: no multiplier is to be relied on, {self.verdict}"
         text = (
             f"{where} {self.candidate} has {self.outcome} {self.loss[i]:.4g};"
             f" {self.reference} needs {self.multiplier[i]:.3g}"
@@ -157,20 +169,6 @@ def multipliers(
     x, D = _places(curves[candidate], held, amounts, tokens)
     point = _between(curves[candidate], curves[reference], held, x, D)
     refused = np.isnan(point.multiplier[0])
-    # Without draws, bands of nothing: NaN.
-    drawn_amount = drawn_size = np.empty((0, len(x)))
-    reached = np.full(len(x), np.nan)
-    if laws.n_draws:
-        drawn = laws.drawn()
-        draws = _between(drawn[candidate], drawn[reference], held, x, D)
-        drawn_amount, drawn_size = draws.multiplier, draws.size
-        reached = np.isfinite(draws.multiplier).mean(axis=0)
-
-    def ends(of: Array) -> list[Array]:
-        return [np.where(refused, np.nan, end) for end in band(of, laws.drawn_level)]
-
-    low, high = ends(drawn_amount)
-    size_low, size_high = ends(drawn_size)
     return Multipliers(
         candidate=candidate,
         reference=reference,
@@ -180,12 +178,8 @@ def multipliers(
         amount=x,
         loss=point.at_x.loss[0],
         multiplier=point.multiplier[0],
-        low=low,
-        high=high,
         size=point.size[0],
-        size_low=size_low,
-        size_high=size_high,
-        share_reached=reached,
+        **_bands(laws, candidate, reference, held, x, D, refused),
         candidate_beyond=beyond(curves[candidate], held, point.at_x),
         reference_beyond=np.fmax(
             beyond(curves[reference], held, point.at_loss),
@@ -196,7 +190,32 @@ def multipliers(
             for i in np.flatnonzero(refused)
         },
         level=laws.level,
+        fits={name: laws.named(name).fit for name in (candidate, reference)},
     )
+
+
+def _bands(
+    laws: ArchitectureLaws,
+    candidate: str,
+    reference: str,
+    measure: CostMeasure,
+    x: Array,
+    D: Array,
+    refused: NDArray[np.bool_],
+) -> dict[str, Array]:
+    """Return the ends of the bands (m,) of amounts and sizes, and the share of draws that reach."""
+    # Without draws, bands of nothing: NaN.
+    drawn_amount = drawn_size = np.empty((0, len(x)))
+    reached = np.full(len(x), np.nan)
+    if laws.n_draws:
+        drawn = laws.drawn()
+        draws = _between(drawn[candidate], drawn[reference], measure, x, D)
+        drawn_amount, drawn_size = draws.multiplier, draws.size
+        reached = np.isfinite(draws.multiplier).mean(axis=0)
+    names = ("low", "high", "size_low", "size_high")
+    ends = [*band(drawn_amount, laws.drawn_level), *band(drawn_size, laws.drawn_level)]
+    found = {n: np.where(refused, np.nan, e) for n, e in zip(names, ends, strict=True)}
+    return found | {"share_reached": reached}
 
 
 def _places(

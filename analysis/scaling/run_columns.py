@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.law import Law
-from analysis.loading.columns import Runs, numbers
+from analysis.loading.columns import HasTable, Runs, as_columns, numbers
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, CostMeasure
 
 Array = NDArray[np.float64]
@@ -18,13 +18,16 @@ SIZE_INPUTS = ("params", "n_active", "x")
 """Names under which laws take a model's size; one of them."""
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "params": ("params", "active_params", "non_embedding_params", "total_params"),
+    "params": ("active_params", "params", "non_embedding_params", "total_params"),
     "n_active": ("n_active", "active_params", "non_embedding_params"),
     "x": ("x", "total_params", "params"),
     "tokens": ("tokens", "training_tokens"),
     "n_memory": ("n_memory", "memory_params"),
 }
-"""Columns in which a law's input is looked for, in this order, unless `columns` says."""
+"""Columns in which a law's input is looked for, in this order, unless `columns` says.
+
+Active parameters come first: `params` of a mixture of experts counts every expert, and neither its
+training FLOPs nor its loss go by them."""
 
 
 def size_of(inputs: Mapping[str, Any]) -> Any:
@@ -42,7 +45,7 @@ class RunColumns:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: Runs | HasTable,
         law: Law,
         *,
         outcome: str,
@@ -56,6 +59,7 @@ class RunColumns:
                 f"law: {law.name} needs {', '.join(sorted(unknown))};"
                 " architectures are compared by laws of size, tokens and memory"
             )
+        runs = as_columns(runs)
         self.runs, self.columns, self.notes = runs, columns, list[str]()
         self.architectures = np.asarray([str(a) for a in self._raw(architecture)])
         self.names = sorted(set(self.architectures.tolist()))
@@ -67,6 +71,7 @@ class RunColumns:
         }
         self.size: Array = size_of(self.inputs)
         self.tokens = self.inputs.get("tokens")
+        self._note_size()
         memory = next((c for c in COLUMNS["n_memory"] if c in runs), None)
         self.memory = (
             np.zeros(len(self.rows)) if memory is None else self._numbers(memory, zero=True)
@@ -121,9 +126,11 @@ class RunColumns:
         if measure.name == "flops" and self.tokens is not None:
             self._note("no column training_flops: C = 6 N D")
             return np.asarray(6.0 * self.size[rows] * self.tokens[rows])
-        if measure.name == "stored_bytes" and "total_params" in self.runs:
+        if measure.name == "total_params" and self._stored is not None:
+            return self._numbers(self._stored)[rows]
+        if measure.name == "stored_bytes" and self._stored is not None:
             self._note(f"no column stored_bytes: {BYTES_PER_PARAM:g} bytes a stored parameter")
-            return BYTES_PER_PARAM * np.asarray(self.runs["total_params"], dtype=np.float64)[rows]
+            return BYTES_PER_PARAM * self._numbers(self._stored)[rows]
         if measure.name in ("active_params", "total_params") and not self.memory.any():
             return self.size[rows]
         return f"the table has no column {measure.column}"
@@ -133,6 +140,20 @@ class RunColumns:
         if name in self.columns:
             return self.columns[name]
         return next((c for c in COLUMNS[name] if c in self.runs), name)
+
+    @property
+    def _stored(self) -> str | None:
+        """Column of all parameters: `params` is one only beside the active ones."""
+        beside = ["params"] if "active_params" in self.runs else []
+        return next((c for c in ("total_params", *beside) if c in self.runs), None)
+
+    def _note_size(self) -> None:
+        """Note which of two columns is the size, where they differ."""
+        used = next((self.column_of(n) for n in SIZE_INPUTS if n in self.inputs), None)
+        if used != "active_params" or "params" not in self.runs:
+            return
+        if not np.array_equal(self._numbers("params"), self.size):
+            self._note("sizes are active_params; params, which differ, are stored parameters")
 
     def _distinct_inputs(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Return which of the distinct inputs each row has."""

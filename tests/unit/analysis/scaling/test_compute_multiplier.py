@@ -1,8 +1,15 @@
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import brentq
 
+import analysis
 from analysis.fitting.objective import SQUARES
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
+from analysis.laws.chinchilla import CHINCHILLA
 from analysis.scaling.architecture_laws import fit_families
 from analysis.scaling.compute_multiplier import multipliers
 from analysis.scaling.cost_measures import COST_MEASURES
@@ -145,3 +152,34 @@ def test_a_band_without_an_upper_end_says_so(two_architectures):
 def test_bad_questions_are_refused(exact_families, options, message):
     with pytest.raises(ValueError, match=message):
         multipliers(exact_families, **({"candidate": "memory"} | options))
+
+
+def test_a_mixture_is_compared_by_its_active_parameters():
+    """Dense needs 2.5 times the FLOPs at every scale: the mixture's loss is that of 2.5 times its active parameters."""
+    active, tokens = (v.ravel() for v in np.meshgrid(np.geomspace(3e7, 1e9, 6), [1e9, 4e9, 2e10]))
+    example = np.asarray([CHINCHILLA.example[name] for name in CHINCHILLA.parameter_names])
+    parts = []
+    for name, worth, stored in (("dense", 1.0, 1.0), ("moe", 2.5, 6.0)):
+        loss = CHINCHILLA.evaluate({"params": worth * active, "tokens": tokens}, example)
+        parts.append(
+            pd.DataFrame({"params": stored * active, "active_params": active, "tokens": tokens, "loss": loss}).assign(architecture=name, experts=1 if name == "dense" else 8)
+        )  # fmt: skip
+    table = pd.concat(parts, ignore_index=True)
+
+    families = fit_families(analysis.load(table), objective=SQUARES, n_draws=0, hold_out=False)
+
+    found = multipliers(families, "moe", amounts=[1e19])
+    assert found.multiplier == pytest.approx([2.5], rel=1e-3)
+    assert families.named("moe").curve.domain.amounts["total_params"][1] == pytest.approx(6e9)
+    assert any(note.startswith("sizes are active_params") for note in families.notes)
+
+
+def test_laws_that_misfit_give_no_answer(exact_families):
+    found = multipliers(exact_families, "memory", amounts=[1e17])
+    wrong = FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size")
+    fits = {"memory": SimpleNamespace(verdict=wrong), "dense": exact_families.named("dense").fit}
+
+    sentence = dataclasses.replace(found, fits=fits).sentence(0)
+
+    assert found.verdict.status is not VerdictStatus.MISFIT
+    assert "no multiplier is to be relied on, misfit: memory: residuals follow the size" in sentence
