@@ -101,11 +101,8 @@ def fit_envelope(
     sizes = np.asarray([size[rows[0]] for rows in rows_of_run])
     winner, edge, line = _envelope(losses, sizes, log_c, np.ones(len(names)))
     # The interval is of the line through all runs; without that line nothing is drawn.
-    lines = np.empty((0, 2))
-    if n_draws and line is not None:
-        weights = resample_clusters(names, n_draws=n_draws, seed=seed).weights
-        drawn = (_envelope(losses, sizes, log_c, w)[2] for w in weights)
-        lines = np.asarray([one or (np.nan, np.nan) for one in drawn])
+    drawn = n_draws if line is not None else 0
+    lines = _drawn_lines(losses, sizes, log_c, n_draws=drawn, seed=seed, names=names)
     # Runs need not overlap: at some budgets of the grid there may be none.
     lowest = losses.min(axis=0)
     seen = np.isfinite(lowest)
@@ -202,6 +199,17 @@ def _envelope(
         return winner, edge, None
     slope, intercept = np.polyfit(log_c[~edge], np.log(won[~edge]), 1)
     return winner, edge, (float(intercept), float(slope))
+
+
+def _drawn_lines(
+    losses: Array, sizes: Array, log_c: Array, *, names: NDArray[Any], n_draws: int, seed: int
+) -> Array:
+    """Return (ln G, a) of every resample of runs (n_draws, 2), NaN where it has no line."""
+    if not n_draws:
+        return np.empty((0, 2))
+    weights = resample_clusters(names, n_draws=n_draws, seed=seed).weights
+    drawn = (_envelope(losses, sizes, log_c, w)[2] for w in weights)
+    return np.asarray([one or (np.nan, np.nan) for one in drawn])
 
 
 def _interval(exponents: Array, level: float) -> tuple[float, float] | None:

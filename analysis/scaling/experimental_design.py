@@ -203,22 +203,12 @@ def next_runs(
     noise = np.asarray([_noise_of(laws, c) for c in given])
     hours = np.asarray([c.gpu_hours for c in given])
     outside = np.asarray([_times_outside(laws.named(c.architecture), c) for c in given])
-
-    def ranked(i: int, left: float, gain: float) -> RankedCandidate:
-        return RankedCandidate(
-            candidate=given[i],
-            width=math.sqrt(max(left, 0.0) / now),
-            per_gpu_hour=float(gain / hours[i]),
-            outside=float(outside[i]),
-        )
-
-    alone = now - _removed(covariance, noise)
-    everyone = [ranked(i, left, 1 - left / now) for i, left in enumerate(alone)]
     allowed = outside <= (math.inf if far is None else far)
     limits = {"n_runs": n_runs, "least": worth * now, "allowed": allowed}
     plan = _best_plan(covariance, noise, hours, gpu_hours=gpu_hours, **limits)
-    before = [now, *(left for _, left in plan)]
-    chosen = [ranked(i, left, (b - left) / now) for b, (i, left) in zip(before, plan, strict=False)]
+    alone = [(i, float(v)) for i, v in enumerate(now - _removed(covariance, noise))]
+    everyone = _ranked(given, outside, now, alone, [now] * len(given))
+    chosen = _ranked(given, outside, now, plan, [now, *(left for _, left in plan)])
     return ExperimentalDesign(
         laws=laws,
         target=target,
@@ -228,8 +218,35 @@ def next_runs(
         chosen=chosen,
         by=by,
         level=laws.level,
-        notes=[*_extrapolation_notes(chosen), *_seed_notes(laws, given)],
+        notes=[*_misfit_notes(laws), *_extrapolation_notes(chosen), *_seed_notes(laws, given)],
     )
+
+
+def _ranked(
+    candidates: Sequence[Candidate],
+    outside: Array,
+    now: float,
+    plan: "Plan",
+    before: Sequence[float],
+) -> list[RankedCandidate]:
+    """Return the candidates of a plan.
+
+    Args:
+        candidates: All of them.
+        outside: (c,) how far each lies outside its runs.
+        now: Variance of the target.
+        plan: Candidates with the variance left after each.
+        before: Variance before each.
+    """
+    return [
+        RankedCandidate(
+            candidate=candidates[i],
+            width=math.sqrt(max(left, 0.0) / now),
+            per_gpu_hour=(b - left) / now / candidates[i].gpu_hours,
+            outside=float(outside[i]),
+        )
+        for b, (i, left) in zip(before, plan, strict=False)
+    ]
 
 
 def _read_target(target: Target | str, laws: ArchitectureLaws) -> tuple[Target, float]:
@@ -404,6 +421,16 @@ def _times_outside(law: ArchitectureLaw, candidate: Candidate) -> float:
         if span is not None:
             factor = max(factor, value / span[1], span[0] / value)
     return factor
+
+
+def _misfit_notes(laws: ArchitectureLaws) -> list[str]:
+    verdicts = {name: law.fit.verdict for name, law in laws.by_name.items()}
+    return [
+        f"the law of {name} misfits its runs ({verdict.sentence}): what it says about further runs"
+        " is not to be relied on; spread them evenly over sizes and tokens"
+        for name, verdict in verdicts.items()
+        if verdict.is_misfit
+    ]
 
 
 def _extrapolation_notes(chosen: Sequence[RankedCandidate]) -> list[str]:

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,10 +9,11 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 
 from analysis.fitting.objective import SQUARES
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.scaling.architecture_laws import fit_families
 from analysis.scaling.design_targets import LossAt, MultiplierAt, parse_target
-from analysis.scaling.experimental_design import Candidate, next_runs
+from analysis.scaling.experimental_design import Candidate, _misfit_notes, next_runs
 from analysis.scaling.seed_noise import _efficiency, noise_variances
 
 FAR_OUT = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
@@ -306,3 +308,11 @@ def test_seed_noise_of_another_architecture_is_used_where_one_has_none(two_archi
     assert noise_variances(memory, families.fits)[1] == pytest.approx(noise_variances(dense)[1])
     found = next_runs(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT, worth=0.0)
     assert found.ranked[0].width < 1
+
+
+def test_a_law_that_misfits_is_said(noisy_families):
+    wrong = FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size")
+    laws = SimpleNamespace(by_name={"moe": SimpleNamespace(fit=SimpleNamespace(verdict=wrong))})
+
+    assert _misfit_notes(laws)[0].startswith("the law of moe misfits its runs (residuals follow")
+    assert not _misfit_notes(noisy_families)
