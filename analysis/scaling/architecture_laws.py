@@ -23,6 +23,7 @@ from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
+from analysis.loading.columns import HasTable
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure, cost_at, fit_cost
 from analysis.scaling.run_columns import SIZE_INPUTS, RunColumns
 
@@ -208,7 +209,7 @@ class ArchitectureLaws:
 
 
 def fit_families(
-    runs: Runs,
+    runs: Runs | HasTable,
     *,
     law: Law = CHINCHILLA,
     outcome: str = "loss",

@@ -218,7 +218,7 @@ def next_runs(
         chosen=chosen,
         by=by,
         level=laws.level,
-        notes=[*_misfit_notes(laws), *_extrapolation_notes(chosen), *_seed_notes(laws, given)],
+        notes=[*_extrapolation_notes(chosen), *_misfit_notes(laws), *_seed_notes(laws, given)],
     )
 
 

@@ -34,7 +34,16 @@ from analysis.fitting.interval_calibration import (
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, LawFit
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
-from analysis.loading.columns import LOSS_ADVICE, Runs, column, equal_rows, labels, numbers
+from analysis.loading.columns import (
+    LOSS_ADVICE,
+    HasTable,
+    Runs,
+    as_columns,
+    column,
+    equal_rows,
+    labels,
+    numbers,
+)
 from analysis.loading.validation import check_size_units, refuse_bad_units
 from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
 from analysis.scaling.isoflop_quartic import (
@@ -164,7 +173,7 @@ class IsoflopFit:
 
 
 def fit_isoflop(
-    runs: Runs,
+    runs: Runs | HasTable,
     *,
     outcome: str = "loss",
     columns: Mapping[str, str] | None = None,
@@ -249,13 +258,14 @@ class _Table:
 
 
 def _read(
-    runs: Runs,
+    runs: Runs | HasTable,
     outcome: str,
     names: Mapping[str, str],
     budgets: ArrayLike | str | None,
     clusters: Sequence[Any] | NDArray[Any] | str | None,
     accept: Collection[str],
 ) -> _Table:
+    runs = as_columns(runs)
     table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
     loss = numbers(runs, outcome, why=LOSS_ADVICE)
     # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
