@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import select
 import subprocess
@@ -15,6 +16,7 @@ from orchestrator.records.errors import ExperimentError
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.sweep import registry
 
+LOG = logging.getLogger(__name__)
 TRAINING_MODULES = (
     "numpy",
     "torch",
@@ -27,6 +29,8 @@ TRAINING_MODULES = (
 custom job imports what it needs by itself."""
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
+REPLACEMENTS = 2
+"""How often a fork server that is killed while it imports is started again."""
 END_TIMEOUT_S = 10.0
 """How long the fork server may take to end after its standard input has."""
 
@@ -82,16 +86,23 @@ class ForkServerProcess:
         self._start()
 
     def wait_until_ready(self) -> float:
-        """Return the seconds that importing took.
+        """Return the seconds that importing took. One that is killed meanwhile is replaced.
 
         Raises:
             ExperimentError: If it died; shows what it printed last.
         """
+        n_replaced = 0
         while self._import_s is None:
             events = self.events(timeout_s=START_TIMEOUT_S)
             if self._import_s is not None:
                 break
             if not self.alive():
+                # A signal comes from outside, as when memory is short; an import that fails exits.
+                if self._process.returncode < 0 and n_replaced < REPLACEMENTS:
+                    n_replaced += 1
+                    LOG.warning("%s: killed while importing; started again", self._log)
+                    self.replace()
+                    continue
                 tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
                 raise ExperimentError(
                     f"{self._log}: the process that starts ranks ended while importing:\n{tail}"

@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
+from orchestrator.node import log_cap
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import gpu_memory_bytes, network_environment, visible_gpus
@@ -84,6 +85,11 @@ class _RunningAttempt:
         where = innermost_call(self.stacks[rank]) or self.readers[rank].unresponsive_reason()
         return f"{how_far}: {where or 'it did not say where'}"
 
+    def cap_log(self) -> None:
+        """Keep the log from growing without limit; of several nodes, that of rank 0 does it."""
+        if 0 in self.launch.local_ranks:
+            log_cap.cap(self.launch.folder.log)
+
     def write_stacks(self) -> None:
         """Append the stacks of all ranks to the log, one after another."""
         parts = [f"── {self.hang}: its ranks are ended\n"] if self.hang else []
@@ -128,6 +134,7 @@ class NodeSupervisor:
         self._attempts: dict[str, _RunningAttempt] = {}
         self._exits: list[AttemptExit] = []
         self._oom = OomKillCounter(clock)
+        self._capped_at = clock()
         self._mps = MpsDaemon()
         self._fork_server = ForkServerProcess(
             Path(log), environment=environment, job=job, own_group=own_group
@@ -196,6 +203,10 @@ class NodeSupervisor:
             elif hang := attempt.hung(now):
                 attempt.hang = hang
                 self._end(attempt, now)
+        if now - self._capped_at >= CHECK_S:
+            self._capped_at = now
+            for attempt in self._attempts.values():
+                attempt.cap_log()
         exits, self._exits = self._exits, []
         return exits
 
@@ -262,6 +273,7 @@ class NodeSupervisor:
             attempt.limit(self._clock() + (AFTER_FAILURE_S if code else AFTER_DONE_S))
             return
         del self._attempts[attempt.launch.key]
+        attempt.cap_log()
         attempt.close()
         self._exits.append(
             AttemptExit(

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.launcher_port import Launch
-from orchestrator.node import fork_server_process
+from orchestrator.node import fork_server_process, log_cap
 from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
@@ -323,6 +323,50 @@ def test_fork_server_that_cannot_import_says_what_it_printed(tmp_path, monkeypat
     with pytest.raises(ExperimentError, match="(?s)node.log: .*No module named 'no_such_module'"):
         supervisor.wait_until_ready()
     supervisor.close()
+
+
+@pytest.mark.parametrize("kills", [1, 2, 9])
+def test_fork_server_that_is_killed_while_importing_is_started_again(tmp_path, monkeypatch, kills):
+    (tmp_path / "mortal.py").write_text(
+        "import os, pathlib\n"
+        "deaths = pathlib.Path(__file__).with_name('deaths')\n"
+        "n = len(deaths.read_text()) if deaths.exists() else 0\n"
+        f"if n < {kills}:\n"
+        "    deaths.write_text('x' * (n + 1))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(fork_server_process, "TRAINING_MODULES", ("mortal",))
+    monkeypatch.setattr(fork_server_process, "workload_modules", list)
+    supervisor = NodeSupervisor(log=str(tmp_path / "node.log"), environment={})
+
+    if kills > fork_server_process.REPLACEMENTS:
+        with pytest.raises(ExperimentError, match="ended while importing"):
+            supervisor.wait_until_ready()
+    else:
+        supervisor.wait_until_ready()
+    supervisor.close()
+
+    tried = min(kills, 1 + fork_server_process.REPLACEMENTS)
+    assert len((tmp_path / "deaths").read_text()) == tried
+
+
+def test_log_of_a_rank_that_floods_it_is_cut(node, monkeypatch):
+    monkeypatch.setattr(log_cap, "LIMIT_BYTES", 100_000)
+    monkeypatch.setattr(log_cap, "HEAD_BYTES", 1_000)
+    monkeypatch.setattr(log_cap, "TAIL_BYTES", 1_000)
+    launch = node.launch(gate_at=4)
+    at_gate(launch)
+    with launch.folder.log.open("a") as log:
+        log.write("flood\n" * 100_000)
+
+    node.skipped_s += 2.0
+    assert node.supervisor.poll() == []
+    assert launch.folder.log.stat().st_size < 3_000
+    (Path(launch.trial_path) / "go").touch()
+    node.wait_for_end()
+
+    assert "goes on from step 0" in launch.folder.log.read_text()
 
 
 def test_fork_server_refuses_to_fork_beside_threads(tmp_path, monkeypatch):

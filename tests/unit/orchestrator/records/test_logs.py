@@ -90,3 +90,19 @@ def test_a_character_cut_at_the_end_of_what_was_written_is_read_whole_later(tria
         end(attempt, final=True)
 
     assert "aä" in "".join(logs.read(trial, follow=True, wait=rest))
+
+
+def test_a_log_that_is_shortened_while_it_is_followed_goes_on_at_its_end(trial):
+    attempt = start(trial, "first attempt", "long\n" * 1000)
+
+    def shorten():
+        attempt.log.write_text("beginning\n")
+
+    def append():
+        with attempt.log.open("a", encoding="utf-8") as log:
+            log.write("later\n")
+
+    happenings = iter([shorten, append, lambda: end(attempt, final=True)])
+    text = "".join(logs.read(trial, follow=True, wait=lambda: next(happenings)()))
+
+    assert text.endswith("long\nlater\n── done: finished\n")
