@@ -1,9 +1,11 @@
 """Fits of a scaling law to runs.
 
-    from analysis.fitting.fit_law import fit_law
-    from analysis.laws.chinchilla import CHINCHILLA
-    fit = fit_law(CHINCHILLA, table, outcome="loss", columns={"params": "total_params"})
-    fit.parameters, fit.intervals, fit.predict({"params": 7e10, "tokens": 1.4e12})
+    >>> runs = {"size": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
+    >>> fit = fit_law("power", runs, columns={"x": "size"}, n_draws=0)
+    >>> round(fit.parameters["alpha"], 3), round(fit.parameters["E"], 3)
+    (0.5, 3.0)
+    >>> fit.predict([1.024e9]).y.round(4).tolist()
+    [3.0625]
 
 The unit of resampling is the configuration (`clusters`): its seeds and its checkpoints share more
 than the law, so they are drawn together. Every law goes through this file: laws of several sizes,

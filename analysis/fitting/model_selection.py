@@ -85,6 +85,15 @@ def choose_law(
 
     Raises:
         ValueError: If no law has its columns, or none can be fitted and held out.
+
+    Example:
+        >>> from analysis.fitting.synthetic import make_runs
+        >>> from analysis.laws.kaplan import KAPLAN
+        >>> choice = choose_law(
+        ...     make_runs(KAPLAN, 20, noise=0.001), ["chinchilla", "kaplan"], n_draws=0
+        ... )
+        >>> choice.fit.law.name
+        'kaplan'
     """
     runs = as_columns(runs)
     shared = {"outcome": outcome, "columns": columns, **options}

@@ -6,7 +6,7 @@ simulation (`benchmarks/verdict_calibration.py` prints false alarms and detectio
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -280,17 +280,3 @@ def _amount(fit: "LawFit", value: float) -> str:
 
 def _p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "below 0.001"
-
-
-def refuse_misfits(verdicts: Mapping[str, FitVerdict], *, what: str, accept: Iterable[str]) -> None:
-    """Raise if something is to rest on a law that is wrong for its runs.
-
-    Raises:
-        ValueError: With the name of the fit, and what would make it possible.
-    """
-    for name, verdict in verdicts.items():
-        if verdict.is_misfit and "misfit" not in set(accept):
-            raise ValueError(
-                f"{what}: refused, the law of {name} is a misfit ({verdict.sentence}); or look at "
-                "the figure and pass accept={'misfit'}"
-            )

@@ -7,11 +7,14 @@ of the draws each does.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.fitting.result import LawFit
+from analysis.fitting.verdict import FitVerdict, worst
 from analysis.formatting import count
 from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
 from analysis.scaling.cost_measures import CostMeasure, cost_measure
@@ -211,6 +214,13 @@ class Frontier:
     level: float
     left_out: Mapping[str, str]
     """Architectures that are not compared, and why."""
+    fits: Mapping[str, LawFit]
+    """Of all laws, by architecture."""
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """What the laws are worth: the worst of them."""
+        return worst({name: fit.verdict for name, fit in self.fits.items()})
 
     @property
     def best(self) -> list[str]:
@@ -221,8 +231,10 @@ class Frontier:
         return [names[column.argmin()] if np.isfinite(column).any() else "" for column in finite.T]
 
     def sentence(self, i: int) -> str:
-        """Return what to do with budget i."""
+        """Return what to do with budget i; of laws that misfit, why there is no answer."""
         name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
+        if self.verdict.is_misfit:
+            return f"{budget}: no size is to be relied on, {self.verdict}"
         if not name:
             return (
                 f"{budget}: no architecture has a best size there; the laws fall with size alone"
@@ -313,6 +325,7 @@ def frontier(
 
     return Frontier(
         measure=spent,
+        fits={name: laws.named(name).fit for name in names},
         outcome=laws.outcome,
         budgets=at,
         allocations={

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
-from analysis.fitting.verdict import FitVerdict, VerdictStatus, refuse_misfits, worst
+from analysis.fitting.verdict import FitVerdict, VerdictStatus, worst
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.kaplan import KAPLAN
 from analysis.laws.power import POWER
@@ -92,15 +92,3 @@ def test_what_rests_on_several_fits_has_the_worst_verdict():
 
     assert str(found) == "misfit: b: because; so for c"
     assert worst({"a": verdict("adequate")}).sentence == "because"
-
-
-def test_a_misfit_is_refused_with_a_way_out():
-    verdicts = {"dense": verdict("misfit")}
-
-    with pytest.raises(
-        ValueError, match=r"multipliers: refused, .* of dense .*accept=\{'misfit'\}"
-    ):
-        refuse_misfits(verdicts, what="multipliers", accept=())
-
-    refuse_misfits(verdicts, what="multipliers", accept={"misfit"})
-    refuse_misfits({"dense": verdict("doubtful")}, what="multipliers", accept=())

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -6,6 +7,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from analysis.fitting.objective import SQUARES
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import compute_optimum
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
@@ -59,14 +61,16 @@ def test_bytes_say_nothing_of_tokens(exact_families):
         frontier(exact_families, measure="stored_bytes")
 
 
-def test_the_winner_and_its_share_of_the_draws(noisy_families):
+def test_the_winner_and_its_share_of_the_draws(noisy_families, exact_families):
     found = frontier(noisy_families, budgets=[1e16, 1e17])
 
     shares = np.asarray([c.share for c in found.allocations.values()])
     assert shares.sum(axis=0) == pytest.approx([1, 1])
     assert found.best == ["memory", "memory"]
     assert found.allocations["memory"].share == pytest.approx([1, 1])
-    sentence = found.sentence(0)
+    # Of tables of noise one in thirty is called a misfit, and this is one.
+    fits = {name: exact_families.named(name).fit for name in found.allocations}
+    sentence = dataclasses.replace(found, fits=fits).sentence(0)
     assert sentence.startswith("1e+16 training FLOPs: memory with")
     assert "of memory" in sentence
     assert "best in 100% of draws (dense 0%)" in sentence
@@ -152,3 +156,14 @@ def test_a_band_keeps_an_infinite_end():
 def test_impossible_budgets_are_refused(exact_families, budgets):
     with pytest.raises(ValueError, match="budgets: must be positive"):
         frontier(exact_families, budgets=budgets)
+
+
+def test_laws_that_misfit_have_no_answer(exact_families):
+    found = frontier(exact_families, budgets=[1e17])
+    wrong = FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size")
+    fits = {"memory": SimpleNamespace(verdict=wrong), "dense": exact_families.named("dense").fit}
+
+    sentence = dataclasses.replace(found, fits=fits).sentence(0)
+
+    assert found.verdict.status is not VerdictStatus.MISFIT
+    assert "no size is to be relied on, misfit: memory: residuals follow the size" in sentence
