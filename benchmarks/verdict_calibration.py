@@ -3,7 +3,7 @@
     python benchmarks/verdict_calibration.py --tables 500
 
 Made-up tables, fitted as anybody would (`fit_law`). Half of them are of the law that is fitted, with
-normal noise. The others are misfits of five kinds, in equal numbers. Their largest systematic error
+normal noise. The others are misfits of four kinds, in equal numbers. Their largest systematic error
 is twice the noise between seeds; where the noise is uneven, its standard deviation grows fourfold
 from the smallest to the largest model. Designs alternate: with and without a second seed.
 """
