@@ -68,7 +68,7 @@ from orchestrator.records.trial_spec import TrialSpec, TrialState
 
 SWEEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Sweep names become folder names: no separators, no leading dot."""
-RESERVED_NAMES = re.compile(r"cache|mlartifacts|mlflow[.-].*", re.IGNORECASE)
+RESERVED_NAMES = re.compile(r"cache|mlartifacts|mlflow\.db.*|mlflow-server\.log", re.IGNORECASE)
 """What lies beside the sweeps in a runs folder: no sweep can be called so."""
 TRIAL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,249}")
 """So do the ids of trials."""

@@ -3,7 +3,14 @@ import json
 import pytest
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, read_json, sweep_dir, write_json
+from orchestrator.records.trial_dir import (
+    RESERVED_NAMES,
+    SWEEP_NAME,
+    SweepDir,
+    read_json,
+    sweep_dir,
+    write_json,
+)
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 
 SPEC = TrialSpec(
@@ -166,3 +173,15 @@ def test_submissions_are_numbered(sweep):
         sweep.add_submission({"trial_ids": ["t"]}),
     ] == [1, 2]
     assert [s["number"] for s in sweep.submissions()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "reserved"),
+    [
+        *((name, True) for name in ("cache", "mlartifacts", "mlflow.db", "MLflow.db-wal")),
+        *((name, False) for name in ("cached", "mlflow-baseline", "mlflow", "my_mlartifacts")),
+    ],
+)
+def test_names_of_what_lies_beside_sweeps_are_reserved(name, reserved):
+    assert SWEEP_NAME.fullmatch(name)
+    assert bool(RESERVED_NAMES.fullmatch(name)) is reserved
