@@ -69,6 +69,8 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         model=spec.model,
         train=spec.train,
         seed=spec.seed,
+        from_pretrained=Path(spec.from_pretrained) if spec.from_pretrained else None,
+        from_pretrained_sha256=spec.from_pretrained_sha256,
         checkpoints=request.trial.checkpoints,
         cache=Path(request.cache),
         log_every_steps=spec.logging.every_steps,

@@ -237,6 +237,10 @@ class TrialSpec:
     """When and why an output can depend on later tokens, as the architecture declares it:
     `in training: experts choose among all tokens of the batch`. Derived from the rest, so not in
     the identity."""
+    from_pretrained: str | None = None
+    """Folder with the trained model that training starts from."""
+    from_pretrained_sha256: str | None = None
+    """Its content hash, which replaces the path in the identity."""
 
     @property
     def architecture(self) -> str:
@@ -246,13 +250,15 @@ class TrialSpec:
     def identity(self) -> dict[str, Any]:
         """Return what decides the result, and nothing else."""
         data = {key: value for key, value in self.data.items() if key not in self.data_sha256}
+        digest = self.from_pretrained_sha256
+        start = {} if digest is None else {"from_pretrained_sha256": digest}
         return {
             "schema": self.schema,
             "data": {
                 **data,
                 **{f"{key}_sha256": digest for key, digest in self.data_sha256.items()},
             },
-            "model": dict(self.model),
+            "model": {**self.model, **start},
             "train": dict(self.train),
             "seed": self.seed,
         }

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,15 @@ def data_source(name: str) -> ModuleType:
 def data_preparation() -> ModuleType:
     """Return workloads.data.preparation.prepare: corpora to token shards."""
     return importlib.import_module("workloads.data.preparation.prepare")
+
+
+def pretrained(folder: Path) -> Any:
+    """Return what a folder in Hugging Face's or Meta's format holds, without its weights.
+
+    Raises:
+        ValueError: If it holds no model, or one that no architecture here computes.
+    """
+    return importlib.import_module("workloads.checkpoint.huggingface.folder").read(folder)
 
 
 def train_config() -> Any:

@@ -56,7 +56,7 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
     All of them are on every child: a filter on the page sees one run at a time.
     """
     params = {"architecture": spec.architecture, "seed": str(spec.seed)}
-    for key in ("preset", "recipe"):
+    for key in ("preset", "recipe", "from_pretrained"):
         if getattr(spec, key) is not None:
             params[key] = getattr(spec, key)
     for section in ("model", "train", "data"):

@@ -30,6 +30,10 @@ class RankJob:
     """Folder where data sources keep what they prepared, shared by all trials."""
     data_sha256: Mapping[str, str] = field(default_factory=dict)
     """Content hash per field of `data` that names files (`workloads/data/file_hashes.py`)."""
+    from_pretrained: Path | None = None
+    """Folder with a trained model, in Hugging Face's or Meta's format, whose weights come first."""
+    from_pretrained_sha256: str | None = None
+    """Content hash of its files, as of submission; None is not compared."""
     log_every_steps: int = 10
     evaluations: int = 4
     """Evaluations over the run, evenly spaced, the last one after the last step."""

@@ -33,6 +33,7 @@ from workloads.training.data_loader import DataLoader
 from workloads.training.evaluate import evaluate
 from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.training.metrics_log import PendingMetrics, Stopwatch, Throughput
+from workloads.training.pretrained_start import start_from
 from workloads.training.rank_job import RankJob, section_config
 from workloads.training.reporter import Interrupted, ProgressReporter, Reporter
 from workloads.training.train_step import Autocast, TrainStep, even_passes, rows_per_pass
@@ -104,6 +105,8 @@ def run(
             dense=job.dense_parameters,
         )
         initialise(model, job.seed)
+        if job.from_pretrained is not None and not path:
+            start_from(model, job)
         autocast = partial(device.autocast, bf16=bf16, device=here)
         compiles = job.compile and here.type == "cuda" and job.dense_parameters == "replicated"
         if compiles:

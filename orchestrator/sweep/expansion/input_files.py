@@ -98,7 +98,7 @@ def _digests_of(source: Any, written: Mapping[str, YamlNode], where: YamlNode) -
         ]
         wrong += refused
         if not refused:
-            digests[name] = _combined([content_sha256(path) for path in several])
+            digests[name] = combined([content_sha256(path) for path in several])
     if wrong:
         raise InvalidError(*wrong)
     return digests
@@ -117,7 +117,8 @@ def content_sha256(path: Path) -> str:
     return _digests[key]
 
 
-def _combined(digests: Sequence[str]) -> str:
+def combined(digests: Sequence[str]) -> str:
+    """Return the hash of one file, or of several from theirs, in their order."""
     if len(digests) == 1:
         return digests[0]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -134,7 +135,7 @@ def _locate(
     path: str, folder: Path, record: RecordedInput | None, *, place: YamlNode, expected: str
 ) -> Path | Diagnostic:
     """Return the absolute path or glob that is meant, or why there is none."""
-    there = _candidates(path, folder, record)
+    there = candidates(path, folder, record)
     for candidate in there:
         if record is None or _holds(candidate, record):
             return candidate
@@ -143,7 +144,7 @@ def _locate(
     return _missing(path, folder, place=place, expected=expected)
 
 
-def _candidates(path: str, folder: Path, record: RecordedInput | None) -> list[Path]:
+def candidates(path: str, folder: Path, record: RecordedInput | None) -> list[Path]:
     """Return the absolute paths or globs that may be meant and match something, best first."""
     expanded = Path(path).expanduser()
     places = [folder.absolute() / expanded, Path.cwd() / expanded]
@@ -169,7 +170,7 @@ def _holds(place: Path, record: RecordedInput) -> bool:
 def _place_sha256(place: Path) -> str:
     """Return the hash of a file, or of what an absolute glob matches in order of names."""
     files = [place] if place.exists() else sorted(_matches(place))
-    return _combined([content_sha256(file) for file in files])
+    return combined([content_sha256(file) for file in files])
 
 
 def _matches(pattern: Path) -> Iterator[Path]:

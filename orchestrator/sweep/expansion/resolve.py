@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 from orchestrator.records.trial_spec import Logging, Resources, Retries, TrialSpec
 from orchestrator.sweep.draft_trial import DraftTrial, Match, Profile, Rung
-from orchestrator.sweep.expansion.sections import UNSOLVED_TOKENS, Sections, plain
+from orchestrator.sweep.expansion.sections import (
+    UNSOLVED_TOKENS,
+    Data,
+    PretrainedStart,
+    Sections,
+    plain,
+)
 from orchestrator.sweep.matching import budget, isoflop_ladder
 from orchestrator.sweep.matching import match as matching
 from orchestrator.sweep.matching.match import Matched
@@ -57,7 +63,7 @@ def trial(
         NotMeasuredError: If a step time must be measured first.
     """
     wrong: list[Diagnostic] = []
-    data = train = resources = frame = model = None
+    data = train = resources = frame = model = start = None
     # Each section is built even where another one is wrong, so that all mistakes are reported.
     with collecting(wrong):
         data = sections.data(draft)
@@ -69,6 +75,8 @@ def trial(
         frame = isoflop_ladder.Frame(data.vocab_size, train.seq_len, train.batch_tokens)
     with collecting(wrong):
         model = _model(draft, sections, frame)
+    with collecting(wrong):
+        start = _start(draft, sections, data)
     if train is not None and resources is not None:
         wrong += _splits(train, resources, draft)
     if train is not None and model is not None:
@@ -97,8 +105,32 @@ def trial(
         retries=retries,
         logging=logging,
         not_causal=_not_causal(solved.model),
+        **({} if start is None else start.identity),
     )
     return ResolvedTrial(spec, solved.matched)
+
+
+def _start(draft: DraftTrial, sections: Sections, data: Data | None) -> PretrainedStart | None:
+    """Return the trained model that the trial starts from, if any.
+
+    Raises:
+        InvalidError: If its sizes are not those of the trial.
+    """
+    start = sections.start(draft)
+    if start is None:
+        return None
+    if draft.chooses_size:
+        message = "gives the model's sizes, which this entry chooses"
+        raise InvalidError(start.where.diagnostic(message, "use set, grid, zip or list"))
+    if data is not None and data.vocab_size != start.vocab_size:
+        message = (
+            f"its embeddings are of {start.vocab_size:,} tokens, data.vocab_size is "
+            f"{data.vocab_size:,}"
+        )
+        tokenizer = start.path / "tokenizer.json"
+        fix = f"set data.tokenizer to {tokenizer} and data.vocab_size to {start.vocab_size}"
+        raise InvalidError(start.where.diagnostic(message, fix, kind="combination"))
+    return start
 
 
 def _model(

@@ -49,6 +49,9 @@ class Workloads(Protocol):
     def data_source(self, name: str) -> Any:
         """Return the module with `Config`."""
 
+    def pretrained(self, folder: Path) -> Any:
+        """Return what a folder with a trained model holds; ValueError if it holds none."""
+
     def train_config(self) -> Any:
         """Return the dataclass of `train:`."""
 
@@ -65,6 +68,22 @@ class Data(NamedTuple):
     record: dict[str, Any]
     sha256: dict[str, str]
     vocab_size: int
+
+
+class PretrainedStart(NamedTuple):
+    """A folder with a trained model that a trial starts from."""
+
+    where: YamlNode
+    path: Path
+    sha256: str
+    fields: Mapping[str, Any]
+    """Of the Config of the architecture that it holds."""
+    vocab_size: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields of a TrialSpec that name it."""
+        return {"from_pretrained": str(self.path), "from_pretrained_sha256": self.sha256}
 
 
 class Sections:
@@ -130,6 +149,13 @@ class Sections:
         """
         key = ("model", *_key(draft, "model"), counterpart)
         return self.once(key, lambda: self._model(draft, counterpart))
+
+    def start(self, draft: DraftTrial) -> PretrainedStart | None:
+        """Return what `model.from_pretrained` names."""
+        written = _chosen(draft.settings.get("model.from_pretrained"))
+        if written is None:
+            return None
+        return self.once(("start", written), lambda: self._start(written))
 
     def nearest_size(
         self, draft: DraftTrial, *, counterpart: YamlNode | None = None
@@ -213,9 +239,32 @@ class Sections:
             message = f"no recipe is called {recipe.shown}"
             raise InvalidError(recipe.diagnostic(message, f"{meant}there are {', '.join(names)}"))
 
+    def _start(self, written: YamlNode) -> PretrainedStart:
+        validation.check_text(written)
+        there = input_files.candidates(written.content, self._folder, None)
+        if not there:
+            fix = "give the folder of its config.json, beside this file or in the current folder"
+            raise InvalidError(written.diagnostic(f"no such folder: {written.content}", fix))
+        try:
+            found = self._workloads.pretrained(there[0])
+        except ValueError as error:
+            raise InvalidError(written.diagnostic(str(error), "")) from error
+        digest = input_files.combined([input_files.content_sha256(file) for file in found.files])
+        return PretrainedStart(written, there[0], digest, found.fields, found.vocab_size)
+
     def _model(self, draft: DraftTrial, counterpart: YamlNode | None) -> Any:
         name, module, values = self._model_values(draft, counterpart)
         preset = values.pop("preset", None)
+        start = self.start(draft) if counterpart is None else None
+        if start is not None:
+            if preset is not None:
+                message = "stands beside a preset, and both say how large the model is"
+                raise InvalidError(start.where.diagnostic(message, "keep one of them"))
+            known = validation.field_names(module.Config)
+            defaults = {key: value for key, value in start.fields.items() if key in known}
+            return self._build(
+                "model", module.Config, values, defaults=defaults, defaults_from=start.where
+            )
         bad: list[Diagnostic] = []
         if preset is not None:
             with collecting(bad):
@@ -285,6 +334,7 @@ class Sections:
             values["architecture"] = counterpart
         name, module = self._module("model", values)
         preset = _chosen(values.pop("preset", None))
+        values.pop("from_pretrained", None)
         if counterpart is None:
             values = self._inherited(draft, "model", name, values, module.Config)
         else:
@@ -312,6 +362,8 @@ class Sections:
         with collecting(wrong):
             name, module = self._module(section, values)
             preset = _chosen(values.pop("preset", None)) if section == "model" else None
+            if section == "model":
+                values.pop("from_pretrained", None)
             if preset is not None:
                 with collecting(wrong):
                     _check_preset(name, module, preset)
@@ -476,7 +528,11 @@ def _key(draft: DraftTrial, section: str) -> tuple[Any, ...]:
 
 
 def _names_beside_fields(section: str) -> tuple[str, ...]:
-    beside = {"model": ("architecture", "preset"), "data": ("source",), "train": ("recipe",)}
+    beside = {
+        "model": ("architecture", "preset", "from_pretrained"),
+        "data": ("source",),
+        "train": ("recipe",),
+    }
     return beside.get(section, ())
 
 

@@ -314,4 +314,5 @@ def _as_type(number: int, annotation: Any) -> Any:
 def _word(defaults_from: YamlNode) -> str:
     """Return what kind of defaults were asked for there."""
     path = defaults_from.path if defaults_from.key_path is None else defaults_from.key_path
-    return "recipe" if path.endswith(".recipe") else "preset"
+    key = path.rpartition(".")[2]
+    return key if key in ("recipe", "from_pretrained") else "preset"

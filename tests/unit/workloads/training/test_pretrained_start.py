@@ -1,0 +1,132 @@
+"""Training that starts from a trained model, also with a memory added to it."""
+
+import json
+import logging
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from workloads.architectures import dense, memory_plus, pythia
+from workloads.checkpoint.huggingface import folder
+from workloads.layers.modules.init import initialise
+from workloads.training import trained_model
+from workloads.training.pretrained_start import start_from
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
+
+VOCAB_SIZE = 300
+SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder with a Llama, and its parameters."""
+    config = dense.Config(**SIZES)
+    model = config.build(VOCAB_SIZE)
+    initialise(model, 5)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    folder.write(tmp_path / "llama", config, parameters, seq_len=16, tokenizer=None)
+    return tmp_path / "llama", parameters
+
+
+def job_of(trained, tmp_path, **more):
+    paths = {"checkpoints": tmp_path / "checkpoints", "cache": tmp_path / "cache"}
+    sections = {"data": {}, "model": {}, "train": {}}
+    return RankJob(**{**sections, **paths, "seed": 0, "from_pretrained": trained, **more})
+
+
+def started(config, job):
+    model = config.build(VOCAB_SIZE)
+    initialise(model, 0)
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    start_from(model, job)
+    return before, {name: value.detach() for name, value in model.named_parameters()}
+
+
+def test_the_same_architecture_takes_everything(trained, tmp_path):
+    path, parameters = trained
+
+    _, after = started(dense.Config(**SIZES), job_of(path, tmp_path))
+
+    torch.testing.assert_close(after, parameters, rtol=0, atol=0)
+
+
+def test_a_memory_is_added(trained, tmp_path, caplog):
+    path, parameters = trained
+    config = memory_plus.Config(**SIZES, n_keys=4, knn=2, key_dim=4, memory_layers=(1,))
+
+    with caplog.at_level(logging.INFO):
+        before, after = started(config, job_of(path, tmp_path))
+
+    replaced = "layers.1.feed_forward."
+    assert f"{replaced}gate.weight" in after.keys() & parameters.keys()  # of the memory, of SwiGLU
+    shared = {name for name in parameters if not name.startswith(replaced)}
+    for name, value in after.items():
+        expected = parameters[name] if name in shared else before[name]
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    assert f"{len(shared)} of {len(after)} parameters start from {path} (new: " in caplog.text
+    assert "not used: layers.1.feed_forward.gate.weight and 2 more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        (
+            dense.Config(**{**SIZES, "d_ff": 32}),
+            r"gate\.weight is \(24, 16\) in .*, the model's is \(32, 16\)",
+        ),
+        (pythia.Config(**SIZES), "for which this model has no place; use dense"),
+    ],
+    ids=["width", "backbone"],
+)
+def test_another_model_is_refused(config, what, trained, tmp_path):
+    with pytest.raises(ValueError, match=what):
+        started(config, job_of(trained[0], tmp_path))
+
+
+def test_a_folder_that_changed_is_refused(trained, tmp_path):
+    job = job_of(trained[0], tmp_path, from_pretrained_sha256="0" * 64)
+    with pytest.raises(ValueError, match="changed since this trial was submitted"):
+        started(dense.Config(**SIZES), job)
+
+
+class Silent:
+    """A reporter that nobody listens to."""
+
+    def metrics(self, step, values):
+        pass
+
+    def checkpoint(self, step, path):
+        pass
+
+    def progress(self, step, steps, phase, metrics):
+        pass
+
+    def should_stop(self):
+        return False
+
+
+def test_a_run_starts_there(trained, tmp_path):
+    path, parameters = trained
+    text = "".join(json.dumps({"text": f"Person {i} is {i} years old."}) + "\n" for i in range(40))
+    (tmp_path / "text.jsonl").write_text(text)
+    job = replace(
+        job_of(path, tmp_path),
+        data={"source": "text", "path": str(tmp_path / "text.jsonl"), "vocab_size": VOCAB_SIZE},
+        model={"architecture": "dense", **asdict(dense.Config(**SIZES))},
+        train={"tokens": 64, "batch_tokens": 64, "seq_len": 16, "lr": 1e-9},
+    )
+
+    run(job, Silent())
+
+    found = trained_model.load_trial(
+        job.checkpoints,
+        data=job.data,
+        data_sha256={},
+        model=job.model,
+        train=job.train,
+        cache=job.cache,
+    )
+    for name, value in parameters.items():
+        torch.testing.assert_close(found.weights[name], value, rtol=0, atol=1e-7)
