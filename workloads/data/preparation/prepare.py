@@ -5,6 +5,7 @@ call goes on where it was killed, another one is refused.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -194,14 +195,15 @@ def _begin(out: Path, asked: Mapping[str, Any]) -> TokenManifest | None:
     Raises:
         DataError: If the folder holds something else.
     """
-    record = out / "request.json"
+    record, complete = out / "request.json", (out / MANIFEST).exists()
     if record.is_file():
-        if json.loads(record.read_text()) != json.loads(json.dumps(asked)):
+        if json.loads(record.read_text()) == json.loads(json.dumps(asked)):
+            return TokenManifest.load(out / MANIFEST) if complete else None
+        if complete or (out / "progress.json").exists():
             raise DataError(
                 [f"{out}: holds tokens of other sources or settings; delete it or change --out"]
             )
-        complete = (out / MANIFEST).exists()
-        return TokenManifest.load(out / MANIFEST) if complete else None
+        shutil.rmtree(out)  # an attempt that came to nothing, perhaps for a mistake mended since
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError([f"{out}: exists and holds something else; change --out"])
     out.mkdir(parents=True, exist_ok=True)

@@ -212,6 +212,16 @@ def test_bad_text_is_one_sentence_and_leaves_nothing_to_use(tmp_path, content, m
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
+def test_a_mended_file_may_be_prepared_into_the_same_folder(sources, tmp_path):
+    path = Path(sources[0])
+    whole = path.read_text()
+    path.write_text(whole + "no JSON\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:151: is not JSON"):
+        run(tmp_path / "out", *sources)
+    path.write_text(whole)
+    assert run(tmp_path / "out", *sources) == run(tmp_path / "other", *sources)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
