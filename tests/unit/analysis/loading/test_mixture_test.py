@@ -5,7 +5,7 @@ import pytest
 
 from analysis.fitting.fit_law import fit_law
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.loading.mixture_test import _best_split, _orthonormal, find_mixture
+from analysis.loading.mixture_test import _best_split, find_mixture, orthonormal
 
 TRUTH = np.asarray([482.0, 2085.0, 1.82, 0.348, 0.366])
 
@@ -91,7 +91,7 @@ def test_the_search_mostly_finds_the_best_of_all_splits():
     generator = np.random.default_rng(0)
     shares = []
     for _ in range(40):
-        basis = _orthonormal(np.column_stack([np.ones(12), generator.standard_normal((12, 2))]))
+        basis = orthonormal(np.column_stack([np.ones(12), generator.standard_normal((12, 2))]))
         r = generator.standard_normal(12)
         left = r - basis @ (basis.T @ r)
         starts = np.argsort(generator.random((24, 12)), axis=1) < 6
