@@ -65,7 +65,7 @@ def test_a_file_that_is_gone_and_one_more_in_a_pattern_are_told(file, tmp_path):
 
 @pytest.mark.parametrize("digests", [["a"], ["a", "b"], ["b", "a", "a"]])
 def test_hash_of_several_files_is_that_of_the_submission(digests):
-    assert combined(digests) == input_files._combined(digests)
+    assert combined(digests) == input_files.combined(digests)
 
 
 def test_a_file_that_changes_while_it_is_read_leaves_nothing_in_the_cache(tmp_path, monkeypatch):
