@@ -114,6 +114,11 @@ class Optimizer:
             norms["value_grad_norm"] = self._clip_together(self._values)
         return norms
 
+    def reduce_lookups(self) -> None:
+        """Sum the lookups of tables between micro-batches (`TableOptimizer.reduce`)."""
+        if self.tables is not None:
+            self.tables.reduce()
+
     def gather(self) -> None:
         """Gather the table reads of all ranks, of which deferred gradients are made."""
         if self.tables is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
-from workloads.layers.memory.sparse_gradient import LookupGrad
+from workloads.layers.memory.lookup_grad import LookupGrad
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
 from workloads.training.train_step import TrainStep
@@ -32,9 +32,12 @@ def capture_if_possible(
     """Return a step on a GPU that is captured, or the step itself where it cannot be.
 
     Several ranks cannot, since the host starts the sums of their gradients. Nor can a step that
-    waits for the host: for the rows of tables in its memory, or for the loads of experts whose
+    waits for the host: for the rows of tables in its memory, for the number of rows whose lookups
+    are summed between micro-batches (`SparseGradient.reduce`), or for the loads of experts whose
     products no single kernel takes (`kernels/grouped_mm.py`).
     """
+    if step.optimizer.tables is not None and step.has_micro_batches:
+        return step
     dtype = torch.bfloat16 if bf16 else torch.float32
     for module in step.model.modules():
         if isinstance(module, MemoryTable) and module.on_host:

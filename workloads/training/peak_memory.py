@@ -9,6 +9,8 @@ import torch
 
 from workloads.accounting.counts import Components, ParamCount, Precision
 from workloads.kernels.table_update.update_rules import new_state
+from workloads.layers.memory.lookup_grad import sums_bytes
+from workloads.layers.memory.sparse_gradient import REDUCED_FROM
 from workloads.layers.memory.table import TableComponent
 from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
@@ -55,8 +57,8 @@ class TrainingMemory:
     fetched_rows: float
     """Of tables in the host's memory, the rows that one micro batch reads, if evenly."""
     own_reads: int
-    """Of deferred gradients, what waits for the update after this rank's share of a step, all micro
-    batches."""
+    """Of deferred gradients, what waits for the update after this rank's share of a step: the
+    lookups of all micro-batches, or of one and the sums of rows (`SparseGradient.reduce`)."""
     all_reads: int
     """The same of the whole step: every rank makes the whole update of a table."""
     sorting: int
@@ -149,19 +151,24 @@ def training_memory(
     if memory_ranks > 1:
         activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
 
-    # A gradient that is deferred is kept as its reads.
-    reads_bytes, sorted_reads, fetched = 0, 0, 0.0
+    deferred, fetched = _Deferred(), 0.0
     if train.table_optimizer != "adamw":
         element_bytes = READ_AS[train.table_precision].itemsize
-        sorted_reads = reads
-        # Of a row that ranks share by columns, each keeps its columns.
-        reads_bytes = sum(
-            n
-            * replace(table, width=width).sparse_gradient_bytes_per_token(
-                element_bytes=element_bytes
+        parts = [
+            # Of a row that ranks share by columns, each keeps its columns.
+            _deferred(
+                replace(table, width=width),
+                rows=rows,
+                element_bytes=element_bytes,
+                batch_tokens=train.batch_tokens,
+                micro_batch_tokens=micro_batch_tokens,
+                ranks=ranks,
+                memory_ranks=memory_ranks,
             )
-            for n, table, (_, width) in largest
-        )
+            for n, table, (rows, width) in largest
+            for _ in range(n)
+        ]
+        deferred = sum(parts, start=deferred)
         if tables_on_host and micro_batch_tokens:
             read = config.bytes_per_token(
                 vocab_size, batch_tokens=micro_batch_tokens, element_bytes=element_bytes
@@ -175,12 +182,57 @@ def training_memory(
         weight_copies=2 * copied if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
-        # A shard has the reads of all ranks that hold the table together. By rows this is a bound:
-        # all of them could read from this rank.
-        own_reads=reads_bytes * memory_ranks * -(-train.batch_tokens // ranks),
-        all_reads=reads_bytes * train.batch_tokens,
-        sorting=SORTED_READ_BYTES * sorted_reads * train.batch_tokens,
+        own_reads=deferred.own,
+        all_reads=deferred.all,
+        sorting=deferred.sorting,
         gathered=gathered,
+    )
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """Bytes of deferred gradients: `own_reads`, `all_reads` and `sorting` of `TrainingMemory`."""
+
+    own: int = 0
+    all: int = 0
+    sorting: int = 0
+
+    def __add__(self, other: "_Deferred") -> "_Deferred":
+        return _Deferred(self.own + other.own, self.all + other.all, self.sorting + other.sorting)
+
+
+def _deferred(
+    table: TableComponent,
+    *,
+    rows: int,
+    element_bytes: int,
+    batch_tokens: int,
+    micro_batch_tokens: int,
+    ranks: int,
+    memory_ranks: int,
+) -> _Deferred:
+    """Return what one table's gradient takes, kept as its lookups until they exceed their sums."""
+    # A shard has the reads of all ranks that hold the table together. By rows this is a bound: all
+    # of them could read from this rank.
+    per_token = table.sparse_gradient_bytes_per_token(element_bytes=element_bytes) * memory_ranks
+    share = -(-batch_tokens // ranks)
+    pass_tokens = min(share, micro_batch_tokens)
+    one_pass = pass_tokens * per_token
+    sums = sums_bytes(rows, table.width)
+    if share * per_token - one_pass <= REDUCED_FROM * sums:
+        return _Deferred(
+            own=share * per_token,
+            all=batch_tokens * per_token // memory_ranks,
+            sorting=SORTED_READ_BYTES * table.reads * batch_tokens,
+        )
+    holders = ranks // memory_ranks
+    return _Deferred(
+        # Lookups that just exceed the limit, those of one layer sorted, two sums that are added.
+        own=one_pass
+        + SORTED_READ_BYTES * table.bag_size * pass_tokens * memory_ranks
+        + (REDUCED_FROM + 3) * sums,
+        all=sums * holders,
+        sorting=SORTED_READ_BYTES * rows * holders,
     )
 
 

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from workloads.distributed.mesh import Mesh, all_reduce_copy
+from workloads.distributed.process_group import RankGroup
 from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.split_master import write_halves
 from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
-from workloads.layers.memory.sparse_gradient import LookupGrad
+from workloads.layers.memory.lookup_grad import LookupGrad
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.config import TrainConfig
@@ -67,6 +69,8 @@ class TableOptimizer:
         self._previous_norm: Tensor | None = None
         self.gathered: dict[str, LookupGrad] | None = None
         """The lookups of the next step by table, between `gather` and `clip`."""
+        self._has_micro_batches = False
+        """Whether lookups may have been summed in this step, on some ranks if not on all."""
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
 
@@ -88,6 +92,13 @@ class TableOptimizer:
         """The tables' values."""
         return {table.weight for table in self._tables.values()}
 
+    def reduce(self) -> None:
+        """Between micro-batches, sum the lookups of tables where that takes less memory."""
+        for table in self._tables.values():
+            assert table.sparse_gradient is not None
+            table.sparse_gradient.reduce()
+        self._has_micro_batches = True
+
     def gather(self) -> None:
         """Gather the tables' reads of all ranks, in rank order.
 
@@ -105,20 +116,25 @@ class TableOptimizer:
         self.gathered = {}
         for name, table in self._tables.items():
             assert table.sparse_gradient is not None
-            hits = table.sparse_gradient.take()
+            world = self._mesh.world if table.shard is None else self._mesh.data
+            hits = self._take(table.sparse_gradient, world)
             if table.weight.grad is not None:
                 raise ValueError(
                     f"{name}: has a dense gradient beside its deferred one, some layer reads the "
                     "weight itself; use table_optimizer: adamw"
                 )
             if hits is not None:
-                world = self._mesh.world
                 if table.shard is not None:
-                    world = self._mesh.data
                     # How many of a bag's reads are held here differs from rank to rank.
                     hits = hits.widened(max(world.all_gather_objects(hits.ids.shape[1])))
                 ids, weights, x = world.all_gather_rows([hits.ids, hits.weights, hits.x])
                 self.gathered[name] = LookupGrad(ids=ids, weights=weights, x=x)
+        self._has_micro_batches = False
+
+    def _take(self, gradient: SparseGradient, world: RankGroup) -> LookupGrad | None:
+        """Return a table's reads, in the same form on all ranks: as they were, or summed by row."""
+        reduced = self._has_micro_batches and any(world.all_gather_objects(gradient.reduced))
+        return gradient.take_sums() if reduced else gradient.take()
 
     def clip(self) -> Tensor:
         """Find the clipping coefficient; return the norm before clipping, 0-d."""

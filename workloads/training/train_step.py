@@ -75,6 +75,11 @@ class TrainStep:
         # With equal shares no rank must ask how many bags the others look up.
         self._equal_shares = config.sequences_per_step % mesh.world.size == 0
 
+    @property
+    def has_micro_batches(self) -> bool:
+        """Whether a step may take more than one forward pass."""
+        return self._passes != 1
+
     def __call__(
         self,
         windows: Int64[Tensor, "sequences seq_len+1"],
@@ -134,6 +139,7 @@ class TrainStep:
                 rows=self._rows,
                 passes=self._passes,
                 autocast=self._autocast,
+                between=self.optimizer.reduce_lookups,
                 before_last=self._gradients.start,
                 loss=self._loss,
             )
@@ -151,6 +157,7 @@ def accumulate_gradients(
     rows: int,
     autocast: Autocast,
     passes: int | None = None,
+    between: Callable[[], None] = lambda: None,
     before_last: Callable[[], None] = lambda: None,
     loss: SummedLoss | None = None,
 ) -> dict[str, Float[Tensor, ""]]:
@@ -167,6 +174,7 @@ def accumulate_gradients(
         rows: Sequences per forward pass at most.
         autocast: Precision of the forward passes.
         passes: Forward passes; None is as few as `rows` allows.
+        between: Called after every micro-batch but the last.
         before_last: Called before the backward pass after which no gradient is added.
         loss: Of a micro-batch, summed over its targets; None is `plain_loss`.
     """
@@ -186,6 +194,8 @@ def accumulate_gradients(
         torch.autograd.backward(tuple(losses.values()))
         for name, term in losses.items():
             totals[name] = totals.get(name, torch.zeros_like(term)) + term.detach()
+        if number < len(parts):
+            between()
     return totals
 
 

@@ -47,6 +47,28 @@ def sorted_reads(
     return _with_triton(table, ids, weights, products=products)
 
 
+def segment_sum(
+    n_rows: int,
+    ids: Int[Tensor, "bags bag_size"],
+    weights: Float[Tensor, "bags bag_size"],
+    x: Float[Tensor, "bags width"],
+) -> Float[Tensor, "rows width"]:
+    """Return `s[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`.
+
+    In fp32 (float64 for `x` of it), in an order fixed by `ids`. Autograd does not see through it.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if not ids.numel() or not x.shape[1]:
+        return x.new_zeros(n_rows, x.shape[1], dtype=wide)
+    if not uses_triton(x):
+        return reference.table_gradient(n_rows, ids, weights.to(wide), x.to(wide))
+    triton = import_module("workloads.kernels.segment_sum.triton")
+    reads = triton.sort_reads(ids, weights, n_rows)
+    sums: Tensor
+    sums, _ = triton.reduce_rows(reads, x, None, sums_dtype=wide, products_dtype=weights.dtype)
+    return sums
+
+
 def _with_triton(table: Tensor, ids: Tensor, weights: Tensor, *, products: bool) -> Gradients:
     triton = import_module("workloads.kernels.segment_sum.triton")
     reads = triton.sort_reads(ids, weights, len(table))

@@ -4,45 +4,20 @@ The lookups that make it, kept until the optimizer's update.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from workloads.layers.memory.handle_registry import Registered
+from workloads.layers.memory.lookup_grad import LookupGrad, added, concatenated, sums_bytes
 from workloads.layers.memory.sparse_gradient_ops import COMPILED, LOOKUPS, Lookup
 
-
-@dataclass(frozen=True, kw_only=True)
-class LookupGrad:
-    """A term of a table's gradient, as large as the batch.
-
-    `d_table[r] = sum over (b, i) with ids[b, i] = r of weights[b, i] * x[b]`.
-    """
-
-    ids: Int[Tensor, "bags bag_size"]
-    weights: Float[Tensor, "bags bag_size"]
-    x: Float[Tensor, "bags width"]
-
-    def widened(self, bag_size: int) -> "LookupGrad":
-        """Return bags of `bag_size`, padded with weight 0 of a row that the bag names anyway."""
-        size = self.ids.shape[1]
-        if size == bag_size:
-            return self
-        if not size:  # It names no row to pad with, and adds nothing.
-            none = torch.empty(0, bag_size, device=self.x.device)
-            return LookupGrad(
-                ids=none.to(self.ids.dtype), weights=none.to(self.weights.dtype), x=self.x[:0]
-            )
-        return LookupGrad(
-            ids=torch.cat([self.ids, self.ids[:, :1].expand(-1, bag_size - size)], dim=1),
-            weights=functional.pad(self.weights, (0, bag_size - size)),
-            x=self.x,
-        )
+REDUCED_FROM = 2
+"""Times the bytes of all rows' sums that lookups take before they are summed. Adding two sums takes
+as much again."""
 
 
 class SparseGradient(Registered):
@@ -55,7 +30,8 @@ class SparseGradient(Registered):
     first, and be run again for the update.
 
     Passes add up like any gradient: over layers, micro-batches, activation checkpointing, and a
-    graph that is run backward again. Passes without gradients add nothing.
+    graph that is run backward again. Passes without gradients add nothing. Between micro-batches
+    lookups that take more memory than their rows' sums are replaced by these (`reduce`).
 
     Not supported: gradients of gradients (torch raises); `torch.autograd.grad`, which would add its
     lookups here although it is asked for another gradient; `model.zero_grad()`, which does not know
@@ -80,6 +56,9 @@ class SparseGradient(Registered):
         """
         super().__init__()
         self._grads: list[LookupGrad] = []
+        self._sums: LookupGrad | None = None
+        """Of earlier micro-batches, by row."""
+        self._n_rows = 0
         self.fetch = fetch or _in_place
         somewhere = None if device is None or device.type == "meta" else device
         self.anchor = torch.zeros(1, device=somewhere or "cpu", requires_grad=True)
@@ -119,26 +98,57 @@ class SparseGradient(Registered):
         """Add the lookups of one backward pass, of a table of `n_rows`."""
         narrow = torch.int32 if n_rows < 2**31 else torch.int64
         self._grads.append(LookupGrad(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
+        self._n_rows = n_rows
+
+    def reduce(self) -> None:
+        """Sum the lookups so far by row, if they take several times the bytes of all rows' sums.
+
+        For use between micro-batches: what waits for the update then grows with the table and the
+        micro-batch, not with the batch. Sums are fp32, in an order fixed by the ids.
+        """
+        if not self._grads:
+            return
+        width = self._grads[0].x.shape[1]
+        if sum(each.nbytes for each in self._grads) > REDUCED_FROM * sums_bytes(
+            self._n_rows, width
+        ):
+            self._sums = self._summed()
+
+    @property
+    def reduced(self) -> bool:
+        """Whether lookups have been replaced by sums."""
+        return self._sums is not None
+
+    def take_sums(self) -> LookupGrad | None:
+        """Return the sums of all rows that were read, ascending, and clear; None if empty."""
+        taken = self._summed() if self._grads else self._sums
+        self._sums = None
+        return taken
+
+    def _summed(self) -> LookupGrad:
+        sums, self._sums = self._sums, None
+        while self._grads:
+            # One by one, so that they are gone when the next is summed.
+            term = self._grads.pop(0).summed()
+            sums = term if sums is None else added(sums, term)
+        assert sums is not None, "there is something to sum"
+        return sums
 
     def clear(self) -> None:
         """Discard everything."""
         self._grads.clear()
+        self._sums = None
 
     def take(self) -> LookupGrad | None:
         """Return all terms as one, in the order of the backward passes, and clear; None if empty.
 
-        Bags of different sizes are padded to the largest.
+        Bags of different sizes are padded to the largest. After a `reduce`, they are rows' sums.
         """
-        largest = max((each.ids.shape[1] for each in self._grads), default=0)
-        grads = [each.widened(largest) for each in self._grads]
+        if self.reduced:
+            return self.take_sums()
+        taken = concatenated(self._grads) if self._grads else None
         self.clear()
-        if len(grads) < 2:
-            return grads[0] if grads else None
-        return LookupGrad(
-            ids=torch.cat([each.ids for each in grads]),
-            weights=torch.cat([each.weights for each in grads]),
-            x=torch.cat([each.x for each in grads]),
-        )
+        return taken
 
 
 def _in_place(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

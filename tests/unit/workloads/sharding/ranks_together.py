@@ -29,7 +29,8 @@ from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.memory.sparse_gradient import LookupGrad, SparseGradient
+from workloads.layers.memory.lookup_grad import LookupGrad
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.modules.init import initialise
 from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.sharding.gradient_allreduce import GradientAllReduce

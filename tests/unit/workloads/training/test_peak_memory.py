@@ -13,7 +13,7 @@ from workloads.architectures import dense, memory_plus
 from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
-from workloads.layers.memory.sparse_gradient import LookupGrad
+from workloads.layers.memory.lookup_grad import LookupGrad, sums_bytes
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding import column_parallel, row_parallel, table_route
@@ -254,6 +254,27 @@ def test_reads_of_all_ranks_come_together_for_the_update():
     assert one.own_reads == one.all_reads == four.all_reads == a_token * BATCH_TOKENS
     assert four.own_reads == a_token * BATCH_TOKENS / 4
     assert four.sorting == SORTED_READ_BYTES * n_reads * BATCH_TOKENS
+
+
+def test_of_many_micro_batches_the_sums_of_rows_wait_and_not_the_reads():
+    batches = [512 * SEQ_LEN, 1024 * SEQ_LEN]
+    small, large = (
+        _estimate(
+            CONFIG,
+            _train(batch_tokens=n, tokens=n, table_optimizer="sgd"),
+            micro_batch_tokens=SEQ_LEN,
+        )
+        for n in batches
+    )
+
+    assert small.own_reads == large.own_reads
+    assert small.all_reads == large.all_reads == sums_bytes(81, 20)
+    whole = _estimate(
+        CONFIG,
+        _train(batch_tokens=4096, tokens=4096, table_optimizer="sgd"),
+        micro_batch_tokens=4096,
+    )
+    assert whole.own_reads > 5 * small.own_reads
 
 
 def test_the_peak_is_that_of_the_passes_or_of_the_update():

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from workloads.kernels.weighted_bag.reference import table_gradient
+from workloads.layers.memory.lookup_grad import sums_bytes
+from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 
 ROWS, WIDTH = 6, 4
@@ -144,3 +148,70 @@ def test_bags_of_different_sizes_add_up_and_read_no_other_row():
     # Row 1 + i % 4 for i below 3, and for i below 9.
     assert found[:, 0].tolist() == [0.0, 4.0, 3.0, 3.0, 2.0, *[0.0] * (ROWS - 5)]
     assert set(hits.ids.flatten().tolist()) == {1, 2, 3, 4}
+
+
+@given(
+    rows=st.integers(1, 9),
+    passes=st.lists(
+        st.tuples(st.integers(0, 12), st.integers(1, 5), st.booleans()), min_size=1, max_size=5
+    ),
+    seed=st.integers(0, 9),
+)
+def test_lookups_reduced_between_micro_batches_are_the_same_gradient(rows, passes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    gradient, expected = SparseGradient(), torch.zeros(rows, WIDTH, dtype=torch.float64)
+    for bags, bag_size, reduces in passes:
+        ids = torch.randint(rows, (bags, bag_size), generator=generator)
+        weights = torch.randn(bags, bag_size, generator=generator)
+        x = torch.randn(bags, WIDTH, generator=generator)
+        for bag in range(bags):  # by hand
+            for place in range(bag_size):
+                expected[ids[bag, place]] += weights[bag, place].double() * x[bag].double()
+        gradient.add(rows, ids, weights, x)
+        if reduces:
+            gradient.reduce()
+
+    reduced = gradient.reduced
+    taken = gradient.take()
+    found = torch.zeros(rows, WIDTH, dtype=torch.float64)
+    for bag in range(len(taken.ids)):
+        for place in range(taken.ids.shape[1]):
+            found[taken.ids[bag, place]] += taken.weights[bag, place].double() * taken.x[bag]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert gradient.take() is None
+    if reduced:
+        assert taken.ids.shape[1] == 1
+        assert (taken.ids[:, 0].diff() > 0).all()
+        assert taken.nbytes <= sums_bytes(rows, WIDTH) + 4 * rows  # unique's ids are int64
+
+
+def test_lookups_that_take_less_than_their_sums_are_kept_as_they_are():
+    gradient = SparseGradient()
+    few = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1), torch.ones(2, WIDTH)
+    gradient.add(1000, *few)
+    gradient.reduce()
+
+    assert not gradient.reduced
+    assert torch.equal(gradient.take().x, few[2])
+
+
+def test_what_waits_does_not_grow_with_the_number_of_micro_batches():
+    gradient = SparseGradient()
+    for _ in range(20):
+        gradient.add(3, torch.zeros(50, 2, dtype=torch.int64), torch.ones(50, 2), torch.ones(50, 4))
+        gradient.reduce()
+        held = [*gradient._grads, *([gradient._sums] if gradient._sums else [])]
+        assert sum(each.nbytes for each in held) <= 2 * sums_bytes(3, 4)
+
+    assert gradient.take().x.tolist() == [[20 * 100.0] * 4]
+
+
+def test_sums_of_bf16_lookups_are_fp32():
+    gradient = SparseGradient()
+    one = torch.ones(300, 1, dtype=torch.bfloat16)
+    gradient.add(1, torch.zeros(300, 1, dtype=torch.int64), one, one)
+    gradient.reduce()
+
+    taken = gradient.take()
+    assert taken.x.dtype is torch.float32
+    assert taken.x.tolist() == [[300.0]]  # bf16 ends at 256
