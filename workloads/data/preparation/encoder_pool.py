@@ -1,29 +1,30 @@
 """Pool of encoder processes: batches in, encoded batches out in the same order.
 
-One thread per process hands it a batch and waits for the answer. A process ends with its standard
-input, so it also ends when this process is killed.
+One thread per process hands it a batch and waits for the answer. A process ends when the other end
+of its pipe is closed, so it also ends when this process is killed.
 """
 
 import contextlib
+import multiprocessing
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
-from pathlib import Path
-from typing import Generic, TypeVar
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Generic, TypeAlias, TypeVar
 
-import workloads
 from workloads.data.preparation.encoder import EncodedBatch, Encoder, EncoderSettings
 from workloads.data.readers.problems import DataError
 
 T = TypeVar("T")
 
+_Worker: TypeAlias = tuple[SpawnProcess, Connection]
+_CONTEXT = multiprocessing.get_context("spawn")
+"""A fork would copy this process's threads half, and its ends of other pipes."""
 _AHEAD = 2
 """Batches per process that are read before the first of them is written: bounds memory."""
 
@@ -40,7 +41,7 @@ class EncoderPool(Generic[T]):
         """Start nothing yet; `workers` defaults to the cores this process may use."""
         self._settings, self._workers = settings, workers or usable_cores()
         self._local = threading.local()
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[_Worker] = []
 
     def encode(self, batches: Iterator[tuple[T, list[str]]]) -> Iterator[tuple[T, EncodedBatch]]:
         """Yield each batch's label and what its texts became, in order."""
@@ -66,20 +67,18 @@ class EncoderPool(Generic[T]):
                 self._end()
 
     def _encode(self, texts: list[str]) -> EncodedBatch:
-        if not hasattr(self._local, "process"):
-            self._local.process = self._start()
-        process: subprocess.Popen[bytes] = self._local.process
-        assert process.stdin is not None, "both ends are pipes"
-        assert process.stdout is not None, "both ends are pipes"
+        if not hasattr(self._local, "worker"):
+            self._local.worker = self._start()
+        process, pipe = self._local.worker
         try:
-            pickle.dump(texts, process.stdin)
-            process.stdin.flush()
-            answer = pickle.load(process.stdout)
-        except (EOFError, BrokenPipeError) as error:
+            pipe.send(texts)
+            answer = pipe.recv()
+        except (EOFError, ConnectionError) as error:
+            process.join()
             raise DataError(
                 [
-                    f"an encoder process ended with exit code {process.wait()}; if memory ran out, "
-                    "use fewer with --workers"
+                    f"an encoder process ended with exit code {process.exitcode}; if memory ran "
+                    "out, use fewer with --workers"
                 ]
             ) from error
         if isinstance(answer, BaseException):
@@ -87,57 +86,33 @@ class EncoderPool(Generic[T]):
         encoded: EncodedBatch = answer
         return encoded
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        root = str(Path(workloads.__path__[0]).parent)
-        known = os.environ.get("PYTHONPATH")
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{root}{os.pathsep}{known}" if known else root,
-                # One thread each: the processes are the parallelism.
-                "TOKENIZERS_PARALLELISM": "false",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        self._started.append(process)
-        assert process.stdin is not None, "it is a pipe"
-        pickle.dump(self._settings, process.stdin)
-        return process
+    def _start(self) -> _Worker:
+        ours, theirs = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_serve, args=(theirs, self._settings), daemon=True)
+        process.start()
+        theirs.close()
+        self._started.append((process, ours))
+        return process, ours
 
     def _end(self) -> None:
-        for process in self._started:
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None, "both ends are pipes"
-                with contextlib.suppress(BrokenPipeError):  # it ended before it read everything
-                    stream.close()
-            process.wait()
+        for process, pipe in self._started:
+            pipe.close()
+            process.join()
         self._started.clear()
 
 
-def main() -> None:
-    """Encode what comes in until the input ends."""
+def _serve(pipe: Connection, settings: EncoderSettings) -> None:
+    """Encode what comes in until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads
-    incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr
-    encoder = Encoder(pickle.load(incoming))
-    while True:
-        try:
-            texts = pickle.load(incoming)
-        except EOFError:
-            return
-        try:
-            answer: EncodedBatch | Exception = encoder.encode(texts)
-        except Exception as error:
-            answer = error
-        try:
-            pickle.dump(answer, outgoing)
-            outgoing.flush()
-        except BrokenPipeError:
-            os._exit(1)
-
-
-if __name__ == "__main__":
-    main()
+    # One thread each: the processes are the parallelism.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    encoder = Encoder(settings)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            texts = pipe.recv()
+            answer: EncodedBatch | Exception
+            try:
+                answer = encoder.encode(texts)
+            except Exception as error:
+                answer = error
+            pipe.send(answer)
