@@ -9,6 +9,14 @@ import pytest
 from orchestrator.submit.stop_signals import stop_signals
 
 
+@pytest.fixture(autouse=True)
+def hangups_are_heard():
+    """Also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def asked():
     return []
