@@ -13,6 +13,7 @@ from analysis.plotting.fit_panels import (
     PanelSeries,
     draw_column,
     finish,
+    is_misfit,
     panel_grid,
     usable_fits,
 )
@@ -99,5 +100,11 @@ def curve_series(
     """Return the runs and the curve of a fit, drawn `margin` below and `beyond` above its runs."""
     at = np.geomspace(fit.x.min() / margin, fit.x.max() * max(beyond, margin), 160)
     return PanelSeries(
-        x=fit.x, y=fit.y, residuals=-fit.residuals, at=at, band=fit.predict(at), style=style
+        x=fit.x,
+        y=fit.y,
+        residuals=-fit.residuals,
+        at=at,
+        band=fit.predict(at),
+        style=style,
+        misfit=is_misfit(fit),
     )

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from analysis.fitting.result import Band
+from analysis.fitting.verdict import FitVerdict
 from analysis.formatting import count
 from analysis.plotting.axes import (
     GREY,
@@ -52,6 +53,10 @@ LABELS = {
 OUTCOMES = {"loss": "Loss (nats per token)", "accuracy": "Accuracy", "error": "Error"}
 
 
+MISFIT_LINE = (0, (4, 3))
+"""Dashes of a curve that is not to be relied on."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelSeries:
     """The runs and the curve of one architecture in one column of panels."""
@@ -66,6 +71,8 @@ class PanelSeries:
     style: SeriesStyle
     held: tuple[NDArray[np.int64], Array] | None = None
     """Rows that a hold-out predicted, and the errors of its predictions."""
+    misfit: bool = False
+    """Whether the law is wrong for these runs (`LawFit.verdict`): its curve is drawn dashed."""
 
 
 def outcome_label(outcome: str) -> str:
@@ -125,7 +132,8 @@ def draw_column(
 
 
 def _draw_series(upper: Axes, lower: Axes, one: PanelSeries, *, many: bool) -> None:
-    colour, line, band = one.style.colour, one.style.line, one.band
+    colour, band = one.style.colour, one.band
+    line = MISFIT_LINE if one.misfit else one.style.line
     for low, high, alpha in (
         (band.new_low, band.new_high, 0.03 if many else 0.08),
         (band.low, band.high, 0.1 if many else 0.22),
@@ -197,8 +205,17 @@ def finish(
         words.append("cross: held-out run, predicted from the rest")
     words += lines
     words += [f"{name}: no curve, {fit.sentence}" for name, fit in fits.items() if not fit.usable]
+    misfits = [name for name, fit in fits.items() if is_misfit(fit)]
+    if misfits:
+        words.append(f"dashed: the law is wrong for the runs of {', '.join(misfits)}")
     width = int(13 * figure.get_figwidth())
     caption(figure, textwrap.fill(" · ".join(words), width, break_on_hyphens=False))
+
+
+def is_misfit(fit: Any) -> bool:
+    """Return whether the verdict on a fit, where it has one, is that its law is wrong."""
+    verdict = getattr(fit, "verdict", None) if fit.usable else None
+    return isinstance(verdict, FitVerdict) and verdict.is_misfit
 
 
 def usable_fits(fits: Mapping[str, Any]) -> dict[str, Any]:

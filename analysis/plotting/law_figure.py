@@ -14,6 +14,7 @@ from analysis.plotting.fit_panels import (
     PanelSeries,
     draw_column,
     finish,
+    is_misfit,
     others_title,
     outcome_label,
     panel_grid,
@@ -133,6 +134,7 @@ def law_series(
         band=fit.predict(along(at)),
         style=style,
         held=held,
+        misfit=is_misfit(fit),
     )
 
 

@@ -206,15 +206,16 @@ def _last_use(group: pd.DataFrame, columns: UsageColumns | None) -> str:
 
 
 def curves(fits: SweepFits) -> Table:
-    """Return one row per fitted curve: parameters with intervals, status, hold-out error."""
+    """Return one row per fitted curve: parameters with intervals, verdict, hold-out error."""
     columns = [
         Column("architecture", lambda c: c.series),
         Column("outcome", lambda c: _outcome(c.spec)),
         Column("against", lambda c: X_LABELS.get(c.spec.x, c.spec.x)),
         Column("parameters", lambda c: parameters(c.fit)),
         Column("status", lambda c: str(c.fit.status)),
+        Column("verdict", lambda c: str(c.fit.verdict.status)),
         Column("hold-out", lambda c: hold_out(c.fit)),
-        Column("what the status means", lambda c: c.fit.sentence),
+        Column("why", lambda c: c.fit.verdict.sentence),
     ]
     notes = [
         *(

@@ -10,6 +10,7 @@ from analysis.fitting.objective import SQUARES
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.kaplan import KAPLAN
 from analysis.laws.loss_to_accuracy import Sigmoid
 from analysis.laws.power import PowerLaw
 from analysis.laws.shared_coefficients import SharedCoefficients
@@ -98,6 +99,18 @@ def test_one_colour_per_architecture_and_the_failed_one_is_told(figure):
     assert [to_hex(c.get_color()).upper() for c in curves(figure.axes[0])] == [s.colour for s in styles.values()]  # fmt: skip
     assert "dense moe extrapolation" in texts(figure)
     assert "few: no curve, 4 distinct runs for 5 parameters" in texts(figure)
+
+
+def test_a_misfit_is_dashed_and_said(figure, dense):
+    wrong = fit_law(KAPLAN, make_runs(CHINCHILLA, 40, noise=0.003), **DRAWS)
+    assert (dense.verdict.is_misfit, wrong.verdict.is_misfit) == (False, True)
+
+    drawn = law_figure({"wrong": wrong})
+
+    assert not any(line.is_dashed() for line in curves(figure.axes[0]))
+    assert all(line.is_dashed() for line in curves(drawn.axes[0]))
+    assert "the law is wrong for the runs of wrong" in texts(drawn)
+    assert "wrong for the runs" not in texts(figure)
 
 
 def test_held_out_runs_are_crosses(figure, dense):
