@@ -1,5 +1,6 @@
 """A skipped test that is not on the list fails a run with `--strict-skips`."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,11 @@ def run(tmp_path):
         (tmp_path / "test_one.py").write_text(test)
         quick = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
         command = [sys.executable, "-m", "pytest", *quick, *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        # Without the options of the run that this test is part of.
+        env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
         return done.returncode, done.stdout
 
     return pytest_on
