@@ -67,8 +67,6 @@ Picture = Annotated[
         show_default=False,
     ),
 ]
-
-
 Mtbf = Annotated[
     float | None,
     typer.Option(

@@ -62,6 +62,7 @@ def run(
         process_group.CommunicationError: The ranks did not find, or lost, each other.
         ValueError: A section of the job is wrong, or its data have changed.
     """
+    # Everything that can be wrong in the job's sections is found before a rank waits for another.
     config = TrainConfig(**job.train)
     source = section_config("workloads.data.sources", "source", job.data)
     architecture = section_config("workloads.architectures", "architecture", job.model)
@@ -88,7 +89,7 @@ def run(
         saved: dict[str, Any] = {"step": 0}
         if path:
             saved = checkpoint.load(path, mapped=sharded)
-        if "metrics" in saved:
+        if "metrics" in saved:  # the last step and its evaluation were done before a crash
             return dict(saved["metrics"])
 
         tell = partial(_preparing, reporter, saved["step"], config.steps)
@@ -125,6 +126,7 @@ def run(
         if path:
             state.restore(saved, path)
         del saved  # a second copy of all that was loaded
+        # After the state is restored: a captured graph fixes the addresses of all tensors.
         taken: TrainStep | CapturedStep = step
         if compiles:
             taken = capture_if_possible(step, world_size=world.size, bf16=bf16)

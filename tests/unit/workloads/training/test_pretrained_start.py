@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import asdict, replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,22 +92,6 @@ def test_a_folder_that_changed_is_refused(trained, tmp_path):
         started(dense.Config(**SIZES), job)
 
 
-class Silent:
-    """A reporter that nobody listens to."""
-
-    def metrics(self, step, values):
-        pass
-
-    def checkpoint(self, step, path):
-        pass
-
-    def progress(self, step, steps, phase, metrics):
-        pass
-
-    def should_stop(self):
-        return False
-
-
 def test_a_run_starts_there(trained, tmp_path):
     path, parameters = trained
     text = "".join(json.dumps({"text": f"Person {i} is {i} years old."}) + "\n" for i in range(40))
@@ -118,7 +103,7 @@ def test_a_run_starts_there(trained, tmp_path):
         train={"tokens": 64, "batch_tokens": 64, "seq_len": 16, "lr": 1e-9},
     )
 
-    run(job, Silent())
+    run(job, Mock(should_stop=lambda: False))
 
     found = trained_model.load_trial(
         job.checkpoints,

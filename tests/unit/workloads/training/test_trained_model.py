@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,22 +13,6 @@ from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 
 TRAIN = {"tokens": 128, "batch_tokens": 64, "seq_len": 16, "lr": 1e-2}
-
-
-class Silent:
-    """A reporter that nobody listens to."""
-
-    def metrics(self, step, values):
-        pass
-
-    def checkpoint(self, step, path):
-        pass
-
-    def progress(self, step, steps, phase, metrics):
-        pass
-
-    def should_stop(self):
-        return False
 
 
 @pytest.fixture
@@ -48,7 +33,10 @@ def trained(data, module, tmp_path):
         "cache": tmp_path / "cache",
         "data_sha256": {},
     }
-    run(RankJob(**sections, seed=0, checkpoints=tmp_path / "checkpoints"), Silent())
+    run(
+        RankJob(**sections, seed=0, checkpoints=tmp_path / "checkpoints"),
+        Mock(should_stop=lambda: False),
+    )
     return {**sections, "checkpoints": tmp_path / "checkpoints"}
 
 
