@@ -1,7 +1,8 @@
 """Report sections that compare architectures: multipliers, the frontier, the next runs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -126,6 +127,7 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     ]
     if not sizes:
         notes.append("tokens grow with the size as they do in the runs")
+    notes += _misfit_notes(curves)
     columns = ["at equal", "architecture", "amount", "tokens", f"× that {reference} needs"]
     if sizes:
         columns.append(f"× the size that {reference} needs")
@@ -136,6 +138,12 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
         numeric=(False, False, *(True for _ in columns[2:]), False),
         notes=tuple(notes),
     )
+
+
+def _misfit_notes(curves: Iterable[Any]) -> list[str]:
+    """Return why numbers are not to be relied on: laws below them that are wrong for their runs."""
+    verdicts = [curve.verdict for curve in curves if curve.verdict.is_misfit]
+    return [f"not to be relied on: {words}" for words in dict.fromkeys(map(str, verdicts))]
 
 
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
@@ -179,7 +187,10 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
         ),
         rows=tuple(rows),
         numeric=(True, False, True, True, True, True, False, False),
-        notes=(f"[…] is the {frontiers[0].level:.0%} band of resampled runs",),
+        notes=(
+            f"[…] is the {frontiers[0].level:.0%} band of resampled runs",
+            *_misfit_notes(frontiers),
+        ),
     )
 
 

@@ -1,12 +1,14 @@
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import analysis
-from analysis.report.architectures import architecture_sections
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
+from analysis.report.architectures import _misfit_notes, architecture_sections
 from analysis.scaling import architecture_laws, comparison, missing_runs
 from analysis.scaling.comparison import compare_architectures
 from orchestrator.planning.pricing import recorded
@@ -226,3 +228,11 @@ def test_every_fit_of_a_report_is_made_once(synthetic, tmp_path, monkeypatch):
         "architecture_laws": 2,
         "comparison": 3,
     }
+
+
+@pytest.mark.parametrize("misfit", [True, False])
+def test_numbers_of_laws_that_are_wrong_for_their_runs_are_said_once(misfit):
+    status = VerdictStatus.MISFIT if misfit else VerdictStatus.ADEQUATE
+    curves = [SimpleNamespace(verdict=FitVerdict(status=status, sentence="dense: bent"))] * 3
+
+    assert _misfit_notes(curves) == ["not to be relied on: misfit: dense: bent"] * misfit
