@@ -182,14 +182,17 @@ def test_only_this_machine_reaches_the_cluster_and_only_with_its_token(tmp_path)
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, Exception])
 @pytest.mark.parametrize("failures", [1, 3])
-def test_a_ray_that_does_not_come_up_in_time_is_started_again(tmp_path, monkeypatch, failures):
+def test_a_ray_that_does_not_come_up_in_time_is_started_again(
+    tmp_path, monkeypatch, failures, kind
+):
     before, tokens = dict(os.environ), []
 
     def init(**options):
         tokens.append(os.environ["RAY_AUTH_TOKEN"])
         if len(tokens) <= failures:
-            raise RuntimeError("Timed out waiting for file gcs_server_port")
+            raise kind("Timed out waiting for file gcs_server_port")
         raise ValueError("came so far")
 
     monkeypatch.setattr(ray, "init", init)

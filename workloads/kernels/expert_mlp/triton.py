@@ -38,12 +38,13 @@ class MatmulTile:
 ROWS = 128
 """Of a tile of the products by rows, which share one list of tiles."""
 
+# The fastest of six settings each on an H100 (`benchmarks/experts.py --tiles`).
 HIDDEN = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-OUTPUT = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-HIDDEN_GRADIENT = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=3)
-INPUT_GRADIENT = MatmulTile(rows=ROWS, cols=128, depth=32, warps=8, stages=3)
-PAIR_GRADIENT = MatmulTile(rows=128, cols=128, depth=64, warps=8, stages=3)
-DOWN_GRADIENT = MatmulTile(rows=128, cols=128, depth=64, warps=8, stages=3)
+OUTPUT = MatmulTile(rows=ROWS, cols=256, depth=64, warps=8, stages=4)
+HIDDEN_GRADIENT = MatmulTile(rows=ROWS, cols=128, depth=64, warps=8, stages=4)
+INPUT_GRADIENT = MatmulTile(rows=ROWS, cols=256, depth=32, warps=8, stages=3)
+PAIR_GRADIENT = MatmulTile(rows=128, cols=64, depth=64, warps=4, stages=3)
+DOWN_GRADIENT = MatmulTile(rows=128, cols=128, depth=64, warps=8, stages=6)
 
 
 def forward(
