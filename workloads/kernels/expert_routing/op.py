@@ -10,9 +10,6 @@ from torch import Tensor
 from workloads.kernels.backend import uses_triton
 from workloads.kernels.expert_routing import reference
 
-ENABLED = False
-"""Whether Triton's kernels are used on a GPU: off until they have been measured on one."""
-
 
 def best_experts(
     scores: Float[Tensor, "tokens experts"], top_k: int
@@ -21,7 +18,7 @@ def best_experts(
 
     Ties go to the lowest id.
     """
-    if ENABLED and scores.dtype == torch.float32 and uses_triton(scores):
+    if scores.dtype == torch.float32 and uses_triton(scores):
         best: Tensor = _best_experts(scores.detach(), top_k)
         return best
     return reference.best_experts(scores, top_k)
@@ -35,7 +32,7 @@ def rows_by_expert(
     Returns:
         The choice of every row, the row of every choice, and where each expert's rows end (int32).
     """
-    if ENABLED and uses_triton(experts):
+    if uses_triton(experts):
         order, places, ends = _rows_by_expert(experts, n_experts)
         return order, places, ends
     return reference.rows_by_expert(experts, n_experts)
