@@ -25,6 +25,7 @@ from analysis.report.architectures import (
     ArchitectureSections,
     architecture_sections,
 )
+from analysis.report.device_share import device_share
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.scaling.best_settings import best_of_every_size
 from analysis.scaling.comparison import compare_architectures
@@ -214,6 +215,7 @@ def render(
         n_trials=len(runs.table),
         n_excluded=len(runs.excluded),
         n_configurations=len(fits.summaries),
+        device_share=device_share(runs.table),
         picture=picture,
         usage_picture=usage_picture,
         fits_pictures=fits_pictures,

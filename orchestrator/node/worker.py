@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import resource
 import sys
 import time
 import traceback
@@ -26,7 +27,7 @@ from orchestrator.records import provenance, storage_errors
 from orchestrator.records.locks import TrialLock
 from orchestrator.records.rank_registry import RankRequest, register
 from orchestrator.records.trial_dir import AttemptDir, write_json
-from orchestrator.records.trial_spec import GPU_PEAK, Outcome, TrialSpec
+from orchestrator.records.trial_spec import GPU_PEAK, RSS_PEAK, Outcome, TrialSpec
 
 LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 30.0
@@ -80,6 +81,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         micro_batch_tokens=request.micro_batch_tokens,
         n_threads=request.cpus,
         device="auto" if request.gpus else "cpu",
+        gpus=(request.attempt_dir.launch() or {}).get("gpus") if request.gpus else None,
         rank=request.rank,
         world_size=request.ranks,
         memory_ranks=spec.resources.memory_ranks,
@@ -91,7 +93,7 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         address=request.address,
     )
     metrics: dict[str, float] = trainer.run(job, reporter)
-    return {**metrics, **gpu_memory_peak(request)}
+    return {**metrics, **host_memory_peak(), **gpu_memory_peak(request)}
 
 
 def cap_gpu_memory(request: RankRequest) -> None:
@@ -99,6 +101,11 @@ def cap_gpu_memory(request: RankRequest) -> None:
     torch = sys.modules.get("torch")
     if request.gpu_memory_share is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(request.gpu_memory_share)
+
+
+def host_memory_peak() -> dict[str, float]:
+    """Return the peak resident memory of this process, libraries included, as a metric."""
+    return {RSS_PEAK: 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
 
 
 def gpu_memory_peak(request: RankRequest) -> dict[str, float]:

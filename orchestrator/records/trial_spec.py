@@ -34,6 +34,9 @@ GPU_PEAK = "system/gpu_peak_bytes"
 """Metric of a result: peak memory that torch held on a rank's GPU. Later trials of the
 configuration are packed by it."""
 
+RSS_PEAK = "system/rss_peak_bytes"
+"""Metric of a result: peak resident memory of rank 0's process."""
+
 
 class TrialState(StrEnum):
     """State of a trial. Derived from its directory, never stored."""

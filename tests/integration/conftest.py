@@ -132,7 +132,8 @@ class TinySweep:
             trial.trial_id: {
                 name: {step: value for step, (_, value) in points.items()}
                 for name, points in trial.metrics().items()
-                if not name.startswith(("time/", "system/")) and name != "train/tokens_per_s"
+                if not name.startswith(("time/", "step_time/", "device/", "system/"))
+                and name != "train/tokens_per_s"
             }
             for trial in self.disk.trials()
         }
@@ -152,7 +153,8 @@ class TinySweep:
             timeless = [
                 name
                 for name in mine
-                if not name.startswith(("time/", "system/")) and name != "train/tokens_per_s"
+                if not name.startswith(("time/", "step_time/", "device/", "system/"))
+                and name != "train/tokens_per_s"
             ]
             assert {name: mine[name] for name in timeless} == {
                 name: theirs[name] for name in timeless

@@ -9,6 +9,7 @@ the model follow the seed that is set before the replay, as they do without a gr
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -19,11 +20,21 @@ from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.lookup_grad import LookupGrad
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
+from workloads.training.phase_timer import OPTIMIZER, Bound
 from workloads.training.train_step import TrainStep
 
 WARM_UP_STEPS = 3
 """Steps before the capture. They allocate optimizer state and let libraries choose their
 kernels."""
+
+
+class _Kind(NamedTuple):
+    """What distinguishes the graphs of a step."""
+
+    records: bool
+    """Whether it records how memories and experts are used."""
+    timed: bool
+    """Whether it times its phases."""
 
 
 def capture_if_possible(
@@ -55,17 +66,20 @@ class CapturedStep:
     The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
     nothing, and replayed. Tables with an optimizer of their own are updated after the replay,
     kernel by kernel: their lookups of the step lie where the graph writes them. Steps that record
-    usage are of another kind than steps that do not, so there are at most two graphs. They share
-    their memory, since they never run at once.
+    usage are of another kind than steps that do not, and so are steps whose phases are timed, whose
+    graphs have events between the kernels: at most four graphs. They share their memory, since they
+    never run at once.
     """
 
     def __init__(self, step: TrainStep) -> None:
         """Take over the steps of `step`; nobody else may call it."""
         self._step = step
         self.model, self.optimizer = step.model, step.optimizer
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
-        self._outputs: dict[bool, dict[str, Tensor]] = {}
-        self._lookups: dict[bool, dict[str, LookupGrad] | None] = {}
+        self.phases = step.phases
+        self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
+        self._outputs: dict[_Kind, dict[str, Tensor]] = {}
+        self._lookups: dict[_Kind, dict[str, LookupGrad] | None] = {}
+        self._bounds: dict[_Kind, tuple[Bound, ...]] = {}
         self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
@@ -79,28 +93,33 @@ class CapturedStep:
         also: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Update the parameters once (arguments and result of `TrainStep.__call__`)."""
-        kind = bool(getattr(self.model, "recording_usage", False))
-        if self._seen[kind] < WARM_UP_STEPS:
-            self._seen[kind] += 1
+        records = bool(getattr(self.model, "recording_usage", False))
+        if self._seen[records] < WARM_UP_STEPS:
+            self._seen[records] += 1
+            self.phases.wanted = False  # these steps are not taken as the others are
             return self._step(windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also)
         if self._windows is None:
             self._windows = torch.empty_like(windows)
         self._windows.copy_(windows, non_blocking=True)
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        kind = _Kind(records=records, timed=self.phases.wanted)
         if kind not in self._graphs:
             self._capture(kind)
         self._graphs[kind].replay()
+        self.phases.extend(self._bounds[kind])
         # The next replay overwrites the outputs, and nobody may have read them by then.
         values = torch.stack([*self._outputs[kind].values()])
         numbers = dict(zip(self._outputs[kind], values.unbind(), strict=True))
         tables = self.optimizer.tables
         if tables is not None:
             tables.gathered = self._lookups[kind]
+            self.phases.begin(OPTIMIZER)
             numbers["value_grad_norm"] = tables.clip()
             self.optimizer.update_tables()
+            self.phases.begin(None)
         return {**numbers, **(also or {})}
 
-    def _capture(self, kind: bool) -> None:
+    def _capture(self, kind: _Kind) -> None:
         assert self._windows is not None
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
@@ -110,6 +129,7 @@ class CapturedStep:
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
             self._outputs[kind] = self._step.update_dense(self._windows)
+        self._bounds[kind] = self.phases.take()
         if self.optimizer.tables is not None:
             self._lookups[kind] = self.optimizer.tables.gathered
         self._graphs[kind] = graph

@@ -1,12 +1,15 @@
 """Device, threads, precision and determinism of a rank."""
 
 import ctypes
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from workloads.distributed.process_group import RankGroup
 
 MAX_CPU_LOGITS = 6_000_000
 """Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See
@@ -28,6 +31,18 @@ def pick(name: str, *, rank: int) -> torch.device:
     if name == "cuda" and not visible:
         raise ValueError("device: cuda was asked for, but torch sees no GPU; use auto or cpu")
     return torch.device("cuda", rank % visible) if visible else torch.device("cpu")
+
+
+def distinct_gpus(world: RankGroup, here: torch.device) -> list[str]:
+    """Return the product names of the GPUs that the ranks of a trial use, each once.
+
+    Every rank must call this. Empty on a CPU.
+    """
+    if here.type != "cuda":
+        return []
+    found: Any = torch.cuda.get_device_properties(here)
+    own = (str(getattr(found, "uuid", f"{platform.node()} {here.index}")), str(found.name))
+    return [*dict(world.all_gather_objects(own)).values()]
 
 
 def uses_bf16(precision: str, device: torch.device) -> bool:

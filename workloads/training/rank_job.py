@@ -49,6 +49,9 @@ class RankJob:
     n_threads: int = 1
     device: str = "auto"
     """auto, cpu or cuda."""
+    gpus: float | None = None
+    """GPUs that the trial holds, a fraction where it has a share of one; None: all that its ranks
+    use. What is recorded of their use depends on it, and nothing else."""
     rank: int = 0
     world_size: int = 1
     memory_ranks: int = 1

@@ -30,9 +30,11 @@ from workloads.training.compilation import share_compile_cache
 from workloads.training.config import TrainConfig
 from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.data_loader import DataLoader
+from workloads.training.device_use import DeviceUse, device_use
 from workloads.training.evaluate import evaluate
 from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.training.metrics_log import PendingMetrics, Stopwatch, Throughput
+from workloads.training.phase_timer import HostEvent, PhaseTimer
 from workloads.training.pretrained_start import start_from
 from workloads.training.rank_job import RankJob, section_config
 from workloads.training.reporter import Interrupted, ProgressReporter, Reporter
@@ -45,6 +47,9 @@ from workloads.training.usage_schedule import (
 )
 
 LOG = logging.getLogger(__name__)
+UNTIMED_STEPS = 3
+"""First steps of an attempt, which compile, choose kernels and allocate: their phases say little.
+"""
 
 
 def run(
@@ -82,6 +87,7 @@ def run(
         _join(job, here) as world,
     ):
         mesh = make_mesh(world, memory=job.memory_ranks)
+        gpus = device.distinct_gpus(world, here)
         if not world.is_main:
             reporter = ProgressReporter(reporter)
         path = latest_checkpoint(job.checkpoints, world)
@@ -112,15 +118,20 @@ def run(
         compiles = job.compile and here.type == "cuda" and job.dense_parameters == "replicated"
         if compiles:
             share_compile_cache(job.cache / "compiled", threads=job.n_threads)
+        passes = even_passes(config.sequences_per_step, world=world, rows=rows)
         step = TrainStep(
             model.train(),
             config,
             mesh,
             rows=rows,
-            passes=even_passes(config.sequences_per_step, world=world, rows=rows),
+            passes=passes,
             autocast=autocast,
             seed=job.seed,
             compiled=compiles,
+            phases=PhaseTimer(HostEvent if here.type == "cpu" else None),
+        )
+        use = device_use(
+            architecture, corpus.vocab_size, config, job, bf16=bf16, passes=passes, gpus=gpus
         )
         state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:
@@ -130,7 +141,9 @@ def run(
         taken: TrainStep | CapturedStep = step
         if compiles:
             taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
-        trainer = Trainer(job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch)
+        trainer = Trainer(
+            job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch, use
+        )
         return trainer.train()
 
 
@@ -158,12 +171,15 @@ class Trainer:
         reporter: Reporter,
         autocast: Autocast,
         stopwatch: Stopwatch,
+        use: DeviceUse,
     ) -> None:
         """Go on from `state`."""
         self._job, self._config, self._corpus = job, config, corpus
         self._train_step, self._state = train_step, state
         self._world, self._reporter = mesh.world, reporter
-        self._autocast, self._stopwatch = autocast, stopwatch
+        self._autocast, self._stopwatch, self._use = autocast, stopwatch, use
+        self._phases = train_step.phases
+        self._time_from = state.step + UNTIMED_STEPS + 1
         self._model = train_step.model
         self._here = device.pick(job.device, rank=job.rank)
         self._total_params = count_params(self._model)
@@ -222,6 +238,8 @@ class Trainer:
 
     def _step(self, step: int) -> None:
         """Train on the batch of one step; its numbers stay on the device."""
+        self._phases.wanted = self._logs(step) and step >= self._time_from
+        before = self._stopwatch.seconds["data"]
         with self._stopwatch.on("data"):
             windows = self._loader.batch(step)
         with self._stopwatch.on("train"):
@@ -235,6 +253,7 @@ class Trainer:
                 also={"asked": asked},
             )
             self._pending.add(numbers)
+        self._phases.add("data", self._stopwatch.seconds["data"] - before)
         self._throughput.tokens += self._config.batch_tokens
         self._state.step = step
 
@@ -260,6 +279,7 @@ class Trainer:
         """
         with self._stopwatch.on("train"):
             rows = self._pending.read()
+            self._phases.read()
             # A checkpoint holds rank 0's flags: what only the others read would be lost with them.
             self._world.all_reduce_any(rows_ever_read(self._model))
         for earlier, numbers in enumerate(rows, start=step - len(rows) + 1):
@@ -276,10 +296,13 @@ class Trainer:
             metrics |= {f"train/{name}": value for name, value in numbers.items()}
             metrics["train/lr"] = learning_rate(step, self._config)
             metrics["train/tokens"] = float(self._throughput.tokens)
-            metrics["train/tokens_per_s"] = self._throughput.lap()
+            rate = self._throughput.lap()
+            metrics |= {"train/tokens_per_s": rate, **self._use.metrics(rate)}
         if self._usage.reports(step):
             metrics |= usage_statistics(self._model)
         if step in self._evaluate_at:
+            phases = self._phases.mean_s()
+            metrics |= {f"step_time/{phase}_s": seconds for phase, seconds in phases.items()}
             with self._stopwatch.on("evaluate"):
                 metrics |= evaluate(
                     self._model,

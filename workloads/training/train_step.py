@@ -20,6 +20,13 @@ from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.config import TrainConfig
 from workloads.training.device import MAX_CPU_LOGITS
 from workloads.training.loss import summed_cross_entropy
+from workloads.training.phase_timer import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    OPTIMIZER,
+    PhaseTimer,
+)
 
 Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context of a forward pass."""
@@ -45,6 +52,7 @@ class TrainStep:
         autocast: Autocast,
         seed: int = 0,
         compiled: bool = False,
+        phases: PhaseTimer | None = None,
     ) -> None:
         """Make the optimizer, and register the sums over the ranks of `mesh`.
 
@@ -57,6 +65,7 @@ class TrainStep:
             autocast: Precision of the forward passes.
             seed: Of the stochastic rounding of tables in bf16.
             compiled: Whether blocks and loss run compiled (`compilation.py`).
+            phases: Told where the phases of a step begin; None times nothing.
 
         Raises:
             ValueError: If the optimizer does not fit the model (`Optimizer`).
@@ -66,6 +75,7 @@ class TrainStep:
         self.optimizer = Optimizer(model, config, mesh, seed=seed)
         self._gradients = GradientAllReduce(model, mesh, without=self.optimizer.deferred)
         self._mesh, self._autocast = mesh, autocast
+        self.phases = phases or PhaseTimer()
         self._loss = plain_loss
         if compiled:
             compile_training(model)
@@ -111,8 +121,10 @@ class TrainStep:
     ) -> dict[str, Float[Tensor, ""]]:
         """Take the step of `__call__` with the learning rates that are set."""
         numbers = self._gradients_of(windows, also)
+        self.phases.begin(OPTIMIZER)
         norms = self.optimizer.clip()
         self.optimizer.update()
+        self.phases.begin(None)
         return {**numbers, **norms}
 
     def update_dense(
@@ -123,8 +135,10 @@ class TrainStep:
         On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
         """
         numbers = self._gradients_of(windows, None)
+        self.phases.begin(OPTIMIZER)
         norms = self.optimizer.clip_dense()
         self.optimizer.update_dense()
+        self.phases.begin(None)
         return {**numbers, **norms}
 
     def _gradients_of(
@@ -142,7 +156,9 @@ class TrainStep:
                 between=self.optimizer.reduce_lookups,
                 before_last=self._gradients.start,
                 loss=self._loss,
+                begin_phase=self.phases.begin,
             )
+        self.phases.begin(COMMUNICATION)
         summed = {**losses, **(also or {})}
         self._gradients.finish(also=[*summed.values()])
         self.optimizer.gather()
@@ -160,6 +176,7 @@ def accumulate_gradients(
     between: Callable[[], None] = lambda: None,
     before_last: Callable[[], None] = lambda: None,
     loss: SummedLoss | None = None,
+    begin_phase: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Float[Tensor, ""]]:
     """Add the gradient of this rank's part of the loss to the parameters; return that part.
 
@@ -177,11 +194,14 @@ def accumulate_gradients(
         between: Called after every micro-batch but the last.
         before_last: Called before the backward pass after which no gradient is added.
         loss: Of a micro-batch, summed over its targets; None is `plain_loss`.
+        begin_phase: Called with `forward` and `backward` before each pass, and with `optimizer`
+            before `between`.
     """
     parts = windows.tensor_split(passes or -(-len(windows) // rows))
     totals = {"loss": torch.zeros((), device=windows.device)}
     for number, part in enumerate(parts, start=1):
         inputs, targets = part[:, :-1], part[:, 1:]
+        begin_phase(FORWARD)
         with autocast():
             nll = (loss or plain_loss)(model, inputs, targets)
         losses = {"loss": nll / batch_tokens}
@@ -189,12 +209,14 @@ def accumulate_gradients(
             auxiliary: Tensor | None = model.auxiliary_loss()  # type: ignore[operator]
             if auxiliary is not None:
                 losses["auxiliary_loss"] = auxiliary * (targets.numel() / batch_tokens)
+        begin_phase(BACKWARD)
         if number == len(parts):
             before_last()
         torch.autograd.backward(tuple(losses.values()))
         for name, term in losses.items():
             totals[name] = totals.get(name, torch.zeros_like(term)) + term.detach()
         if number < len(parts):
+            begin_phase(OPTIMIZER)
             between()
     return totals
 

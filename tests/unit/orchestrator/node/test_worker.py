@@ -10,6 +10,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import psutil
 import pytest
 
 from orchestrator.control.failure_classifier import EXIT_CODES
@@ -21,7 +23,7 @@ from orchestrator.records.locks import TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
 from orchestrator.records.trial_dir import SweepDir
-from orchestrator.records.trial_spec import Logging, Outcome, TrialSpec
+from orchestrator.records.trial_spec import RSS_PEAK, Logging, Outcome, TrialSpec
 from workloads.training.reporter import Interrupted
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
@@ -380,6 +382,13 @@ def test_peak_of_gpu_memory_is_measured_where_there_is_a_gpu(make, monkeypatch):
 
     assert worker.gpu_memory_peak(on_gpu) == {"system/gpu_peak_bytes": 12_000.0}
     assert worker.gpu_memory_peak(make()) == {}
+
+
+def test_peak_of_host_memory_remembers_what_was_freed():
+    before = psutil.Process().memory_info().rss
+    np.ones(2**24)  # 128 MiB, freed at once
+
+    assert worker.host_memory_peak()[RSS_PEAK] > before + 2**26
 
 
 def test_gpus_that_are_only_pretended_are_left_alone(make, monkeypatch):

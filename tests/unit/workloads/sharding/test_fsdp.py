@@ -146,7 +146,8 @@ def comparable(metrics: dict[str, float] | None) -> dict[str, float]:
     return {
         name: value
         for name, value in metrics.items()
-        if not name.startswith(("time/", "memory/")) and name != "train/tokens_per_s"
+        if not name.startswith(("time/", "step_time/", "device/", "memory/"))
+        and name != "train/tokens_per_s"
     }
 
 

@@ -364,7 +364,8 @@ class Recorder:
         self._stop_at, self._asked = stop_at, 0
 
     def metrics(self, step, values):
-        kept = {k: v for k, v in values.items() if not k.startswith("time/")}
+        timed = ("time/", "step_time/", "device/")
+        kept = {k: v for k, v in values.items() if not k.startswith(timed)}
         self.rows[step] = {k: v for k, v in kept.items() if k != "train/tokens_per_s"}
 
     def checkpoint(self, step, path):

@@ -106,11 +106,13 @@ def ticking() -> Callable[[], float]:
 
 
 def comparable(rows: list[tuple[int, dict[str, float]]]) -> dict[int, dict[str, float]]:
-    """Return step -> metrics, the last said winning; without the rate, whose laps a restart cuts short."""
+    """Return step -> metrics, the last said winning; without rates and phases, whose laps a restart cuts short."""
     merged: dict[int, dict[str, float]] = {}
     for step, values in rows:
         merged[step] = {
-            name: value for name, value in values.items() if name != "train/tokens_per_s"
+            name: value
+            for name, value in values.items()
+            if name != "train/tokens_per_s" and not name.startswith(("device/", "step_time/"))
         }
     return merged
 
@@ -152,7 +154,10 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
     )
     memory = [f"memory/{layer}{name}" for name in statistics for layer in ("", "layer_01/")]
     times = [f"time/{name}_s" for name in ("train", "evaluate", "data")]
-    assert set(metrics) == {*training, *evaluation, *memory, *times}
+    phases = ("data", "forward", "backward", "communication", "optimizer")
+    use = ["device/model_bytes_per_s", *(f"step_time/{phase}_s" for phase in phases)]
+    assert set(metrics) == {*training, *evaluation, *memory, *times, *use}
+    assert "step_time/forward_s" not in reporter.rows[1][1]  # the first steps say little
     assert reporter.rows[-1] == (STEPS, metrics)
     assert [step for step, _ in reporter.rows] == [3, 4, 6, 8]
     assert "valid/loss" in reporter.rows[1][1]
@@ -546,7 +551,8 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path, run_ranks):
     assert leader["stopped_at"] == follower["stopped_at"] == 3
     assert follower["rows"] == []
     assert leader["step"] == follower["step"] == STEPS
-    same = [name for name in leader["metrics"] if not name.startswith(("time/", "memory/"))]
+    own = ("time/", "step_time/", "device/", "memory/")
+    same = [name for name in leader["metrics"] if not name.startswith(own)]
     same.remove("train/tokens_per_s")
     # Other statistics are those of each rank's share.
     same.append("memory/usage_ever")
