@@ -193,7 +193,13 @@ PriceText = Annotated[
 ]
 
 
-def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = None) -> Any:
+def make_plan(
+    sweep_files: list[Path],
+    runs: Path,
+    *,
+    gpus_there: bool | None = None,
+    gpu_bytes: float | None = None,
+) -> Any:
     """Read sweep files, expand and price them, and check that their data are there."""
     from orchestrator.planning import input_data, runtime_prior
     from orchestrator.planning import pricing as planning
@@ -204,7 +210,9 @@ def make_plan(sweep_files: list[Path], runs: Path, *, gpus_there: bool | None = 
         sweep = load_sweep(sweep_files)
     snapshot = sweep_dir(runs, sweep.name).snapshot()
     measured = runtime_prior.measurements(runs, snapshot=snapshot)
-    priced = planning.make_plan(sweep, snapshot, measured, gpus_there=gpus_there)
+    priced = planning.make_plan(
+        sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
+    )
     notes = input_data.check_data(priced)
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
 

@@ -72,7 +72,9 @@ def run(
             gantt.check_place(picture)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--picture") from None
-    priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0)
+    priced = make_plan(
+        sweep_files, runs, gpus_there=cluster.gpus > 0, gpu_bytes=cluster.largest_gpu_bytes
+    )
     waiting = planned_trials.waiting_trials(priced, cluster)
     if faulty is None:
         result, cost = simulate(cluster.nodes, waiting), None

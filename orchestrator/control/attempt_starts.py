@@ -215,6 +215,7 @@ class AttemptStarter:
             OSError: If the storage does not take it.
         """
         resources = self._state.estimator.resources(trial, nodes)
+        memory_halvings = self._state.estimator.memory_halvings(trial)
         hosts = {node.node_id: node.host for node in nodes}
         node_ids = (placement.node_id, *(node.node_id for node in placement.other_nodes))
         # A fraction may be more than was asked for: what trials like it were measured to need.
@@ -229,6 +230,7 @@ class AttemptStarter:
                 "cpus": resources.cpus,
                 "gpus": gpus,
                 "micro_batch_tokens": resources.micro_batch_tokens,
+                "memory_halvings": memory_halvings,
                 "node": ", ".join(hosts[node_id] for node_id in node_ids),
                 "why": trial.attempt_reason,
             }
@@ -245,6 +247,7 @@ class AttemptStarter:
             gpu_ids=placement.gpus,
             cache=str(self._cache.absolute()),
             micro_batch_tokens=resources.micro_batch_tokens,
+            memory_halvings=memory_halvings,
             gpu_memory_share=memory_fraction_per_rank(gpus, resources.ranks) if shared else None,
             mps=shared and not trial.met_gpu_fault,
             hang_after_s=resources.hang_after_s,

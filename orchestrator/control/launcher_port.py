@@ -46,6 +46,8 @@ class Launch:
     """Which ones, as the scheduler suggests."""
     cache: str
     micro_batch_tokens: int | None = None
+    memory_halvings: int = 0
+    """How often ranks halve the micro-batch that they choose, if they choose it."""
     gpu_memory_share: float | None = None
     """Fraction of a GPU's memory that each rank may take; None: all of it."""
     mps: bool = False
@@ -112,6 +114,7 @@ class Launch:
                 gpus=tuple(gpu_ids[i * n // ranks : -(-(i + 1) * n // ranks)]),
                 cache=self.cache,
                 micro_batch_tokens=self.micro_batch_tokens,
+                memory_halvings=self.memory_halvings,
                 gpu_memory_share=self.gpu_memory_share,
                 job=self.job,
                 address=self.address,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.control.retry_policy import resources_for
+from orchestrator.control.retry_policy import memory_halvings, resources_for
 from orchestrator.control.status import steps_of
 from orchestrator.control.trial_state import ManagedTrial
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome, Resources
@@ -50,12 +50,12 @@ class ResourceEstimator:
             # A share on which another seed ran out of memory need not be tried again.
             known = min(self._memory.n_ooms(trial.configuration), limit)
             outcomes += [Outcome.GPU_OOM] * (known - outcomes.count(Outcome.GPU_OOM))
-        return resources_for(
-            asked,
-            outcomes,
-            batch_tokens=int(trial.spec.train["batch_tokens"]),
-            seq_len=int(trial.spec.train["seq_len"]),
-        )
+        return resources_for(asked, outcomes, seq_len=int(trial.spec.train["seq_len"]))
+
+    def memory_halvings(self, trial: ManagedTrial) -> int:
+        """Return how often the ranks of the next attempt halve the micro-batch that they choose."""
+        outcomes = [past.outcome for past in trial.past_attempts]
+        return memory_halvings(trial.spec.resources, outcomes)
 
     def demand(self, trial: ManagedTrial, nodes: Sequence[Node]) -> Demand:
         """Return the demand of the next attempt.

@@ -7,7 +7,8 @@
 | user_error, diverged                           | nothing: it would end the same way again |
 | gpu_oom                                        | a larger share of the GPU, then a whole  |
 |                                                | one, both free; then the failure budget  |
-|                                                | and half the micro-batch                 |
+|                                                | and half the micro-batch, at one         |
+|                                                | sequence activation checkpointing        |
 | host_oom, hang, communication, time_limit      | failure budget, from the last checkpoint |
 | disk_full                                      | waits until the disk has room for a      |
 |                                                | checkpoint; then preemption budget       |
@@ -148,18 +149,16 @@ def _delay_s(n_stuck: int) -> float:
     return 0.0 if n_stuck < 2 else min(LONGEST_DELAY_S, 2.0 ** (n_stuck - 1))
 
 
-def resources_for(
-    asked: Resources, outcomes: Sequence[Outcome], *, batch_tokens: int, seq_len: int
-) -> Resources:
+def resources_for(asked: Resources, outcomes: Sequence[Outcome], *, seq_len: int) -> Resources:
     """Return the resources of the next attempt: `asked`, widened once per earlier gpu_oom.
 
     A fraction of a GPU is doubled, then becomes a whole one. From then on the micro-batch is
-    halved, down to one sequence per forward pass. The global batch stays the same.
+    halved, down to one sequence per forward pass; one that ranks choose by themselves, they halve
+    by themselves (`memory_halvings`). The global batch stays the same.
 
     Args:
         asked: Of the spec, `gpus` already a number.
         outcomes: Of all attempts so far.
-        batch_tokens: Tokens per optimizer step over all ranks.
         seq_len: Tokens per sequence.
     """
     n_ooms = sum(outcome is Outcome.GPU_OOM for outcome in outcomes)
@@ -169,8 +168,18 @@ def resources_for(
         assert not isinstance(asked.gpus, str), "auto is no fraction"
         resources = replace(asked, gpus=enlarged_share(asked.gpus, times=n_enlarged))
     for _ in range(n_ooms - n_enlarged):
-        before = resources.micro_batch_tokens or max(seq_len, batch_tokens // resources.ranks)
-        # Whole sequences, at least one.
-        halved = max(1, before // 2 // seq_len) * seq_len
-        resources = replace(resources, micro_batch_tokens=halved)
+        if resources.micro_batch_tokens is not None:
+            # Whole sequences, at least one.
+            halved = max(1, resources.micro_batch_tokens // 2 // seq_len) * seq_len
+            resources = replace(resources, micro_batch_tokens=halved)
     return resources
+
+
+def memory_halvings(asked: Resources, outcomes: Sequence[Outcome]) -> int:
+    """Return how often ranks halve the micro-batch that they choose, given all outcomes so far.
+
+    None of that is for a micro-batch that is asked for: `resources_for` halves it.
+    """
+    n_ooms = sum(outcome is Outcome.GPU_OOM for outcome in outcomes)
+    n_halved = max(0, n_ooms - max_enlargements(asked.gpus))
+    return n_halved if asked.micro_batch_tokens is None else 0

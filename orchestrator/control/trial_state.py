@@ -104,8 +104,8 @@ class ManagedTrial:
     def configuration(self) -> str:
         """What its memory depends on: everything but the seed."""
         asked = self.spec.resources
-        parts = (self.spec.identity() | {"seed": 0}, asked.micro_batch_tokens, asked.ranks)
-        return canonical_json(parts)
+        passes = asked.micro_batch_tokens, asked.activation_checkpointing
+        return canonical_json((self.spec.identity() | {"seed": 0}, *passes, asked.ranks))
 
 
 def submission_of(launch: Mapping[str, Any] | None) -> int:

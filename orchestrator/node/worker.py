@@ -79,6 +79,8 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         checkpoint_every_s=spec.logging.checkpoint_every_s,
         usage_every_steps=spec.logging.usage_every_steps,
         micro_batch_tokens=request.micro_batch_tokens,
+        memory_halvings=request.memory_halvings,
+        activation_checkpointing=spec.resources.activation_checkpointing,
         n_threads=request.cpus,
         device="auto" if request.gpus else "cpu",
         gpus=(request.attempt_dir.launch() or {}).get("gpus") if request.gpus else None,

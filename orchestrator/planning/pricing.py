@@ -6,12 +6,13 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
-from orchestrator.node.hardware import visible_gpus
+from orchestrator.node.hardware import gpu_memory_bytes, visible_gpus
 from orchestrator.planning import design_checks
 from orchestrator.planning.runtime_prior import (
     Measurement,
@@ -30,6 +31,7 @@ from orchestrator.records.trial_spec import (
     canonical_json,
     identity_difference,
 )
+from orchestrator.scheduling.gpu_sharing import largest_peak, ranks_per_gpu
 from orchestrator.sweep import registry
 from orchestrator.sweep.load import Sweep
 
@@ -94,6 +96,7 @@ def make_plan(
     measured: Sequence[Measurement],
     *,
     gpus_there: bool | None = None,
+    gpu_bytes: float | None = None,
 ) -> Plan:
     """Price every trial of `sweep` and say what submitting it would do.
 
@@ -102,15 +105,19 @@ def make_plan(
         snapshot: What is there of it already.
         measured: What trials on this machine took (`runtime_prior.measurements`).
         gpus_there: Whether there are GPUs where the trials would run; None: as on this machine.
+        gpu_bytes: Memory of each of them; None: not known, or of this machine's.
     """
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
     on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
+    if gpus_there is None and on_gpus:
+        gpu_bytes = gpu_memory_bytes(visible_gpus())
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[str, dict[str, float]] = {}
     planned = []
     for spec in sweep.trials:
-        spec = dataclasses.replace(spec, accounting=_account_once(spec, prices))
+        on_gpu = on_gpus and spec.resources.gpus != 0
+        spec = dataclasses.replace(spec, accounting=_account_once(spec, prices, on_gpu, gpu_bytes))
         status, why, remaining = (
             (UNREADABLE, snapshot.unreadable[spec.trial_id], 0.0)
             if spec.trial_id in snapshot.unreadable
@@ -125,7 +132,7 @@ def make_plan(
                     spec,
                     measured,
                     flops_per_second=rate,
-                    on_gpu=on_gpus and spec.resources.gpus != 0,
+                    on_gpu=on_gpu,
                 ),
                 remaining=remaining,
             )
@@ -192,8 +199,16 @@ def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
     )
 
 
-def account(spec: TrialSpec) -> dict[str, float]:
-    """Return every number of docs/metrics.md, "Accounting", for one trial."""
+def account(
+    spec: TrialSpec, *, on_gpu: bool = False, gpu_bytes: float | None = None
+) -> dict[str, float]:
+    """Return every number of docs/metrics.md, "Accounting", for one trial.
+
+    Args:
+        spec: Of the trial.
+        on_gpu: Whether it would run on GPUs.
+        gpu_bytes: Memory of each of them, by which ranks choose their micro-batch; None: not known.
+    """
     model = {key: value for key, value in spec.model.items() if key != "architecture"}
     config = registry.build_config(registry.architecture(spec.architecture).Config, model)
     data = {key: value for key, value in spec.data.items() if key != "source"}
@@ -204,19 +219,22 @@ def account(spec: TrialSpec) -> dict[str, float]:
     per_group = params.as_dict()
     forward = config.flops_per_token(vocab_size, train.seq_len).total
     tokens = train.steps * train.batch_tokens
-    per_rank = -(-train.batch_tokens // spec.resources.ranks)
-    micro = min(spec.resources.micro_batch_tokens or per_rank, per_rank)
-    memory = registry.training_memory().training_memory(
-        config,
-        vocab_size,
+    memory = _memory(
+        partial(
+            registry.training_memory().training_memory,
+            config,
+            vocab_size,
+            train,
+            precision=_precision(train, on_gpu=on_gpu),
+            ranks=spec.resources.ranks,
+            memory_ranks=spec.resources.memory_ranks,
+            memory_layout=spec.resources.memory_layout,
+            tables_on_host=_outside(spec.resources),
+            dense_sharded=spec.resources.dense_parameters == "sharded",
+        ),
+        spec.resources,
         train,
-        precision=_precision(train),
-        micro_batch_tokens=micro,
-        ranks=spec.resources.ranks,
-        memory_ranks=spec.resources.memory_ranks,
-        memory_layout=spec.resources.memory_layout,
-        tables_on_host=_outside(spec.resources),
-        dense_sharded=spec.resources.dense_parameters == "sharded",
+        gpu_bytes=gpu_bytes if on_gpu else None,
     )
     return {
         **{f"params_{group}": float(n) for group, n in per_group.items()},
@@ -236,6 +254,32 @@ def account(spec: TrialSpec) -> dict[str, float]:
     }
 
 
+def _memory(
+    estimate: Callable[..., Any], resources: Resources, train: Any, *, gpu_bytes: float | None
+) -> Any:
+    """Return the memory of a rank with a micro-batch that fits where the scheduler would put it.
+
+    On the GPU itself a rank knows more and may choose a larger one.
+    """
+    per_rank = -(-train.batch_tokens // resources.ranks)
+    micro = min(resources.micro_batch_tokens or per_rank, per_rank)
+    checkpointing = resources.activation_checkpointing
+    if gpu_bytes is not None:
+        gpus = float(resources.ranks if isinstance(resources.gpus, str) else resources.gpus)
+        sharing = ranks_per_gpu(resources.ranks, gpus)
+        passes = registry.micro_batch().fitting_passes(
+            estimate,
+            sequences=-(-train.sequences_per_step // resources.ranks),
+            seq_len=train.seq_len,
+            limit_bytes=largest_peak(gpu_bytes, ranks=sharing),
+            micro_batch_tokens=resources.micro_batch_tokens,
+            checkpointing=checkpointing,
+        )
+        micro = min(passes.rows * train.seq_len, per_rank)
+        checkpointing = passes.activation_checkpointing
+    return estimate(micro_batch_tokens=micro, activation_checkpointing=checkpointing is True)
+
+
 def _bytes_read(config: Any, vocab_size: int, *, batch_tokens: int) -> float:
     """Return the bytes of parameters read per token when that many are decoded at once, bf16."""
     return float(sum(config.bytes_per_token(vocab_size, batch_tokens=batch_tokens).values()))
@@ -246,17 +290,21 @@ def _outside(resources: Resources) -> bool:
     return resources.memory_tables == "host" and resources.gpus != 0
 
 
-def _precision(train: Any) -> str:
-    """Return what memory is estimated for: `auto` may be fp32, which takes more."""
-    return "bf16" if train.precision == "bf16" else "fp32"
+def _precision(train: Any, *, on_gpu: bool) -> str:
+    """Return what memory is estimated for: `auto` as GPUs with bf16 units choose, or a CPU."""
+    auto = "bf16" if on_gpu else "fp32"
+    return auto if train.precision == "auto" else str(train.precision)
 
 
-def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[str, float]:
+def _account_once(
+    spec: TrialSpec, prices: dict[str, dict[str, float]], on_gpu: bool, gpu_bytes: float | None
+) -> dict[str, float]:
     """Price a trial; its seeds cost the same, so they are priced once."""
     identity: dict[str, Any] = {
         **spec.identity(),
         "seed": 0,
-        "micro": spec.resources.micro_batch_tokens,
+        "micro": [spec.resources.micro_batch_tokens, spec.resources.activation_checkpointing],
+        "gpus": spec.resources.gpus,
         "ranks": [
             spec.resources.ranks,
             spec.resources.memory_ranks,
@@ -264,10 +312,11 @@ def _account_once(spec: TrialSpec, prices: dict[str, dict[str, float]]) -> dict[
             spec.resources.dense_parameters,
         ],
         "tables_on_host": _outside(spec.resources),
+        "on_gpu": on_gpu,
     }
     key = canonical_json(identity)
     if key not in prices:
-        prices[key] = account(spec)
+        prices[key] = account(spec, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
     return prices[key]
 
 

@@ -85,7 +85,11 @@ class Resources:
     ranks: PositiveInt = 1
     """Processes of one trial (torch.distributed), each with `cpus` cores and a share of `gpus`."""
     micro_batch_tokens: PositiveInt | None = None
-    """Tokens per forward pass and rank; None: the whole batch in one. Smaller saves memory."""
+    """Tokens per forward pass and rank. None: the whole share of a rank, or what of it fits a GPU
+    by the memory estimate."""
+    activation_checkpointing: bool | None = None
+    """Keep the inputs of blocks alone and run them again for the backward pass: less memory, a
+    third more FLOPs. None: on a GPU, where not even one sequence fits without."""
     memory_ranks: int = 1
     """Neighbouring ranks that together hold one copy of the memory tables; divides `ranks`.
     1: every rank holds all."""

@@ -23,6 +23,12 @@ def memory_need(peak_bytes: float, *, ranks: int = 1) -> float:
     return float(-(-bytes_each * ranks // STEP_BYTES) * STEP_BYTES)
 
 
+def largest_peak(gpu_bytes: float, *, ranks: int = 1) -> float:
+    """Return the largest peak of `ranks` processes whose `memory_need` a GPU has."""
+    whole_steps = gpu_bytes // STEP_BYTES * STEP_BYTES
+    return max(0.0, (whole_steps / ranks - CONTEXT_BYTES) / MARGIN)
+
+
 def enlarged_share(gpus: float, *, times: int) -> float:
     """Return the GPUs of a trial that has run out of memory so many times.
 

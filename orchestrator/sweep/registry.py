@@ -120,6 +120,11 @@ def training_memory() -> ModuleType:
     return importlib.import_module("workloads.training.peak_memory")
 
 
+def micro_batch() -> ModuleType:
+    """Return workloads.training.micro_batch: passes that fit a GPU's memory."""
+    return importlib.import_module("workloads.training.micro_batch")
+
+
 def trained_model() -> ModuleType:
     """Return workloads.training.trained_model: what trials have learned, and its export."""
     return importlib.import_module("workloads.training.trained_model")

@@ -91,3 +91,28 @@ def test_a_captured_run_goes_on_where_it_was(tmp_path, name):
     assert min(second.rows) > 20
     for metric in ("train/loss", "recall/train_wording/answer_nll"):
         assert found[metric] == pytest.approx(expected[metric], rel=2e-2)
+
+
+@pytest.mark.parametrize("name", registry.architectures())
+def test_blocks_that_run_again_lose_what_others_lose(tmp_path, name):
+    """Compiled, and captured where that is possible, both."""
+    torch._dynamo.reset()
+    kept, again = Recorder(), Recorder()
+    run(job(tmp_path / "kept", name, activation_checkpointing=False), kept)
+    run(job(tmp_path / "again", name, activation_checkpointing=True), again)
+
+    for step, row in kept.rows.items():
+        assert again.rows[step]["train/loss"] == pytest.approx(row["train/loss"], rel=3e-2), step
+        assert again.rows[step]["device/activation_checkpointing"] == 1.0
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus"])
+def test_phases_of_captured_steps_are_parts_of_their_time(tmp_path, name):
+    found = run(job(tmp_path, name, log_every_steps=10), Recorder())
+
+    phases = [found[f"step_time/{phase}_s"] for phase in ("forward", "backward", "optimizer")]
+    step_s = 4096 / found["train/tokens_per_s"]
+    assert all(phase > 0 for phase in phases)
+    assert found["step_time/communication_s"] < 0.1 * sum(phases)
+    # The rate is that of other steps, and of a shared host.
+    assert 0.05 * step_s < sum(phases) < 3.0 * step_s

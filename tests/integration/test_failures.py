@@ -155,7 +155,7 @@ def test_gpu_out_of_memory_goes_on_with_half_the_micro_batch(failed):
 
     assert (outcome, "CUDA out of memory" in reason) == ("gpu_oom", True)
     assert first.launch()["micro_batch_tokens"] is None
-    assert second.launch()["micro_batch_tokens"] == 128
+    assert second.launch()["memory_halvings"] == 1
     assert second.launch()["why"].startswith("retry after gpu_oom: ")
 
 

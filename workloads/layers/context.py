@@ -40,6 +40,12 @@ class ForwardState:
         self.losses: list[Tensor] = []
         self.shared: dict[str, Tensor] = {}
 
+    def copy(self) -> "ForwardState":
+        """Return another one that holds the same tensors."""
+        made = ForwardState()
+        made.losses, made.shared = [*self.losses], {**self.shared}
+        return made
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:

@@ -30,6 +30,10 @@ class DeviceUse:
     """Forward and backward."""
     bytes_per_token: float
     """Of `step_traffic`."""
+    micro_batch_tokens: int
+    """Of a forward pass of a rank, the largest."""
+    activation_checkpointing: bool
+    """Whether blocks run again for the backward pass."""
     gpu_peaks: tuple[float, ...] = ()
     """FLOP/s of the GPUs, each once; none on a CPU, and where a data sheet is not known."""
     gpus: float | None = None
@@ -37,7 +41,11 @@ class DeviceUse:
 
     def metrics(self, tokens_per_s: float) -> dict[str, float]:
         """Return what training at a rate reaches, by metric."""
-        found = {MODEL_BYTES: self.bytes_per_token * tokens_per_s}
+        found = {
+            MODEL_BYTES: self.bytes_per_token * tokens_per_s,
+            "device/micro_batch_tokens": float(self.micro_batch_tokens),
+            "device/activation_checkpointing": float(self.activation_checkpointing),
+        }
         if self.gpu_peaks:
             n = len(self.gpu_peaks)
             found[MFU] = self.flops_per_token * tokens_per_s / sum(self.gpu_peaks)
@@ -54,6 +62,7 @@ def device_use(
     *,
     bf16: bool,
     passes: int,
+    activation_checkpointing: bool,
     gpus: Sequence[str],
 ) -> DeviceUse:
     """Return what a trial's tokens cost on its devices.
@@ -65,6 +74,7 @@ def device_use(
         job: How ranks share tables and dense parameters, and what they hold of the GPUs.
         bf16: Whether matrix products run in bf16.
         passes: Forward passes of a rank and step.
+        activation_checkpointing: Whether blocks run again for the backward pass.
         gpus: Product names of the GPUs that the ranks use, each once.
     """
     traffic = step_traffic(
@@ -77,10 +87,13 @@ def device_use(
         memory_ranks=job.memory_ranks,
         dense_sharded=job.dense_parameters == "sharded",
     )
+    rows = -(-train.sequences_per_step // (job.world_size * passes))
     known = all(name in PEAKS for name in gpus)
     return DeviceUse(
         flops_per_token=3.0 * architecture.flops_per_token(vocab_size, train.seq_len).total,
         bytes_per_token=traffic.total / train.batch_tokens,
+        micro_batch_tokens=train.seq_len * rows,
+        activation_checkpointing=activation_checkpointing,
         gpu_peaks=tuple(PEAKS[name].bf16_flops_per_s for name in gpus) if known else (),
         gpus=job.gpus,
     )

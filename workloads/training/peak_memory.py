@@ -12,6 +12,7 @@ from workloads.kernels.table_update.update_rules import new_state
 from workloads.layers.memory.lookup_grad import sums_bytes
 from workloads.layers.memory.sparse_gradient import REDUCED_FROM
 from workloads.layers.memory.table import TableComponent
+from workloads.layers.modules.linear import VocabularyComponent
 from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
@@ -53,7 +54,8 @@ class TrainingMemory:
     """With bf16, of the weights outside the embedding and the tables; of sharded ones the head's
     and one block's."""
     activations: float
-    """What the forward pass of one micro batch keeps for the backward pass."""
+    """What the forward pass of one micro batch keeps for the backward pass; of checkpointed blocks
+    their inputs, and one block that runs again."""
     fetched_rows: float
     """Of tables in the host's memory, the rows that one micro batch reads, if evenly."""
     own_reads: int
@@ -89,6 +91,10 @@ class Trainable(Protocol):
     def n_layers(self) -> int:
         """Blocks."""
 
+    @property
+    def d_model(self) -> int:
+        """Width of the residual stream."""
+
     def param_count(self, vocab_size: int) -> ParamCount:
         """Count per group."""
 
@@ -118,6 +124,7 @@ def training_memory(
     memory_layout: Layout = "columns",
     tables_on_host: bool = False,
     dense_sharded: bool = False,
+    activation_checkpointing: bool = False,
 ) -> TrainingMemory:
     """Return the peak memory of the most loaded rank, by category.
 
@@ -133,6 +140,7 @@ def training_memory(
         memory_layout: Whether by columns or by rows.
         tables_on_host: Whether the tables, and moments as large, lie in the host's memory instead.
         dense_sharded: Whether all else is sharded over the ranks.
+        activation_checkpointing: Whether blocks run again for the backward pass.
     """
     count = config.param_count(vocab_size)
     tables = [
@@ -146,7 +154,8 @@ def training_memory(
     shapes = [shape for n, _, shape in largest for _ in range(n)]
     held, copied, gathered = _dense_shares(count, config.n_layers, ranks if dense_sharded else 1)
     values, gradients, state = _table_bytes(shapes, train, on_host=tables_on_host)
-    activations = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
+    kept = checkpointed_activations if activation_checkpointing else _activations
+    activations = kept(config, vocab_size, train.seq_len, precision=precision)
     reads = sum(n * table.reads for n, table in tables)
     if memory_ranks > 1:
         activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
@@ -187,6 +196,31 @@ def training_memory(
         sorting=deferred.sorting,
         gathered=gathered,
     )
+
+
+def _activations(
+    config: Trainable, vocab_size: int, seq_len: int, *, precision: Precision
+) -> float:
+    return config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
+
+
+def checkpointed_activations(
+    config: Trainable, vocab_size: int, seq_len: int, *, precision: Precision
+) -> float:
+    """Return the bytes per token that a forward pass keeps where blocks run again.
+
+    These are what embedding, head and loss keep, the fp32 input of every block, and all of the
+    block that has run again: the one that has a part of every kind.
+    """
+    outside = heaviest = 0.0
+    for n, component in config.components(vocab_size):
+        kept = component.activation_bytes_per_token(seq_len, precision)
+        if isinstance(component, VocabularyComponent):
+            outside += n * kept
+        else:
+            heaviest += -(-n // config.n_layers) * kept
+    checkpointed = outside + heaviest + 4.0 * config.d_model * config.n_layers
+    return min(checkpointed, _activations(config, vocab_size, seq_len, precision=precision))
 
 
 @dataclass(frozen=True)

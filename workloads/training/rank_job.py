@@ -43,9 +43,14 @@ class RankJob:
     """Seconds between checkpoints at least; more where writing one would take over a tenth of
     the time. 0: one after every step, whatever it costs."""
     micro_batch_tokens: int | None = None
-    """Tokens per forward pass and rank, at least seq_len. None: on a GPU the rank's whole share
-    of the batch, on a CPU as many as keep the logits in reusable memory
+    """Tokens per forward pass and rank, at least seq_len. None: on a GPU as many as fit by the
+    memory estimate (`micro_batch.py`), on a CPU as many as keep the logits in reusable memory
     (`device.MAX_CPU_LOGITS`)."""
+    activation_checkpointing: bool | None = None
+    """Whether blocks run again for the backward pass. None: on a GPU where the memory estimate asks
+    for it, on a CPU never."""
+    memory_halvings: int = 0
+    """How often a GPU's memory was too small for what `micro_batch.py` chose."""
     n_threads: int = 1
     device: str = "auto"
     """auto, cpu or cuda."""

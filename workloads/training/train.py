@@ -34,6 +34,7 @@ from workloads.training.device_use import DeviceUse, device_use
 from workloads.training.evaluate import evaluate
 from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.training.metrics_log import PendingMetrics, Stopwatch, Throughput
+from workloads.training.micro_batch import plan_passes
 from workloads.training.phase_timer import HostEvent, PhaseTimer
 from workloads.training.pretrained_start import start_from
 from workloads.training.rank_job import RankJob, section_config
@@ -73,12 +74,8 @@ def run(
     architecture = section_config("workloads.architectures", "architecture", job.model)
     here = device.pick(job.device, rank=job.rank)
     bf16 = device.uses_bf16(config.precision, here)
-    rows = rows_per_pass(
-        config,
-        micro_batch_tokens=job.micro_batch_tokens,
-        vocab_size=source.vocab_size,
-        here=here,
-    )
+    micro = job.micro_batch_tokens
+    rows_per_pass(config, micro_batch_tokens=micro, vocab_size=source.vocab_size, here=here)
     stopwatch = Stopwatch(clock=clock)
 
     with (
@@ -118,20 +115,38 @@ def run(
         compiles = job.compile and here.type == "cuda" and job.dense_parameters == "replicated"
         if compiles:
             share_compile_cache(job.cache / "compiled", threads=job.n_threads)
-        passes = even_passes(config.sequences_per_step, world=world, rows=rows)
+        chosen = plan_passes(
+            architecture,
+            corpus.vocab_size,
+            config,
+            job,
+            world,
+            bf16=bf16,
+            here=here,
+            n_gpus=len(gpus),
+        )
+        passes = even_passes(config.sequences_per_step, world=world, rows=chosen.rows)
         step = TrainStep(
             model.train(),
             config,
             mesh,
-            rows=rows,
+            rows=chosen.rows,
             passes=passes,
             autocast=autocast,
             seed=job.seed,
             compiled=compiles,
+            activation_checkpointing=chosen.activation_checkpointing,
             phases=PhaseTimer(HostEvent if here.type == "cpu" else None),
         )
         use = device_use(
-            architecture, corpus.vocab_size, config, job, bf16=bf16, passes=passes, gpus=gpus
+            architecture,
+            corpus.vocab_size,
+            config,
+            job,
+            bf16=bf16,
+            passes=passes,
+            activation_checkpointing=chosen.activation_checkpointing,
+            gpus=gpus,
         )
         state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:

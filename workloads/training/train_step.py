@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.adamw import Optimizer
 from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.config import TrainConfig
@@ -52,6 +53,7 @@ class TrainStep:
         autocast: Autocast,
         seed: int = 0,
         compiled: bool = False,
+        activation_checkpointing: bool = False,
         phases: PhaseTimer | None = None,
     ) -> None:
         """Make the optimizer, and register the sums over the ranks of `mesh`.
@@ -65,6 +67,8 @@ class TrainStep:
             autocast: Precision of the forward passes.
             seed: Of the stochastic rounding of tables in bf16.
             compiled: Whether blocks and loss run compiled (`compilation.py`).
+            activation_checkpointing: Whether blocks keep their inputs alone and run again for the
+                backward pass (`activation_checkpointing.py`).
             phases: Told where the phases of a step begin; None times nothing.
 
         Raises:
@@ -80,6 +84,8 @@ class TrainStep:
         if compiled:
             compile_training(model)
             self._loss = compiled_loss
+        if activation_checkpointing:
+            checkpoint_blocks(model)
         self._batch_tokens = config.batch_tokens
         self._rows, self._passes = rows, passes
         # With equal shares no rank must ask how many bags the others look up.

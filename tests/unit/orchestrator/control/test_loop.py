@@ -336,8 +336,8 @@ def test_gpu_oom_is_retried_with_a_smaller_micro_batch(world):
 
     world.run(trial, script=script())
 
-    assert [launch.micro_batch_tokens for launch in world.launcher.launches] == [None, 512]
-    assert world.sweep.trial(trial).attempt(2).launch()["micro_batch_tokens"] == 512
+    assert [launch.memory_halvings for launch in world.launcher.launches] == [0, 1]
+    assert world.sweep.trial(trial).attempt(2).launch()["memory_halvings"] == 1
 
 
 def test_seeds_of_what_ran_out_of_memory_on_its_share_start_with_a_larger_one(world):

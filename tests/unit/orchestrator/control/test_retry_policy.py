@@ -7,6 +7,7 @@ from orchestrator.control.retry_policy import (
     Action,
     PastAttempt,
     decide_retry,
+    memory_halvings,
     resources_for,
 )
 from orchestrator.records.trial_spec import Outcome, Resources, Retries
@@ -114,7 +115,7 @@ def test_first_retry_comes_at_once_and_later_ones_in_vain_ever_later():
 
 
 def widened(*outcomes, **asked):
-    return resources_for(Resources(**asked), outcomes, batch_tokens=4096, seq_len=128)
+    return resources_for(Resources(**asked), outcomes, seq_len=128)
 
 
 def test_gpu_oom_first_doubles_the_share_then_takes_a_whole_gpu_then_halves_the_micro_batch():
@@ -122,9 +123,8 @@ def test_gpu_oom_first_doubles_the_share_then_takes_a_whole_gpu_then_halves_the_
 
     assert widened(oom, gpus=0.25) == Resources(gpus=0.5)
     assert widened(oom, oom, gpus=0.25) == Resources(gpus=1.0)
-    assert widened(oom, oom, oom, gpus=0.25) == Resources(gpus=1.0, micro_batch_tokens=2048)
+    assert widened(oom, oom, oom, gpus=0.25) == Resources(gpus=1.0)
     assert widened(oom, gpus=0.5) == Resources(gpus=1.0)
-    assert widened(oom, oom, gpus=0.5) == Resources(gpus=1.0, micro_batch_tokens=2048)
     assert widened(oom, oom, gpus=1.0, micro_batch_tokens=1024).micro_batch_tokens == 256
 
 
@@ -143,16 +143,19 @@ def test_getting_more_of_the_gpu_costs_no_retry_and_what_follows_does():
 
 
 def test_micro_batch_stays_whole_sequences_and_at_least_one():
-    assert widened(*[Outcome.GPU_OOM] * 9, gpus=1.0).micro_batch_tokens == 128
-    assert (
-        resources_for(
-            Resources(gpus=1.0, micro_batch_tokens=384),
-            [Outcome.GPU_OOM],
-            batch_tokens=384,
-            seq_len=128,
-        ).micro_batch_tokens
-        == 128
-    )
+    def halved(times, tokens):
+        return widened(*[Outcome.GPU_OOM] * times, gpus=1.0, micro_batch_tokens=tokens)
+
+    assert halved(9, 4096).micro_batch_tokens == 128
+    assert halved(1, 384).micro_batch_tokens == 128
+
+
+@pytest.mark.parametrize(("gpus", "n_ooms", "times"), [(0.25, 2, 0), (0.25, 3, 1), (1.0, 2, 2)])
+def test_ranks_halve_what_they_chose_once_the_gpu_is_whole(gpus, n_ooms, times):
+    ooms = [Outcome.HANG, *[Outcome.GPU_OOM] * n_ooms]
+
+    assert memory_halvings(Resources(gpus=gpus), ooms) == times
+    assert memory_halvings(Resources(gpus=gpus, micro_batch_tokens=512), ooms) == 0
 
 
 def test_other_endings_leave_the_resources_alone():

@@ -1,15 +1,20 @@
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.control import node_exclusion
-from orchestrator.planning.pricing import account, make_plan, why_new
-from orchestrator.planning.runtime_prior import Measurement
+from orchestrator.planning.pricing import PlannedTrial, account, make_plan, why_new
+from orchestrator.planning.runtime_prior import Measurement, RuntimePrediction
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec
+from orchestrator.simulation import cluster_spec
+from orchestrator.simulation.planned_trials import waiting_trials
+from orchestrator.simulation.simulate import simulate
 from orchestrator.submit.submission import Submission
 from orchestrator.sweep.load import load_sweep
+from workloads.architectures import dense
 
 SWEEP = """
 name: small
@@ -283,3 +288,64 @@ def test_trials_that_cannot_be_read_are_left_alone_and_the_others_planned(loaded
     Submission(plan=plan, runs=sweep.path.parent).write_records(sweep)
     assert {path: path.read_bytes() for path in before} == before
     assert sweep.submissions()[0]["trial_ids"] == [t.spec.trial_id for t in plan.trials[1:]]
+
+
+def large(precision="auto", **resources):
+    """Dense 8b on eight ranks."""
+    return TrialSpec(
+        sweep="large",
+        preset="8b",
+        seed=0,
+        data={"source": "biographies", "n_people": 20},
+        model={"architecture": "dense", **dense.PRESETS["8b"]},
+        train={
+            "tokens": 2**20,
+            "batch_tokens": 2**20,
+            "seq_len": 4096,
+            "lr": 1e-3,
+            "precision": precision,
+        },
+        resources=Resources(ranks=8, dense_parameters="sharded", **resources),
+    )
+
+
+@pytest.mark.parametrize(("on_gpu", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_priced_as_the_device_computes(on_gpu, precision):
+    asked = account(large(precision), on_gpu=on_gpu)
+
+    assert account(large(), on_gpu=on_gpu) == asked
+    assert account(large("fp32"), on_gpu=True) == account(large("fp32"))
+
+
+def test_8b_takes_passes_that_fit_the_gpus_and_is_placed_there():
+    cluster = cluster_spec.parse("nodes=1,gpus_per_node=8,gpu_memory=80GB")
+    whole = account(large(), on_gpu=True)["peak_memory_bytes"]
+    trials = [
+        PlannedTrial(
+            spec=dataclasses.replace(
+                large(), accounting=account(large(), on_gpu=True, gpu_bytes=gpu_bytes)
+            ),
+            status="new",
+            why="",
+            runtime=RuntimePrediction(seconds=1.0, source="guess"),
+        )
+        for gpu_bytes in (None, cluster.largest_gpu_bytes)
+    ]
+    fits = []
+    for trial in trials:
+        plan = SimpleNamespace(trials=[trial], sweep=SimpleNamespace(name="large"))
+        fits.append(not simulate(cluster.nodes, waiting_trials(plan, cluster)).impossible)
+
+    assert whole > 8 * 80e9
+    assert trials[1].spec.accounting["peak_memory_bytes"] < 80e9
+    assert fits == [False, True]
+
+
+def test_what_is_asked_for_is_priced_as_asked():
+    one = account(large(micro_batch_tokens=4096), on_gpu=True)
+    again = account(
+        large(micro_batch_tokens=4096, activation_checkpointing=True), on_gpu=True, gpu_bytes=1e15
+    )
+
+    assert again["activation_bytes"] < one["activation_bytes"] / 3
+    assert account(large(micro_batch_tokens=4096), on_gpu=True, gpu_bytes=1e15) == one

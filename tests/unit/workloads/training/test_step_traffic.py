@@ -77,7 +77,16 @@ def test_sharded_optimizer_state_is_moved_once_and_replicas_each():
 
 def use(tmp_path, names, **job):
     made = RankJob(data={}, model={}, train={}, seed=0, checkpoints=tmp_path, cache=tmp_path, **job)
-    return device_use(config_of("dense"), VOCAB, TRAIN, made, bf16=True, passes=1, gpus=names)
+    return device_use(
+        config_of("dense"),
+        VOCAB,
+        TRAIN,
+        made,
+        bf16=True,
+        passes=1,
+        activation_checkpointing=False,
+        gpus=names,
+    )
 
 
 def test_mfu_is_that_of_6_n_and_half_the_attention(tmp_path):
@@ -96,7 +105,9 @@ def test_mfu_is_that_of_6_n_and_half_the_attention(tmp_path):
 
 def test_unknown_devices_have_no_utilisation(tmp_path):
     for gpus in ([], ["NVIDIA H200", "NVIDIA H200 MIG 1g.18gb"]):
-        assert list(use(tmp_path, gpus).metrics(1e6)) == [MODEL_BYTES]
+        found = use(tmp_path, gpus).metrics(1e6)
+        assert found[MODEL_BYTES] > 0
+        assert not {MFU, GPUS, PEAK} & found.keys()
 
 
 def test_a_share_of_a_gpu_is_measured_by_the_whole_one(tmp_path):

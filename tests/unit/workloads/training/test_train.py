@@ -155,7 +155,8 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
     memory = [f"memory/{layer}{name}" for name in statistics for layer in ("", "layer_01/")]
     times = [f"time/{name}_s" for name in ("train", "evaluate", "data")]
     phases = ("data", "forward", "backward", "communication", "optimizer")
-    use = ["device/model_bytes_per_s", *(f"step_time/{phase}_s" for phase in phases)]
+    device = ("model_bytes_per_s", "micro_batch_tokens", "activation_checkpointing")
+    use = [*(f"device/{name}" for name in device), *(f"step_time/{phase}_s" for phase in phases)]
     assert set(metrics) == {*training, *evaluation, *memory, *times, *use}
     assert "step_time/forward_s" not in reporter.rows[1][1]  # the first steps say little
     assert reporter.rows[-1] == (STEPS, metrics)
