@@ -29,6 +29,7 @@ from torch import nn
 
 from workloads.distributed.local_part import is_sharded
 from workloads.distributed.process_group import RankGroup
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.memory.table import ModuleRef
 from workloads.sharding.autocast_recompute import recompute_autocast_copies
 from workloads.sharding.fsdp_collectives import Gather, Scatter
@@ -54,7 +55,7 @@ def shard_dense(
         )
     # Here, since it takes a while and only this needs it.
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
     from torch.distributed.tensor import Shard
 
     group = world.group or dist.group.WORLD
@@ -75,6 +76,10 @@ def shard_dense(
         )
     for block in blocks:
         recompute_autocast_copies(block)
+    if isinstance(model, Transformer):
+        # Head and loss are compiled together, apart from the blocks (`training/compilation.py`).
+        model.gathered_hidden = model.hidden
+        register_fsdp_forward_method(model, "gathered_hidden")
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

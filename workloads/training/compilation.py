@@ -56,7 +56,7 @@ def compiled_loss(
     products only.
     """
     assert isinstance(model, Transformer)
-    x = model.hidden(tokens)
+    x = (model.gathered_hidden or model.hidden)(tokens)
     kind = ("loss", *_kind(model.norm), model.head is None)
     return _compile(_head_loss, kind)(model, x, targets)
 

@@ -112,7 +112,7 @@ def run(
         if job.from_pretrained is not None and not path:
             start_from(model, job)
         autocast = partial(device.autocast, bf16=bf16, device=here)
-        compiles = job.compile and here.type == "cuda" and job.dense_parameters == "replicated"
+        compiles = job.compile and here.type == "cuda"
         if compiles:
             share_compile_cache(job.cache / "compiled", threads=job.n_threads)
         chosen = plan_passes(

@@ -1,6 +1,6 @@
 """Transformer frame: embedding, blocks, final norm, head."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,6 +45,8 @@ class Transformer(nn.Module):
         self.recording_usage = True
         """Whether training passes record how memories and experts are used."""
         self._auxiliary: list[Tensor] = []
+        self.gathered_hidden: Callable[[Tensor], Tensor] | None = None
+        """`hidden` where it must gather parameters first (`sharding/fsdp.py`)."""
 
     @cached_property
     def records_usage(self) -> bool:

@@ -25,11 +25,16 @@ from workloads.distributed import process_group
 from workloads.distributed.mesh import make_mesh
 from workloads.layers.memory.table import MemoryTable
 from workloads.sharding.gradient_allreduce import GradientAllReduce
+from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.adamw import Optimizer
+from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.device import autocast
 from workloads.training.generate import greedy
 from workloads.training.train_step import accumulate_gradients
 
+COMPILE = torch.compile
+COMPILED = {2: "blocks_checkpointed", 3: "blocks"}
+"""How a model without tables is trained besides, by the number of ranks: compiled."""
 # How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
 WAYS = {
     2: {"whole": ("float64",), "rows": ("checkpointed_lazy",)},
@@ -51,6 +56,10 @@ def dense(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[
         yield from compared(world, here, "memory_plus", "columns", "float64", memory=2)
     if world.size == 2 and here.type == "cpu":
         yield from in_bf16(world, here, "memory_plus")
+    if here.type == "cpu" and world.size in COMPILED:
+        module = registry.architecture("dense")
+        together.MODELS["dense"] = module.Config(**module.PRESETS["d8"])
+        yield from compared(world, here, "dense", "whole", COMPILED[world.size])
 
 
 def dense_architectures(
@@ -89,14 +98,23 @@ def compared(
     layout = "columns" if tables == "whole" else tables
     dtype, train = together.dtype_of(how), together.trained_by(how)
     model = together.started(together.MODELS[name], mesh, layout, here, dtype, dense="sharded")
+    loss = None
+    if how.startswith("blocks"):
+        torch._dynamo.reset()
+        torch.compile = partial(COMPILE, backend="aot_eager")  # machine code takes minutes
+        compile_training(model)
+        loss = compiled_loss
     if "checkpointed" in how:
-        together.checkpointed(model)
+        checkpoint_blocks(model)
     wanted, truth = (together.alone(name, kind, here, train) for kind in (dtype, torch.float64))
     label = f"{how}/{tables}-{mesh.memory.size}-of-{world.size}/{name}"
     yield f"{label}/held_once", held_again(model, world)
     first = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
     yield f"{label}/freed_once", held_again(model, world)
-    yield from together.ten_steps(label, model, wanted, truth, mesh, train)
+    yield from together.ten_steps(label, model, wanted, truth, mesh, train, loss)
+    if how.startswith("blocks"):
+        ran = torch._dynamo.utils.counters["frames"]
+        yield f"{label}/never_compiled", float(not 2 <= ran["ok"] == ran["total"])
     last = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
     yield f"{label}/freed_once", held_again(model, world)
     decoded = str(first.tolist() + last.tolist())

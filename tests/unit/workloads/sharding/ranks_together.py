@@ -42,7 +42,7 @@ from workloads.training.checkpointing import weights
 from workloads.training.config import TrainConfig
 from workloads.training.device import pick
 from workloads.training.table_optimizer import RULE_OF
-from workloads.training.train_step import accumulate_gradients, even_passes
+from workloads.training.train_step import SummedLoss, accumulate_gradients, even_passes
 
 Found = dict[str, float]
 LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
@@ -368,7 +368,7 @@ def alone(model_name: str, dtype: torch.dtype, here: torch.device, train: TrainC
 
 
 def steps_of(
-    model: nn.Module, mesh: Mesh, train: TrainConfig, *, rows: int
+    model: nn.Module, mesh: Mesh, train: TrainConfig, *, rows: int, loss: SummedLoss | None = None
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Train ten steps; yield losses and norms, and the gradients, of every step."""
     optimizer = Optimizer(model, train, mesh)
@@ -386,6 +386,7 @@ def steps_of(
             passes=even_passes(SEQUENCES, world=mesh.world, rows=rows),
             autocast=nullcontext,
             before_last=sums.start,
+            loss=loss,
         )
         sums.finish(also=list(losses.values()))
         optimizer.gather()
@@ -398,7 +399,13 @@ def steps_of(
 
 
 def ten_steps(
-    name: str, model: nn.Module, alone: Alone, truth: Alone, mesh: Mesh, train: TrainConfig
+    name: str,
+    model: nn.Module,
+    alone: Alone,
+    truth: Alone,
+    mesh: Mesh,
+    train: TrainConfig,
+    loss: SummedLoss | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Train ten steps: of an uneven batch this rank's share, in two passes.
 
@@ -407,7 +414,7 @@ def ten_steps(
     yield f"{name}/counted", float(count_params(model) - alone.n_params)
     yield f"{name}/initial", differing(model, alone.initial)
     rows = -(-SEQUENCES // (2 * mesh.world.size))
-    steps = list(steps_of(model, mesh, train, rows=rows))
+    steps = list(steps_of(model, mesh, train, rows=rows, loss=loss))
     yield f"{name}/same_gradients", float(steps[0][1].keys() != alone.gradients.keys())
     # In fp32 on a GPU one process is itself 1.3e-5 from the truth, and ranks, whose sums are
     # shorter, 4e-6: what is as near to the truth as may be is right, whatever one process rounds.
