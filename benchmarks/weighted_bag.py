@@ -1,7 +1,7 @@
 """Time of the weighted bag on one GPU, plain torch, and the bandwidth of a copy.
 
-    python benchmarks/weighted_bag.py                  # all shapes, about 40 s on an H200
-    python benchmarks/weighted_bag.py --tokens 8192    # fewer tokens
+    python benchmarks/weighted_bag.py                  # all shapes; six took 40 s on an H200
+    python benchmarks/weighted_bag.py --tokens 8192    # few reads of a row: the backward pass
 
 Forward: bytes of the rows asked for over the bandwidth of a copy (read and written bytes over
 time). More than 1 needs rows from the cache. Backward: time over the floor of one pass sorted by
@@ -50,7 +50,9 @@ def main() -> None:
         (768, torch.bfloat16, "uniform"),
         (1024, torch.bfloat16, "uniform"),
         (2048, torch.bfloat16, "uniform"),
+        (256, torch.bfloat16, "zipf"),
         (1024, torch.bfloat16, "zipf"),
+        (2048, torch.bfloat16, "zipf"),
         (1024, torch.float32, "uniform"),
     ):
         _line(tokens, width, dtype, ids, copy_gbps)
