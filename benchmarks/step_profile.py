@@ -8,7 +8,8 @@ A trial records its phases (docs/metrics.md, "Step time"); selection and bags li
 and backward, and inside of compiled blocks. Here torch's profiler adds up the durations of kernels
 by the operation that launched them, whatever graph they are in. Steps run compiled and not
 captured: the kernels of a captured step are the same. Between kernels nothing counts, so the sum is
-less than the wall time of an uncaptured step. On a CPU operations count with their own time.
+less than the wall time of an uncaptured step. On a CPU operations count with their own time, and
+selection, which is plain torch there, is among others.
 """
 
 import argparse
