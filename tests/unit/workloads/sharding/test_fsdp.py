@@ -53,6 +53,7 @@ def too_far(found: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_two_ranks_find_one_processs_gradients_and_ten_steps(tmp_path):
     found = found_by(tmp_path, "dense", 2)["2"]
 
@@ -61,6 +62,7 @@ def test_two_ranks_find_one_processs_gradients_and_ten_steps(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", [3, 4])
 def test_more_ranks_find_one_processs_gradients_and_ten_steps(tmp_path, size):
     found = found_by(tmp_path, "dense", size)[str(size)]
