@@ -7,9 +7,10 @@ by its tags before it is made, and progress is kept only after the tracker took 
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from orchestrator.control import retry_requests
@@ -32,6 +33,9 @@ from orchestrator.tracking.tracking_uri import artifact_location
 from orchestrator.tracking.trial_view import TrialSnapshot, snapshot
 
 LOG = logging.getLogger(__name__)
+WAITING_SHOWN = 64
+"""How many trials that never started have runs at a time. A run takes a tenth of a second, and
+those of ten thousand would keep measurements, and the end of a cancelled sweep, waiting."""
 
 
 @dataclass(kw_only=True)
@@ -85,12 +89,19 @@ class SweepSync:
             with self._one_run(f"trial {trial_id}") as result:
                 submission = submissions.get(first.get(trial_id, 0))
                 why_new = str(((submission or {}).get("new") or {}).get(trial_id, ""))
-                now = self._snapshot(trial, controlled=trial_id in controlled, why_new=why_new)
-                snapshots[trial_id] = now
-                if self._settled.get(trial_id) != now:
-                    self._sync_trial(tracked, trial, now, submission)
-                    if now.over:
-                        self._settled[trial_id] = now
+                snapshots[trial_id] = self._snapshot(
+                    trial, controlled=trial_id in controlled, why_new=why_new
+                )
+            taken &= result.taken
+        for trial_id in _with_runs(snapshots, _trials_of(tracked)):
+            now = snapshots[trial_id]
+            if self._settled.get(trial_id) == now:
+                continue
+            with self._one_run(f"trial {trial_id}") as result:
+                submission = submissions.get(first.get(trial_id, 0))
+                self._sync_trial(tracked, self._sweep.trial(trial_id), now, submission)
+                if now.over:
+                    self._settled[trial_id] = now
             taken &= result.taken
         for number, submission in submissions.items():
             with self._one_run(f"submission {number}") as result:
@@ -257,6 +268,27 @@ class SweepSync:
         )
         run.sync_status(now.view.status, ended_at_s=now.view.ended_at_s)
         run.sync_artifacts(attempts)
+
+
+def _with_runs(snapshots: Mapping[str, TrialSnapshot], tracked: Collection[str]) -> list[str]:
+    """Return the trials that are to have a run: those that started first, then a few that wait.
+
+    A trial that was cancelled before it started has one only if the tracker has it already.
+
+    Args:
+        snapshots: Of all trials, by id.
+        tracked: Ids of those with a run.
+    """
+    never = {i: now.view.state for i, now in snapshots.items() if now.never_started}
+    started = [trial_id for trial_id in snapshots if trial_id not in never]
+    known = [trial_id for trial_id in never if trial_id in tracked]
+    room = WAITING_SHOWN - sum(never[trial_id] is TrialState.WAITING for trial_id in known)
+    waiting = (i for i, state in never.items() if state is TrialState.WAITING and i not in tracked)
+    return [*started, *known, *islice(waiting, max(0, room))]
+
+
+def _trials_of(tracked: TrackedSweep) -> set[str]:
+    return {key for kind, key in tracked.runs if kind == run_schema.TRIAL_KIND}
 
 
 def _started_at_s(attempts: Sequence[AttemptDir]) -> float | None:

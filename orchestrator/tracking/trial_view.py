@@ -51,6 +51,11 @@ class TrialSnapshot:
     n_ended: int
 
     @property
+    def never_started(self) -> bool:
+        """Whether it waits for its first attempt, or was cancelled before it."""
+        return not self.attempts and self.view.state in {TrialState.WAITING, TrialState.CANCELLED}
+
+    @property
     def over(self) -> bool:
         """Whether nothing of it will change unless it is submitted again."""
         ended = self.n_ended == len(self.attempts)

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.records.trial_dir import write_json
 from orchestrator.records.trial_spec import TrialState
-from orchestrator.tracking import sync_state
+from orchestrator.tracking import sync_state, sync_sweep
 from orchestrator.tracking.mlflow_client import TrackerError
 from orchestrator.tracking.run_schema import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
 from orchestrator.tracking.sync_sweep import SweepSync
@@ -228,6 +228,47 @@ def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store
     assert store.trial(specs[0].trial_id).status == "KILLED"
     assert store.trial(specs[1].trial_id).status == "SCHEDULED"
     assert [store.submission(number).status for number in (1, 2)] == ["KILLED", "RUNNING"]
+
+
+def test_trials_that_started_come_first_and_few_of_those_that_wait(
+    sweep, disk, store, monkeypatch
+):
+    monkeypatch.setattr(sync_sweep, "WAITING_SHOWN", 3)
+    specs = sorted((disk.make_spec(seed) for seed in range(9)), key=lambda spec: spec.trial_id)
+    sweep.submit(specs)
+    sweep.control()
+    attempt = sweep.start(specs[8])
+    sender = SweepSync(sweep.disk, store)
+    assert sender.round() is True
+
+    names = [run.tags["memscale.trial_id"] for run in store.of_kind("trial")]
+    assert names == [spec.trial_id for spec in (specs[8], *specs[:3])]
+    assert {p.value for p in store.submission(1).points if p.key == "trials/total"} == {9}
+
+    sweep.finish(attempt, step=1)
+    sweep.start(specs[0])  # its run was there; another one of those that wait takes its place
+    assert sender.round() is True
+    names = [run.tags["memscale.trial_id"] for run in store.of_kind("trial")]
+    assert names == [spec.trial_id for spec in (specs[8], *specs[:4])]
+
+
+def test_trials_cancelled_before_they_started_need_no_runs(sweep, disk, store, monkeypatch):
+    monkeypatch.setattr(sync_sweep, "WAITING_SHOWN", 2)
+    specs = [disk.make_spec(seed) for seed in range(50)]
+    sweep.submit(specs)
+    sweep.control()
+    sender = SweepSync(sweep.disk, store)
+    sender.round()
+    for spec in specs:
+        sweep.disk.trial(spec.trial_id).request_cancel("a test", durable=False)
+    calls = store.calls
+
+    assert sender.round() is True
+
+    assert [run.status for run in store.of_kind("trial")] == ["KILLED"] * 2
+    assert store.submission(1).status == "KILLED"
+    assert store.calls - calls < 10
+    assert sync_state.points_waiting(sweep.disk, store.uri) == 0
 
 
 def test_values_of_the_result_that_the_journal_lacks_are_added(sweep, disk, store):
