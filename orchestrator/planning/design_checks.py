@@ -66,7 +66,7 @@ def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:
     """Say if no configuration is trained twice."""
     seeds: defaultdict[str, set[int]] = defaultdict(set)
     for spec in specs:
-        seeds[canonical_json({**spec.identity(), "seed": 0})].add(spec.seed)
+        seeds[spec.configuration_id].add(spec.seed)
     if not seeds or max(map(len, seeds.values())) > 1:
         return []
     return ["one seed: a difference cannot be told from chance; write seeds: [0, 1, 2]"]

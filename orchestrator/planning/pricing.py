@@ -4,9 +4,8 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 `orchestrator/sweep/registry.py`. Nothing is built and nothing is started.
 """
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,7 +27,6 @@ from orchestrator.records.trial_spec import (
     Resources,
     TrialSpec,
     TrialState,
-    canonical_json,
     identity_difference,
 )
 from orchestrator.scheduling.gpu_sharing import largest_peak, ranks_per_gpu
@@ -113,11 +111,11 @@ def make_plan(
         gpu_bytes = gpu_memory_bytes(visible_gpus())
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
-    prices: dict[str, dict[str, float]] = {}
+    prices: dict[Hashable, dict[str, float]] = {}
     planned = []
     for spec in sweep.trials:
         on_gpu = on_gpus and spec.resources.gpus != 0
-        spec = dataclasses.replace(spec, accounting=_account_once(spec, prices, on_gpu, gpu_bytes))
+        spec = spec.with_accounting(_account_once(spec, prices, on_gpu, gpu_bytes))
         status, why, remaining = (
             (UNREADABLE, snapshot.unreadable[spec.trial_id], 0.0)
             if spec.trial_id in snapshot.unreadable
@@ -297,24 +295,13 @@ def _precision(train: Any, *, on_gpu: bool) -> str:
 
 
 def _account_once(
-    spec: TrialSpec, prices: dict[str, dict[str, float]], on_gpu: bool, gpu_bytes: float | None
+    spec: TrialSpec,
+    prices: dict[Hashable, dict[str, float]],
+    on_gpu: bool,
+    gpu_bytes: float | None,
 ) -> dict[str, float]:
     """Price a trial; its seeds cost the same, so they are priced once."""
-    identity: dict[str, Any] = {
-        **spec.identity(),
-        "seed": 0,
-        "micro": [spec.resources.micro_batch_tokens, spec.resources.activation_checkpointing],
-        "gpus": spec.resources.gpus,
-        "ranks": [
-            spec.resources.ranks,
-            spec.resources.memory_ranks,
-            spec.resources.memory_layout,
-            spec.resources.dense_parameters,
-        ],
-        "tables_on_host": _outside(spec.resources),
-        "on_gpu": on_gpu,
-    }
-    key = canonical_json(identity)
+    key = (spec.configuration_id, spec.resources, on_gpu)
     if key not in prices:
         prices[key] = account(spec, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
     return prices[key]

@@ -86,7 +86,12 @@ def write_json(
         private: It holds a secret: only its owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n"
+    # A line per field. With `indent`, json is three times as slow: ten thousand specs take seconds.
+    lines = (
+        f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}"
+        for key, value in record.items()
+    )
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
     write_text(path, text, durable=durable, private=private)
 
 

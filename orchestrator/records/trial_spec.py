@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
@@ -273,12 +273,43 @@ class TrialSpec:
     @cached_property
     def trial_id(self) -> str:
         """`<architecture>-<12 hex digits>` of the canonical identity."""
-        digest = hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()
-        return f"{self.architecture}-{digest[:12]}"
+        return self._ids([self.seed])[0]
+
+    @cached_property
+    def configuration_id(self) -> str:
+        """The trial's id if its seed were 0, which trials share that differ in the seed alone."""
+        return self._ids([0])[0]
+
+    def _ids(self, seeds: Sequence[int]) -> list[str]:
+        """Return the ids with these seeds; what all share is written once."""
+        identity = self.identity()
+        before = canonical_json({key: part for key, part in identity.items() if key < "seed"})
+        after = canonical_json({key: part for key, part in identity.items() if key > "seed"})
+        texts = (f'{before[:-1]},"seed":{canonical_json(seed)},{after[1:]}' for seed in seeds)
+        digests = (hashlib.sha256(text.encode()).hexdigest() for text in texts)
+        return [f"{self.architecture}-{digest[:12]}" for digest in digests]
+
+    def with_seeds(self, seeds: Sequence[int], *, origin: str) -> list["TrialSpec"]:
+        """Return the trial with each seed, which its origin names."""
+        configuration_id, *trial_ids = self._ids([0, *seeds])
+        return [
+            _with_cached(
+                replace(self, seed=seed, origin=f"{origin}, seed {seed}"),
+                {"trial_id": trial_id, "configuration_id": configuration_id},
+            )
+            for seed, trial_id in zip(seeds, trial_ids, strict=True)
+        ]
+
+    def with_accounting(self, accounting: Mapping[str, float]) -> "TrialSpec":
+        """Return the trial with its accounting, which is not part of its identity."""
+        ids = {"trial_id": self.trial_id, "configuration_id": self.configuration_id}
+        return _with_cached(replace(self, accounting=accounting), ids)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of spec.json."""
-        return {"trial_id": self.trial_id, **asdict(self)}
+        """Return the content of spec.json; it shares the trial's mappings."""
+        record = {name: getattr(self, name) for name in _FIELD_NAMES}
+        parts = {name: asdict(getattr(self, name)) for name in ("resources", "retries", "logging")}
+        return {"trial_id": self.trial_id, **record, **parts}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "TrialSpec":
@@ -305,6 +336,15 @@ class TrialSpec:
                 "restore or delete it"
             )
         return spec
+
+
+_FIELD_NAMES = tuple(field.name for field in dataclasses.fields(TrialSpec))
+
+
+def _with_cached(spec: TrialSpec, ids: Mapping[str, str]) -> TrialSpec:
+    """Fill in cached properties that are known already: ten thousand identities take seconds."""
+    vars(spec).update(ids)
+    return spec
 
 
 def _known(record: Mapping[str, Any], cls: Any, also: Sequence[str] = ()) -> dict[str, Any]:

@@ -94,11 +94,14 @@ def setting_label(settings: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def trial_labels(specs: Iterable[TrialSpec]) -> dict[str, str]:
     """Return trial id to the label of what varies in the sweep; empty labels if nothing does."""
-    settings = {spec.trial_id: (spec, flat_settings(spec)) for spec in specs}
+    trials = list(specs)
+    # Seeds have their settings in common.
+    settings = {spec.configuration_id: (spec, flat_settings(spec)) for spec in trials}
     names = varied_settings(
         (spec.architecture, spec.preset, flat) for spec, flat in settings.values()
     )
-    return {trial_id: setting_label(flat, names) for trial_id, (_, flat) in settings.items()}
+    labels = {key: setting_label(flat, names) for key, (_, flat) in settings.items()}
+    return {spec.trial_id: labels[spec.configuration_id] for spec in trials}
 
 
 def setting_text(value: Any) -> str:

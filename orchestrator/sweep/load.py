@@ -6,7 +6,6 @@ The steps: `parsing.discovery` finds the files, `parsing.yaml_loader` parses eac
 part of the file that holds it, so that all are reported at once.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,9 +99,9 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
         files=tuple(file.source.file.absolute() for _, file in trials),
         warnings=tuple(warning for file in files for warning in file.warnings),
         matches={
-            trial.trial_id: file.matched[key]
+            trial.trial_id: file.matched[trial.configuration_id]
             for trial, file in trials
-            if file.matched and (key := dataclasses.replace(trial, seed=0).trial_id) in file.matched
+            if trial.configuration_id in file.matched
         },
         step_times={key: answer for file in files for key, answer in file.step_times.items()},
         inputs=tuple(file.inputs for file in files),
@@ -176,7 +175,7 @@ class _File:
         self.specs = [(draft, trial.spec) for draft, trial in trials if trial is not None]
         self.waits = len(self.specs) < len(trials)
         self.matched = {
-            trial.spec.trial_id: trial.matched
+            trial.spec.configuration_id: trial.matched
             for _, trial in trials
             if trial is not None and trial.matched is not None
         }
@@ -195,9 +194,9 @@ class _File:
         """
         file = f"{self.source.label}: " if named else ""
         return [
-            dataclasses.replace(spec, seed=seed, origin=f"{file}{spec.origin}, seed {seed}")
+            trial
             for _, spec in self.specs
-            for seed in self.header.seeds
+            for trial in spec.with_seeds(self.header.seeds, origin=f"{file}{spec.origin}")
         ]
 
 

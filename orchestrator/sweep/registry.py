@@ -8,6 +8,7 @@ module must offer is written in docs/architecture.md, "Workload contracts".
 import dataclasses
 import importlib
 import pkgutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -27,9 +28,10 @@ def architecture(name: str) -> ModuleType:
     Raises:
         ValueError: If there is none of that name; lists those there are.
     """
-    if name not in architectures():
+    found = f"workloads.architectures.{name}"
+    if found not in sys.modules and name not in architectures():  # listing a folder takes a while
         raise ValueError(f"architecture must be one of {', '.join(architectures())}, got {name!r}")
-    return importlib.import_module(f"workloads.architectures.{name}")
+    return importlib.import_module(found)
 
 
 def data_sources() -> list[str]:
@@ -43,9 +45,10 @@ def data_source(name: str) -> ModuleType:
     Raises:
         ValueError: If there is none of that name; lists those there are.
     """
-    if name not in data_sources():
+    found = f"workloads.data.sources.{name}"
+    if found not in sys.modules and name not in data_sources():
         raise ValueError(f"source must be one of {', '.join(data_sources())}, got {name!r}")
-    return importlib.import_module(f"workloads.data.sources.{name}")
+    return importlib.import_module(found)
 
 
 def data_preparation() -> ModuleType:

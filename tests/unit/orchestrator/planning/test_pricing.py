@@ -131,6 +131,23 @@ def test_pricing_does_not_change_what_a_trial_is_called(loaded, sweep):
     assert [t.spec.trial_id for t in plan.trials] == [t.trial_id for t in loaded.trials]
 
 
+def test_an_identity_is_written_once_for_all_seeds(tmp_path, sweep, monkeypatch):
+    """Ten thousand trials wait for their first start while identities are hashed."""
+    hashed = []
+    ids = TrialSpec._ids
+    monkeypatch.setattr(TrialSpec, "_ids", lambda spec, seeds: hashed.append(1) or ids(spec, seeds))
+
+    file = tmp_path / "small.yaml"
+    file.write_text(SWEEP.replace("[0, 1]", "[0, 1, 2, 3, 4, 5, 6, 7]"), encoding="utf-8")
+    loaded = load_sweep(file)
+    before = len(hashed)
+    planned = make_plan(loaded, sweep.snapshot(), MEASURED)
+
+    configurations = {trial.spec.configuration_id for trial in planned.trials}
+    assert len(planned.trials) == 8 * len(configurations)
+    assert len(hashed) == before <= 3 * len(configurations)
+
+
 def test_matched_trials_cost_the_same(loaded, sweep):
     flops = {
         t.spec.architecture: t.spec.accounting["training_flops"]

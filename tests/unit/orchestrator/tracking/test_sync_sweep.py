@@ -230,9 +230,7 @@ def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store
     assert [store.submission(number).status for number in (1, 2)] == ["KILLED", "RUNNING"]
 
 
-def test_trials_that_started_come_first_and_few_of_those_that_wait(
-    sweep, disk, store, monkeypatch
-):
+def test_trials_that_started_come_first_and_few_of_those_that_wait(sweep, disk, store, monkeypatch):
     monkeypatch.setattr(sync_sweep, "WAITING_SHOWN", 3)
     specs = sorted((disk.make_spec(seed) for seed in range(9)), key=lambda spec: spec.trial_id)
     sweep.submit(specs)
