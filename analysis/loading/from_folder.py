@@ -6,7 +6,7 @@ from typing import Any
 
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
@@ -102,20 +102,20 @@ def _settings(spec: TrialSpec) -> Mapping[str, Any]:
 def _sweeps(path: Path, sweep: str | None) -> list[SweepDir]:
     if (path / "trials").is_dir():
         if sweep not in {None, path.name}:
-            raise StoreError(
+            raise NotFoundError(
                 f"{path}: is the folder of sweep {path.name}, not of {sweep}; "
                 "give the folder above it"
             )
         return [SweepDir(path)]
     there = sorted(child.name for child in path.iterdir() if (child / "trials").is_dir())
     if not there:
-        raise StoreError(
+        raise NotFoundError(
             f"{path}: no sweep in this folder; submit one, or give the folder that --runs named"
         )
     if sweep is None:
         return [SweepDir(path / name) for name in there]
     if sweep not in there:
-        raise StoreError(f"{path}: no sweep {sweep!r} here; there are {', '.join(there)}")
+        raise NotFoundError(f"{path}: no sweep {sweep!r} here; there are {', '.join(there)}")
     return [sweep_dir(path, sweep)]
 
 

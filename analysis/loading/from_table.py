@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.loading.schema import OUTCOMES, SHORT_NAMES, Reading, exclusion
 from analysis.loading.table_import import import_table
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError
 
 DATA_FRAME = "DataFrame"
 """`Runs.source` of a table that somebody made."""
@@ -72,7 +72,7 @@ def read_table(
         reading.rows = [row for row in reading.rows if row["sweep"] == sweep]
         reading.left_out = [row for row in reading.left_out if row["sweep"] == sweep]
         if not reading.rows and not reading.left_out:
-            raise StoreError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
+            raise NotFoundError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
     asked = {"sweep": sweep, "columns": columns, "units": units, "accept": accept}
     options = "".join(f", {key}={value!r}" for key, value in asked.items() if value)
     shown = "table" if name == DATA_FRAME else repr(name)

@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.trial_spec import TrialState
 
 LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         # MLflow would create an empty database and report that it holds nothing.
-        raise StoreError(
+        raise NotFoundError(
             f"{uri}: no such database; submit a sweep, or give the runs folder instead"
         )
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -67,7 +67,7 @@ def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple
         }
         if sweep is not None and sweep not in experiments:
             known = sorted(name for name in experiments if name != "Default")
-            raise StoreError(
+            raise NotFoundError(
                 f"{uri}: no sweep {sweep!r} here; there are {', '.join(known) or 'none'}"
             )
         chosen = [

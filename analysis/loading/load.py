@@ -22,7 +22,7 @@ from analysis.loading.histories import USAGE_METRICS, HistoryPoint, histories_ta
 from analysis.loading.provenance import common_facts
 from analysis.loading.schema import Reading, check_rows, exclusions
 from analysis.loading.table_file import SUFFIXES, table_suffix
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,7 +99,7 @@ def load(
         return _completed(read_folder(path, sweep), text, sweep)
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
         return load(f"sqlite:///{path}", sweep)
-    raise StoreError(
+    raise NotFoundError(
         f"{text}: nothing there that can be read; give a runs folder, "
         f"a tracking URI like sqlite:///runs/mlflow.db, or a table ({', '.join(SUFFIXES)})"
     )

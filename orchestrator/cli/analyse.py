@@ -166,13 +166,13 @@ def next_(
     from analysis.scaling.design_sweep import sweep_texts
     from orchestrator.cli.render import results
     from orchestrator.cli.render.command_name import command
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import UsageError
     from orchestrator.sweep.parsing.discovery import Source, joined
 
     table = analysis.load(tracking_uri or runs, sweep=sweep).table
     files = candidates or [_recorded(runs, sweep)]
     if out.exists():
-        raise StoreError(f"{out}: is there already; name another file with --out, or remove it")
+        raise UsageError(f"{out}: is there already; name another file with --out, or remove it")
     try:
         found = propose(
             table,
@@ -192,7 +192,7 @@ def next_(
         parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]
         out.write_text(joined(parts), encoding="utf-8")
     except ValueError as error:
-        raise StoreError(str(error)) from error
+        raise UsageError(str(error)) from error
     if json:
         echo_json({"written": str(out), "tables": results.as_records(chosen)})
         return
@@ -207,7 +207,7 @@ def next_(
 def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:
     """Load and fit: from the trial directories, or from a tracker when one is named."""
     import analysis
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import UsageError
 
     if tracking_uri is None:
         find_sweep(runs, sweep)
@@ -216,7 +216,7 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> t
         why = "; ".join(
             f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
         )
-        raise StoreError(
+        raise UsageError(
             f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; "
             f"see `memscale status {sweep}`"
         )
@@ -226,16 +226,16 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> t
             table, by=names and [n for n in names if n != "architecture"]
         )
     except ValueError as error:
-        raise StoreError(str(error)) from error
+        raise UsageError(str(error)) from error
 
 
 def _recorded(runs: Path, name: str) -> Path:
     """Return the sweep file that was submitted."""
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import UsageError
 
     path = find_sweep(runs, name).path / "sweep.yaml"
     if not path.is_file():
-        raise StoreError(
+        raise UsageError(
             f"{path}: not there, so what is missing is not known; "
             "name a sweep file with --candidates"
         )

@@ -307,15 +307,15 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
     """Return a sweep that was submitted.
 
     Raises:
-        StoreError: If there is none of that name; lists those there are.
+        NotFoundError: If there is none of that name; lists those there are.
     """
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import NotFoundError
     from orchestrator.records.trial_dir import sweep_dir
 
     sweep = sweep_dir(runs, name)
     if not (sweep.path / "trials").is_dir():
         if not runs.is_dir():
-            raise StoreError(
+            raise NotFoundError(
                 f"sweep {name!r}: there is no folder {runs}; "
                 "say where the sweeps are with --runs or MEMSCALE_RUNS"
             )
@@ -323,7 +323,7 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
         there = (
             f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
         )
-        raise StoreError(f"sweep {name!r}: not found in {runs}; {there}")
+        raise NotFoundError(f"sweep {name!r}: not found in {runs}; {there}")
     return sweep
 
 
@@ -331,9 +331,9 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
     """Return the trial whose id is, or alone begins with, `prefix`.
 
     Raises:
-        StoreError: If there is none, or more than one.
+        NotFoundError: If there is none, or more than one.
     """
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import NotFoundError
     from orchestrator.records.trial_dir import SweepDir
 
     sweeps = [sweep] if sweep else [SweepDir(runs / name) for name in sweep_names(runs)]
@@ -342,10 +342,10 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
     if len(exact) == 1 or len(found) == 1:
         return (exact or found)[0]
     if not found:
-        raise StoreError(
+        raise NotFoundError(
             f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
         )
     some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
-    raise StoreError(
+    raise NotFoundError(
         f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id"
     )

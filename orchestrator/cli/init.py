@@ -43,7 +43,7 @@ def init(
 ) -> None:
     """Write a commented sweep file."""
     from orchestrator.cli.render.command_name import command
-    from orchestrator.records.errors import StoreError
+    from orchestrator.records.errors import UsageError
     from orchestrator.records.trial_dir import sweep_dir
     from orchestrator.sweep import registry, template
 
@@ -52,7 +52,7 @@ def init(
     sweep_dir(Path(), name)  # refuses what is no name
     path = out or Path(f"{name}.yaml")
     if path.exists():
-        raise StoreError(f"{path}: is there already; name another file with --out, or remove it")
+        raise UsageError(f"{path}: is there already; name another file with --out, or remove it")
     listed = _answer(
         architectures, f"Architectures, with commas ({', '.join(known)})", "dense,memory_plus"
     )

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.node import process_group_guard
 from orchestrator.records.code_snapshot import with_code
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
 from orchestrator.tracking.tracking_uri import (
@@ -85,7 +85,7 @@ def serve(
         return
     file = database_file(uri)
     if file is not None and not file.is_file():
-        raise StoreError(
+        raise NotFoundError(
             f"{file}: no runs yet; submit a sweep first, "
             "or say where they are with --runs or --tracking-uri"
         )

@@ -22,7 +22,6 @@ from orchestrator.cli.plan import print_plan
 from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
-    from orchestrator.planning.pricing import Plan
     from orchestrator.submit.submission import Submission
 
 
@@ -166,7 +165,7 @@ def submit(
         )
         return
     priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
-    _check_memory(priced, here=address is None)
+    submit_slurm.check_memory(priced, here=address is None)
     prepare_data(priced, runs)
     try:
         request = submission.Submission(
@@ -222,16 +221,6 @@ def _check_gpus(gpus: int | None) -> None:
             "cluster with --address or --backend",
             param_hint="--gpus",
         )
-
-
-def _check_memory(priced: "Plan", *, here: bool) -> None:
-    """Refuse trials that no attempt could hold: retries would only repeat the failure."""
-    from orchestrator.planning import memory_fit
-    from orchestrator.records.errors import ConfigError
-
-    fit = memory_fit.fits_not_here if here else memory_fit.fits_no_machine
-    if problems := fit(priced):
-        raise ConfigError(problems)
 
 
 def _run_here(request: "Submission", *, quiet: bool) -> None:

@@ -12,6 +12,7 @@ from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
     from orchestrator.launchers.slurm.options import SlurmOptions
+    from orchestrator.planning.pricing import Plan
 
 
 def parse_request(
@@ -89,6 +90,7 @@ def submit_to_slurm(
     commands.partition(request.partition)
     # What is here says nothing about the GPUs of the cluster.
     priced = make_plan(sweep_files, runs, gpus_there=True)
+    check_memory(priced, here=False)
     prepare_data(priced, runs)
     name, console = priced.sweep.name, console_here()
     submission = slurm_submission.SlurmSubmission(
@@ -118,6 +120,22 @@ def submit_to_slurm(
         raise typer.Exit(130) from None
     console.print(progress.outcome_text(outcome, runs_option=runs_option(runs)))
     raise typer.Exit(outcome.exit_code)
+
+
+def check_memory(priced: "Plan", *, here: bool) -> None:
+    """Refuse trials that no attempt could hold: retries would only repeat the failure.
+
+    Args:
+        priced: The sweep.
+        here: Whether it would run on this machine; else on some other, of which the largest that
+            there are is the limit.
+    """
+    from orchestrator.planning import memory_fit
+    from orchestrator.records.errors import ConfigError
+
+    fit = memory_fit.fits_not_here if here else memory_fit.fits_no_machine
+    if problems := fit(priced):
+        raise ConfigError(problems)
 
 
 def watch_and_stop(name: str, runs: Path) -> str:

@@ -43,6 +43,8 @@ class AttemptExits:
         """Exits that are not dealt with: new ones, and those whose folders could not be read."""
         self.unwritten: dict[Path, dict[str, Any]] = {}
         """end.json of attempts, by path, that the disk did not take yet."""
+        self.over_quota = ""
+        """A sentence if a quota keeps them from being written, however much the disk has free."""
 
     def process_pending(self) -> bool:
         """Close what ended; return whether anything was closed."""
@@ -185,8 +187,12 @@ class AttemptExits:
                 except OSError as error:
                     if not storage_errors.is_full(error):
                         raise
+                    if storage_errors.is_over_quota(error):
+                        folder = self._state.sweep.path
+                        self.over_quota = storage_errors.full_message(error, folder)
                     return
                 del self.unwritten[path]
+                self.over_quota = ""
 
     def _record_failure(
         self, trial: ManagedTrial, attempt: RunningAttempt, verdict: Verdict

@@ -118,6 +118,8 @@ class AttemptStarter:
             return False
         if self._state.breaker.is_open:
             reason = self._state.breaker.reason()
+        elif self._exits.over_quota:
+            reason = self._exits.over_quota
         else:
             about = f", a checkpoint needs about {units.size(needs)}" if needs else ""
             reason = (

@@ -257,6 +257,8 @@ def _cached_status(
     if line is None:
         return None
     try:
+        if line["spec_ns"] != status_cache.spec_ns(folder):
+            return None
         if "result_ns" in line:
             if line["result_ns"] != status_cache.result_ns(folder):
                 return None
@@ -291,10 +293,15 @@ def spec_fields(spec: TrialSpec) -> dict[str, Any]:
     }
 
 
-def cache_line(status: TrialStatus, *, result_ns: int) -> dict[str, Any]:
+def cache_line(status: TrialStatus, *, result_ns: int, spec_ns: int | None) -> dict[str, Any]:
     """Return the line of a done trial in the status cache."""
     fields = {field: getattr(status, field) for field in (*SPEC_FIELDS, "varied", *RESULT_FIELDS)}
-    return {**fields, "outcome": status.outcome and status.outcome.value, "result_ns": result_ns}
+    return {
+        **fields,
+        "outcome": status.outcome and status.outcome.value,
+        "result_ns": result_ns,
+        "spec_ns": spec_ns,
+    }
 
 
 def trial_status(

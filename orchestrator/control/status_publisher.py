@@ -18,7 +18,7 @@ from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records import storage_errors
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.status_cache import StatusCache, result_ns
+from orchestrator.records.status_cache import StatusCache, result_ns, spec_ns
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.records.varied_settings import trial_labels
 from orchestrator.scheduling.runtime_prediction import time_left_s
@@ -44,10 +44,15 @@ class StatusPublisher:
 
     def reset_cache(self) -> None:
         """Write a line for each trial into the status cache."""
-        specs = [trial.spec for trial in self._state.trials.values()]
-        self._labels = trial_labels(specs)
+        trials = self._state.trials.values()
+        self._labels = trial_labels(trial.spec for trial in trials)
         self._cache.reset(
-            {**spec_fields(spec), "varied": self._labels[spec.trial_id]} for spec in specs
+            {
+                **spec_fields(trial.spec),
+                "varied": self._labels[trial.spec.trial_id],
+                "spec_ns": spec_ns(trial.folder.path),
+            }
+            for trial in trials
         )
 
     def publish(self, on_update: Callable[[SweepStatus], None]) -> None:
@@ -155,11 +160,12 @@ class StatusPublisher:
 
     def _keep_final(self, trial: ManagedTrial, status: TrialStatus) -> None:
         """Keep the status alone: with the specs of finished trials, memory would grow."""
-        written_ns = result_ns(trial.folder.path)
+        folder = trial.folder.path
+        written_ns = result_ns(folder)
         self.final[trial.folder.trial_id] = status
         del self._state.trials[trial.folder.trial_id]
         if status.state is TrialState.DONE and written_ns is not None:
-            self._cache.add(cache_line(status, result_ns=written_ns))
+            self._cache.add(cache_line(status, result_ns=written_ns, spec_ns=spec_ns(folder)))
 
     def predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
         """Return when an attempt will end, in monotonic seconds: by its own rate if it has one."""

@@ -4,6 +4,7 @@
     ├── ConfigError            a sweep file is wrong: holds one ConfigProblem each      exit code 2
     ├── UsageError             a command was asked for what cannot be done               exit code 2
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
+    │   └── NotFoundError      no sweep, trial or attempt is called so                   exit code 2
     └── BusyError              somebody else's controller holds this sweep               exit code 3
 
 A bad value of a config field is a `workloads.field_error.FieldError`, any other bad argument a
@@ -66,6 +67,12 @@ class UsageError(ExperimentError):
 
 class StoreError(ExperimentError):
     """The state of record or the tracker cannot be read or written."""
+
+
+class NotFoundError(StoreError):
+    """There is no sweep, trial, attempt or tracker of the name that was given."""
+
+    exit_code = 2
 
 
 class BusyError(ExperimentError):

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError
 from orchestrator.records.trial_dir import AttemptDir, TrialDir
 
 CHUNK_BYTES = 1 << 16
@@ -30,20 +30,20 @@ def read(
         wait: Called between looks at a log that did not grow.
 
     Raises:
-        StoreError: If there is no such attempt.
+        NotFoundError: If there is no such attempt.
     """
     attempts = trial.attempts()
     while follow and not attempts:
         wait()
         attempts = trial.attempts()
     if not attempts:
-        raise StoreError(
+        raise NotFoundError(
             f"trial {trial.trial_id}: no attempt was started yet; "
             "`memscale status` says what it waits for"
         )
     by_number = {a.number: a for a in attempts}
     if attempt is not None and attempt not in by_number:
-        raise StoreError(
+        raise NotFoundError(
             f"trial {trial.trial_id}: no attempt {attempt}; "
             f"there are {', '.join(map(str, by_number))}"
         )

@@ -3,10 +3,10 @@
 It is never the record. The controller writes statuses.jsonl; a line counts only while the trial's
 folder agrees with it, and without a line, or with a torn one, the folder is read. The lines:
 
-    {"trial_id", "architecture", "preset", "seed", "steps", "varied"}  of every trial
+    {"trial_id", "architecture", "preset", "seed", "steps", "varied", "spec_ns"}  of every trial
     {…, "result_ns", "attempt", "step", "loss", "outcome", "reason"}  of one that is done
 
-result_ns is the st_mtime_ns of its result.json.
+result_ns is the st_mtime_ns of its result.json, spec_ns that of its spec.json.
 """
 
 import contextlib
@@ -25,9 +25,18 @@ FILE = "statuses.jsonl"
 
 def result_ns(trial_path: str | Path) -> int | None:
     """Return when a trial's result was written, st_mtime_ns; None if there is none."""
+    return _written_ns(f"{trial_path}/result.json")
+
+
+def spec_ns(trial_path: str | Path) -> int | None:
+    """Return the same of a trial's spec: another time means that somebody changed it."""
+    return _written_ns(f"{trial_path}/spec.json")
+
+
+def _written_ns(path: str) -> int | None:
     try:
         # A tenth of Path's time, which matters for ten thousand trials.
-        return os.stat(f"{trial_path}/result.json").st_mtime_ns  # noqa: PTH116
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:
         return None
 

@@ -42,6 +42,12 @@ def is_full(error: BaseException) -> bool:
     return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _causes(error))
 
 
+def is_over_quota(error: BaseException) -> bool:
+    """Whether this error, or a cause of it, is a used-up quota: the disk itself may be empty."""
+    causes = _causes(error)
+    return any(isinstance(cause, OSError) and cause.errno == errno.EDQUOT for cause in causes)
+
+
 def is_failing(error: BaseException) -> bool:
     """Whether this error, or a cause of it, is failing storage; a wrong path is not."""
     return any(isinstance(cause, OSError) and cause.errno in FAILING for cause in _causes(error))
@@ -64,10 +70,14 @@ def full_message(error: BaseException, *places: Path) -> str:
         for cause in _causes(error)
         if isinstance(cause, OSError) and cause.errno in FULL and cause.filename
     ]
-    quota = any(isinstance(c, OSError) and c.errno == errno.EDQUOT for c in _causes(error))
     place = min(named or places, key=free_bytes)
-    what = "the disk quota is used up" if quota else "no space left on the disk"
-    return f"{what} at {place}: {free_space_text(place)}; {full_advice(place)}"
+    if is_over_quota(error):
+        # What the disk has free says nothing about it.
+        return (
+            f"your disk quota is used up at {place} (`quota -s` shows it); get a larger one, or "
+            f"{full_advice(place)}"
+        )
+    return f"no space left on the disk at {place}: {free_space_text(place)}; {full_advice(place)}"
 
 
 def full_disk(place: Path, *, since: float) -> str:

@@ -54,7 +54,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.record_fields import check_fields_of
 from orchestrator.records.snapshot import (
     AttemptRecord,
@@ -492,10 +492,10 @@ class SweepDir:
         """Return the folder of a trial, which need not exist.
 
         Raises:
-            StoreError: If the id cannot be a folder of its own.
+            NotFoundError: If the id cannot be a folder of its own.
         """
         if not TRIAL_ID.fullmatch(trial_id):
-            raise StoreError(
+            raise NotFoundError(
                 f"trial {trial_id!r}: an id is <architecture>-<12 hex digits>; "
                 f"`memscale status {self.name}` lists them"
             )
@@ -591,10 +591,10 @@ def sweep_dir(runs: Path, name: str) -> SweepDir:
     """Return the folder of a sweep under `runs`.
 
     Raises:
-        StoreError: If the name cannot be a folder of its own.
+        NotFoundError: If the name cannot be a folder of its own.
     """
     if not SWEEP_NAME.fullmatch(name):
-        raise StoreError(
+        raise NotFoundError(
             f"sweep name {name!r}: use letters, digits, '_', '-' and '.', at most 100, "
             "not starting with a dot"
         )

@@ -99,7 +99,7 @@ class HeadPilot:
 
         def on_notice(number: int) -> None:
             controller.stop(Outcome.PREEMPTED)
-            if number == signal.SIGTERM:
+            if number in (signal.SIGTERM, signal.SIGHUP):
                 # Ray ends on it, too, and the controller a minute later. Ranks got it themselves.
                 without_ray.start()
 

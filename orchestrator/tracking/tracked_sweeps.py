@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.control.sweep_list import SweepSummary, sort_by_age
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError
 from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.tracking_uri import database_file, without_password
 
@@ -22,7 +22,7 @@ def list_tracked_sweeps(uri: str) -> list[SweepSummary]:
     file = database_file(uri)
     if file is not None and not file.is_file():
         # MLflow would make an empty one.
-        raise StoreError(f"{without_password(uri)}: no such database; is the path right?")
+        raise NotFoundError(f"{without_password(uri)}: no such database; is the path right?")
     newest: dict[tuple[str, str], SweepSummary] = {}
     for submission in TrackingClient(uri).submissions():
         # Oldest first.

@@ -10,9 +10,10 @@ from orchestrator.launchers.slurm import commands
 from orchestrator.node.hardware import usable_cores, visible_gpus
 
 LOG = logging.getLogger(__name__)
-NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP)
 """SIGUSR2 is what jobs ask for before their time limit and before preemption. SIGTERM is sent by a
-cluster that was not set up for that, by `scancel`, and by `scontrol requeue`."""
+cluster that was not set up for that, by `scancel`, and by `scontrol requeue`. SIGHUP comes from
+`srun` or a step whose terminal or daemon is gone; the allocation ends like at a SIGTERM."""
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str:

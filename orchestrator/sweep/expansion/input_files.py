@@ -140,7 +140,7 @@ def _locate(
         if record is None or _holds(candidate, record):
             return candidate
     if there:
-        return _changed(there[-1], place)
+        return changed(there[-1], place)
     return _missing(path, folder, place=place, expected=expected)
 
 
@@ -196,7 +196,8 @@ def _missing(path: str, folder: Path, *, place: YamlNode, expected: str) -> Diag
     )
 
 
-def _changed(file: Path, place: YamlNode) -> Diagnostic:
+def changed(file: Path, place: YamlNode) -> Diagnostic:
+    """Return that a recorded input is another one now."""
     return place.diagnostic(
         f"{file} does not hold what it held when the sweep was submitted",
         "restore it, or submit the sweep file that names the new content",

@@ -241,16 +241,21 @@ class Sections:
 
     def _start(self, written: YamlNode) -> PretrainedStart:
         validation.check_text(written)
-        there = input_files.candidates(written.content, self._folder, None)
+        record = self._recorded.get(written.content)
+        there = input_files.candidates(written.content, self._folder, record)
         if not there:
             fix = "give the folder of its config.json, beside this file or in the current folder"
             raise InvalidError(written.diagnostic(f"no such folder: {written.content}", fix))
-        try:
-            found = self._workloads.pretrained(there[0])
-        except ValueError as error:
-            raise InvalidError(written.diagnostic(str(error), "")) from error
-        digest = input_files.combined([input_files.content_sha256(file) for file in found.files])
-        return PretrainedStart(written, there[0], digest, found.fields, found.vocab_size)
+        for place in there:
+            try:
+                found = self._workloads.pretrained(place)
+            except ValueError as error:
+                raise InvalidError(written.diagnostic(str(error), "")) from error
+            digest = input_files.combined([input_files.content_sha256(f) for f in found.files])
+            if record is None or digest == record.sha256:
+                self.inputs[written.content] = RecordedInput(paths=(place,), sha256=digest)
+                return PretrainedStart(written, place, digest, found.fields, found.vocab_size)
+        raise InvalidError(input_files.changed(there[-1], written))
 
     def _model(self, draft: DraftTrial, counterpart: YamlNode | None) -> Any:
         name, module, values = self._model_values(draft, counterpart)

@@ -145,8 +145,8 @@ def _check(request: PrepareRequest, sources: Sequence[_Source], against: tuple[P
         DataError: One line per mistake.
     """
     files = tuple(source.path for source in sources if source.path is not None)
-    require_files({"SOURCE": files}, EXPECTED)
-    require_files({"against": against}, "JSON lines or text, one item per line")
+    require_files({"SOURCE": files}, EXPECTED, section="")
+    require_files({"--against": against}, "JSON lines or text, one item per line", section="")
     are_tokens = {source.is_tokens for source in sources}
     wrong = []
     if not 0 < request.valid_share < 1:
@@ -185,7 +185,8 @@ def _tokenizer_identity(tokenizer: str | None) -> str | None:
     if tokenizer is None or tokenizer.startswith(_TRAINED):
         return tokenizer
     path = Path(tokenizer).expanduser()
-    require_files({"tokenizer": path}, "tokenizer.json, SentencePiece's .model or .tiktoken")
+    formats = "tokenizer.json, SentencePiece's .model or .tiktoken"
+    require_files({"--tokenizer": path}, formats, section="")
     return file_sha256(path)
 
 

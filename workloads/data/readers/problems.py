@@ -44,18 +44,21 @@ class Problems:
             raise DataError(self._shown, self.total)
 
 
-def require_files(named: dict[str, Path | tuple[Path, ...]], expected: str) -> None:
+def require_files(
+    named: dict[str, Path | tuple[Path, ...]], expected: str, *, section: str = "data."
+) -> None:
     """Raise DataError naming every file that does not exist, with the format that is expected.
 
     Args:
         named: Field of the data section -> files.
         expected: What the file should look like (`Config.FORMAT`).
+        section: Before the field in a message; empty for an argument of a command.
     """
     problems = []
     for field, paths in named.items():
         for path in paths if isinstance(paths, tuple) else (paths,):
             if not path.is_file():
                 what = "is a folder" if path.is_dir() else "does not exist"
-                problems.append(f"data.{field}: {path} {what}; expected: {expected}")
+                problems.append(f"{section}{field}: {path} {what}; expected: {expected}")
     if problems:
         raise DataError(problems)

@@ -96,14 +96,14 @@ def test_it_says_what_the_runs_bring(written):
 def test_it_does_not_write_over_a_file(trained, written, monkeypatch):
     done = memscale(trained, monkeypatch, "next", "tables", "--out", "next.yaml")
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "next.yaml: is there already; name another file with --out" in done.output
 
 
 def test_a_finished_sweep_has_nothing_left_but_further_seeds(trained, monkeypatch):
     done = memscale(trained, monkeypatch, "next", "tables", "--extra-seeds", "0", "--out", "other.yaml")  # fmt: skip
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "24 of 24 configurations: done already" in done.output
     assert not (trained / "other.yaml").exists()
 
@@ -167,7 +167,7 @@ def test_a_ladder_is_fitted_in_flops(two_architectures):
 def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):
     done = memscale(trained, monkeypatch, "next", "tables", "--candidates", "further.yaml", "--target", "x", "--out", "other.yaml")  # fmt: skip
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.output.startswith("target: cannot read 'x'; write an architecture")
 
 
@@ -177,5 +177,5 @@ def test_candidates_on_other_data_are_none(trained, monkeypatch):
 
     done = memscale(trained, monkeypatch, "next", "tables", "--candidates", "people.yaml", "--out", "other.yaml")  # fmt: skip
 
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "another data.n_people than the runs" in done.output

@@ -70,6 +70,29 @@ def test_more_gpus_than_there_are(monkeypatch, tmp_path, visible, fix):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "nowhere"),
+        ("status", ".."),
+        ("report", "nowhere"),
+        ("logs", "dense-000000000000"),
+        ("cancel", "s", "dense-000000000000"),
+        ("retry", "nowhere"),
+        ("plan", "s.yaml"),
+    ],
+)
+def test_names_of_nothing_end_with_the_code_of_a_mistake(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "s" / "trials").mkdir(parents=True)
+
+    code, said = memscale(*words)
+
+    assert code == 2, said
+    assert words[-1] in said
+    assert "Traceback" not in said
+
+
 def test_no_trials_at_a_time():
     code, said = memscale("plan", "quickstart", "--slots", 0)
 

@@ -39,3 +39,23 @@ def test_no_slurm_here(monkeypatch, tmp_path):
     assert code == 1
     assert "sbatch, squeue, scancel, scontrol, sinfo, srun not found on PATH" in text
     assert "submit from a login node" in text
+
+
+def test_a_model_that_no_machine_holds_is_refused_before_the_queue(monkeypatch, tmp_path):
+    monkeypatch.setattr("orchestrator.launchers.slurm.commands.require", lambda: None)
+    monkeypatch.setattr("orchestrator.launchers.slurm.commands.partition", lambda name: None)
+    file = tmp_path / "huge.yaml"
+    file.write_text(
+        "name: huge\n"
+        "data: {source: biographies, n_people: 100, style: compact}\n"
+        "train: {tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}\n"
+        "model: {architecture: dense, preset: d16, d_model: 4_000_000}\n"
+    )
+
+    result = CliRunner().invoke(
+        cli.app, ["submit", str(file), "--backend", "slurm", "--runs", str(tmp_path / "runs")]
+    )
+
+    assert result.exit_code == 2, result.output
+    assert "1 trial too large" in result.output
+    assert not (tmp_path / "runs").exists()

@@ -1,4 +1,6 @@
+import itertools
 import math
+import time
 
 from orchestrator.planning.runtime_prior import (
     Measurement,
@@ -78,6 +80,15 @@ def test_without_measurements_the_guess_says_that_it_is_one():
 
 def test_a_matrix_product_has_a_rate():
     assert matmul_flops_per_second(size=64, repeats=2) > 0
+
+
+def test_the_rate_is_that_of_a_core_whatever_else_runs(monkeypatch):
+    """Three other processes leave a quarter of the wall time."""
+    core, product = itertools.count(), itertools.count()
+    monkeypatch.setattr(time, "process_time", lambda: 0.5 * next(core))
+    monkeypatch.setattr(time, "perf_counter", lambda: 2.0 * next(product))
+
+    assert matmul_flops_per_second(size=10, repeats=3) == 2.0 * 10**3 / 0.5
 
 
 def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):

@@ -10,7 +10,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
 from orchestrator.records import status_cache
 from orchestrator.records.status_cache import FILE, StatusCache
-from orchestrator.records.trial_dir import SweepDir, remove_temporary, write_json
+from orchestrator.records.trial_dir import SweepDir, TrialDir, remove_temporary, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Node
 
@@ -94,6 +94,7 @@ def run(sweep, ids):
 def facts(sweep, trial_id):
     seed = sweep.trial(trial_id).spec().seed
     return {
+        "spec_ns": status_cache.spec_ns(sweep.trial(trial_id).path),
         "trial_id": trial_id,
         "architecture": "dense",
         "preset": "1m",
@@ -121,10 +122,31 @@ def test_status_is_the_same_with_the_file_as_without(sweep):
 
 def test_done_and_untouched_trials_are_not_read(sweep, monkeypatch):
     unread = [t.trial_id for t in status_from_disk(sweep).trials if t.state != TrialState.FAILED]
-    for trial_id in unread:
-        (sweep.trial(trial_id).path / "spec.json").write_text("not even JSON")
+    record = TrialDir.record
+
+    def counted(trial, **how):
+        assert trial.trial_id not in unread
+        return record(trial, **how)
+
+    monkeypatch.setattr(TrialDir, "record", counted)
 
     assert [t.trial_id for t in status_from_disk(sweep).trials if t.trial_id in unread] == unread
+
+
+@pytest.mark.parametrize("which", [0, 4], ids=["done", "waiting"])
+def test_a_spec_damaged_since_is_noticed(sweep, which):
+    trials = status_from_disk(sweep).trials
+    spec = sweep.trial(trials[which].trial_id).path / "spec.json"
+    spec.write_text(spec.read_text()[:-100])
+    later = spec.stat().st_mtime_ns + 1
+    os.utime(spec, ns=(later, later))
+
+    status = status_from_disk(sweep, now=5.0)
+
+    assert len(status.trials) == 5
+    (sentence,) = status.unreadable
+    assert f"{spec}: not valid JSON" in sentence
+    assert not status.complete
 
 
 def test_a_line_counts_only_while_the_folder_agrees(sweep):

@@ -98,7 +98,8 @@ def test_named_file_and_used_up_quota_are_told(tmp_path):
     error = OSError(errno.EDQUOT, "Disk quota exceeded", str(tmp_path / "x.pt"))
 
     told = storage_errors.full_message(error, Path("/"))
-    assert told.startswith(f"the disk quota is used up at {tmp_path}/x.pt: ")
+    assert told.startswith(f"your disk quota is used up at {tmp_path}/x.pt (`quota -s` shows it)")
+    assert " of " not in told.partition(";")[0], "what the disk has free is beside the point"
 
 
 def test_size_of_a_folder(tmp_path):

@@ -4,7 +4,9 @@ import pytest
 
 from orchestrator.records.errors import ConfigError
 from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.sweep.expansion import recorded_inputs
 from orchestrator.sweep.load import load_sweep
+from orchestrator.sweep.parsing import discovery
 from workloads.architectures import dense
 from workloads.checkpoint.huggingface import folder
 from workloads.layers.modules.init import initialise
@@ -64,6 +66,29 @@ def test_the_content_is_part_of_the_identity_and_the_path_is_not(spec_of, tmp_pa
     assert here.trial_id == moved.trial_id
     assert len({here.trial_id, other.trial_id, scratch.trial_id}) == 3
     assert "from_pretrained_sha256" not in scratch.identity()["model"]
+
+
+def test_a_recorded_sweep_finds_the_folder_from_anywhere(tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    write_model(project / "llama")
+    (project / "text.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    file = project / "s.yaml"
+    file.write_text(SWEEP.format(model=DENSE, vocab_size=300))
+    sweep = load_sweep([file])
+    copy = tmp_path / "runs" / "s" / "sweep.yaml"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(sweep.text)
+    labels = [source.label for source in discovery.split(copy, sweep.text)]
+    recorded_inputs.write(copy, labels, sweep.inputs)
+    monkeypatch.chdir("/")
+
+    again = load_sweep([copy])
+    assert [t.trial_id for t in again.trials] == [t.trial_id for t in sweep.trials]
+    assert again.trials[0].from_pretrained == str(project / "llama")
+
+    write_model(project / "llama", seed=1)
+    with pytest.raises(ConfigError, match="does not hold what it held"):
+        load_sweep([copy])
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_a_mended_file_may_be_prepared_into_the_same_folder(sources, tmp_path):
     [
         ({"tokenizer": None}, "--tokenizer: missing; give a file, or bpe:16384"),
         ({"tokenizer": "bpe:x"}, "must be bpe:SIZE"),
-        ({"tokenizer": "none.json"}, "data.tokenizer: none.json does not exist"),
+        ({"tokenizer": "none.json"}, "^--tokenizer: none.json does not exist"),
         ({"valid_share": 1.0}, "--valid-share: must lie between 0 and 1, got 1.0"),
         ({"vocab_size": 300}, "--vocab-size: is for tokens"),
     ],
