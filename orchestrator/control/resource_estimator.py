@@ -53,9 +53,13 @@ class ResourceEstimator:
         return resources_for(asked, outcomes, seq_len=int(trial.spec.train["seq_len"]))
 
     def memory_halvings(self, trial: ManagedTrial) -> int:
-        """Return how often the ranks of the next attempt halve the micro-batch that they choose."""
-        outcomes = [past.outcome for past in trial.past_attempts]
-        return memory_halvings(trial.spec.resources, outcomes)
+        """Return how often the ranks of the next attempt halve the micro-batch that they choose.
+
+        As often as another seed had to.
+        """
+        own = sum(past.outcome is Outcome.GPU_OOM for past in trial.past_attempts)
+        n_ooms = max(own, self._memory.n_ooms(trial.configuration))
+        return memory_halvings(trial.spec.resources, n_ooms)
 
     def demand(self, trial: ManagedTrial, nodes: Sequence[Node]) -> Demand:
         """Return the demand of the next attempt.

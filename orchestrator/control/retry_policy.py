@@ -175,11 +175,10 @@ def resources_for(asked: Resources, outcomes: Sequence[Outcome], *, seq_len: int
     return resources
 
 
-def memory_halvings(asked: Resources, outcomes: Sequence[Outcome]) -> int:
-    """Return how often ranks halve the micro-batch that they choose, given all outcomes so far.
+def memory_halvings(asked: Resources, n_ooms: int) -> int:
+    """Return how often ranks halve the micro-batch that they choose, after so many gpu_oom.
 
     None of that is for a micro-batch that is asked for: `resources_for` halves it.
     """
-    n_ooms = sum(outcome is Outcome.GPU_OOM for outcome in outcomes)
     n_halved = max(0, n_ooms - max_enlargements(asked.gpus))
     return n_halved if asked.micro_batch_tokens is None else 0

@@ -359,6 +359,23 @@ def test_seeds_of_what_ran_out_of_memory_on_its_share_start_with_a_larger_one(wo
     assert world.sweep.trial(first).attempt(2).launch()["gpus"] == 0.5
 
 
+def test_seeds_of_what_ran_out_of_a_whole_gpu_start_with_smaller_passes(world):
+    world.launcher = FakeLauncher(cpus=1, gpus=("0",))
+    first, second = (world.trial(seed, resources=Resources(gpus=1)) for seed in range(2))
+
+    def script():
+        world.launcher.end(first, {0: EXIT_CODES[Outcome.GPU_OOM]}, error=Outcome.GPU_OOM)
+        yield
+        yield from finish(world, first, second)
+
+    assert world.run(first, second, script=script()).complete
+    halvings = {
+        (launch.trial_id, launch.attempt): launch.memory_halvings
+        for launch in world.launcher.launches
+    }
+    assert halvings == {(first, 1): 0, (first, 2): 1, (second, 1): 1}
+
+
 def test_share_follows_what_the_first_trial_of_a_configuration_was_measured_to_hold(world):
     world.launcher = FakeLauncher(cpus=1, gpus=("0",))
     world.launcher.node = replace(world.launcher.node, gpu_memory_bytes=80e9)

@@ -9,6 +9,7 @@ from orchestrator.scheduling.gpu_sharing import (
     STEP_BYTES,
     MemoryObservations,
     enlarged_share,
+    largest_peak,
     max_enlargements,
     memory_fraction_per_rank,
     memory_need,
@@ -26,6 +27,14 @@ def test_need_is_what_was_measured_and_a_margin_rounded_up(measured):
     assert least <= need <= least + STEP_BYTES
     assert need % STEP_BYTES == 0
     assert 2 * least <= memory_need(measured, ranks=2) <= 2 * least + STEP_BYTES
+
+
+@given(memory=st.floats(2 * GB, 1e12), ranks=st.integers(1, 8))
+def test_the_largest_peak_is_the_last_one_that_a_gpu_has_room_for(memory, ranks):
+    peak = largest_peak(memory, ranks=ranks)
+
+    assert peak == 0 or memory_need(0.999999 * peak, ranks=ranks) <= memory
+    assert memory_need(1.000001 * peak + 1, ranks=ranks) > memory - STEP_BYTES
 
 
 @given(

@@ -10,10 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.sweep import registry
+from workloads.architectures import dense
 from workloads.layers.modules.init import initialise
 from workloads.training import compilation
 from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.config import TrainConfig
+from workloads.training.peak_memory import checkpointed_activations
 from workloads.training.train_step import TrainStep
 
 VOCAB = 64
@@ -102,6 +104,20 @@ def test_a_further_block_keeps_its_input_alone():
 
     assert checkpointed == 2 * stream
     assert plain > 5 * checkpointed
+
+
+def test_the_estimate_is_what_a_pass_keeps_and_the_block_that_runs_again():
+    config = dense.Config(**{**dense.PRESETS["d16"], "n_layers": 6})
+    n_tokens = WINDOWS[:, 1:].numel()
+    plain, checkpointed = (
+        n_tokens * estimate(config, VOCAB, 16, precision="fp32")
+        for estimate in (dense.Config.activation_bytes_per_token, checkpointed_activations)
+    )
+    kept = kept_bytes(checkpointing=True, n_layers=6)
+    # The loss is not in the pass: it keeps probabilities of fp32.
+    kept += 4 * n_tokens * VOCAB
+
+    assert kept < checkpointed < kept + plain / 6
 
 
 def test_compiled_blocks_run_again_for_the_backward_pass(monkeypatch):
