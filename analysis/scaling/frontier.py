@@ -5,7 +5,7 @@ tokens, not 6 N D. Which architecture wins is as uncertain as the laws are: `sha
 of the draws each does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -307,11 +307,7 @@ def frontier(
     spent = cost_measure(measure)
     curves = laws.curves()
     unpriced, names = _priced(curves, spent)
-    if budgets is None:
-        spans = [curves[n].domain.amounts[measure] for n in names]
-        at = np.geomspace(min(s[0] for s in spans), 10 * max(s[1] for s in spans), 25)
-    else:
-        at = positive("budgets", budgets)
+    at = positive("budgets", budgets) if budgets is not None else _spanned(curves, names, measure)
     points = {name: allocate(curves[name], spent, at, tokens) for name in names}
     draws = points
     if laws.n_draws:
@@ -346,6 +342,12 @@ def frontier(
         level=laws.level,
         left_out={**laws.left_out, **unpriced},
     )
+
+
+def _spanned(curves: Mapping[str, Curve], names: Sequence[str], measure: str) -> Array:
+    """Return 25 budgets from the smallest run to ten times the largest."""
+    spans = [curves[name].domain.amounts[measure] for name in names]
+    return np.geomspace(min(s[0] for s in spans), 10 * max(s[1] for s in spans), 25)
 
 
 def _priced(curves: Mapping[str, Curve], measure: CostMeasure) -> tuple[dict[str, str], list[str]]:

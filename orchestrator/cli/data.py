@@ -73,6 +73,7 @@ def prepare(
     ] = None,
 ) -> None:
     """Tokenise text into memory-mapped shards."""
+    # Imported here, so that the command answers at once. Above is what typer reads as its options.
     from orchestrator.records.errors import UsageError
     from orchestrator.sweep import registry
 

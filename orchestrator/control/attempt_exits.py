@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.control import node_exclusion
 from orchestrator.control.controller_state import ControllerState
 from orchestrator.control.failure_classifier import AttemptExit, Verdict, classify
-from orchestrator.control.retry_policy import Action, decide_retry
+from orchestrator.control.retry_policy import Action, RetryDecision, decide_retry
 from orchestrator.control.trial_state import (
     ManagedTrial,
     RunningAttempt,
@@ -158,14 +158,7 @@ class AttemptExits:
             trial.spec.retries,
             free_ooms=max_enlargements(trial.spec.resources.gpus),
         )
-        done = verdict.outcome is Outcome.DONE
-        end = {
-            "outcome": verdict.outcome.value,
-            "reason": verdict.reason if done else f"{verdict.reason} ({decision.reason})",
-            "exit_codes": {str(rank): code for rank, code in attempt_exit.exit_codes.items()},
-            "ended_at": self._state.wall_clock(),
-            "final": decision.action is Action.STOP,
-        }
+        end = _end_record(verdict, decision, attempt_exit, ended_at=self._state.wall_clock())
         # A full or failing disk takes it later; until then nothing new starts in this sweep.
         self.unwritten[attempt.path / "end.json"] = end
         self.write_ends()
@@ -219,3 +212,17 @@ class AttemptExits:
             state.sweep, node, why=reason, submission=state.submission, now=state.wall_clock()
         )
         LOG.warning("%s", node_exclusion.excluded(state.sweep.excluded_nodes())[node])
+
+
+def _end_record(
+    verdict: Verdict, decision: RetryDecision, attempt_exit: AttemptExit, *, ended_at: float
+) -> dict[str, Any]:
+    """Return what end.json holds of an attempt."""
+    done = verdict.outcome is Outcome.DONE
+    return {
+        "outcome": verdict.outcome.value,
+        "reason": verdict.reason if done else f"{verdict.reason} ({decision.reason})",
+        "exit_codes": {str(rank): code for rank, code in attempt_exit.exit_codes.items()},
+        "ended_at": ended_at,
+        "final": decision.action is Action.STOP,
+    }

@@ -118,12 +118,7 @@ def export_rounds(
                 changed = _take_requests(sync)
                 asked_last = draining
         except (StoreError, OSError) as error:
-            # The sweep's own storage may fail for a while, as the tracker may.
-            if not isinstance(error, StoreError) and not storage_errors.is_transient(error):
-                raise
-            if str(error) != problem:
-                LOG.warning("%s; trying again", error)
-            problem = str(error)
+            problem = _outage(error, known=problem)
             report(problem)
             failing_since = clock() if failing_since is None or not draining else failing_since
             if commands.time_is_up or clock() - failing_since >= OUTAGE_S:
@@ -143,6 +138,17 @@ def export_rounds(
             return False
         commands.wait(FIRST_BACKOFF_S if draining else ROUND_S)
     return False
+
+
+def _outage(error: StoreError | OSError, *, known: str | None) -> str:
+    """Return the reason of an outage, logged if it is not the known one; raise what is none."""
+    # The sweep's own storage may fail for a while, as the tracker may.
+    if not isinstance(error, StoreError) and not storage_errors.is_transient(error):
+        raise error
+    problem = str(error)
+    if problem != known:
+        LOG.warning("%s; trying again", problem)
+    return problem
 
 
 def _take_requests(sync: SweepSync) -> bool:

@@ -162,25 +162,18 @@ def training_memory(
 
     deferred, fetched = _Deferred(), 0.0
     if train.table_optimizer != "adamw":
-        element_bytes = READ_AS[train.table_precision].itemsize
-        parts = [
-            # Of a row that ranks share by columns, each keeps its columns.
-            _deferred(
-                replace(table, width=width),
-                rows=rows,
-                element_bytes=element_bytes,
-                batch_tokens=train.batch_tokens,
-                micro_batch_tokens=micro_batch_tokens,
-                ranks=ranks,
-                memory_ranks=memory_ranks,
-            )
-            for n, table, (rows, width) in largest
-            for _ in range(n)
-        ]
-        deferred = sum(parts, start=deferred)
+        deferred = _deferred_gradients(
+            largest,
+            train,
+            micro_batch_tokens=micro_batch_tokens,
+            ranks=ranks,
+            memory_ranks=memory_ranks,
+        )
         if tables_on_host and micro_batch_tokens:
             read = config.bytes_per_token(
-                vocab_size, batch_tokens=micro_batch_tokens, element_bytes=element_bytes
+                vocab_size,
+                batch_tokens=micro_batch_tokens,
+                element_bytes=READ_AS[train.table_precision].itemsize,
             )
             fetched = read["memory_values"] * micro_batch_tokens
     return TrainingMemory(
@@ -233,6 +226,32 @@ class _Deferred:
 
     def __add__(self, other: "_Deferred") -> "_Deferred":
         return _Deferred(self.own + other.own, self.all + other.all, self.sorting + other.sorting)
+
+
+def _deferred_gradients(
+    tables: Sequence[tuple[int, TableComponent, tuple[int, int]]],
+    train: TrainConfig,
+    *,
+    micro_batch_tokens: int,
+    ranks: int,
+    memory_ranks: int,
+) -> _Deferred:
+    """Return what the gradients of tables take: how many of each, and the largest shard's shape."""
+    parts = [
+        # Of a row that ranks share by columns, each keeps its columns.
+        _deferred(
+            replace(table, width=width),
+            rows=rows,
+            element_bytes=READ_AS[train.table_precision].itemsize,
+            batch_tokens=train.batch_tokens,
+            micro_batch_tokens=micro_batch_tokens,
+            ranks=ranks,
+            memory_ranks=memory_ranks,
+        )
+        for n, table, (rows, width) in tables
+        for _ in range(n)
+    ]
+    return sum(parts, start=_Deferred())
 
 
 def _deferred(

@@ -89,8 +89,6 @@ def trial(
     solved = _solved(draft, sections, step_times, Basis(model, train, frame, resources))
     # What `match` chose may be the length that a mixer is built for.
     _check_length(solved.train, solved.model, draft)
-    preset = None if draft.chooses_size else draft.settings.get("model.preset")
-    recipe = draft.settings.get("train.recipe")
     spec = TrialSpec(
         sweep=sweep,
         data=data.record,
@@ -98,9 +96,7 @@ def trial(
         train=plain(solved.train),
         seed=0,
         data_sha256=data.sha256,
-        preset=None if preset is None else preset.content,
-        recipe=None if recipe is None else recipe.content,
-        origin=draft.origin,
+        **_provenance(draft),
         resources=resources,
         retries=retries,
         logging=logging,
@@ -108,6 +104,18 @@ def trial(
         **({} if start is None else start.identity),
     )
     return ResolvedTrial(spec, solved.matched)
+
+
+def _provenance(draft: DraftTrial) -> dict[str, Any]:
+    """Return which preset, recipe and entry of the sweep file a trial comes from."""
+    # A size that the entry chooses is not the preset's any more.
+    preset = None if draft.chooses_size else draft.settings.get("model.preset")
+    recipe = draft.settings.get("train.recipe")
+    return {
+        "preset": None if preset is None else preset.content,
+        "recipe": None if recipe is None else recipe.content,
+        "origin": draft.origin,
+    }
 
 
 def _start(draft: DraftTrial, sections: Sections, data: Data | None) -> PretrainedStart | None:

@@ -154,6 +154,7 @@ def select(
     out_scores = new(n_tokens, n_heads, knn, dtype=torch.float32)
     out_ids = new(n_tokens, n_heads, knn, dtype=torch.int64)
 
+    # Chunk by chunk, each kernel reads what the one before it left in these buffers.
     for start in range(0, n_tokens, chunk):
         part = query[start : start + chunk]
         tokens = len(part)

@@ -77,6 +77,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
     ) -> Tensor:
         return lookup.read(rows, positions, second)
 
+    # `fake` and `fake_backward` tell a compiler shapes and types, without a number being read.
     def fake(rows: Tensor, positions: Tensor, ids: Tensor, second: Tensor, *_: object) -> Tensor:
         return lookup.new_output(rows, positions, second)
 
@@ -118,6 +119,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
         return second_grad, anchor_gradient(grad, anchor)
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        # Autograd watches over saved tensors alone; a handle and a number are kept beside them.
         *tensors, ctx.gradient, ctx.n_rows = inputs
         ctx.save_for_backward(*tensors)
 
