@@ -145,20 +145,19 @@ class AllAttention(MultiHead):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
-        n_heads = self.shape.n_heads
-        query_key, value = self.heads(x)
-        turned = rotate(query_key, context.rotation).transpose(1, 2)
-        query, key = turned.tensor_split([n_heads], dim=1)
+        persistent_query, key, value = self.heads(x)
+        query = rotate(persistent_query, context.rotation).transpose(1, 2)
+        key = rotate(key, context.rotation).transpose(1, 2)
         value = value.transpose(1, 2)
         if context.cache is not None:
             key = remember(context.cache, "key", key, dim=2)
             value = remember(context.cache, "value", value, dim=2)
-        groups = n_heads // self.shape.n_kv_heads
+        groups = self.shape.n_heads // self.shape.n_kv_heads
         if groups > 1:
             key, value = (y.repeat_interleave(groups, dim=1) for y in (key, value))
-        persistent_query = query_key[:, :, :n_heads].transpose(1, 2)
         persistent = (y.to(query.dtype) for y in self.persistent())
-        return self.joined(all_attention(query, key, value, persistent_query, *persistent))
+        mixed = all_attention(query, key, value, persistent_query.transpose(1, 2), *persistent)
+        return self.joined(mixed)
 
 
 class PersistentVectors(nn.Module):

@@ -57,7 +57,7 @@ class LatentAttentionShape(Component):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return inputs of the projections, the latent's norm, and what attention keeps."""
         c, casts = (4, 0) if precision == "fp32" else (2, 1)
-        inputs = (1 + casts) * self.d_model + self.latent_dim
+        inputs = self.d_model + self.latent_dim
         norm = 4.0 * (1 + casts) * self.latent_dim + 4.0
         # Values keep the projection that keys were cut from; queries and keys are joined copies.
         attention = 3.0 * self.d_model + self.key_value_dim

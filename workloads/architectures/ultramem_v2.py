@@ -206,11 +206,10 @@ class UltraMemShape(Component):
 
         The lookup's, scores, the projected input and its products with rows, and the bag.
         """
-        c, casts = (4, 0) if precision == "fp32" else (2, 1)
+        c = 4 if precision == "fp32" else 2
         kept = self.lookup.activation_bytes_per_token(seq_len, precision)
         kept += 4 * self.lookup.rows_read + c * self.value_dim
         if self.pre_value_dim is not None:
-            kept += c * casts * self.lookup.d_model
             kept += 4 * self.pre_value_dim + 4 * 2 * self.lookup.rows_read
         return kept
 

@@ -51,7 +51,7 @@ class Block(nn.Module):
 
 
 def apply_slot(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor) -> Tensor:
-    """Return a slot's output for `x`, to be added to `residual`.
+    """Return a slot's output for `x`, to be added to `residual`, in its type.
 
     Record usage if the context asks.
     """
@@ -59,4 +59,5 @@ def apply_slot(slot: nn.Module, x: Tensor, context: Context, *, residual: Tensor
     record: Callable[[Tensor, Tensor], None] | None = getattr(slot, "record_usage", None)
     if context.record_usage and record is not None:
         record(output, residual)
-    return output
+    # A memory's sums may be fp32; they would widen the stream of every later block.
+    return output.to(residual.dtype)

@@ -55,12 +55,12 @@ class MemoryShape(Component):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return what the lookup keeps, and gate, silu(gate) and their product with the bag.
 
-        The bag stays in the stream's type; with bf16 the gate keeps the input once more.
+        The bag takes the stream's type.
         """
-        c, casts = (4, 0) if precision == "fp32" else (2, 1)
+        c = 4 if precision == "fp32" else 2
         kept = self.lookup.activation_bytes_per_token(seq_len, precision)
         if self.gate:
-            kept += c * (casts * self.lookup.d_model + 3 * self.value_dim) + 4 * self.value_dim
+            kept += c * 4 * self.value_dim
         elif self.projects:
             kept += c * self.value_dim
         return kept

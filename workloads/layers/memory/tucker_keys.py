@@ -81,10 +81,9 @@ class TuckerShape(Component):
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return queries around their norm, scores, and ids and factors of the chosen rows' scores.
 
-        All fp32. The input is kept by whoever shares it; with bf16 once more for the query.
+        All fp32. The input is kept by whoever shares it.
         """
-        c, casts = (4, 0) if precision == "fp32" else (2, 1)
-        query = casts * c * self.d_model + 12.0 * self.query_width + 8.0 * self.n_heads * self.rank
+        query = 12.0 * self.query_width + 8.0 * self.n_heads * self.rank
         scores = 4.0 * 2 * self.n_heads * self.rank * self.n_keys
         if self.key_balance:
             scores += 4.0 * 2 * self.n_heads * self.n_keys

@@ -115,26 +115,27 @@ class MultiHead(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
-        query_key, value = self.heads(x)
-        turned = rotate(query_key, context.rotation).transpose(1, 2)
-        query, key = turned.tensor_split([self.shape.n_heads], dim=1)
-        return self.joined(self.mix(query, key, value.transpose(1, 2), context))
+        query, key, value = self.heads(x)
+        # Apart: a rotation of both at once would split its gradient and join it again.
+        query, key = rotate(query, context.rotation), rotate(key, context.rotation)
+        mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), context)
+        return self.joined(mixed)
 
     def heads(
         self, x: Float[Tensor, "batch seq d_model"]
     ) -> tuple[
-        Float[Tensor, "batch seq query_key_heads d_head"],
+        Float[Tensor, "batch seq heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
         Float[Tensor, "batch seq kv_heads d_head"],
     ]:
         """Return queries, keys (both normalised if the shape says so) and values of all heads."""
         batch, seq, _ = x.shape
         n_heads, n_kv_heads, d_head = self.shape.n_heads, self.shape.n_kv_heads, self.shape.d_head
         heads = self.query_key_value(x).view(batch, seq, -1, d_head)
-        query_key, value = heads.tensor_split([n_heads + n_kv_heads], dim=2)
+        query, key, value = heads.tensor_split([n_heads, n_heads + n_kv_heads], dim=2)
         if self.query_norm is not None and self.key_norm is not None:
-            query, key = query_key.tensor_split([n_heads], dim=2)
-            query_key = torch.cat((self.query_norm(query), self.key_norm(key)), dim=2)
-        return query_key, value
+            query, key = self.query_norm(query), self.key_norm(key)
+        return query, key, value
 
     def joined(
         self, mixed: Float[Tensor, "batch heads seq d_head"]

@@ -49,12 +49,9 @@ class SwiGLUShape(Component):
         return FlopCount(feed_forward=6.0 * self.d_model * self.d_ff)
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input, gate, silu(gate), up and their product.
-
-        With bf16 the input twice, once for each reader.
-        """
-        c, casts = (4, 0) if precision == "fp32" else (2, 1)
-        return float(c * ((1 + casts) * self.d_model + 4 * self.d_ff))
+        """Return input, gate, silu(gate), up and their product."""
+        c = 4 if precision == "fp32" else 2
+        return float(c * (self.d_model + 4 * self.d_ff))
 
 
 class GELU(nn.Module):

@@ -23,6 +23,10 @@ class LayerNorm(nn.LayerNorm):
     def reset_parameters(self) -> None:
         """Leave the values open: `initialise` writes them."""
 
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Return the normalised `x` in its own type, computed in fp32 or wider."""
+        return super().forward(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write ones (gain) or zeros (bias)."""
         value.fill_(0.0 if name == "bias" else 1.0)
@@ -45,8 +49,12 @@ class LayerNormComponent(Component):
         return FlopCount()
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return input, mean and inverse deviation, all fp32 as the residual stream is."""
-        return (0.0 if self.shares_input else 4.0 * self.width) + 8.0
+        """Return input, mean and inverse deviation, all fp32.
+
+        A residual stream in bf16 is copied by every norm.
+        """
+        shared = self.shares_input and precision == "fp32"
+        return (0.0 if shared else 4.0 * self.width) + 8.0
 
 
 # Batch normalisation of memory queries, as Lample et al. 2019 (arXiv 1907.05242) use it.
@@ -161,8 +169,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Return the normalised `x` in its own type."""
-        return functional.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+        """Return the normalised `x` in its own type, computed in fp32 or wider."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        gain = self.gain.to(wide.dtype)
+        return functional.rms_norm(wide, gain.shape, gain, self.eps).to(x.dtype)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write ones."""

@@ -129,6 +129,21 @@ def test_activations_are_about_those_that_autograd_keeps(name, precision, bytes_
     assert kept == pytest.approx(expected, rel=0.15)
 
 
+def test_the_residual_stream_has_the_type_of_autocast(config):
+    model, types = _model(config), []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda layer, inputs, output: types.append(output.dtype))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        model(_tokens(0, batch=2, seq=5))
+    in_autocast = set(types)
+    types.clear()
+    model(_tokens(0, batch=2, seq=5))
+
+    assert in_autocast == {torch.bfloat16}
+    assert set(types) == {torch.float32}
+
+
 def test_maps_tokens_to_logits(config):
     logits = _model(config)(_tokens(0, batch=2, seq=5))
 
