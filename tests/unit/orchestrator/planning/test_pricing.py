@@ -366,3 +366,12 @@ def test_what_is_asked_for_is_priced_as_asked():
 
     assert again["activation_bytes"] < one["activation_bytes"] / 3
     assert account(large(micro_batch_tokens=4096), on_gpu=True, gpu_bytes=1e15) == one
+
+
+def test_the_rank_with_the_largest_share_is_priced():
+    alone, of_three = (
+        account(dataclasses.replace(large(), resources=Resources(ranks=ranks)))["activation_bytes"]
+        for ranks in (1, 3)
+    )
+
+    assert of_three / alone == pytest.approx(-(-(2**20) // 3) / 2**20, rel=1e-9)
