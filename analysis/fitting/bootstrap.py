@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+MOST_FREEDOM = 1e9
+"""Degrees of freedom from which on Student's t is taken for normal."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeanEstimate:
@@ -33,6 +36,8 @@ class MeanEstimate:
     """Runs behind it."""
     method: str
     """How the interval was made, for the note below a table."""
+    p: float | None = None
+    """Of a difference: the two-sided p-value that it is zero, before any correction."""
 
     @property
     def has_interval(self) -> bool:
@@ -85,23 +90,52 @@ def difference_of_means(
         ValueError: If a side is empty, or a value is not finite.
     """
     a, b = _finite(first), _finite(second)
-    difference = float(a.mean() - b.mean())
-    n = len(a) + len(b)
-    if min(len(a), len(b)) < 2:
+    return contrast_of_means([(1.0, a), (-1.0, b)], level=level)
+
+
+def contrast_of_means(
+    terms: Sequence[tuple[float, Sequence[float] | Array]],
+    *,
+    level: float = 0.95,
+    extra_sd: float = 0.0,
+) -> MeanEstimate:
+    """Return a weighted sum of means over seeds, with its interval and its p-value.
+
+    Variances of the configurations are not pooled; degrees of freedom are Satterthwaite's (1946).
+    There is no interval when a term that counts has a single seed.
+
+    Args:
+        terms: Weight, and values over seeds, of each configuration.
+        level: Of the interval.
+        extra_sd: Standard deviation of an error beside that of the seeds, known for certain.
+
+    Raises:
+        ValueError: If a configuration has no value, or one is not finite.
+    """
+    sides = [(weight, _finite(values)) for weight, values in terms if weight != 0]
+    value = float(sum(weight * side.mean() for weight, side in sides))
+    n = sum(len(side) for _, side in sides)
+    if min(len(side) for _, side in sides) < 2:
         return MeanEstimate(
-            value=difference, low=None, high=None, n=n, method="one seed on a side: no interval"
+            value=value, low=None, high=None, n=n, method="one seed on a side: no interval"
         )
-    variance = [float(side.var(ddof=1)) / len(side) for side in (a, b)]
-    total = sum(variance)
+    variance = [weight**2 * float(side.var(ddof=1)) / len(side) for weight, side in sides]
+    of_seeds = sum(variance)
+    sd = math.sqrt(of_seeds + extra_sd**2)
     method = f"{level:.0%} Welch's t over seeds"
-    if total == 0:
-        return MeanEstimate(value=difference, low=difference, high=difference, n=n, method=method)
-    freedom = total**2 / sum(
-        v**2 / (len(side) - 1) for v, side in zip(variance, (a, b), strict=True)
-    )
-    half = _t_quantile(level, freedom) * math.sqrt(total)
+    if sd == 0:
+        p = 1.0 if value == 0 else 0.0
+        return MeanEstimate(value=value, low=value, high=value, n=n, method=method, p=p)
+    squares = sum(v**2 / (len(side) - 1) for v, (_, side) in zip(variance, sides, strict=True))
+    freedom = min(sd**4 / squares if squares > 0 else math.inf, MOST_FREEDOM)
+    half = _t_quantile(level, freedom) * sd
     return MeanEstimate(
-        value=difference, low=difference - half, high=difference + half, n=n, method=method
+        value=value,
+        low=value - half,
+        high=value + half,
+        n=n,
+        method=method,
+        p=_t_p_value(value / sd, freedom),
     )
 
 
@@ -185,3 +219,9 @@ def _t_quantile(level: float, freedom: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + level) / 2))
+
+
+def _t_p_value(t: float, freedom: float) -> float:
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(freedom, -abs(t)))

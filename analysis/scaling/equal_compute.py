@@ -6,13 +6,14 @@ a statement about one outcome at one place, not a constant of an architecture.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_over_seeds
+from analysis.fitting.multiple_comparisons import holm
 from analysis.fitting.result import LawFit
 from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
 
@@ -100,16 +101,25 @@ class EqualFlops:
     difference: MeanEstimate
     """This minus baseline, in the units of the outcome."""
     effective_size: EffectiveSize
+    p_holm: float | None = None
+    """p-value of the difference, corrected for all comparisons of the sweep; None: one seed."""
+    level: float = 0.95
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `not told apart` when the interval holds zero, or `no interval`."""
-        d = self.difference
-        if d.low is None or d.high is None:
-            return "no interval"
-        if d.low <= 0 <= d.high:
-            return "not told apart"
-        return "better" if (d.value > 0) == higher_is_better(self.outcome) else "worse"
+        """`better`, `worse`, `not told apart` or `no interval`, after the correction."""
+        return told_apart(self.difference, self.p_holm, self.outcome, self.level)
+
+
+def told_apart(
+    difference: MeanEstimate, p_holm: float | None, outcome: str, level: float = 0.95
+) -> str:
+    """Return `better`, `worse`, `not told apart`, or `no interval` without a p-value."""
+    if p_holm is None:
+        return "no interval"
+    if p_holm > 1 - level:
+        return "not told apart"
+    return "better" if (difference.value > 0) == higher_is_better(outcome) else "worse"
 
 
 def higher_is_better(outcome: str) -> bool:
@@ -218,9 +228,17 @@ def equal_flops(
                     effective_size=effective_size(
                         one, partner, mine, fits.get((partner.series, outcome)), seed=seed
                     ),
+                    level=level,
                 )
             )
-    return pairs, notes
+    corrected = holm_corrected([pair.difference for pair in pairs])
+    return [replace(pair, p_holm=p) for pair, p in zip(pairs, corrected, strict=True)], notes
+
+
+def holm_corrected(differences: Sequence[MeanEstimate]) -> list[float | None]:
+    """Return Holm's p-value of each difference among all that have one, None for the others."""
+    adjusted = iter(holm([d.p for d in differences if d.p is not None]))
+    return [None if d.p is None else next(adjusted) for d in differences]
 
 
 def effective_size(

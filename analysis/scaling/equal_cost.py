@@ -1,0 +1,292 @@
+"""Differences between architectures at equal cost: FLOPs, seconds, bytes read, bytes stored.
+
+A configuration is compared with the reference at its own cost. Where a reference configuration
+costs the same (within FLOP_TOLERANCE), that is a difference of two means over seeds. Elsewhere the
+reference's value is interpolated in ln(cost) between its nearest sizes, and never extrapolated. All
+of it is linear in the means over seeds, so intervals and p-values are those of a linear contrast.
+They hold the noise of seeds, and an estimate of the interpolation's error; no fitted law enters.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.fitting.bootstrap import MeanEstimate, contrast_of_means
+from analysis.loading.schema import OUTCOMES
+from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.equal_compute import FLOP_TOLERANCE, holm_corrected, told_apart
+
+Array = NDArray[np.float64]
+
+MEASURES = ("flops", "seconds", "bytes_moved", "total_params")
+"""Cost measures that are held equal, those whose column the table has."""
+
+FEWEST_SIZES = 3
+"""Sizes of the reference from which on it is interpolated: fewer say nothing about its bend."""
+
+TOKENS = "training_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostDifference:
+    """An architecture against the reference at equal cost, over the sizes that have a match."""
+
+    measure: CostMeasure
+    candidate: str
+    reference: str
+    outcome: str
+    n_sizes: int
+    """Configurations of the candidate that were compared."""
+    n_unmatched: int
+    """Those at whose cost the reference has no runs on both sides."""
+    interpolated: bool
+    """Whether the reference was interpolated anywhere."""
+    mean: MeanEstimate
+    """Candidate minus reference, mean over the sizes compared; in the units of the outcome."""
+    largest: MeanEstimate
+    """The same at the largest size compared."""
+    largest_amount: float
+    """Its cost."""
+    p_holm: float | None = None
+    """p-value of `mean`, corrected for all of a sweep's comparisons; None without one."""
+    level: float = 0.95
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `not told apart` or `no interval`, after the correction."""
+        return told_apart(self.mean, self.p_holm, self.outcome, self.level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualCost:
+    """All such differences of a sweep."""
+
+    outcome: str
+    differences: Sequence[CostDifference]
+    """By cost measure, then by candidate."""
+    unmatched: Sequence[str]
+    """A sentence for every candidate and measure without any match."""
+
+    @property
+    def n_corrected(self) -> int:
+        """Number of comparisons that p-values are corrected for."""
+        return sum(d.p_holm is not None for d in self.differences)
+
+    def of(self, candidate: str, measure: str) -> CostDifference | None:
+        """Return the difference of a candidate in a measure, None where there is none."""
+        return next(
+            (d for d in self.differences if (d.candidate, d.measure.name) == (candidate, measure)),
+            None,
+        )
+
+
+def main_outcome(table: pd.DataFrame) -> str | None:
+    """Return the outcome that a sweep is about: the first that every run has."""
+    order = ("factual_recall", "answer_nll", "loss", *OUTCOMES)
+    return next((o for o in order if len(table) and o in table and table[o].notna().all()), None)
+
+
+def equal_cost(
+    table: pd.DataFrame, *, reference: str, outcome: str | None = None, level: float = 0.95
+) -> EqualCost:
+    """Compare every architecture with the reference at equal cost.
+
+    Configurations meet others on the same data only. Where training tokens vary, a reference is
+    interpolated over its sizes at the same tokens.
+
+    Args:
+        table: Of `Runs`, one configuration per architecture, size, tokens and data set.
+        reference: Architecture that others are compared with.
+        outcome: Column; None is `main_outcome`.
+        level: Of the intervals.
+    """
+    outcome = outcome or main_outcome(table)
+    if outcome is None:
+        return EqualCost(outcome="loss", differences=(), unmatched=())
+    found: list[CostDifference] = []
+    unmatched = []
+    every = _configurations(table, outcome)
+    names = {c.architecture for c in every} - {reference}
+    for measure in (COST_MEASURES[name] for name in MEASURES):
+        if measure.column not in table or table[measure.column].isna().any():
+            continue
+        for name in sorted(names):
+            one = _compare(every, name, reference, measure, outcome, level)
+            if isinstance(one, str):
+                unmatched.append(one)
+            else:
+                found.append(one)
+    corrected = holm_corrected([d.mean for d in found])
+    found = [replace(d, p_holm=p) for d, p in zip(found, corrected, strict=True)]
+    return EqualCost(outcome=outcome, differences=found, unmatched=unmatched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Configuration:
+    """What one configuration took and reached."""
+
+    name: str
+    architecture: str
+    data: tuple[str, ...]
+    """Settings of its data."""
+    tokens: float | None
+    values: Array
+    """Of the outcome, over seeds."""
+    costs: Mapping[str, float]
+    """By column, mean over seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    """Weights of the reference's configurations that stand for one candidate's cost."""
+
+    weights: Mapping[str, float]
+    amount: float
+    error: float
+    """Of the interpolation, in the units of the outcome."""
+
+
+def _configurations(table: pd.DataFrame, outcome: str) -> list[_Configuration]:
+    columns = [c for c in {m.column for m in COST_MEASURES.values()} if c in table]
+    data = [c for c in table if str(c).startswith("data.") and table[c].nunique(dropna=False) > 1]
+    by_name = table.groupby("configuration", sort=False)[columns].mean().to_dict(orient="index")
+    means = {str(name): row for name, row in by_name.items()}
+    values = {str(n): group for n, group in table.groupby("configuration", sort=False)[outcome]}
+    found = []
+    for row in table.drop_duplicates("configuration").to_dict(orient="records"):
+        name = str(row["configuration"])
+        found.append(
+            _Configuration(
+                name=name,
+                architecture=str(row["architecture"]),
+                data=tuple(str(row[c]) for c in data),
+                tokens=float(row[TOKENS]) if pd.notna(row.get(TOKENS)) else None,
+                values=values[name].to_numpy(dtype=np.float64),
+                costs={c: float(means[name][c]) for c in columns},
+            )
+        )
+    return found
+
+
+def _compare(
+    every: Sequence[_Configuration],
+    candidate: str,
+    reference: str,
+    measure: CostMeasure,
+    outcome: str,
+    level: float,
+) -> CostDifference | str:
+    """Return the difference of one architecture in one measure, or why there is none."""
+    mine = [c for c in every if c.architecture == candidate]
+    theirs = [c for c in every if c.architecture == reference]
+    values = {c.name: c.values for c in every}
+    matches: dict[str, _Match] = {}
+    for one in mine:
+        match = _match(one, [c for c in theirs if c.data == one.data], measure)
+        if match is not None:
+            matches[one.name] = match
+    if not matches:
+        return (
+            f"{candidate} at equal {measure.label}: no {reference} runs on the same data on both"
+            " sides of its cost; add larger or smaller ones, or use match:"
+        )
+
+    def difference(over: Sequence[str]) -> MeanEstimate:
+        share = 1 / len(over)
+        weights: dict[str, float] = dict.fromkeys(over, share)
+        for name in over:
+            for of_reference, weight in matches[name].weights.items():
+                weights[of_reference] = weights.get(of_reference, 0.0) - share * weight
+        # Errors of neighbouring interpolations lean the same way, so they do not average out.
+        error = sum(matches[name].error for name in over) * share
+        terms = [(weight, values[name]) for name, weight in weights.items()]
+        return contrast_of_means(terms, level=level, extra_sd=error)
+
+    flops_of = {c.name: c.costs.get("training_flops", 0.0) for c in mine}
+    largest = max(matches, key=lambda name: (matches[name].amount, flops_of[name]))
+    return CostDifference(
+        measure=measure,
+        candidate=candidate,
+        reference=reference,
+        outcome=outcome,
+        n_sizes=len(matches),
+        n_unmatched=len(mine) - len(matches),
+        interpolated=any(len(m.weights) > 1 for m in matches.values()),
+        mean=difference(list(matches)),
+        largest=difference([largest]),
+        largest_amount=matches[largest].amount,
+        level=level,
+    )
+
+
+def _match(
+    one: _Configuration, there: Sequence[_Configuration], measure: CostMeasure
+) -> _Match | None:
+    """Return what of the reference costs as much as a configuration, None without a match."""
+    column, amount = measure.column, one.costs[measure.column]
+    same_tokens = sorted(
+        (c for c in there if c.tokens == one.tokens), key=lambda c: c.costs[column]
+    )
+    equal = [
+        c
+        for c in (there if measure.name == "flops" else same_tokens)
+        if abs(math.log(amount / c.costs[column])) <= math.log1p(FLOP_TOLERANCE)
+    ]
+    if equal:
+        # Of several the one of the same tokens, then of the same FLOPs: small models take equal
+        # seconds whatever their size.
+        best = min(equal, key=lambda c: (c.tokens != one.tokens, _gap(c, one), c.name))
+        return _Match(weights={best.name: 1.0}, amount=amount, error=0.0)
+    x = np.log([c.costs[column] for c in same_tokens])
+    if len(x) < FEWEST_SIZES or np.diff(x).min() <= 1e-9:
+        return None
+    if not x[0] <= math.log(amount) <= x[-1]:
+        return None
+    y = np.asarray([c.values.mean() for c in same_tokens])
+    weights, error = interpolation_weights(x, math.log(amount), y)
+    chosen = {c.name: float(w) for c, w in zip(same_tokens, weights, strict=True) if w != 0}
+    return _Match(weights=chosen, amount=amount, error=error)
+
+
+def _gap(first: _Configuration, second: _Configuration) -> float:
+    """Return how far two configurations are apart in training FLOPs, in ln; 0 if not known."""
+    pair = [c.costs.get("training_flops", math.nan) for c in (first, second)]
+    return abs(math.log(pair[0] / pair[1])) if np.all(np.isfinite(pair)) else 0.0
+
+
+def interpolation_weights(x: Array, at: float, y: Array) -> tuple[Array, float]:
+    """Return the weights (n,) of values at x for the value at a place between them, and an error.
+
+    Quadratic through three neighbours; between two places that both have a further neighbour, the
+    mean of the two quadratics. The error is half of how far they differ; where there is one
+    quadratic alone, half of how far it differs from the straight line.
+
+    Args:
+        x: Increasing places (n,), three or more.
+        at: Place within them.
+        y: Values at x, for the error alone.
+    """
+    left = int(np.clip(np.searchsorted(x, at, side="right") - 1, 0, len(x) - 2))
+    line = _lagrange(x, at, [left, left + 1])
+    triples = [
+        _lagrange(x, at, [start, start + 1, start + 2])
+        for start in (left - 1, left)
+        if start >= 0 and start + 2 < len(x)
+    ]
+    weights = sum(triples) / len(triples)
+    other = triples[0] if len(triples) > 1 else line
+    spread = float(abs((triples[-1] - other) @ y)) / 2
+    return np.asarray(weights), spread
+
+
+def _lagrange(x: Array, at: float, places: Sequence[int]) -> Array:
+    """Return the weights (n,) of Lagrange's polynomial through some of the places."""
+    weights = np.zeros(len(x))
+    for i in places:
+        others = [x[j] for j in places if j != i]
+        weights[i] = np.prod([(at - other) / (x[i] - other) for other in others])
+    return weights
