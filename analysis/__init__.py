@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from analysis.loading.load import load as load
     from analysis.plotting.canvas import save as save
     from analysis.plotting.draw import draw as draw
+    from analysis.report.contents import report_contents as report_contents
     from analysis.report.html import write_report as write_report
     from analysis.report.tables import tables as tables
     from analysis.scaling.architecture_laws import fit_families as fit_families
@@ -64,6 +65,7 @@ _MODULE_OF = {
     "load_fit": "fitting.fit_file",
     "multipliers": "scaling.compute_multiplier",
     "next_runs": "scaling.experimental_design",
+    "report_contents": "report.contents",
     "save": "plotting.canvas",
     "tables": "report.tables",
     "write_report": "report.html",

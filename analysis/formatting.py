@@ -1,7 +1,8 @@
 """Number formats and text tables, the same in the terminal, the report and the figures."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,12 +10,14 @@ import pandas as pd
 
 
 class Column(NamedTuple):
-    """One column of a table: its heading, and how to write the cell of an item."""
+    """One column of a table: its heading, how to write the cell of an item, and its numbers."""
 
     heading: str
     cell: Callable[[Any], str]
     numeric: bool = False
     """Whether to align right."""
+    fields: Callable[[Any], Mapping[str, Any]] | None = None
+    """Item to the values behind the cell, by names with their units; None: the cell's text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +30,55 @@ class Table:
     numeric: tuple[bool, ...]
     """Columns to align right."""
     notes: tuple[str, ...] = ()
+    values: tuple[Mapping[str, Any], ...] | None = None
+    """The numbers behind each row by name, for files; None: the text of the cells."""
 
     @classmethod
     def of(
         cls, title: str, items: Iterable[Any], columns: Sequence[Column], notes: Iterable[str] = ()
     ) -> "Table":
         """Return a table with one row per item."""
+        listed = list(items)
         return cls(
             title=title,
             columns=tuple(column.heading for column in columns),
-            rows=tuple(tuple(column.cell(item) for column in columns) for item in items),
+            rows=tuple(tuple(column.cell(item) for column in columns) for item in listed),
             numeric=tuple(column.numeric for column in columns),
             notes=tuple(notes),
+            values=tuple(_values(item, columns) for item in listed),
         )
+
+    @property
+    def name(self) -> str:
+        """The title as the stem of a file."""
+        return identifier(self.title)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one dict per row: numbers where they are known, not their text."""
+        if self.values is not None:
+            return [dict(row) for row in self.values]
+        names = [identifier(column) for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the cells as a DataFrame of text, for a notebook."""
         return pd.DataFrame(list(self.rows), columns=list(self.columns))
+
+
+def _values(item: Any, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the numbers of all columns of one item."""
+    found: dict[str, Any] = {}
+    for column in columns:
+        if column.fields is None:
+            found[identifier(column.heading)] = column.cell(item)
+        else:
+            found.update(column.fields(item))
+    return found
+
+
+def identifier(text: str) -> str:
+    """Return a heading as a name: `FLOPs ratio` becomes `flops_ratio`."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Figures without a display: canvas, shared style, files in SVG and PNG."""
+"""Figures without a display: canvas, shared style, files in SVG, PNG and PDF."""
 
 import io
 from contextlib import AbstractContextManager
@@ -37,20 +37,37 @@ def new_figure(width: float, height: float, *, layout: Any = "constrained") -> F
     return figure
 
 
+KINDS = ("svg", "png", "pdf")
+"""Formats of every figure's files."""
+
+
 def save(figure: Figure, stem: str | Path) -> list[Path]:
-    """Write `<stem>.svg` and `<stem>.png` (200 dpi) and return them."""
+    """Write `<stem>.svg`, `<stem>.png` (200 dpi) and `<stem>.pdf`, and return them.
+
+    The layout is settled once, for all three: it takes as long as a picture.
+    """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
-    for path, kind in zip(paths, ("svg", "png"), strict=True):
+    settle_layout(figure)
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in KINDS]
+    for path, kind in zip(paths, KINDS, strict=True):
         path.write_bytes(image(figure, kind))
     return paths
 
 
+def settle_layout(figure: Figure) -> None:
+    """Place all parts of a figure where its layout engine puts them, and take the engine away."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        with styled():
+            engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 def image(figure: Figure, kind: str) -> bytes:
-    """Return the figure as `svg` or `png`, undated: equal numbers give equal bytes."""
+    """Return the figure as `svg`, `png` or `pdf`, undated: equal numbers give equal bytes."""
     buffer = io.BytesIO()
-    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
     with styled():
         figure.savefig(buffer, format=kind, dpi=200, facecolor="white", metadata=metadata)
     return buffer.getvalue()

@@ -206,10 +206,14 @@ def finish(
     words += lines
     words += [f"{name}: no curve, {fit.sentence}" for name, fit in fits.items() if not fit.usable]
     misfits = [name for name, fit in fits.items() if is_misfit(fit)]
-    if misfits:
-        words.append(f"dashed: the law is wrong for the runs of {', '.join(misfits)}")
+    words += filter(None, [misfit_words(misfits)])
     width = int(13 * figure.get_figwidth())
     caption(figure, textwrap.fill(" · ".join(words), width, break_on_hyphens=False))
+
+
+def misfit_words(names: Sequence[str]) -> str:
+    """Return what dashes mean in a caption, empty without misfits."""
+    return f"dashed: the law is wrong for the runs of {', '.join(names)}" if names else ""
 
 
 def is_misfit(fit: Any) -> bool:

@@ -1,5 +1,6 @@
 """Figures of the compute-optimal frontier: best loss, size, tokens and architecture per budget."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.patches import Patch
 
 from analysis.plotting.axes import OUTSIDE, band_caption, legend_above, log_scale, rounded
 from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.shaded_panels import (
     amount_axis,
     capital,
@@ -35,10 +37,15 @@ def frontier_figure(frontier: Frontier) -> Figure:
             (size, "params", "Best size", "Parameters N"),
             (tokens, "tokens", "Best training length", "Tokens"),
         )
+        misfits = {name for name, fit in frontier.fits.items() if is_misfit(fit)}
+        lines = {
+            name: replace(style, line=MISFIT_LINE) if name in misfits else style
+            for name, style in styles.items()
+        }
         for axes, quantity, title, y_label in panels:
             for name, best in frontier.allocations.items():
                 curve = (getattr(best, quantity), *getattr(best, f"{quantity}_band"))
-                draw_curve(axes, x, curve, extrapolated=outside[name], style=styles[name])
+                draw_curve(axes, x, curve, extrapolated=outside[name], style=lines[name])
             shade_outside(axes, x, list(outside.values()))
             axes.set_title(title)
             axes.set_ylabel(y_label)
@@ -55,7 +62,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
         legend_above(figure, handles, most_columns=5)
         if not any(np.isfinite(best.tokens).any() for best in frontier.allocations.values()):
             tokens.set_visible(False)  # all were trained on the same
-        band_caption(figure, frontier.level)
+        band_caption(figure, frontier.level, misfit_words(sorted(misfits)))
     return figure
 
 

@@ -1,6 +1,7 @@
 """Figures of multipliers between architectures: one panel per cost measure and tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.plotting.axes import INK, OUTSIDE, band_caption, legend_above, log_scale, rounded
 from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.shaded_panels import (
     amount_axis,
     capital,
@@ -63,7 +65,8 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         for axis, ((_, tokens), members) in zip(axes, panels.items(), strict=False):
             _draw_panel(axis, members, tokens, styles, size=size)
         legend_above(figure, _handles(curves, styles), most_columns=3 * n_columns)
-        band_caption(figure, curves[0].level)
+        misfits = sorted({n for c in curves for n, f in c.fits.items() if is_misfit(f)})
+        band_caption(figure, curves[0].level, misfit_words(misfits))
     return figure
 
 
@@ -80,6 +83,8 @@ def _draw_panel(
     ends: list[float] = []
     for curve in curves:
         x, style = _x(curve, by_tokens), styles[curve.candidate]
+        if curve.verdict.is_misfit:
+            style = replace(style, line=MISFIT_LINE)
         shown = (curve.multiplier, curve.low, curve.high)
         if size:
             shown = (curve.size, curve.size_low, curve.size_high)

@@ -22,7 +22,7 @@ from analysis.plotting.axes import (
     series_handle,
 )
 from analysis.plotting.canvas import new_figure, styled
-from analysis.plotting.fit_panels import LABELS
+from analysis.plotting.fit_panels import LABELS, MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -169,7 +169,8 @@ def _draw_series(
 def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
     x = np.geomspace(fit.x.min(), fit.x.max(), 200)
     prediction = fit.predict(x)
-    axis.plot(x, prediction.y, color=style.colour, linestyle=style.line, linewidth=2, zorder=2)
+    line = MISFIT_LINE if is_misfit(fit) else style.line
+    axis.plot(x, prediction.y, color=style.colour, linestyle=line, linewidth=2, zorder=2)
     if np.isfinite(prediction.low).all():
         shade: Any = {"color": style.colour, "alpha": band, "linewidth": 0, "zorder": 1}
         axis.fill_between(x, prediction.low, prediction.high, **shade)
@@ -193,7 +194,8 @@ def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:
 
 
 def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> str:
-    shown = [c.fit for c in fits.curves if (c.spec.outcome, c.spec.x) in set(panels)]
+    drawn = [c for c in fits.curves if (c.spec.outcome, c.spec.x) in set(panels)]
+    shown = [c.fit for c in drawn]
     repeated = runs.table["configuration"].duplicated(keep=False)
     if not repeated.any():
         parts = ["marker: one configuration, one seed"]
@@ -204,6 +206,8 @@ def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> 
         parts.append(f"line and band: fit, {fits.level:.0%} of {fits.n_draws:,} resamples")
     if any(not f.usable for f in shown) or not shown:
         parts.append("dotted: no fit")
+    misfits = dict.fromkeys(c.series for c in drawn if is_misfit(c.fit))
+    parts += filter(None, [misfit_words(list(misfits))])
     if len(set(fits.series.values())) > MOST_ABOVE:
         parts.append("names: from top to bottom as at the largest sizes")
     return " · ".join(parts)

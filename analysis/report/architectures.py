@@ -1,7 +1,7 @@
 """Report sections that compare architectures: multipliers, the frontier, the next runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ SIZES = ("active_params", "flops")
 
 UNITS = {"flops": "FLOPs", "seconds": "s"}
 """Of a budget."""
+
 
 FIGURE_STEMS = (
     "multipliers",
@@ -68,7 +69,7 @@ def architecture_sections(comparison: ArchitectureComparison) -> ArchitectureSec
     frontiers, design = comparison.frontiers, comparison.design
     by_name = {} if laws is None else {name: law.fit for name, law in laws.by_name.items()}
     return ArchitectureSections(
-        laws=laws_table(by_name) if by_name else None,
+        laws=replace(laws_table(by_name), title="Laws of the architectures") if by_name else None,
         multipliers=_multipliers_section(comparison),
         frontier=Section(
             figures={f"frontier_{f.measure.name}": frontier_figure(f) for f in frontiers[:1]},
@@ -104,7 +105,7 @@ def _multipliers_section(comparison: ArchitectureComparison) -> Section:
 
 def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     """Return some points of every curve: where both have runs, and the largest amount."""
-    rows = []
+    rows, values = [], []
     for curve in curves:
         for i in _telling_points(~curve.extrapolated):
             outside = max(curve.candidate_beyond[i], curve.reference_beyond[i])
@@ -119,6 +120,7 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
                 row.append(_with_band(curve.size, (curve.size_low, curve.size_high), i))
             rests_on = _rests_on(outside, "within the runs of both", "the runs")
             rows.append((*row, curve.refusals.get(i, rests_on)))
+            values.append(_multiplier_values(curve, i, outside))
     reference, outcome, level = curves[0].reference, curves[0].outcome, curves[0].level
     notes = [
         f"× that {reference} needs: for the {outcome} that the architecture has at that amount;"
@@ -137,7 +139,28 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
         rows=tuple(rows),
         numeric=(False, False, *(True for _ in columns[2:]), False),
         notes=tuple(notes),
+        values=tuple(values),
     )
+
+
+def _multiplier_values(curve: Multipliers, i: int, outside: float) -> dict[str, Any]:
+    """Return the numbers of one point."""
+    return {
+        "measure": curve.measure.name,
+        "architecture": curve.candidate,
+        "reference": curve.reference,
+        "amount": float(curve.amount[i]),
+        "tokens": float(curve.tokens[i]),
+        "multiplier": float(curve.multiplier[i]),
+        "multiplier_low": float(curve.low[i]),
+        "multiplier_high": float(curve.high[i]),
+        "size_multiplier": float(curve.size[i]),
+        "size_multiplier_low": float(curve.size_low[i]),
+        "size_multiplier_high": float(curve.size_high[i]),
+        "outside_runs": float(outside),
+        "verdict": str(curve.verdict.status),
+        "refusal": curve.refusals.get(i),
+    }
 
 
 def _misfit_notes(curves: Iterable[Any]) -> list[str]:
@@ -148,13 +171,14 @@ def _misfit_notes(curves: Iterable[Any]) -> list[str]:
 
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     """Return some budgets of every frontier: within the runs, and the largest."""
-    rows = []
+    rows, values = [], []
     for one in frontiers:
         best = one.best
         firm = [bool(n) and one.allocations[n].beyond[i] <= 1 + 1e-9 for i, n in enumerate(best)]
         for i in _telling_points(np.asarray(firm)):
             unit = UNITS[one.measure.name]
             budget = f"{_amount(one.measure, one.budgets[i])} {unit}"
+            values.append(_frontier_values(one, i))
             if not best[i]:
                 rows.append((budget, *("–" for _ in range(6)), one.sentence(i)))
                 continue
@@ -191,7 +215,30 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
             f"[…] is the {frontiers[0].level:.0%} band of resampled runs",
             *_misfit_notes(frontiers),
         ),
+        values=tuple(values),
     )
+
+
+def _frontier_values(one: Frontier, i: int) -> dict[str, Any]:
+    """Return the numbers of one budget."""
+    found: dict[str, Any] = {
+        "measure": one.measure.name,
+        "budget": float(one.budgets[i]),
+        "best": one.best[i] or None,
+        "verdict": str(one.verdict.status),
+    }
+    if not one.best[i]:
+        return found
+    of = one.allocations[one.best[i]]
+    bands = {
+        "params": (of.params, *of.params_band),
+        "tokens": (of.tokens, *of.tokens_band),
+        one.outcome: (of.loss, *of.loss_band),
+    }
+    for name, (value, low, high) in bands.items():
+        found |= {name: float(value[i]), f"{name}_low": float(low[i])}
+        found |= {f"{name}_high": float(high[i])}
+    return found | {"memory_params": float(of.memory[i]), "outside_runs": float(of.beyond[i])}
 
 
 def _shares(one: Frontier, i: int) -> str:

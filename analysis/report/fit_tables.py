@@ -1,5 +1,6 @@
 """Tables of fits: numbers with intervals, status, hold-out, and how the optimiser fared."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,8 +64,12 @@ def health_table(fits: Mapping[str, LawFit]) -> Table:
     def cell(text: str) -> Callable[[tuple[str, LawFit]], str]:
         return lambda item: text.format(item[1])
 
+    def value(text: str) -> Callable[[tuple[str, LawFit]], dict[str, Any]]:
+        names = re.findall(r"0\.(\w+)", text)
+        return lambda item: {name: getattr(item[1], name) for name in names}
+
     columns = [Column("fit", lambda item: item[0])]
-    columns += [Column(heading, cell(text), True) for heading, text in formats.items()]
+    columns += [Column(heading, cell(text), True, value(text)) for heading, text in formats.items()]
     note = (
         "moved: from the winning start, 0 is a start handed back untouched;"
         " minima: distinct ones that starts came to rest in"
@@ -85,6 +90,24 @@ def parameters(fit: LawFit) -> str:
             interval = f" [{number(low)}, {number(high)}]" if low < high else " (held at its bound)"
         phrases.append(f"{name} {number(value)}{interval}")
     return ", ".join(phrases)
+
+
+def fit_fields(fit: LawFit) -> dict[str, Any]:
+    """Return the parameters of a fit by name, with the ends of their intervals."""
+    found: dict[str, Any] = {}
+    for name, value in fit.parameters.items() if fit.usable else ():
+        low, high = fit.intervals.get(name, (None, None))
+        found |= {name: value, f"{name}_low": low, f"{name}_high": high}
+    return found
+
+
+def hold_out_fields(fit: LawFit) -> dict[str, Any]:
+    """Return the mean errors of the held-out sizes by name."""
+    held = fit.hold_out
+    return {
+        "hold_out_relative_error": None if held is None else held.mean_relative_error,
+        "hold_out_absolute_error": None if held is None else held.mean_absolute_error,
+    }
 
 
 def hold_out(fit: LawFit) -> str:

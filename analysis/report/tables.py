@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,13 @@ from analysis.formatting import Column, Table, count, decimals, flops, number, s
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
 from analysis.loading.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
-from analysis.report.fit_tables import health_table, hold_out, parameters
+from analysis.report.fit_tables import (
+    fit_fields,
+    health_table,
+    hold_out,
+    hold_out_fields,
+    parameters,
+)
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops
 from analysis.scaling.experimental_design import ExperimentalDesign
 from analysis.scaling.series_curves import CurveSpec
@@ -70,13 +76,22 @@ def configurations(fits: SweepFits) -> Table:
     known = [c for c in costs if any(getattr(s, c[1]) is not None for s in fits.summaries)]
     columns = [
         *_series_columns(),
-        Column("total params", lambda s: count(s.total_params), True),
+        *([Column("tuned", partial(_tuned, fits=fits))] if fits.tuned else []),
+        Column("total params", lambda s: count(s.total_params), True, _field("total_params")),
         *(
-            Column(label, partial(_attribute, name=name, show=show), True)
+            Column(label, partial(_attribute, name=name, show=show), True, _field(name))
             for label, name, show in known
         ),
-        Column("seeds", lambda s: str(len(s.seeds)), True),
-        *(Column(OUTCOME_LABELS[o], partial(_mean_of, outcome=o), True) for o in outcomes),
+        Column("seeds", lambda s: str(len(s.seeds)), True, lambda s: {"seeds": len(s.seeds)}),
+        *(
+            Column(
+                OUTCOME_LABELS[o],
+                partial(_mean_of, outcome=o),
+                True,
+                partial(_mean_fields, outcome=o),
+            )
+            for o in outcomes
+        ),
     ]
     meanings = {
         "active params": "active: non-embedding parameters that one token touches",
@@ -87,6 +102,7 @@ def configurations(fits: SweepFits) -> Table:
     methods = dict.fromkeys(e.method for s in fits.summaries for e in s.outcomes.values())
     notes = ["; ".join(shown)] if shown else []
     notes.append("[…] is " + "; ".join(methods) if methods else "no outcome was measured")
+    notes += untuned(fits)
     return Table.of("Architectures", fits.summaries, columns, [*notes, *not_causal(fits)])
 
 
@@ -97,9 +113,9 @@ def best(fits: SweepFits) -> Table:
         Column("architecture", lambda b: b.architecture),
         Column("size", lambda b: b.size),
         Column("best", lambda b: b.label),
-        Column("of", lambda b: str(b.n_tried), True),
-        Column("by", lambda b: OUTCOME_LABELS[b.outcome]),
-        Column("value", lambda b: number(b.value), True),
+        Column("of", lambda b: str(b.n_tried), True, lambda b: {"n_tried": b.n_tried}),
+        Column("by", lambda b: OUTCOME_LABELS[b.outcome], False, lambda b: {"outcome": b.outcome}),
+        Column("value", lambda b: number(b.value), True, lambda b: {"value": b.value}),
         Column("at the edge", lambda b: "; ".join(b.at_edge) or "no"),
     ]
     notes = [f"best of the values of {names} that were tried, by the mean over seeds"]
@@ -108,14 +124,48 @@ def best(fits: SweepFits) -> Table:
             "at the edge: nothing beyond it was tried, so the optimum may lie further out;"
             " add values there"
         )
-    tuned = {b.architecture for b in fits.best}
-    fixed = sorted({s.architecture for s in fits.summaries} - tuned)
-    if tuned and fixed:
-        notes.append(
-            f"{', '.join(fixed)}: one setting only, while {', '.join(sorted(tuned))} had several;"
-            " a difference between them is partly tuning"
-        )
+    notes += untuned(fits)
     return Table.of("Best settings of every size", fits.best, columns, notes if fits.best else ())
+
+
+def untuned(fits: SweepFits) -> list[str]:
+    """Return a note where one architecture had more values of a training setting than another."""
+    notes = []
+    for setting in dict.fromkeys(name for tried in fits.tuned.values() for name in tried):
+        several = {a: tried[setting] for a, tried in fits.tuned.items() if tried[setting] > 1}
+        fixed = sorted(a for a, tried in fits.tuned.items() if tried[setting] == 1)
+        if several and fixed:
+            most = max(several.values())
+            notes.append(
+                f"{setting} was not varied for {', '.join(fixed)}, while"
+                f" {', '.join(sorted(several))} had up to {most} values: a difference between them"
+                " is partly tuning"
+            )
+    return notes
+
+
+def _tuned(summary: ConfigurationSummary, *, fits: SweepFits) -> str:
+    """Return `lr: 3 values` of each training setting that the sweep varies."""
+    tried = fits.tuned.get(summary.architecture, {})
+    words = {1: "not varied"}
+    return "; ".join(
+        f"{name.rpartition('.')[2]}: {words.get(n, f'{n} values')}" for name, n in tried.items()
+    )
+
+
+def _field(name: str) -> Callable[[Any], dict[str, Any]]:
+    """Return what gives an attribute by its name."""
+    return lambda item: {name: getattr(item, name)}
+
+
+def _mean_fields(summary: ConfigurationSummary, *, outcome: str) -> dict[str, Any]:
+    return estimate_fields(outcome, summary.outcomes.get(outcome))
+
+
+def estimate_fields(name: str, value: MeanEstimate | None) -> dict[str, Any]:
+    """Return an estimate and its interval by names."""
+    found = (None, None, None) if value is None else (value.value, value.low, value.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
 
 
 def _attribute(item: Any, *, name: str, show: Callable[[Any], str]) -> str:
@@ -138,10 +188,13 @@ def parameter_groups(fits: SweepFits) -> Table:
     def cell(group: str) -> Callable[[ConfigurationSummary], str]:
         return lambda s: count(s.params[group]) if group in s.params else "–"
 
+    def value(group: str) -> Callable[[ConfigurationSummary], dict[str, Any]]:
+        return lambda s: {f"params_{group}": s.params.get(group)}
+
     columns = [
         *_series_columns(),
-        Column("total", lambda s: count(s.total_params), True),
-        *(Column(g.replace("_", " "), cell(g), True) for g in groups),
+        Column("total", lambda s: count(s.total_params), True, _field("total_params")),
+        *(Column(g.replace("_", " "), cell(g), True, value(g)) for g in groups),
     ]
     return Table.of("Parameters by group", fits.summaries, columns)
 
@@ -173,13 +226,18 @@ def usage(runs: Runs, fits: SweepFits) -> Table:
     known = {(kind, stat): names for kind, stat, names in usage_columns(runs.table.columns)}
     order = [*USAGE_LABELS, *sorted({stat for _, stat in known} - set(USAGE_LABELS))]
     stats = [stat for stat in order if any(stat == known_stat for _, known_stat in known)]
-    rows = []
+    rows, values = [], []
     for s in fits.summaries:
         group = runs.table[runs.table["configuration"] == s.configuration]
         for kind in dict.fromkeys(kind for kind, _ in known):
-            cells = [_last_use(group, known.get((kind, stat))) for stat in stats]
-            if any(cell != "–" for cell in cells):
+            uses = {stat: _last_use(group, known.get((kind, stat))) for stat in stats}
+            if any(use is not None for use in uses.values()):
+                cells = map(_use, uses.values())
                 rows.append((s.series, s.preset or "–", KIND_WORDS[kind], *cells))
+                named = {"architecture": s.series, "preset": s.preset, "of": kind}
+                values.append(
+                    {**named, **{stat: use[0] if use else None for stat, use in uses.items()}}
+                )
     labels = [USAGE_LABELS.get(stat, stat.replace("_", " ")) for stat in stats]
     note = (
         "last report of training, mean over layers and seeds;"
@@ -191,30 +249,46 @@ def usage(runs: Runs, fits: SweepFits) -> Table:
         rows=tuple(rows),
         numeric=(False, False, False, *(True for _ in stats)),
         notes=(note,) if rows else (),
+        values=tuple(values),
     )
 
 
-def _last_use(group: pd.DataFrame, columns: UsageColumns | None) -> str:
-    if columns is None:
+def _use(use: tuple[float, float, float] | None) -> str:
+    if use is None:
         return "–"
+    mean, low, high = map(number, use)
+    return mean if use[1] == use[2] else f"{mean} [{low}, {high}]"
+
+
+def _last_use(
+    group: pd.DataFrame, columns: UsageColumns | None
+) -> tuple[float, float, float] | None:
+    """Return the mean and the smallest and largest layer, the mean alone thrice without layers."""
+    if columns is None:
+        return None
     layers = group[list(columns.layers)].mean().dropna()
     mean = group[columns.mean].mean() if columns.mean is not None else layers.mean()
     if pd.isna(mean):
-        return "–"
-    spread = f" [{number(layers.min())}, {number(layers.max())}]" if len(layers) > 1 else ""
-    return f"{number(float(mean))}{spread}"
+        return None
+    ends = (layers.min(), layers.max()) if len(layers) > 1 else (mean, mean)
+    return float(mean), float(ends[0]), float(ends[1])
 
 
 def curves(fits: SweepFits) -> Table:
     """Return one row per fitted curve: parameters with intervals, verdict, hold-out error."""
     columns = [
         Column("architecture", lambda c: c.series),
-        Column("outcome", lambda c: _outcome(c.spec)),
-        Column("against", lambda c: X_LABELS.get(c.spec.x, c.spec.x)),
-        Column("parameters", lambda c: parameters(c.fit)),
+        Column("outcome", lambda c: _outcome(c.spec), False, lambda c: {"outcome": c.spec.outcome}),
+        Column(
+            "against",
+            lambda c: X_LABELS.get(c.spec.x, c.spec.x),
+            False,
+            lambda c: {"x": c.spec.x, "law": c.fit.law.name, "runs": c.fit.n_points},
+        ),
+        Column("parameters", lambda c: parameters(c.fit), False, lambda c: fit_fields(c.fit)),
         Column("status", lambda c: str(c.fit.status)),
         Column("verdict", lambda c: str(c.fit.verdict.status)),
-        Column("hold-out", lambda c: hold_out(c.fit)),
+        Column("hold-out", lambda c: hold_out(c.fit), False, lambda c: hold_out_fields(c.fit)),
         Column("why", lambda c: c.fit.verdict.sentence),
     ]
     notes = [
@@ -257,28 +331,66 @@ def comparison(fits: SweepFits) -> Table:
     def value(which: str) -> Callable[[EqualFlops], str]:
         return lambda p: estimate(getattr(p, which).outcomes[p.outcome], interval=False)
 
+    def numbers(which: str) -> Callable[[EqualFlops], dict[str, Any]]:
+        return lambda p: {f"{which}_value": getattr(p, which).outcomes[p.outcome].value}
+
     columns = [
         Column("model", lambda p: f"{p.summary.series} {p.summary.preset or ''}".strip()),
         Column("baseline", lambda p: f"{p.baseline.series} {p.baseline.preset or ''}".strip()),
-        Column("FLOPs ratio", lambda p: f"{p.flops_ratio:.3f}", True),
-        Column("outcome", lambda p: OUTCOME_LABELS[p.outcome]),
-        Column("model's", value("summary"), True),
-        Column("baseline's", value("baseline"), True),
-        Column("difference", lambda p: estimate(p.difference, signed=True), True),
+        Column("FLOPs ratio", lambda p: f"{p.flops_ratio:.3f}", True, _field("flops_ratio")),
+        Column("outcome", lambda p: OUTCOME_LABELS[p.outcome], False, _field("outcome")),
+        Column("model's", value("summary"), True, numbers("summary")),
+        Column("baseline's", value("baseline"), True, numbers("baseline")),
+        Column(
+            "difference",
+            lambda p: estimate(p.difference, signed=True),
+            True,
+            lambda p: {**estimate_fields("difference", p.difference), "p": p.difference.p},
+        ),
+        Column("p (Holm)", lambda p: p_value(p.p_holm), True, _field("p_holm")),
         Column("verdict", lambda p: p.verdict),
-        Column(f"{fits.baseline} size needed", effective_size),
+        Column(f"{fits.baseline} size needed", effective_size, False, _size_fields),
     ]
     notes = list(fits.unpaired)
     if fits.pairs:
         methods = dict.fromkeys(p.difference.method for p in fits.pairs)
         notes = [
             f"[…] of a difference is {'; '.join(methods)}",
+            corrected_note(sum(p.p_holm is not None for p in fits.pairs)),
             f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
             " as a multiple of the baseline's size",
             *not_causal(fits),
             *notes,
         ]
     return Table.of("At equal training FLOPs", fits.pairs, columns, notes)
+
+
+def corrected_note(n: int) -> str:
+    """Return how p-values were corrected."""
+    if not n:
+        return "no p-values: one seed on a side has no interval"
+    return (
+        f"p: that there is no difference, corrected for {n} comparisons (Holm); intervals are of"
+        " one comparison each"
+    )
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value as it is read."""
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def _size_fields(pair: EqualFlops) -> dict[str, Any]:
+    size = pair.effective_size
+    return {
+        "size_needed": size.equivalent_params,
+        "size_needed_low": size.low,
+        "size_needed_high": size.high,
+        "size_needed_ratio": size.over_baseline_params,
+        "extrapolated": size.extrapolated,
+    }
 
 
 def effective_size(pair: EqualFlops) -> str:
@@ -313,10 +425,25 @@ def missing(fits: SweepFits) -> Table:
         Column("architecture", lambda m: m.series),
         Column("trial", lambda m: m.trial_id),
         Column("curve", lambda m: f"{_outcome(m.spec)} against {X_LABELS.get(m.spec.x, m.spec.x)}"),
-        Column("size", lambda m: count(m.x), True),
-        Column("expected", lambda m: "{} [{}, {}]".format(*map(number, m.expected))),
-        Column("curve says", lambda m: f"{number(m.answer)} at {count(m.at)}"),
-        Column("with it", lambda m: " to ".join(map(number, m.could_be))),
+        Column("size", lambda m: count(m.x), True, lambda m: {"size": m.x}),
+        Column(
+            "expected",
+            lambda m: "{} [{}, {}]".format(*map(number, m.expected)),
+            False,
+            lambda m: _named("expected", "expected_low", "expected_high", values=m.expected),
+        ),
+        Column(
+            "curve says",
+            lambda m: f"{number(m.answer)} at {count(m.at)}",
+            False,
+            lambda m: {"curve_says": m.answer, "at": m.at},
+        ),
+        Column(
+            "with it",
+            lambda m: " to ".join(map(number, m.could_be)),
+            False,
+            lambda m: _named("with_it_low", "with_it_high", values=m.could_be),
+        ),
     ]
     note = (
         "expected: by the curve through the other sizes, with the interval of a new run; with it:"
@@ -324,6 +451,10 @@ def missing(fits: SweepFits) -> Table:
         " why it is missing: see Excluded"
     )
     return Table.of("Missing sizes", fits.missing, columns, [note] if fits.missing else ())
+
+
+def _named(*names: str, values: Sequence[float]) -> dict[str, Any]:
+    return dict(zip(names, values, strict=True))
 
 
 def warnings(runs: Runs, fits: SweepFits) -> Table:
@@ -349,12 +480,15 @@ def trials(runs: Runs) -> Table:
     def cell(name: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
         return lambda row: "–" if pd.isna(row[name]) else show(row[name])
 
+    def value(name: str) -> Callable[[Any], dict[str, Any]]:
+        return lambda row: {name: None if pd.isna(row[name]) else row[name]}
+
     columns = [
-        Column(label, cell(name, show), name not in {"trial_id", "preset"})
+        Column(label, cell(name, show), name not in {"trial_id", "preset"}, value(name))
         for label, name, show in chosen
         if name in runs.table
     ]
-    return Table.of("Trials", (row for _, row in runs.table.iterrows()), columns)
+    return Table.of("Trials", runs.table.to_dict(orient="records"), columns)
 
 
 def next_runs_table(design: ExperimentalDesign, *, rows: int = 12) -> Table:
@@ -372,15 +506,28 @@ def next_runs_table(design: ExperimentalDesign, *, rows: int = 12) -> Table:
     def ratio(r: Any) -> str:
         return "–" if math.isnan(r.tokens_per_param) else f"{r.tokens_per_param:.3g}"
 
+    def number_of(r: Any) -> dict[str, Any]:
+        return {"run": at.get(id(r.candidate))}
+
     columns = [
-        Column("run", lambda r: str(at.get(id(r.candidate), "")), True),
+        Column("run", lambda r: str(at.get(id(r.candidate), "")), True, number_of),
         Column("candidate", lambda r: r.candidate.name),
-        Column("D/N", ratio, True),
-        Column("GPU-hours", lambda r: f"{r.candidate.gpu_hours:.2g}", True),
-        Column("width", lambda r: f"{r.width:.1%}", True),
-        Column("removed per GPU-hour", lambda r: f"{r.per_gpu_hour:.2g}", True),
+        Column("D/N", ratio, True, _field("tokens_per_param")),
         Column(
-            "outside runs", lambda r: "–" if r.outside <= 1 + 1e-9 else f"{r.outside:.3g}×", True
+            "GPU-hours",
+            lambda r: f"{r.candidate.gpu_hours:.2g}",
+            True,
+            lambda r: {"gpu_hours": r.candidate.gpu_hours},
+        ),
+        Column("width", lambda r: f"{r.width:.1%}", True, _field("width")),
+        Column(
+            "removed per GPU-hour", lambda r: f"{r.per_gpu_hour:.2g}", True, _field("per_gpu_hour")
+        ),
+        Column(
+            "outside runs",
+            lambda r: "–" if r.outside <= 1 + 1e-9 else f"{r.outside:.3g}×",
+            True,
+            _field("outside"),
         ),
     ]
     return Table.of("Next runs", shown, columns, [*notes, *design.notes])

@@ -70,6 +70,28 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
     return found
 
 
+def tuned_settings(table: pd.DataFrame, names: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Return how many values of each training setting an architecture tried at one size.
+
+    Args:
+        table: Of `Runs`.
+        names: Settings that vary beside size; those of `train` alone are tuned.
+
+    Returns:
+        Architecture to setting to the largest number of values at one size; 1 was not varied.
+    """
+    tuned = [name for name in names if name.startswith("train.") and name != "train.tokens"]
+    if not tuned or not len(table):
+        return {}
+    rows = table.assign(size=size_names(table))
+    return {
+        str(architecture): {
+            name: max(1, int(group.groupby("size")[name].nunique().max())) for name in tuned
+        }
+        for architecture, group in rows.groupby("architecture", sort=False)
+    }
+
+
 def best_of_every_size(
     table: pd.DataFrame, series: Mapping[str, str], *, by_preset: bool = False
 ) -> pd.DataFrame:

@@ -4,7 +4,7 @@ Everything that `memscale fit` prints and the report shows, from one call.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,12 @@ import pandas as pd
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
 from analysis.loading.validation import check_runs
-from analysis.scaling.best_settings import BestSetting, best_of_every_size, best_settings
+from analysis.scaling.best_settings import (
+    BestSetting,
+    best_of_every_size,
+    best_settings,
+    tuned_settings,
+)
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
 from analysis.scaling.missing_runs import MissingSize, missing_sizes
 from analysis.scaling.series_curves import (
@@ -50,6 +55,8 @@ class SweepFits:
     """Settings by which runs of one architecture and one size differ."""
     best: Sequence[BestSetting] = ()
     """The best of them, for every size of which several were tried."""
+    tuned: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Architecture to training setting to how many values were tried at one size."""
     pooled: Sequence[str] = ()
     """Those that no series is told apart by: a curve goes through the best of every size."""
 
@@ -121,6 +128,7 @@ def fit_sweep(
         missing=missing_sizes(runs.excluded, curves),
         varied=varied,
         best=best_settings(table, varied),
+        tuned=tuned_settings(table, varied),
         pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
 

@@ -1,5 +1,6 @@
 """Commands `memscale fit`, `report` and `next`: results and next runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,9 @@ from orchestrator.cli.app import (
     verb,
 )
 
+Csv = Annotated[
+    bool, typer.Option("--csv", help="Print the tables as CSV: a line `# NAME`, then numbers.")
+]
 By = Annotated[
     str | None,
     typer.Option(
@@ -39,14 +43,25 @@ def fit(
     tracking_uri: ReadFrom = None,
     by: By = None,
     json: Json = False,
+    csv: Csv = False,
 ) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
     from analysis.report.tables import tables
+
+    fitted = tables(*_fits(sweep, runs, tracking_uri, by), everything=json or csv)
+    _print_tables(fitted, json=json, csv=csv)
+
+
+def _print_tables(fitted: Sequence[Any], *, json: bool, csv: bool) -> None:
+    """Print tables as people read them, as JSON, or as CSV."""
+    from analysis.report.table_files import as_json, csv_text
     from orchestrator.cli.render import results
 
-    fitted = tables(*_fits(sweep, runs, tracking_uri, by))
     if json:
-        echo_json(results.as_records(fitted))
+        echo_json([as_json(table) for table in fitted])
+    elif csv:
+        parts = [f"# {table.name}\n{csv_text(table)}" for table in fitted if table.rows]
+        typer.echo("\n".join(parts), nl=False)
     else:
         console_here().print(results.printed(fitted))
 
@@ -63,33 +78,37 @@ def report(
     by: By = None,
     price_text: PriceText = None,
     json: Json = False,
+    csv: Csv = False,
 ) -> None:
-    """Fit, draw and write report.html: one self-contained page. Prints the table and the curves."""
-    from analysis.report.html import figure_paths, write_report
+    """Answer the question: fit, draw and write report.html, one self-contained page."""
+    from analysis.report.contents import report_contents
+    from analysis.report.html import figure_paths, write_contents
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)
     runs_table, fits = _fits(sweep, runs, tracking_uri, by)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
-    page = write_report(
-        runs_table,
-        fits,
-        folder,
-        trials=trials,
-        progress=lambda part: typer.echo(f"{part} …", err=True),
-    )
-    fitted, figures = tables(runs_table, fits), figure_paths(folder)
+    contents = report_contents(runs_table, fits, trials=trials, progress=_echo_part)
+    page, figures = write_contents(contents, folder, progress=_echo_part), figure_paths(folder)
     spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
     if json:
         written = {"report": str(page), "figures": [str(figure) for figure in figures]}
-        echo_json({**written, "tables": results.as_records(fitted), "spent": spent})
+        echo_json({**written, **contents.as_json(), "spent": spent})
+        return
+    if csv:
+        _print_tables(contents.tables, json=False, csv=True)
         return
     console = console_here()
-    console.print(results.printed(fitted))
+    console.print(results.answered(runs_table.question, contents.answer, contents.advice))
+    console.print(results.printed([contents.differences, *tables(runs_table, fits)]))
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
+
+
+def _echo_part(part: str) -> None:
+    typer.echo(f"{part} …", err=True)
 
 
 Candidates = Annotated[
@@ -161,6 +180,7 @@ def next_(
 ) -> None:
     """Write the most informative next runs as a sweep file."""
     import analysis
+    from analysis.report.table_files import as_json
     from analysis.report.tables import next_runs_table
     from analysis.scaling.candidate_trials import propose
     from analysis.scaling.design_sweep import sweep_texts
@@ -194,7 +214,8 @@ def next_(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if json:
-        echo_json({"written": str(out), "tables": results.as_records(chosen)})
+        answer = {"sentence": found.sentence, "notes": list(found.notes)}
+        echo_json({"written": str(out), **answer, "tables": [as_json(t) for t in chosen]})
         return
     option = runs_option(runs)
     console_here().print(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -51,16 +51,32 @@ def printed(tables: Sequence[PrintedTable]) -> RenderableType:
     return Group(*parts)
 
 
-def as_records(tables: Sequence[PrintedTable]) -> list[dict[str, Any]]:
-    """Return tables for JSON: their cells are text, as printed."""
-    return [
-        {
-            "title": table.title,
-            "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
-            "notes": list(table.notes),
-        }
-        for table in tables
-    ]
+class ReportAnswer(Protocol):
+    """What `analysis.report.answer.SweepAnswer` holds."""
+
+    @property
+    def status(self) -> str:
+        """In a few words."""
+
+    @property
+    def sentences(self) -> Sequence[str]:
+        """One to three."""
+
+    @property
+    def rests_on(self) -> str:
+        """What the fitted curves are worth."""
+
+
+def answered(question: str | None, answer: ReportAnswer, advice: Sequence[str]) -> RenderableType:
+    """Return the question of a sweep, its answer, and what to run next."""
+    parts: list[RenderableType] = []
+    if question:
+        parts.append(Text(f"Question: {question}"))
+    parts.append(Text(f"Answer: {answer.status}", style="bold"))
+    parts += [Text(sentence) for sentence in answer.sentences]
+    parts.append(Text(answer.rests_on, style="dim"))
+    parts += [Text(f"Next: {sentence}") for sentence in advice]
+    return Group(*parts, Text(""))
 
 
 def next_steps(
@@ -76,9 +92,22 @@ def next_steps(
         ),
     }
     width = max(len(command) for command in commands) + 3
-    lines = [f"report: {page}", *(f"figure: {figure}" for figure in figures), "", "Try next:"]
+    lines = [f"report:  {page}", *_figure_lines(figures)]
+    lines += [
+        f"tables:  {page.parent / 'tables'} (.csv, .tex), all in report.json",
+        "",
+        "Try next:",
+    ]
     lines += [f"  {command.ljust(width)}{what}" for command, what in commands.items()]
     return Text("\n".join(lines))
+
+
+def _figure_lines(figures: Sequence[Path]) -> list[str]:
+    """Return one line for all figures, each of which has the same kinds of files."""
+    if not figures:
+        return []
+    stems, kinds = dict.fromkeys(f.stem for f in figures), dict.fromkeys(f.suffix for f in figures)
+    return [f"figures: {figures[0].parent} ({', '.join(stems)}; each {', '.join(kinds)})"]
 
 
 def doctor_table(checks: Sequence[Check]) -> RenderableType:

@@ -1,4 +1,6 @@
+import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -14,7 +16,8 @@ from analysis.laws.chinchilla import CHINCHILLA
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
-from analysis.report.html import figure_paths, render
+from analysis.report.contents import report_contents
+from analysis.report.html import Pictures, figure_paths, render
 from analysis.report.tables import (
     comparison,
     configurations,
@@ -68,9 +71,11 @@ def test_the_page_is_whole_and_fetches_nothing(page):
     assert "url(" not in text
     assert parsed.headings == [
         "Question",
-        "Curves",
+        "Answer: told apart",
+        "Differences at equal cost",
+        "What to run next",
         "Architectures",
-        "At equal training FLOPs",
+        "At equal training FLOPs, size by size",
         "Fitted curves",
         "Multipliers between architectures",
         "Frontier: what to train for a budget",
@@ -83,14 +88,51 @@ def test_the_page_is_whole_and_fetches_nothing(page):
     assert "data:image/svg+xml;base64," in text
 
 
-def test_figures_lie_beside_the_page(page):
-    png, svg, *others = figure_paths(page.parent)
-    compared, fitted = others[:3], others[3:]
+def test_every_figure_lies_beside_the_page_in_three_formats(page):
+    figures = figure_paths(page.parent)
 
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert svg.read_text().startswith("<?xml")
-    assert [f.name for f in compared] == ["multipliers.svg", "effective_size.svg", "frontier_flops.svg"]  # fmt: skip
-    assert [f.name for f in fitted] == ["fits_answer_nll.svg", "fits_factual_recall.svg", "fits_loss.svg"]  # fmt: skip
+    stems = ["accuracy", "fits_answer_nll", "fits_factual_recall", "fits_loss"]
+    compared = ["multipliers", "effective_size", "frontier_flops"]
+    assert list(dict.fromkeys(f.stem for f in figures)) == [*stems, *compared]
+    assert [f.suffix for f in figures] == [".svg", ".png", ".pdf"] * 7
+    beginnings = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert all(f.read_bytes().startswith(beginnings[f.suffix]) for f in figures)
+
+
+def test_the_first_screen_has_question_answer_and_one_figure(page):
+    first = page.read_text().partition('<section id="differences">')[0]
+
+    assert "Question" in first
+    assert "At equal training FLOPs memory_plus is better than dense: factual recall +0." in first
+    assert first.count("<img") == 1
+
+
+def test_tables_lie_beside_the_page_with_numbers(runs, fits, page):
+    folder = page.parent / "tables"
+
+    rows = pd.read_csv(folder / "architectures.csv")
+    means = runs.table.groupby("configuration")["factual_recall"].mean()
+    assert sorted(rows["factual_recall"]) == pytest.approx(sorted(means))
+    assert rows["total_params"].dtype.kind in "if"
+    read = json.loads((page.parent / "report.json").read_text())["tables"]
+    assert [t["name"] for t in read][:2] == ["differences_at_equal_cost", "architectures"]
+    alpha = [row.get("alpha") for t in read if t["name"] == "fitted_curves" for row in t["rows"]]
+    assert [c.fit.parameters.get("alpha") for c in fits.curves] == alpha
+    assert {p.name for p in folder.glob("*.tex")} == {
+        "architectures.tex",
+        "differences_at_equal_cost.tex",
+    }
+
+
+def test_a_later_report_leaves_no_figure_or_table_of_an_earlier_one(page, runs, tmp_path):
+    shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
+    few = replace(runs, table=runs.table[:1])
+
+    analysis.write_report(few, analysis.fit_sweep(few, n_draws=5), tmp_path)
+
+    assert {f.stem for f in figure_paths(tmp_path)} == {"accuracy"}
+    assert not list(tmp_path.glob("fits_*"))
+    assert not (tmp_path / "tables" / "multipliers.csv").exists()
 
 
 def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_path):
@@ -111,7 +153,7 @@ def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_pa
     assert "chinchilla: A " in text
     assert "3 distinct runs for 5 parameters" in text
     assert "condition number" in text
-    assert (tmp_path / "law_1.svg").exists()
+    assert (tmp_path / "law_1.pdf").exists()
     assert not (tmp_path / "law_2.svg").exists()
 
 
@@ -129,7 +171,7 @@ def test_use_of_memories_has_a_section_a_figure_and_a_table(synthetic, tmp_path)
     assert page.read_text().count("data:image/") == 2
     assert '<th class="n">ever used (share)</th>' in page.read_text()
     names = [path.name for path in figure_paths(tmp_path / "out")]
-    assert names == ["accuracy.png", "accuracy.svg", "usage.png", "usage.svg"]
+    assert names == [f"{n}.{k}" for n in ("accuracy", "usage") for k in ("svg", "png", "pdf")]
 
 
 def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic, tmp_path):
@@ -182,7 +224,7 @@ def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_pa
     )
     for table in (configurations(fits), curves(fits), comparison(fits)):
         assert note in table.notes
-    assert note in render(runs, fits, None)
+    assert note in render(report_contents(runs, fits), Pictures())
 
 
 def test_text_from_runs_is_escaped(runs, fits):
@@ -205,7 +247,7 @@ def test_text_from_runs_is_escaped(runs, fits):
         question="is 1 < 2?",
     )
 
-    text = render(nasty, fits, None)
+    text = render(report_contents(nasty, fits), Pictures())
 
     assert "<script>" not in text
     assert "<b>" not in text

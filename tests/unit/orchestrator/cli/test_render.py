@@ -2,13 +2,11 @@
 
 import dataclasses
 import io
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from orchestrator.cli.render import plan as plans
-from orchestrator.cli.render import results
 from orchestrator.planning.pricing import make_plan
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.trial_dir import SweepDir
@@ -82,17 +80,3 @@ def test_every_recipe_is_listed_with_its_source():
 
     for source, names in registry.recipes_module().by_source().items():
         assert f"{', '.join(names)}: {source}" in text
-
-
-def test_tables_for_json_keep_their_columns():
-    table = SimpleNamespace(
-        title="Fits",
-        columns=("law", "exponent"),
-        rows=(("power", "0.34"),),
-        numeric=(False, True),
-        notes=("one seed",),
-    )
-
-    assert results.as_records([table]) == [
-        {"title": "Fits", "rows": [{"law": "power", "exponent": "0.34"}], "notes": ["one seed"]}
-    ]

@@ -1,0 +1,127 @@
+"""Advice on what to run next, in words: which runs, what they bring, and why."""
+
+import math
+from collections.abc import Sequence
+
+from analysis.report.answer import SweepAnswer
+from analysis.scaling.comparison import ArchitectureComparison
+from analysis.scaling.equal_cost import CostDifference
+from analysis.scaling.sweep_summary import SweepFits
+
+MOST_SEEDS = 30
+"""Seeds per configuration beyond which more of them are no sensible advice."""
+
+FEWEST_FOR_A_CURVE = 6
+"""Sizes from which on an interval of a curve is fair (`docs/analysis.md`)."""
+
+
+def advice(
+    answer: SweepAnswer, fits: SweepFits, comparison: ArchitectureComparison, *, sweep: str
+) -> tuple[str, ...]:
+    """Return what to run next, the most useful first; a sentence or two each.
+
+    Args:
+        answer: Of the sweep.
+        fits: Of `analysis.fit_sweep`.
+        comparison: Whose design chose among planned trials.
+        sweep: Name, for commands to type.
+    """
+    found = [*_seeds(answer), *_edges(fits), *_untuned(fits), *_sizes(fits)]
+    laws = {} if comparison.laws is None else comparison.laws.by_name
+    misfits = [name for name, law in laws.items() if law.fit.verdict.is_misfit]
+    design = comparison.design
+    if misfits:
+        found.append(
+            f"The law of {', '.join(misfits)} misfits its runs, so no run can be said to narrow it"
+            " most: spread further sizes evenly, or fit another law (analysis.choose_law)."
+        )
+    elif design is not None:
+        names = ", ".join(one.candidate.name for one in design.chosen)
+        what = f"Run {names}: " if names else ""
+        found.append(f"{what}{design.sentence}. `memscale next {sweep}` writes the sweep file.")
+    if not found and answer.differences.differences:
+        found.append(
+            "Train larger sizes: what is measured here says nothing beyond the largest of them."
+        )
+    return tuple(found)
+
+
+def _seeds(answer: SweepAnswer) -> list[str]:
+    """Return how many seeds would tell apart what is not."""
+    by_flops = [d for d in answer.differences.differences if d.measure.name == "flops"]
+    if any(d.mean.p is None for d in by_flops):
+        return [
+            "Train a second and a third seed: with one seed nothing says whether a difference is"
+            " noise."
+        ]
+    sentences = []
+    for one in by_flops:
+        if one.verdict != "not told apart":
+            continue
+        n = seeds_needed(one)
+        low, high = one.mean.low, one.mean.high
+        if n is None or low is None or high is None:
+            continue
+        if n > MOST_SEEDS:
+            sentences.append(
+                f"{one.candidate}: further seeds are hardly worth it. The difference at equal"
+                f" {one.measure.label} lies between {low:+.2g} and {high:+.2g}; larger sizes say"
+                " more."
+            )
+        else:
+            sentences.append(
+                f"{one.candidate}: about {n} seeds of each configuration would tell a difference"
+                f" of {abs(one.mean.value):.2g} at equal {one.measure.label} from noise."
+            )
+    return sentences
+
+
+def seeds_needed(one: CostDifference) -> int | None:
+    """Return the seeds per configuration at which the interval would leave zero out.
+
+    The half width falls with the square root of the seeds; the difference is taken as it is, and
+    Student's t as with the seeds there are, so that this is rather too many.
+    """
+    if one.mean.low is None or one.mean.high is None or one.mean.value == 0:
+        return None
+    half = (one.mean.high - one.mean.low) / 2
+    seeds = one.mean.n / max(1, 2 * one.n_sizes)
+    needed = seeds * (half / abs(one.mean.value)) ** 2
+    return max(math.ceil(seeds) + 1, math.ceil(needed)) if math.isfinite(needed) else None
+
+
+def _edges(fits: SweepFits) -> list[str]:
+    """Return which settings to extend, because the best is the last one tried."""
+    at_edge = [b for b in fits.best if b.at_edge]
+    if not at_edge:
+        return []
+    shown = "; ".join(f"{b.architecture} {b.size}: {', '.join(b.at_edge)}" for b in at_edge[:3])
+    more = f"; so at {len(at_edge) - 3} more sizes" if len(at_edge) > 3 else ""
+    return [f"Try values further out, since the best is the last one tried ({shown}{more})."]
+
+
+def _untuned(fits: SweepFits) -> list[str]:
+    """Return which architectures to tune as others were."""
+    sentences = []
+    settings: Sequence[str] = list(dict.fromkeys(n for t in fits.tuned.values() for n in t))
+    for name in settings:
+        fixed = sorted(a for a, tried in fits.tuned.items() if tried[name] == 1)
+        if fixed and len(fixed) < len(fits.tuned):
+            sentences.append(
+                f"Vary {name} for {', '.join(fixed)} too: tuning one side alone favours it."
+            )
+    return sentences
+
+
+def _sizes(fits: SweepFits) -> list[str]:
+    """Return where more sizes would make a curve fair."""
+    few = sorted(
+        {c.series for c in fits.curves if c.fit.n_configurations < FEWEST_FOR_A_CURVE},
+    )
+    if not few:
+        return []
+    named = ", ".join(few[:4]) + (f" and {len(few) - 4} more" if len(few) > 4 else "")
+    return [
+        f"Add sizes of {named}: a curve through fewer than {FEWEST_FOR_A_CURVE} has intervals that"
+        " are too narrow, and too few runs to check the law."
+    ]

@@ -1,0 +1,335 @@
+"""SweepAnswer of a report: what the sweep says to its question, in one to three sentences.
+
+Differences at equal cost rest on means over seeds alone. Multipliers and curves rest on fitted
+laws, and nothing is claimed of a law that misfits its runs or is underdetermined by them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from analysis.fitting.verdict import VerdictStatus
+from analysis.formatting import Column, Table, count, flops, seconds
+from analysis.loading.load import Runs
+from analysis.report.fit_tables import parameters
+from analysis.report.tables import (
+    OUTCOME_LABELS,
+    X_LABELS,
+    corrected_note,
+    estimate,
+    estimate_fields,
+    p_value,
+    untuned,
+)
+from analysis.scaling.comparison import ArchitectureComparison
+from analysis.scaling.compute_multiplier import Multipliers
+from analysis.scaling.cost_measures import CostMeasure
+from analysis.scaling.equal_cost import CostDifference, EqualCost, equal_cost
+from analysis.scaling.sweep_summary import SweepFits
+
+MOST_NAMED = 3
+"""Architectures that a sentence names; of more it says how many."""
+
+CLAIMED = (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
+"""Verdicts of laws whose numbers an answer quotes; it says which of the two."""
+
+
+class AnswerStatus(StrEnum):
+    """Whether the runs answer the question."""
+
+    TOLD_APART = "told apart"
+    """At equal FLOPs some architecture differs from the reference by more than noise."""
+    OPEN = "not told apart"
+    """None does; more seeds or sizes may tell."""
+    NO_COMPARISON = "no comparison"
+    """One architecture, one seed, or nothing at equal cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepAnswer:
+    """What a sweep says to its question."""
+
+    status: AnswerStatus
+    sentences: tuple[str, ...]
+    """One to three."""
+    rests_on: str
+    """What the fitted curves are worth, in one sentence."""
+    differences: EqualCost
+
+
+def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison) -> SweepAnswer:
+    """Return the answer of a sweep.
+
+    Args:
+        runs: The best configuration of every size, where several settings were tried.
+        fits: Of `analysis.fit_sweep`.
+        comparison: Of `compare_architectures`, for multipliers.
+    """
+    reference = reference_of(runs, fits)
+    found = equal_cost(runs.table, reference=reference, level=fits.level)
+    by_flops = [d for d in found.differences if d.measure.name == "flops"]
+    first = by_flops or list(found.differences)[:1]
+    if not first:
+        return SweepAnswer(
+            status=AnswerStatus.NO_COMPARISON,
+            sentences=tuple(_one_architecture(runs, fits, found)[:3]),
+            rests_on=curves_worth(fits),
+            differences=found,
+        )
+    told = any(d.verdict in ("better", "worse") for d in first)
+    status = AnswerStatus.TOLD_APART if told else AnswerStatus.OPEN
+    if all(d.p_holm is None for d in first):
+        status = AnswerStatus.NO_COMPARISON
+    sentences = [_difference_sentence(first, found)]
+    further = [_multiplier_sentence(first, comparison), *untuned(fits)]
+    others = _other_costs_sentence(first, found)
+    sentences += [s for s in (*further, others) if s]
+    return SweepAnswer(
+        status=status,
+        sentences=tuple(s[0].upper() + s[1:] if s.startswith("at ") else s for s in sentences[:3]),
+        rests_on=curves_worth(fits),
+        differences=found,
+    )
+
+
+def reference_of(runs: Runs, fits: SweepFits) -> str:
+    """Return the baseline if the sweep has it, else its first architecture."""
+    names = [str(name) for name in dict.fromkeys(runs.table.get("architecture", ()))]
+    return fits.baseline if fits.baseline in names or not names else names[0]
+
+
+def curves_worth(fits: SweepFits) -> str:
+    """Return how many of the fitted curves are adequate, doubtful, and so on."""
+    counts = Counter(c.fit.verdict.status for c in fits.curves)
+    if not counts:
+        return "No curve was fitted."
+    parts = [f"{counts[status]} {status}" for status in VerdictStatus if counts[status]]
+    n = sum(counts.values())
+    curves = "1 fitted curve" if n == 1 else f"{n} fitted curves"
+    return f"Of {curves}: {', '.join(parts)}. Nothing here is claimed of a misfit."
+
+
+def amount_text(measure: CostMeasure, value: float) -> str:
+    """Return an amount of a cost measure with its unit: `8.1e+11 FLOPs`."""
+    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B"}
+    show = {"flops": flops, "seconds": seconds}.get(measure.name, count)
+    return f"{show(value)}{units.get(measure.name, '')}"
+
+
+def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> str:
+    """Return who is better than the reference at equal FLOPs, and by how much."""
+    one = found[0]
+    outcome, where = OUTCOME_LABELS.get(one.outcome, one.outcome), f"at equal {one.measure.label}"
+    if len(found) == 1:
+        verdict = one.verdict
+        words = {
+            "not told apart": f"{one.candidate} and {one.reference} are not told apart",
+            "no interval": f"{one.candidate} against {one.reference} has no interval (one seed)",
+        }.get(verdict, f"{one.candidate} is {verdict} than {one.reference}")
+        return f"{where} {words}: {_difference(one, outcome)}{_p(one, every)}."
+    groups = {
+        verdict: [d for d in found if d.verdict == verdict]
+        for verdict in ("better", "worse", "not told apart", "no interval")
+    }
+    words_of = {
+        "better": f"better than {one.reference}",
+        "worse": f"worse than {one.reference}",
+        "not told apart": "not told apart from it",
+        "no interval": "without an interval (one seed)",
+    }
+    parts = [
+        f"{len(members)} {'is' if len(members) == 1 else 'are'} {words_of[verdict]}"
+        f"{_named(members)}"
+        for verdict, members in groups.items()
+        if members
+    ]
+    top = _furthest(found)
+    return (
+        f"{where}, of {len(found)} architectures {', '.join(parts)}; furthest from it lies"
+        f" {top.candidate}: {_difference(top, outcome)}{_p(top, every)}."
+    )
+
+
+def _furthest(found: Sequence[CostDifference]) -> CostDifference:
+    """Return the largest difference of those that are told apart, of all if none is."""
+    told = [d for d in found if d.verdict in ("better", "worse")] or list(found)
+    return max(told, key=lambda d: abs(d.mean.value))
+
+
+def _named(members: Sequence[CostDifference]) -> str:
+    names = [d.candidate for d in members]
+    return f" ({', '.join(names)})" if len(names) <= MOST_NAMED else ""
+
+
+def _difference(one: CostDifference, outcome: str) -> str:
+    """Return the mean difference and that at the largest size."""
+    mean = estimate(one.mean, signed=True)
+    at = amount_text(one.measure, one.largest_amount)
+    if one.n_sizes == 1:
+        return f"{outcome} {mean} at the one size that has a match ({at})"
+    largest = estimate(one.largest, signed=True)
+    return f"{outcome} {mean} on average over {one.n_sizes} sizes, {largest} at the largest ({at})"
+
+
+def _p(one: CostDifference, every: EqualCost) -> str:
+    if one.p_holm is None:
+        return ""
+    sign = "" if one.p_holm < 0.001 else "= "
+    n = every.n_corrected
+    corrected = "" if n == 1 else f" after Holm's correction for {n} comparisons"
+    return f" (p {sign}{p_value(one.p_holm)}{corrected})"
+
+
+def _multiplier_sentence(
+    found: Sequence[CostDifference], comparison: ArchitectureComparison
+) -> str | None:
+    """Return how many times the FLOPs the reference needs, or why no number is claimed."""
+    one = _furthest(found)
+    curves = [
+        c
+        for c in comparison.multipliers
+        if c.measure.name == "flops"
+        and (c.candidate, c.reference) == (one.candidate, one.reference)
+    ]
+    if not curves:
+        return None
+    curve = curves[0]
+    if curve.verdict.status not in CLAIMED:
+        return (
+            f"How many times the FLOPs of {curve.candidate} {curve.reference} needs for the same"
+            f" {curve.outcome} is not claimed: the laws are"
+            f" {_article(curve.verdict.status)} (see Multipliers)."
+        )
+    i = _last_within_runs(curve)
+    if i is None:
+        return None
+    band = ""
+    if np.isfinite(curve.low[i]):
+        high = f"{curve.high[i]:.3g}" if np.isfinite(curve.high[i]) else "∞"
+        band = f" [{curve.low[i]:.3g}, {high}]"
+    return (
+        f"For the {curve.outcome} of {curve.candidate} at"
+        f" {amount_text(curve.measure, curve.amount[i])}, {curve.reference} needs"
+        f" {curve.multiplier[i]:.3g}×{band} as many (laws {curve.verdict.status})."
+    )
+
+
+def _article(status: VerdictStatus) -> str:
+    return "a misfit" if status is VerdictStatus.MISFIT else str(status)
+
+
+def _last_within_runs(curve: Multipliers) -> int | None:
+    """Return the largest amount with a number that rests on runs of both, None without one."""
+    firm = np.flatnonzero(~curve.extrapolated & np.isfinite(curve.multiplier))
+    return int(firm[-1]) if len(firm) else None
+
+
+def _other_costs_sentence(found: Sequence[CostDifference], every: EqualCost) -> str | None:
+    """Return how the furthest architecture does where another cost is held equal."""
+    one = _furthest(found)
+    parts = []
+    for d in every.differences:
+        if d.candidate != one.candidate or d.measure == one.measure:
+            continue
+        number = estimate(d.mean, signed=True)
+        parts.append(f"{d.verdict} at equal {d.measure.label} ({number})")
+    return f"{one.candidate} is {', '.join(parts)}." if parts else None
+
+
+def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str]:
+    """Return the answer where nothing is compared: the best settings, and the curve."""
+    if not len(runs.table):
+        return ["No trial has finished, so there is no answer yet."]
+    sentences = list(found.unmatched[:1])
+    if fits.best:
+        largest = fits.best[-1]
+        at_edge = sum(bool(b.at_edge) for b in fits.best)
+        edge = f" At {at_edge} of {len(fits.best)} sizes the best is the last value tried, so the"
+        sentences.append(
+            f"Of {largest.n_tried} settings tried at {largest.architecture} {largest.size},"
+            f" {largest.label} is best ({OUTCOME_LABELS.get(largest.outcome, largest.outcome)}"
+            f" {largest.value:.4g}, mean over seeds)."
+            + (f"{edge} optimum may lie further out." if at_edge else "")
+        )
+    curve = next((c for c in fits.curves if c.spec.outcome == found.outcome), None)
+    if curve is not None:
+        what = f"{OUTCOME_LABELS[curve.spec.outcome]} of {curve.series}"
+        against = X_LABELS.get(curve.spec.x, curve.spec.x)
+        verdict = curve.fit.verdict
+        if verdict.status in CLAIMED:
+            sentences.append(
+                f"{what} against {against}: {curve.fit.law.equation} with"
+                f" {parameters(curve.fit)} ({verdict.status})."
+            )
+        else:
+            sentences.append(
+                f"No curve of {what} against {against} is claimed: {verdict.sentence}."
+            )
+    return sentences or ["One architecture without a fitted curve: there is nothing to compare."]
+
+
+def differences_table(found: EqualCost, fits: SweepFits) -> Table:
+    """Return one row per cost measure and architecture: the difference at equal cost."""
+    columns = [
+        Column("at equal", lambda d: d.measure.label, False, lambda d: {"measure": d.measure.name}),
+        Column("architecture", lambda d: d.candidate),
+        Column("against", lambda d: d.reference, False, lambda d: {"reference": d.reference}),
+        Column("sizes", _sizes_text, True, _size_counts),
+        Column(
+            "mean difference",
+            lambda d: estimate(d.mean, signed=True),
+            True,
+            lambda d: {"outcome": d.outcome, **estimate_fields("difference", d.mean)},
+        ),
+        Column(
+            "at the largest",
+            lambda d: (
+                f"{estimate(d.largest, signed=True)} at {amount_text(d.measure, d.largest_amount)}"
+            ),
+            True,
+            lambda d: {
+                **estimate_fields("difference_at_largest", d.largest),
+                "largest_amount": d.largest_amount,
+            },
+        ),
+        Column(
+            "p (Holm)",
+            lambda d: p_value(d.p_holm),
+            True,
+            lambda d: {"p": d.mean.p, "p_holm": d.p_holm},
+        ),
+        Column("verdict", lambda d: d.verdict),
+    ]
+    notes = list(found.unmatched)
+    if found.differences:
+        outcome = OUTCOME_LABELS.get(found.outcome, found.outcome)
+        notes = [
+            f"{outcome}: architecture minus reference, {fits.level:.0%} intervals of Welch's t"
+            " over seeds; they say nothing of other data, settings or larger sizes",
+            corrected_note(found.n_corrected),
+            *(
+                ["interpolated: the reference between its sizes, never beyond them"]
+                if any(d.interpolated for d in found.differences)
+                else []
+            ),
+            *untuned(fits),
+            *notes,
+        ]
+    return Table.of("Differences at equal cost", found.differences, columns, notes)
+
+
+def _sizes_text(one: CostDifference) -> str:
+    """Return `4 of 6, interpolated`."""
+    text = f"{one.n_sizes} of {one.n_sizes + one.n_unmatched}"
+    return f"{text}, interpolated" if one.interpolated else text
+
+
+def _size_counts(one: CostDifference) -> dict[str, object]:
+    return {
+        "n_sizes": one.n_sizes,
+        "n_unmatched": one.n_unmatched,
+        "interpolated": one.interpolated,
+    }

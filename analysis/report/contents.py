@@ -1,0 +1,117 @@
+"""Contents of a report: answer, advice, comparisons and tables, computed once for every format."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from analysis.fitting.result import LawFit
+from analysis.formatting import Table
+from analysis.loading.load import Runs
+from analysis.report import tables
+from analysis.report.advice import advice
+from analysis.report.answer import SweepAnswer, differences_table, sweep_answer
+from analysis.report.architectures import ArchitectureSections, architecture_sections
+from analysis.report.fit_tables import health_table, laws_table
+from analysis.report.table_files import as_json
+from analysis.report.time_table import step_times
+from analysis.scaling.best_settings import best_of_every_size
+from analysis.scaling.comparison import ArchitectureComparison, compare_architectures
+from analysis.scaling.series_curves import name_series
+from analysis.scaling.sweep_summary import SweepFits
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportContents:
+    """What a report says, before any of it is written."""
+
+    runs: Runs
+    fits: SweepFits
+    sweep: str
+    """Name, or names with commas."""
+    answer: SweepAnswer
+    advice: tuple[str, ...]
+    comparison: ArchitectureComparison
+    compared: ArchitectureSections
+    differences: Table
+    laws: Mapping[str, Any]
+    """Further fits by title."""
+
+    @property
+    def tables(self) -> list[Table]:
+        """All tables, in the order of the page."""
+        runs, fits, compared = self.runs, self.fits, self.compared
+        sections = (compared.multipliers, compared.frontier, compared.next_runs)
+        others = (*(section.table for section in sections), compared.laws)
+        fit_tables = [laws_table(self.laws), health_table(self.law_fits)] if self.laws else []
+        return [
+            self.differences,
+            *tables.tables(runs, fits, everything=True),
+            *(table for table in others if table is not None),
+            step_times(runs, fits),
+            *(replace(t, title=f"{t.title} of their own") for t in fit_tables),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return question, answer, advice and all tables with their numbers, for JSON."""
+        return {
+            "sweep": self.sweep,
+            "question": self.runs.question,
+            "answer": {"status": str(self.answer.status), "sentences": [*self.answer.sentences]},
+            "rests_on": self.answer.rests_on,
+            "next": [*self.advice],
+            "tables": [as_json(table) for table in self.tables],
+        }
+
+    @property
+    def law_fits(self) -> dict[str, LawFit]:
+        """Those of `laws` that have a health of their own."""
+        return {title: fit for title, fit in self.laws.items() if isinstance(fit, LawFit)}
+
+    @property
+    def main_tables(self) -> list[Table]:
+        """The tables for a paper: differences, and what every configuration reached."""
+        return [self.differences, tables.configurations(self.fits)]
+
+
+def report_contents(
+    runs: Runs,
+    fits: SweepFits,
+    *,
+    laws: Mapping[str, Any] | None = None,
+    trials: Sequence[Any] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> ReportContents:
+    """Return the contents of a sweep's report.
+
+    Args:
+        runs: Of `analysis.load`.
+        fits: Of `analysis.fit_sweep`.
+        laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
+        trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), to choose the next
+            runs from; their further seeds count.
+        progress: Called with a line before each long part.
+    """
+    best = best_runs(runs, fits)
+    comparison = compare_architectures(best, fits, trials=trials, progress=progress)
+    answer = sweep_answer(best, fits, comparison)
+    sweep = runs.sweep or ", ".join(sorted(set(runs.table["sweep"].astype(str)))) or "no sweep"
+    return ReportContents(
+        runs=runs,
+        fits=fits,
+        sweep=sweep,
+        answer=answer,
+        advice=advice(answer, fits, comparison, sweep=sweep),
+        comparison=comparison,
+        compared=architecture_sections(comparison),
+        differences=differences_table(answer.differences, fits),
+        laws=dict(laws or {}),
+    )
+
+
+def best_runs(runs: Runs, fits: SweepFits) -> Runs:
+    """Return the runs that architectures are compared by: of every size the best settings."""
+    if not fits.best:
+        return runs
+    data = [name for name in fits.varied if name.startswith("data.")]
+    series = name_series(runs.table, by=data)
+    return replace(runs, table=best_of_every_size(runs.table, series))

@@ -1,0 +1,116 @@
+from dataclasses import replace
+
+import pytest
+
+import analysis
+from analysis.report.advice import advice, seeds_needed
+from analysis.report.answer import AnswerStatus, differences_table, sweep_answer
+from analysis.scaling.best_settings import tuned_settings
+from analysis.scaling.comparison import ArchitectureComparison
+from analysis.scaling.equal_cost import equal_cost
+
+NO_LAWS = ArchitectureComparison(equal_flops=())
+
+
+def answer_of(synthetic, folder, trials, *, comparison=NO_LAWS):
+    runs = analysis.load(synthetic.write_runs(folder, trials))
+    fits = analysis.fit_sweep(runs, n_draws=20)
+    return sweep_answer(runs, fits, comparison), fits
+
+
+def test_what_differs_is_said_with_interval_size_and_correction(runs, fits):
+    found = sweep_answer(runs, fits, NO_LAWS)
+
+    by_flops = found.differences.of("memory_plus", "flops")
+    assert found.status is AnswerStatus.TOLD_APART
+    first = found.sentences[0]
+    assert first.startswith("At equal training FLOPs memory_plus is better than dense")
+    assert f"{by_flops.mean.value:+.3f} [" in first
+    assert "over 6 sizes" in first
+    assert "after Holm's correction for 3 comparisons" in first
+    assert len(found.sentences) <= 3
+
+
+def test_without_a_difference_it_is_open_and_says_how_many_seeds_would_tell(synthetic, tmp_path):
+    same = [
+        replace(t, metrics={**t.metrics, "recall/train_wording/exact_match": 0.5 + shift})
+        for seed in range(3)
+        for t in synthetic.make_sweep(seeds=(seed,), sizes=(32, 64))
+        for shift in [0.005 * seed + 0.004 * (t.spec.architecture == "dense")]
+    ]
+    found, fits = answer_of(synthetic, tmp_path, same)
+
+    assert found.status is AnswerStatus.OPEN
+    assert "memory_plus and dense are not told apart" in found.sentences[0]
+    (needed,) = {
+        seeds_needed(d) for d in found.differences.differences if d.measure.name == "flops"
+    }
+    words = advice(found, fits, NO_LAWS, sweep="s")
+    assert f"about {needed} seeds of each configuration" in words[0]
+
+
+def test_one_seed_is_no_answer(synthetic, tmp_path):
+    found, fits = answer_of(synthetic, tmp_path, synthetic.make_sweep(seeds=(0,)))
+
+    assert found.status is AnswerStatus.NO_COMPARISON
+    assert "has no interval (one seed)" in found.sentences[0]
+    assert "second and a third seed" in advice(found, fits, NO_LAWS, sweep="s")[0]
+    assert differences_table(found.differences, fits).records()[0]["p_holm"] is None
+
+
+def test_one_architecture_is_answered_by_its_curve_and_no_misfit_is_claimed(synthetic, tmp_path):
+    trials = synthetic.make_sweep(architectures=("dense",))
+    found, fits = answer_of(synthetic, tmp_path, trials)
+
+    curve = fits.curve("dense", outcome="factual_recall", x="total_params")
+    claimed = not curve.verdict.is_misfit and "No curve" not in " ".join(found.sentences)
+    assert found.status is AnswerStatus.NO_COMPARISON
+    assert claimed == (curve.verdict.status in ("adequate", "doubtful"))
+
+
+def test_no_number_of_a_misfit_is_claimed(runs, fits):
+    """The laws of these accuracies misfit their losses, which fall as a sigmoid does."""
+    contents = analysis.report_contents(runs, fits)
+    curve = next(c for c in contents.comparison.multipliers if c.measure.name == "flops")
+    assert curve.verdict.is_misfit
+
+    assert "is not claimed: the laws are a misfit" in contents.answer.sentences[1]
+    assert "so no run can be said to narrow it most" in " ".join(contents.advice)
+
+
+def tuned_sweep(synthetic, values):
+    """Dense at several learning rates, memory_plus at one."""
+    trials = []
+    for architecture in ("dense", "memory_plus"):
+        for lr in values[architecture]:
+            for t in synthetic.make_sweep(architectures=(architecture,), sizes=(32, 64)):
+                shift = 0.1 * abs(lr - 0.01)
+                metrics = {k: v + shift * ("loss" in k) for k, v in t.metrics.items()}
+                spec = replace(t.spec, train={**t.spec.train, "lr": lr})
+                trials.append(replace(t, spec=spec, metrics=metrics))
+    return trials
+
+
+def test_an_arm_that_was_tuned_while_another_was_not_is_said(synthetic, tmp_path):
+    trials = tuned_sweep(synthetic, {"dense": (0.003, 0.01, 0.03), "memory_plus": (0.003,)})
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+    fits = analysis.fit_sweep(runs, n_draws=5)
+
+    assert tuned_settings(runs.table, fits.varied) == {
+        "dense": {"train.lr": 3},
+        "memory_plus": {"train.lr": 1},
+    }
+    contents = analysis.report_contents(runs, fits)
+    said = "train.lr was not varied for memory_plus, while dense had up to 3 values"
+    assert any(said in sentence for sentence in contents.answer.sentences)
+    table = contents.tables[1].to_frame()
+    assert set(table["tuned"]) == {"lr: 3 values", "lr: not varied"}
+    assert "Vary train.lr for memory_plus too" in " ".join(contents.advice)
+
+
+@pytest.mark.parametrize("level", [0.9, 0.99])
+def test_the_level_of_the_intervals_is_that_of_the_verdict(runs, level):
+    found = equal_cost(runs.table, reference="dense", level=level)
+
+    for one in found.differences:
+        assert (one.verdict in ("better", "worse")) == (one.p_holm <= 1 - level)
