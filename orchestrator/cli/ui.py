@@ -26,7 +26,31 @@ def ui(
     """Open the MLflow page with the runs in it. Ctrl-C ends it."""
     from orchestrator.cli import mlflow_server as page
 
+    _send_report(sweep or page.newest_sweep(runs), runs, tracking_uri)
     page.serve(runs, sweep=sweep, tracking_uri=tracking_uri, host=host, port=port, say=typer.echo)
+
+
+def _send_report(sweep: str | None, runs: Path, tracking_uri: str | None) -> None:
+    """Send the sweep's report to its tracker, where people look, if it is newer than what is there.
+
+    A tracker that was not sent anything of the sweep gets nothing.
+    """
+    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.tracking import sync_state
+    from orchestrator.tracking.exporter_process import exporting
+    from orchestrator.tracking.sweep_report import read_report
+    from orchestrator.tracking.tracking_uri import default_tracking_uri
+
+    if sweep is None:
+        return
+    folder, uri = sweep_dir(runs, sweep), tracking_uri or default_tracking_uri(runs)
+    report = read_report(folder.path)
+    sent = sync_state.reports_sent(folder, uri)
+    if report is None or sent is None or report.digest in sent:
+        return
+    typer.echo(f"Sending the report of {sweep}…")
+    with exporting(folder, tracking_uri):
+        pass
 
 
 @verb(epilog="Example: memscale sync quickstart --tracking-uri http://127.0.0.1:5000")

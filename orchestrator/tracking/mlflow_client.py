@@ -265,6 +265,11 @@ class TrackingClient:
         """Store a text file among a run's artifacts."""
         self._client.log_text(run_id, text, artifact)
 
+    @opens_tracker
+    def log_folder(self, run_id: str, folder: Path, name: str) -> None:
+        """Store all files of a folder among a run's artifacts, under a name."""
+        self._client.log_artifacts(run_id, str(folder), name)
+
 
 def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
     """Yield what a search of MLflow finds, page by page."""

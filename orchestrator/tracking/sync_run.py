@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
-from orchestrator.tracking import run_schema, sync_state
+from orchestrator.tracking import run_schema, sweep_report, sync_state
 from orchestrator.tracking.journal_reader import MAX_POINTS, batches, final_points
 from orchestrator.tracking.mlflow_client import (
     RefusedError,
@@ -76,8 +76,9 @@ def sync_submission(
     run_id: str,
     snapshots: Mapping[str, TrialSnapshot],
     controlled: frozenset[str],
+    newest: bool,
 ) -> None:
-    """Send what is missing of a submission's counts, tags, status and sweep file.
+    """Send what is missing of a submission's counts, tags, status, sweep file and report.
 
     Args:
         client: Of the tracker.
@@ -86,6 +87,7 @@ def sync_submission(
         run_id: The parent run.
         snapshots: By trial; trials that could not be read are missing.
         controlled: Trials that a live controller works on.
+        newest: Whether it is the sweep's last submission, whose run has the report.
 
     Raises:
         TrackerError: If the tracker does not take it.
@@ -106,7 +108,14 @@ def sync_submission(
     for first in range(run.kept.points, len(points), MAX_POINTS):
         client.log_points(run_id, points[first : first + MAX_POINTS])
     run.keep(points=max(run.kept.points, len(points)))
-    run.sync_tags(run_schema.submission_tags(sweep, submission, n_trials=len(known)))
+    report = sweep_report.read_report(sweep.path) if newest else None
+    tags = run_schema.submission_tags(sweep, submission, n_trials=len(known))
+    run.sync_tags({**tags, **(report.tags if report is not None else {})})
+    if report is not None and report.digest != run.kept.report:
+        for first in range(0, len(report.points), MAX_POINTS):
+            client.log_points(run_id, report.points[first : first + MAX_POINTS])
+        client.log_folder(run_id, report.folder, sweep_report.FOLDER)
+        run.keep(report=report.digest)
     waiting = {i for i, one in known.items() if one.view.state is TrialState.WAITING}
     status = run_schema.submission_status(
         [one.view.state for one in known.values()], controlled=bool(waiting & controlled)

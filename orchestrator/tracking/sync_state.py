@@ -58,6 +58,8 @@ class SubmissionProgress:
     tags: str = ""
     status: str = ""
     artifacts: tuple[str, ...] = ()
+    report: str = ""
+    """Digest of the report that was sent."""
 
 
 def digest(record: Mapping[str, Any]) -> str:
@@ -94,6 +96,12 @@ def save_submission(sweep: SweepDir, uri: str, number: int, progress: Submission
     kept = _tracker(sweep, uri)
     submissions = {**kept.get("submissions", {}), str(number): asdict(progress)}
     _save_tracker(sweep, uri, {**kept, "submissions": submissions})
+
+
+def reports_sent(sweep: SweepDir, uri: str) -> frozenset[str] | None:
+    """Return the digests of the reports that a tracker has, None if it has nothing of the sweep."""
+    found = _tracker(sweep, uri).get("submissions")
+    return found and frozenset(str(one.get("report", "")) for one in found.values())
 
 
 def problem(sweep: SweepDir, uri: str) -> str | None:

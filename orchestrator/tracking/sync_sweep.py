@@ -114,6 +114,7 @@ class SweepSync:
                         run_id=run.run_id,
                         snapshots=snapshots,
                         controlled=controlled,
+                        newest=number == max(submissions),
                     )
             taken &= result.taken
         return taken

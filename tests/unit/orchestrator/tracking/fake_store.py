@@ -110,6 +110,10 @@ class FakeStore:
     def log_text(self, run_id, text, artifact):
         self._call("log_text", lambda: self._run(run_id).artifacts.update({artifact: text}))
 
+    def log_folder(self, run_id, folder, name):
+        files = {f"{name}/{p.name}": p.read_bytes() for p in folder.iterdir() if p.is_file()}
+        self._call("log_folder", lambda: self._run(run_id).artifacts.update(files))
+
     # -- what tests ask ------------------------------------------------------------------------
 
     def of_kind(self, kind):
