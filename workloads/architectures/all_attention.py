@@ -35,7 +35,7 @@ from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
 from workloads.layers.backbone.size_family import FreeDimension, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block
-from workloads.layers.context import Context, remember
+from workloads.layers.context import Context
 from workloads.layers.mixers.attention import AttentionShape, MultiHead, rotate
 from workloads.layers.modules.init import truncated_normal
 from workloads.layers.modules.linear import VocabularyComponent
@@ -150,13 +150,17 @@ class AllAttention(MultiHead):
         key = rotate(key, context.rotation).transpose(1, 2)
         value = value.transpose(1, 2)
         if context.cache is not None:
-            key = remember(context.cache, "key", key, dim=2)
-            value = remember(context.cache, "value", value, dim=2)
+            at = context.positions
+            key = context.cache.append("key", key, dim=2, positions=at)
+            value = context.cache.append("value", value, dim=2, positions=at)
         groups = self.shape.n_heads // self.shape.n_kv_heads
         if groups > 1:
             key, value = (y.repeat_interleave(groups, dim=1) for y in (key, value))
         persistent = (y.to(query.dtype) for y in self.persistent())
-        mixed = all_attention(query, key, value, persistent_query.transpose(1, 2), *persistent)
+        persistent_query = persistent_query.transpose(1, 2)
+        mixed = all_attention(
+            query, key, value, persistent_query, *persistent, positions=context.positions
+        )
         return self.joined(mixed)
 
 

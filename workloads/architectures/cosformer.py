@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.accounting.counts import Components, Precision
@@ -117,7 +117,7 @@ class CosAttention(MultiHead):
         """Return the mixture, by weights that are positive up to a distance of `max_seq_len`."""
         seq = query.shape[2]
         refuse_longer(context, seq, max_seq_len=self.max_seq_len)
-        turn = _turn(seq, start=context.start, max_seq_len=self.max_seq_len, like=query)
+        turn = _turn(seq, context.positions, max_seq_len=self.max_seq_len, like=query)
         return normalised_mix(
             _features(query, turn),
             _features(key, turn),
@@ -127,16 +127,21 @@ class CosAttention(MultiHead):
         )
 
 
-def _turn(seq: int, *, start: int, max_seq_len: int, like: Tensor) -> Float[Tensor, "seq two 1"]:
+def _turn(
+    seq: int, positions: Int[Tensor, "batch seq"] | None, *, max_seq_len: int, like: Tensor
+) -> Float[Tensor, "*batch_and_head seq two 1"]:
     """Return cosine and sine of every position's angle, worked out in fp32 or wider."""
     dtype = torch.promote_types(like.dtype, torch.float32)
-    angles = torch.arange(start, start + seq, device=like.device, dtype=dtype)
-    angles = angles * (math.pi / (2 * max_seq_len))
-    return torch.stack((angles.cos(), angles.sin()), dim=-1)[:, :, None].to(like.dtype)
+    if positions is None:
+        at = torch.arange(seq, device=like.device, dtype=dtype)
+    else:
+        at = positions[:, None].to(dtype)
+    angles = at * (math.pi / (2 * max_seq_len))
+    return torch.stack((angles.cos(), angles.sin()), dim=-1)[..., None].to(like.dtype)
 
 
 def _features(
-    x: Float[Tensor, "batch heads seq d_head"], turn: Float[Tensor, "seq two 1"]
+    x: Float[Tensor, "batch heads seq d_head"], turn: Float[Tensor, "*batch_and_head seq two 1"]
 ) -> Float[Tensor, "batch heads seq width"]:
     """Return `relu(x)` times the cosine, then times the sine."""
     return (x.contiguous().relu()[:, :, :, None] * turn).flatten(-2)

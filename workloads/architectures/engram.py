@@ -322,13 +322,12 @@ class _Convolution(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         seq, span, cache = x.shape[1], self.shape.conv_span, context.cache
         normed = functional.rms_norm(x, x.shape[-1:], eps=self.eps)
-        if cache is not None and "ngram_values" in cache:
-            earlier = cache["ngram_values"]
-        else:
+        earlier = None if cache is None else cache.state("ngram_values")
+        if earlier is None:
             earlier = normed.new_zeros(len(x), span, x.shape[-1])
         whole = torch.cat((earlier, normed), dim=1)
         if cache is not None:
-            cache["ngram_values"] = whole[:, seq:].clone()
+            cache.set_state("ngram_values", whole[:, seq:])
         taps = (
             whole[:, start : start + seq] * weight
             for start, weight in zip(

@@ -18,7 +18,7 @@ from workloads.field_error import FieldError, PositiveInt
 from workloads.layers.backbone.llama import BACKBONES, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Rotary, Transformer
-from workloads.layers.context import Context, remember
+from workloads.layers.context import Context
 from workloads.layers.mixers.attention import causal_softmax, rotate
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
@@ -91,13 +91,15 @@ class LatentAttention(nn.Module):
         latent = self.latent_norm(latent)
         rotary_key = rotate(rotary_key[:, :, None], context.rotation)
         if context.cache is not None:
-            latent = remember(context.cache, "latent", latent, dim=1)
-            rotary_key = remember(context.cache, "rotary_key", rotary_key, dim=1)
+            at = context.positions
+            latent = context.cache.append("latent", latent, dim=1, positions=at)
+            rotary_key = context.cache.append("rotary_key", rotary_key, dim=1, positions=at)
 
         key_value = self.up(latent).unflatten(-1, (n_heads, -1))
         key, value = key_value.tensor_split([plain], dim=-1)
         key = torch.cat((key, rotary_key.expand(-1, -1, n_heads, -1)), dim=-1)
-        mixed = causal_softmax(*(each.transpose(1, 2) for each in (query, key, value)))
+        heads = (each.transpose(1, 2) for each in (query, key, value))
+        mixed = causal_softmax(*heads, positions=context.positions)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return output
 

@@ -176,15 +176,21 @@ class PrefixAttention(MultiHead):
         context: Context,
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Return the softmax mixture of the values' combinations."""
-        seq, start, shape, dtype = query.shape[2], context.start, self.shape, value.dtype
+        seq, at, shape, dtype = query.shape[2], context.positions, self.shape, value.dtype
         refuse_longer(context, seq, max_seq_len=shape.max_seq_len)
-        own = slice(start, start + seq)
-        e, f = (x[own].to(dtype) for x in (self.key_projection, self.value_projection))
+        projections = (self.key_projection, self.value_projection)
+        if at is None:
+            e, f = (x[:seq].to(dtype) for x in projections)
+        else:  # each sequence has rows of its own, all heads have the same
+            heads = (-1, shape.n_heads, -1, -1)
+            e, f = (x[at].to(dtype)[:, None].expand(heads) for x in projections)
         scale: float | Tensor = 1.0
         if self.equal_prefixes:
             wide = torch.promote_types(dtype, torch.float32)
-            prefixes = torch.arange(start + 1, start + seq + 1, device=query.device, dtype=wide)
-            scale = (shape.max_seq_len / prefixes).sqrt()[:, None].to(dtype)
+            prefixes = torch.arange(1, seq + 1, device=query.device, dtype=wide)
+            if at is not None:
+                prefixes = at[:, None].to(wide) + 1
+            scale = (shape.max_seq_len / prefixes).sqrt()[..., None].to(dtype)
         query, key, value = (x.contiguous() for x in (query, key, value))
         chunk, cache = shape.chunk, context.cache
         query = query * (scale * shape.d_head**-0.5)

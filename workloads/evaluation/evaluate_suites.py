@@ -148,7 +148,7 @@ def harness_model(
             seq_len=trained.seq_len,
             vocab_size=trained.vocab_size,
             here=here,
-            autocast=partial(device.autocast, bf16=bf16, device=here),
+            bf16=bf16,
         )
 
 

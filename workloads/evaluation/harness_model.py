@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from lm_eval.api.model import TemplateLM
 from torch import Tensor, nn
 
 from workloads.data.tokenizer import TextTokenizer
-from workloads.layers.context import Cache
+from workloads.decoding.decoder import Decoder
+from workloads.training import device
 from workloads.training.device import MAX_CPU_LOGITS
 
 _BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
@@ -53,7 +54,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     """Tokens that the model reads at once, at most."""
     vocab_size: int
     here: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    bf16: bool = False
+    """Whether to compute in bf16, as training does."""
     progress: Callable[[int, int], None] = lambda done, total: None
     """Told after every pass how many requests of how many are done."""
     n_truncated: int = 0
@@ -96,7 +98,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             ValueError: If the tokens to add leave no room for a prompt.
         """
         answers = [""] * len(requests)
-        batches: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
+        kinds: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
         for index, request in enumerate(requests):
             prompt, settings = request.args
             n_tokens = int(settings.get("max_gen_toks", _ANSWER_TOKENS))
@@ -108,10 +110,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 )
             ids = self.tok_encode(prompt) or [self.eot_token_id]
             self.n_truncated += len(ids) > room
-            batches[len(ids[-room:]), n_tokens].append((index, ids[-room:]))
+            kinds[n_tokens].append((index, ids[-room:]))
         done = 0
-        for (length, n_tokens), rows in sorted(batches.items(), reverse=True):
-            size = max(1, self._batch_tokens // (length + n_tokens))
+        for n_tokens, rows in kinds.items():
+            # The longest first, for which the decoder makes room once.
+            rows.sort(key=lambda row: (-len(row[1]), row))
+            size = max(1, self._batch_tokens // (len(rows[0][1]) + n_tokens))
             for start in range(0, len(rows), size):
                 batch = rows[start : start + size]
                 stops = [_stops(requests[index]) for index, _ in batch]
@@ -174,7 +178,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         width = max(map(len, rows))
         # Padding on the right: no earlier position of a causal model can see it.
         padded = [[*row, *[_PADDING] * (width - len(row))] for row in rows]
-        with self.autocast():
+        with device.autocast(bf16=self.bf16, device=self.here):
             x: Tensor = self.model.hidden(torch.tensor(padded, device=self.here))  # type: ignore[operator]
             owners: list[int] = []
             positions: list[int] = []
@@ -197,29 +201,27 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         all_greedy = [bool(part.all()) for part in greedy.split(lengths)]  # type: ignore[no-untyped-call]
         return list(zip(sums, all_greedy, strict=True))
 
-    @torch.inference_mode()
     def _continue(
         self, prompts: list[list[int]], n_tokens: int, stops: list[list[str]]
     ) -> list[str]:
-        """Return greedy continuations of prompts of one length."""
-        cache, chosen = Cache(), [list[int]() for _ in prompts]
+        """Return greedy continuations of prompts."""
         texts: list[str | None] = [None] * len(prompts)
-        read = torch.tensor(prompts, device=self.here)
-        for _ in range(n_tokens):
-            with self.autocast():
-                read = self.model(read, cache)[:, -1:].argmax(-1)
-            for row, token in enumerate(read[:, 0].tolist()):
-                if texts[row] is None:
-                    chosen[row].append(token)
-                    texts[row] = self._ended(chosen[row], stops[row])
-            if all(text is not None for text in texts):
-                break
+
+        def ended(row: int, ids: Sequence[int]) -> bool:
+            texts[row] = self._ended(ids, stops[row])
+            return texts[row] is not None
+
+        added = self._decoder.generate(prompts, n_tokens=n_tokens, ended=ended)
         return [
             self.text_tokenizer.decode(ids) if text is None else text
-            for ids, text in zip(chosen, texts, strict=True)
+            for ids, text in zip(added, texts, strict=True)
         ]
 
-    def _ended(self, ids: list[int], stops: list[str]) -> str | None:
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(self.model, bf16=self.bf16)
+
+    def _ended(self, ids: Sequence[int], stops: list[str]) -> str | None:
         """Return the text before the separator or the first stop text; None before either."""
         ended = ids[-1] == self.eot_token_id
         text = self.text_tokenizer.decode(ids[:-1] if ended else ids)

@@ -1,31 +1,11 @@
-"""Context and decoding caches that the blocks of a model share."""
+"""Context that the blocks of a model share."""
 
 from dataclasses import dataclass, field, replace
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-LayerCache = dict[str, Tensor]
-"""What one layer remembers of earlier tokens, by names of its own; batch is the first dimension of
-every entry."""
-
-
-class Cache:
-    """What a model remembers of the tokens it has read, so that reading one more costs one step.
-
-    Empty at first. A forward pass that is given a cache continues after the tokens in it and adds
-    its own.
-    """
-
-    def __init__(self) -> None:
-        self.length = 0
-        """Tokens read so far."""
-        self.layers: dict[int, LayerCache] = {}
-
-    def layer(self, index: int) -> LayerCache:
-        """Return what the layer of this index remembers, empty at first."""
-        return self.layers.setdefault(index, {})
+from workloads.layers.cache import LayerCache
 
 
 class ForwardState:
@@ -53,11 +33,11 @@ class Context:
 
     tokens: Int[Tensor, "batch seq"]
     """Token ids of this pass."""
-    rotation: Float[Tensor, "2 seq 1 columns"] | None = None
+    rotation: Float[Tensor, "2 *batch seq 1 columns"] | None = None
     """Cosines and sines of this pass's positions (`attention.rotation_table`); None in models
     without rotary positions."""
-    start: int = 0
-    """Position of the first token: how many tokens the cache held before."""
+    positions: Int[Tensor, "batch seq"] | None = None
+    """Positions of the tokens; None: 0, 1, … in every sequence."""
     cache: LayerCache | None = None
     """What this layer remembers; None when the whole sequence passes at once."""
     record_usage: bool = False
@@ -78,10 +58,3 @@ class Context:
     def for_layer(self, layer_cache: LayerCache | None) -> "Context":
         """Return the context of one layer."""
         return self if layer_cache is None else replace(self, cache=layer_cache)
-
-
-def remember(cache: LayerCache, name: str, new: Tensor, *, dim: int) -> Tensor:
-    """Append `new` along `dim` to the entry `name` of a cache, and return all of it."""
-    whole = torch.cat((cache[name], new), dim=dim) if name in cache else new
-    cache[name] = whole
-    return whole

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
@@ -47,17 +47,22 @@ def capture_if_possible(
     are summed between micro-batches (`SparseGradient.reduce`), or for the loads of experts whose
     products no single kernel takes (`kernels/grouped_mm.py`).
     """
-    if step.optimizer.tables is not None and step.has_micro_batches:
+    if world_size > 1 or (step.optimizer.tables is not None and step.has_micro_batches):
         return step
+    return step if waits_for_host(step.model, bf16=bf16) else CapturedStep(step)
+
+
+def waits_for_host(model: nn.Module, *, bf16: bool) -> bool:
+    """Whether a pass waits for the host to find rows or loads (see `capture_if_possible`)."""
     dtype = torch.bfloat16 if bf16 else torch.float32
-    for module in step.model.modules():
+    for module in model.modules():
         if isinstance(module, MemoryTable) and module.on_host:
-            return step
+            return True
         if isinstance(module, Experts):
             rows = module.gate.new_empty(0, dtype=dtype)
             if not (expert_mlp.is_fused(rows) or is_fused(rows, *module.gate.shape[1:])):
-                return step
-    return CapturedStep(step) if world_size == 1 else step
+                return True
+    return False
 
 
 class CapturedStep:

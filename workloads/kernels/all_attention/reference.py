@@ -4,7 +4,7 @@ The definition of correct, and the path where nothing fused applies.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -15,16 +15,29 @@ def all_attention(
     persistent_query: Float[Tensor, "batch heads seq d_head"],
     persistent_key: Float[Tensor, "heads vectors d_head"],
     persistent_value: Float[Tensor, "heads vectors d_head"],
+    *,
+    positions: Int[Tensor, "batch seq"] | None = None,
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return a mixture of the values at this and earlier positions and of the persistent values.
 
     One softmax over both: `query . key / sqrt(d_head)` for positions and `persistent_query .
-    persistent_key / sqrt(d_head)` for persistent vectors, which every position sees. Queries are
-    those of the last `seq` positions.
+    persistent_key / sqrt(d_head)` for persistent vectors, which every position sees.
+
+    Args:
+        query: One per position.
+        key: Of positions 0, 1, ….
+        value: As the keys.
+        persistent_query: As the queries.
+        persistent_key: Of every head.
+        persistent_value: Of every head.
+        positions: Of the queries; None: the last `seq` ones.
     """
     seq, n_keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5
-    seen = torch.ones(seq, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - seq)
+    if positions is None:
+        seen = torch.ones(seq, n_keys, dtype=torch.bool, device=query.device).tril(n_keys - seq)
+    else:
+        seen = torch.arange(n_keys, device=query.device) <= positions[:, None, :, None]
     scores = (query @ key.mT).masked_fill(~seen, -torch.inf)
     persistent_scores = persistent_query @ persistent_key.mT
     weights = torch.cat((persistent_scores, scores), dim=-1).mul(scale).softmax(dim=-1)

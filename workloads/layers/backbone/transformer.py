@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workloads.layers.context import Cache, Context, ForwardState
+from workloads.layers.cache import Cache
+from workloads.layers.context import Context, ForwardState
 from workloads.layers.mixers.attention import rotation_table
 from workloads.layers.modules.linear import Embedding, Head
 from workloads.layers.modules.usage_stats import Usage, rows_ever_read, usage_report
@@ -73,13 +74,13 @@ class Transformer(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, context.for_layer(None if cache is None else cache.layer(index)))
         if cache is not None:
-            cache.length += tokens.shape[1]
+            cache.advance(tokens.shape[1])
         self._auxiliary = context.losses
         return x
 
     def context(self, tokens: Int[Tensor, "batch seq"], cache: Cache | None) -> Context:
         """Return what every block of this pass may look at."""
-        start = 0 if cache is None else cache.length
+        positions = None if cache is None else cache.positions(tokens.shape[1])
         rotation = None
         if self.rotary is not None:
             rotation = rotation_table(
@@ -87,12 +88,12 @@ class Transformer(nn.Module):
                 self.rotary.columns,
                 base=self.rotary.base,
                 device=tokens.device,
-                start=start,
+                positions=positions,
             )
         return Context(
             tokens=tokens,
             rotation=rotation,
-            start=start,
+            positions=positions,
             record_usage=self.training and self.recording_usage,
             # Passed, because torch.compile cannot follow a default's factory.
             forward_state=ForwardState(),

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from workloads.layers.context import LayerCache
+from workloads.layers.cache import LayerCache
 
 _INT64_MAX = 2**63 - 1
 
@@ -48,13 +48,12 @@ class NgramHash:
         """
         tokens = tokens.long()
         before, seq = len(self.multipliers) - 1, tokens.shape[1]
-        if cache is not None and "ngram_tokens" in cache:
-            earlier = cache["ngram_tokens"]
-        else:
+        earlier = None if cache is None else cache.state("ngram_tokens")
+        if earlier is None:
             earlier = tokens.new_full((len(tokens), before), self.padding)
         whole = torch.cat((earlier, tokens), dim=1)
         if cache is not None:
-            cache["ngram_tokens"] = whole[:, seq:].clone()
+            cache.set_state("ngram_tokens", whole[:, seq:])
         mixed = [whole[:, before:] * self.multipliers[0]]
         for distance, multiplier in enumerate(self.multipliers[1:], start=1):
             start = before - distance

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
-from workloads.layers.context import Context, remember
+from workloads.layers.context import Context
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 
@@ -177,46 +177,56 @@ def softmax_mix(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Return `softmax(q k / sqrt(d_head)) v` over positions up to this one, also cached ones."""
     if context.cache is not None:
-        key = remember(context.cache, "key", key, dim=2)
-        value = remember(context.cache, "value", value, dim=2)
-    return causal_softmax(query, key, value)
+        at = context.positions
+        key = context.cache.append("key", key, dim=2, positions=at)
+        value = context.cache.append("value", value, dim=2, positions=at)
+    return causal_softmax(query, key, value, positions=context.positions)
 
 
 def causal_softmax(
     query: Float[Tensor, "batch heads queries d_head"],
     key: Float[Tensor, "batch kv_heads keys d_head"],
     value: Float[Tensor, "batch kv_heads keys d_head"],
+    *,
+    positions: Int[Tensor, "batch queries"] | None = None,
 ) -> Float[Tensor, "batch heads queries d_head"]:
-    """Return `softmax(q k / sqrt(d_head)) v`, where the queries are those of the last positions.
+    """Return `softmax(q k / sqrt(d_head)) v` over keys up to each query's position.
 
-    A mixer with a cache of its own hands over all keys and values, remembered ones first.
+    Args:
+        query: One of each position.
+        key: Of positions 0, 1, …; all that a cache has room for, where there is one.
+        value: As the keys.
+        positions: Of the queries; None: those of the keys.
     """
-    mask = _earlier(query.shape[2], key.shape[2], query.device)
+    mask = None if positions is None else up_to(positions, key.shape[2])
     return functional.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask,
-        is_causal=mask is None and query.shape[2] == key.shape[2],
+        is_causal=mask is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
-def _earlier(n_queries: int, n_keys: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last `n_queries` positions may see.
-
-    None where the kernel knows or all may.
-    """
-    if n_queries in (1, n_keys):
-        return None
-    everything = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
-    return everything.tril(n_keys - n_queries)
+def up_to(
+    positions: Int[Tensor, "batch queries"], n_keys: int
+) -> Bool[Tensor, "batch 1 queries keys"]:
+    """Return which of the keys at 0, 1, … the queries at these positions may see."""
+    return torch.arange(n_keys, device=positions.device) <= positions[:, None, :, None]
 
 
 def rotation_table(
-    seq_len: int, columns: int, *, base: float, device: torch.device, start: int = 0
-) -> Float[Tensor, "2 seq 1 columns"]:
-    """Return cosines and signed sines of every column at positions from `start`, for `rotate`.
+    seq_len: int,
+    columns: int,
+    *,
+    base: float,
+    device: torch.device,
+    positions: Int[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, "2 *batch seq 1 columns"]:
+    """Return cosines and signed sines of every column at `positions`, for `rotate`.
+
+    None is 0 up to `seq_len`, the same for all sequences.
 
     Columns i and i + columns / 2 are a pair that turns by position * base ** (-2 i / columns); the
     sine is negative in the first half. Source: Su et al. 2021 (arXiv 2104.09864), section 3.4.2.
@@ -225,15 +235,17 @@ def rotation_table(
     frequencies = base ** (
         -torch.arange(0, columns, 2, device=device, dtype=torch.float32) / columns
     )
-    positions = torch.arange(start, start + seq_len, device=device, dtype=torch.float32)
-    angles = torch.outer(positions, frequencies)
+    if positions is None:
+        positions = torch.arange(seq_len, device=device)
+    angles = positions.to(torch.float32)[..., None] * frequencies
     cosine, sine = angles.cos(), angles.sin()
     table = torch.stack((torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)))
-    return table[:, :, None]
+    return table.unsqueeze(-2)
 
 
 def rotate(
-    x: Float[Tensor, "batch seq heads d_head"], rotation: Float[Tensor, "2 seq 1 columns"] | None
+    x: Float[Tensor, "batch seq heads d_head"],
+    rotation: Float[Tensor, "2 *batch seq 1 columns"] | None,
 ) -> Float[Tensor, "batch seq heads d_head"]:
     """Rotate every pair of the first columns, as many as the table has, by its position's angle."""
     if rotation is None:

@@ -22,7 +22,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.accounting.counts import Precision
-from workloads.layers.context import Context, LayerCache
+from workloads.layers.cache import LayerCache
+from workloads.layers.context import Context
 from workloads.layers.mixers.attention import AttentionShape
 
 
@@ -194,10 +195,10 @@ def remembering_mix(
     if cache is None:
         return causal_linear_attention(query, key, value, chunk=chunk)[0]
     mixed, state = causal_linear_attention(
-        query, key, value, chunk=chunk, state=cache.get(name), keep_state=True
+        query, key, value, chunk=chunk, state=cache.state(name), keep_state=True
     )
     assert state is not None
-    cache[name] = state
+    cache.set_state(name, state)
     return mixed
 
 
@@ -246,12 +247,12 @@ def chunked_floats(seq_len: int, *, key_width: int, value_width: int, chunk: int
 
 
 def refuse_longer(context: Context, seq: int, *, max_seq_len: int) -> None:
-    """Refuse to read beyond the positions that a mixer has.
+    """Refuse to read, or to make room for, more positions than a mixer has.
 
     Raises:
         ValueError: Naming the field.
     """
-    end = context.start + seq
+    end = seq if context.cache is None else context.cache.capacity
     if end > max_seq_len:
         raise ValueError(
             f"max_seq_len must be at least the length of a sequence, "

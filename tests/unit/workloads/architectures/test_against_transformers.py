@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.architectures import dense, pythia
-from workloads.layers.context import Cache
+from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 
 VOCAB_SIZE = 41
@@ -270,7 +270,7 @@ def test_decoding_with_a_cache(oracle):
     from transformers import DynamicCache
 
     ours, theirs = _pair(oracle, "eager", torch.float64, ours_first=True)
-    cache, their_cache = Cache(), DynamicCache()
+    cache, their_cache = Cache(len(_tokens()), 19), DynamicCache()
 
     with torch.no_grad():
         for piece in _tokens().split([7, 1, 1, 10], dim=1):
@@ -278,4 +278,4 @@ def test_decoding_with_a_cache(oracle):
             expected = theirs(piece, past_key_values=their_cache, use_cache=True).logits
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
-    assert their_cache.get_seq_length() == cache.length == 19
+    assert their_cache.get_seq_length() == cache.longest == 19

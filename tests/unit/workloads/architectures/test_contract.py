@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from orchestrator.sweep import registry
 from workloads.accounting.counts import ParamCount
 from workloads.checkpoint import checkpoint
+from workloads.decoding.decoder import Decoder
 from workloads.layers.backbone.llama import SMALL, TINY
-from workloads.layers.context import Cache
+from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
 from workloads.layers.modules.usage_stats import MemoryUsage
 from workloads.training.adamw import Optimizer
 from workloads.training.checkpointing import load_weights, weights
 from workloads.training.config import TrainConfig
-from workloads.training.generate import greedy
 
 VOCAB_SIZE = 37
 NAMES = registry.architectures()
@@ -227,25 +227,27 @@ def test_decoding_with_a_cache_equals_the_full_pass(config, pieces):
     model = _model(config).eval()
     tokens = _tokens(0, seq=11)
     whole = model(tokens)
-    cache = Cache()
+    cache = Cache(3, 11)
 
     with torch.no_grad():
         parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
 
-    assert cache.length == 11
+    assert cache.lengths.tolist() == [11] * 3
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_greedy_decoding_adds_what_the_full_passes_say(config):
-    model, prompt = _model(config), _tokens(1, batch=2, seq=5)
+    model = _model(config)
+    prompts = [row[:length].tolist() for row, length in zip(_tokens(1), (5, 2, 5), strict=True)]
 
-    added = greedy(model, prompt, n_tokens=4)
+    added = Decoder(model).generate(prompts, n_tokens=4)
 
     model.eval()
-    expected = prompt
-    for _ in range(4):
-        expected = torch.cat((expected, model(expected)[:, -1:].argmax(-1)), dim=1)
-    assert torch.equal(torch.cat((prompt, added), dim=1), expected)
+    for prompt, found in zip(prompts, added, strict=True):
+        expected = prompt
+        for _ in range(4):
+            expected = [*expected, int(model(torch.tensor([expected]))[0, -1].argmax())]
+        assert prompt + found == expected
 
 
 def test_position_matters(config):

@@ -16,7 +16,8 @@ from workloads.architectures.engram import (
     EngramTransformer,
     agreement,
 )
-from workloads.layers.context import Cache, Context
+from workloads.layers.cache import Cache
+from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 
 BACKBONE = {"d_model": 16, "n_layers": 4, "n_heads": 2, "d_ff": 24}
@@ -220,7 +221,7 @@ def test_decoding_with_a_convolution_that_has_learnt(pieces):
     model = _model(max_order=4).eval()
     for layer in model.layers[1:3]:
         nn.init.normal_(layer.engram.conv.weight, generator=torch.Generator().manual_seed(0))
-    cache = Cache()
+    cache = Cache(2, 13)
 
     with torch.no_grad():
         parts = [model(piece, cache) for piece in _tokens().split(pieces, dim=1)]
@@ -228,9 +229,9 @@ def test_decoding_with_a_convolution_that_has_learnt(pieces):
 
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
     # The last three tokens, and what the convolution reaches back to: three times four positions.
-    assert cache.layers[1]["ngram_tokens"].shape == (2, 3)
-    assert cache.layers[1]["ngram_values"].shape == (2, 12, 16)
-    assert "ngram_tokens" not in cache.layers[0]
+    assert cache.layers[1].tensors["ngram_tokens"].shape == (2, 3)
+    assert cache.layers[1].tensors["ngram_values"].shape == (2, 12, 16)
+    assert "ngram_tokens" not in cache.layers[0].tensors
 
 
 def test_only_rows_that_are_read_get_a_gradient():

@@ -7,7 +7,8 @@ import torch
 
 from workloads.architectures.latent_attention import PRESETS, Config, LatentAttention
 from workloads.field_error import FieldError
-from workloads.layers.context import Cache, Context
+from workloads.layers.cache import Cache
+from workloads.layers.context import Context
 from workloads.layers.mixers.attention import rotate, rotation_table
 from workloads.layers.modules.init import initialise
 
@@ -46,10 +47,10 @@ def test_equals_the_equations_head_by_head():
 def test_the_cache_holds_the_latent_vector_and_one_key_for_all_heads():
     model = Config(**SMALL).build(11)
     initialise(model, 0)
-    cache = Cache()
+    cache = Cache(3, 7)
     model(torch.zeros(3, 7, dtype=torch.long), cache)
 
-    shapes = {name: tuple(value.shape) for name, value in cache.layer(0).items()}
+    shapes = {name: tuple(value.shape) for name, value in cache.layer(0).tensors.items()}
     assert shapes == {"latent": (3, 7, 6), "rotary_key": (3, 7, 1, 4)}
 
 

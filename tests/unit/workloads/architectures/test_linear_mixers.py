@@ -7,7 +7,7 @@ import torch
 
 from workloads.architectures import cosformer, linformer, performer
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.context import Cache
+from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
@@ -43,15 +43,14 @@ def test_the_chunk_changes_nothing(mixer):
 @pytest.mark.parametrize("cached", [False, True])
 def test_refuses_longer_sequences(mixer, cached):
     model, tokens = _model(mixer), torch.zeros(1, 33, dtype=torch.long)
-    cache = Cache()
     message = (
         "max_seq_len must be at least the length of a sequence, got 32 and a sequence of 33; "
         "raise max_seq_len to 33 or shorten the sequence"
     )
 
-    assert model(tokens[:, :32], cache).shape == (1, 32, 11)
+    assert model(tokens[:, :32], Cache(1, 32) if cached else None).shape == (1, 32, 11)
     with pytest.raises(ValueError, match=message):
-        model(*((tokens[:, :1], cache) if cached else (tokens,)))
+        model(*((tokens[:, :1], Cache(1, 33)) if cached else (tokens,)))
 
 
 @pytest.mark.parametrize(

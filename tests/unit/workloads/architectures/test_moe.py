@@ -13,7 +13,7 @@ from workloads.accounting.counts import ParamCount
 from workloads.architectures import dense
 from workloads.architectures.moe import PRESETS, Config
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.context import Cache
+from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.moe import MixtureOfExperts
 from workloads.layers.modules.param_groups import param_groups
@@ -174,8 +174,8 @@ def test_a_model_whose_experts_choose_decodes_in_evaluation_only():
     model, tokens = _model(**EXPERT_CHOICE), _tokens()
 
     with pytest.raises(ValueError, match="put the model into evaluation mode"):
-        model(tokens[:, :3], Cache())
-    cache = Cache()
+        model(tokens[:, :3], Cache(len(tokens), 3))
+    cache = Cache(*tokens.shape)
     with torch.no_grad():
         parts = [model.eval()(piece, cache) for piece in tokens.split([5, 1, 6], dim=1)]
 

@@ -13,7 +13,8 @@ from workloads.architectures.performer import (
     orthogonal_vectors,
 )
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.context import Cache, Context
+from workloads.layers.cache import Cache
+from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 
 SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
@@ -104,7 +105,7 @@ def test_a_later_token_has_no_say_however_large_its_key(feature_eps):
 def test_decoding_equals_the_full_pass(feature_eps):
     model = _model(feature_eps=feature_eps).eval().double()
     tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
-    cache = Cache()
+    cache = Cache(2, 9)
 
     with torch.no_grad():
         parts = [model(piece, cache) for piece in tokens.split([1, 5, 3], dim=1)]

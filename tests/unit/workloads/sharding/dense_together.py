@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from orchestrator.sweep import registry
+from workloads.decoding.decoder import Decoder
 from workloads.distributed import process_group
 from workloads.distributed.mesh import make_mesh
 from workloads.layers.memory.table import MemoryTable
@@ -29,7 +30,6 @@ from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.adamw import Optimizer
 from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.device import autocast
-from workloads.training.generate import greedy
 from workloads.training.train_step import accumulate_gradients
 
 COMPILE = torch.compile
@@ -109,15 +109,15 @@ def compared(
     wanted, truth = (together.alone(name, kind, here, train) for kind in (dtype, torch.float64))
     label = f"{how}/{tables}-{mesh.memory.size}-of-{world.size}/{name}"
     yield f"{label}/held_once", held_again(model, world)
-    first = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
+    first = Decoder(model).generate([[0]], n_tokens=2)
     yield f"{label}/freed_once", held_again(model, world)
     yield from together.ten_steps(label, model, wanted, truth, mesh, train, loss)
     if how.startswith("blocks"):
         ran = torch._dynamo.utils.counters["frames"]
         yield f"{label}/never_compiled", float(not 2 <= ran["ok"] == ran["total"])
-    last = greedy(model, torch.zeros(1, 1, dtype=torch.int64, device=here), n_tokens=2)
+    last = Decoder(model).generate([[0]], n_tokens=2)
     yield f"{label}/freed_once", held_again(model, world)
-    decoded = str(first.tolist() + last.tolist())
+    decoded = str(first + last)
     yield f"{label}/decoded_alike", float(world.broadcast(decoded) != decoded)
 
 

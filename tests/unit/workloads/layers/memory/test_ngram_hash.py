@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.layers.context import LayerCache
+from workloads.layers.cache import Cache
 from workloads.layers.memory.ngram_hash import NgramHash, is_prime, multipliers, primes_from
 
 
@@ -61,12 +61,13 @@ def test_rows_by_whole_numbers_without_bounds(vocab_size, order, heads, start, s
 def test_a_cache_continues_the_sequence(pieces):
     ngrams = _hash(vocab_size=50, order=4)
     tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(0))
-    cache: LayerCache = {}
-
-    parts = [ngrams.rows(piece, cache) for piece in tokens.split(pieces, dim=1)]
+    cache, parts = Cache(3, 9), []
+    for piece in tokens.split(pieces, dim=1):
+        parts.append(ngrams.rows(piece, cache.layer(0)))
+        cache.advance(piece.shape[1])
 
     assert torch.equal(torch.cat(parts, dim=1), ngrams.rows(tokens))
-    assert cache["ngram_tokens"].tolist() == tokens[:, -3:].tolist()
+    assert cache.layer(0).tensors["ngram_tokens"].tolist() == tokens[:, -3:].tolist()
 
 
 def test_rows_of_an_order_depend_on_its_tokens_and_no_others():

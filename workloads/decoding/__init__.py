@@ -1,0 +1,1 @@
+"""Decoding: continuations of prompts with a cache, greedy or sampled."""
