@@ -44,8 +44,7 @@ class FusedModel:
         ops: Any = implementation("decode_step", next(model.parameters()))
         self._ops = ops
         self._layers = [
-            _Block(layer, ops) if _is_known(layer, model) else layer
-            for layer in model.layers
+            _Block(layer, ops) if _is_known(layer, model) else layer for layer in model.layers
         ]
         self._all_known = all(isinstance(layer, _Block) for layer in self._layers)
         self._rotation: Float[Tensor, "2 capacity half"] | None = None
