@@ -3,9 +3,13 @@
     python benchmarks/verdict_calibration.py --tables 500
 
 Made-up tables, fitted as anybody would (`fit_law`). Half of them are of the law that is fitted, with
-normal noise. The others are misfits of four kinds, in equal numbers. Their largest systematic error
-is twice the noise between seeds; where the noise is uneven, its standard deviation grows fourfold
-from the smallest to the largest model. Designs alternate: with and without a second seed.
+normal noise. The others are misfits of four kinds, in equal numbers. Without noise, the fitted law
+misses their runs by at most twice the noise between seeds. Where the noise is uneven, there is no
+such error: its standard deviation is half the middle one's at the smallest model and twice it at
+the largest. Designs alternate: with and without a second seed.
+
+`--bound` prints how often the last two kinds could be noticed at best: by the likelihood-ratio test
+that knows the covariance of the errors, at the given share of false alarms.
 """
 
 import argparse
@@ -14,9 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import null_space
 
 from analysis.fitting.fit_law import fit_law
-from analysis.fitting.law import Law
+from analysis.fitting.law import Law, LawProblem
 from analysis.fitting.objective import SQUARES
 from analysis.fitting.verdict import VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
@@ -32,6 +37,7 @@ LARGEST = 2.0
 NOISE = 0.003
 """Of ln(loss), where the misfit does not set it."""
 
+POWER_TRUTH = {"A": 400.0, "E": 1.8, "alpha": 0.34}
 TRUTH = {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658}
 
 
@@ -71,7 +77,8 @@ def law_of(inputs: Table) -> Law:
 def true_logs(inputs: Table) -> Array:
     """Return ln(loss) of the fitted law, without noise."""
     if "x" in inputs:
-        return np.log(1.8 + 400 * inputs["x"] ** -0.34)
+        t = POWER_TRUTH
+        return np.log(t["E"] + t["A"] * inputs["x"] ** -t["alpha"])
     parameters = np.asarray([TRUTH[name] for name in CHINCHILLA.parameter_names])
     return np.log(CHINCHILLA.evaluate(inputs, parameters))
 
@@ -112,9 +119,9 @@ def mixed(inputs: Table, generator: np.random.Generator) -> tuple[Table, Array]:
     _, place = np.unique(logs, return_inverse=True)
     n_places = int(place.max()) + 1
     rate = (generator.permutation(n_places) < n_places // 2)[place.reshape(-1)]
-    error = LARGEST * NOISE * np.where(rate, 1.0, -1.0)
+    common = scaled(inputs, logs, NOISE * np.where(rate, 1.0, -1.0))
     named = {**inputs, "lr": np.where(rate, 1e-3, 3e-3)}
-    return named, logs + error + NOISE * generator.standard_normal(len(logs))
+    return named, logs + common + NOISE * generator.standard_normal(len(logs))
 
 
 def uneven(inputs: Table, generator: np.random.Generator) -> tuple[Table, Array]:
@@ -128,14 +135,24 @@ def shared(inputs: Table, generator: np.random.Generator) -> tuple[Table, Array]
     """Errors that neighbours have in common: half correlated three tenths of the range apart."""
     logs = true_logs(inputs)
     columns = [np.log(v) for v in inputs.values()]
+    root = np.linalg.cholesky(common_covariance(columns))
+    common = scaled(inputs, logs, NOISE * (root @ generator.standard_normal(len(logs))))
+    return inputs, logs + common + NOISE * generator.standard_normal(len(logs))
+
+
+def common_covariance(columns: list[Array]) -> Array:
+    """Return the covariance (n, n) of shared errors at the logs of sizes, each (n,)."""
     places = np.stack([(c - c.min()) / np.ptp(c) for c in columns], axis=1)
     distance = np.linalg.norm(places[:, None] - places[None, :], axis=2)
-    covariance = np.exp(-np.log(2) * distance / 0.3)
-    root = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(logs)))
-    common = NOISE * (root @ generator.standard_normal(len(logs)))
+    covariance: Array = np.exp(-np.log(2) * distance / 0.3) + 1e-9 * np.eye(len(places))
+    return covariance
+
+
+def scaled(inputs: Table, logs: Array, common: Array) -> Array:
+    """Return errors (n,) so large that the fitted law misses runs without noise as it should."""
     for _ in range(3):
-        common *= LARGEST * NOISE / largest_error(inputs, logs + common)
-    return inputs, logs + common + NOISE * generator.standard_normal(len(logs))
+        common = common * LARGEST * NOISE / largest_error(inputs, logs + common)
+    return common
 
 
 def largest_error(inputs: Table, logs: Array) -> float:
@@ -153,15 +170,61 @@ MISFITS = {
 }
 
 
+def bounds(inputs: Table, share: float, n_tables: int, seed: int) -> tuple[float, float]:
+    """Return how often uneven and shared noise can be noticed at best, with the law as linear."""
+    generator = np.random.default_rng(seed)
+    law, logs = law_of(inputs), true_logs(inputs)
+    problem = LawProblem(law, inputs, np.exp(logs), SQUARES)
+    truth = POWER_TRUTH if "x" in inputs else TRUTH
+    theta = problem.scale(np.asarray([[truth[name] for name in law.parameter_names]]))
+    contrasts = null_space(problem.jacobian(theta)[0].T)
+    columns = [np.log(v) for v in inputs.values()]
+    noise = generator.standard_normal((n_tables, len(logs)))
+    nothing = generator.standard_normal((n_tables, len(logs))) @ contrasts
+    # Only the direction is known to the test: noise may as well shrink.
+    place = (columns[0] - columns[0].min()) / np.ptp(columns[0])
+    uneven_ = [contrasts.T @ np.diag(4.0 ** (2 * s * place)) @ contrasts for s in (1, -1)]
+    common = noise[::-1] @ np.linalg.cholesky(common_covariance(columns)).T
+    common = common @ contrasts @ contrasts.T
+    common *= LARGEST / np.abs(common).max(axis=1, keepdims=True)
+    within = contrasts.T @ common_covariance(columns) @ contrasts
+    shared_ = [np.eye(len(within)) + ratio * within for ratio in (0.3, 0.6, 1.0, 1.5)]
+
+    def noticed(tables: Array, covariances: list[Array]) -> float:
+        found, null = (_log_ratio(each, covariances) for each in (tables, nothing))
+        return float((found > np.quantile(null, 1 - share)).mean())
+
+    return noticed((noise * 4.0**place) @ contrasts, uneven_), noticed(
+        (common + noise) @ contrasts, shared_
+    )
+
+
+def _log_ratio(tables: Array, covariances: list[Array]) -> Array:
+    """Return (B,) the log mean likelihood ratio to even noise, the scale profiled out."""
+    ratios = []
+    for covariance in covariances:
+        rest = np.einsum("bi,ij,bj->b", tables, np.linalg.inv(covariance), tables)
+        log_det = np.linalg.slogdet(covariance)[1]
+        fall = np.log(rest / (tables**2).sum(axis=1))
+        ratios.append(-0.5 * log_det - len(covariance) / 2 * fall)
+    mean: Array = np.logaddexp.reduce(ratios, axis=0)
+    return mean
+
+
+KINDS = {"adequate": adequate, **MISFITS}
+
+
 def _first(inputs: Table) -> str:
     return next(iter(inputs))
 
 
-def statuses(make: Callable[..., tuple[Table, Array]], n_tables: int) -> dict[str, list[str]]:
+def statuses(
+    make: Callable[..., tuple[Table, Array]], n_tables: int, first_seed: int
+) -> dict[str, list[str]]:
     """Return the verdicts by design."""
     found = collections.defaultdict(list)
     names = list(DESIGNS)
-    for seed in range(n_tables):
+    for seed in range(first_seed, first_seed + n_tables):
         generator = np.random.default_rng(seed)
         name = names[seed % len(names)]
         inputs = DESIGNS[name](generator)
@@ -183,10 +246,24 @@ def show(kind: str, found: dict[str, list[str]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=500, help="adequate ones, and misfits")
+    parser.add_argument("--first-seed", type=int, default=0, help="thresholds were set on 5000 on")
+    parser.add_argument("--only", choices=KINDS, help="this kind alone")
+    parser.add_argument("--bound", type=float, help="share of false alarms; prints bounds alone")
     arguments = parser.parse_args()
-    show("adequate", statuses(adequate, arguments.tables))
-    for kind, make in MISFITS.items():
-        show(kind, statuses(make, arguments.tables // len(MISFITS)))
+    if arguments.bound is not None:
+        found = [
+            bounds(make(np.random.default_rng(0)), arguments.bound, 4000, 1)
+            for make in DESIGNS.values()
+        ]
+        for name, (first, second) in zip(DESIGNS, found, strict=True):
+            print(f"{name:26}uneven noise {first:.0%}, shared errors {second:.0%}")
+        first, second = np.mean(found, axis=0)
+        print(f"{'all designs':26}uneven noise {first:.0%}, shared errors {second:.0%}")
+        return
+    for kind, make in KINDS.items():
+        if arguments.only in (None, kind):
+            share = len(MISFITS) if kind in MISFITS else 1
+            show(kind, statuses(make, arguments.tables // share, arguments.first_seed))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON has it; what JSON lacks is an object with one key."""
     if isinstance(value, Law):
         _check_registered(value)
-        return {"$law": value.name}
+        return {"$law": value.name, "bounds": {k: list(v) for k, v in value.bounds.items()}}
     if dataclasses.is_dataclass(value):
         fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"$class": type(value).__name__, **fields}
@@ -84,7 +84,8 @@ def _restored(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "$law" in value:
-        return as_law(value["$law"])
+        law, bounds = as_law(value["$law"]), value.get("bounds")
+        return law.within(bounds) if bounds else law
     if "$float" in value:
         return float(value["$float"])
     if "$array" in value:
@@ -100,10 +101,13 @@ def _restored(value: Any) -> Any:
 
 def _check_registered(law: Law) -> None:
     try:
-        registered = as_law(law.name) is law
+        registered = as_law(law.name)
+        same = type(registered) is type(law) and vars(registered) == {
+            name: value for name, value in vars(law).items() if name != "bounds"
+        }
     except ValueError:
-        registered = False
-    if not registered:
+        same = False
+    if not same:
         raise ValueError(
             f"law: {law.name} with its settings is not a law of analysis/laws, so a file cannot "
             "name it; pickle the fit instead"

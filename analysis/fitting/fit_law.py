@@ -95,6 +95,9 @@ def fit_law(
     columns: Mapping[str, str] | None = None,
     clusters: Sequence[Any] | NDArray[Any] | str | None = None,
     objective: Objective | None = None,
+    sigma: ArrayLike | str | None = None,
+    fixed: Mapping[str, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
@@ -107,32 +110,32 @@ def fit_law(
     Args:
         law: Of `analysis/laws`, or its name there.
         runs: Columns, one row per run: a DataFrame, a dict, or what `analysis.load` returns.
-        runs: Columns, one row per run.
         outcome: Column to explain; positive, unless the objective is in the outcome's own units.
         columns: The law's input names to the columns that hold them, where they differ.
         clusters: Configuration (or run, for checkpoints) per row, or the column that holds it; rows
             of one are resampled together. None makes rows of equal inputs one configuration.
-        objective: What is minimised. None is the law's own: Huber(1e-3) of log errors as in
-            Hoffmann et al. 2022, or least squares for the laws of an accuracy.
+        objective: What is minimised. None is the law's own: mostly Huber(1e-3) of log errors.
+        sigma: (n,) standard deviations of errors, or their column; a run counts 1 / sigma^2.
+        fixed: Known parameters and their values, in the units of the data.
+        bounds: Parameters and the two values that they lie between.
         n_draws: Resamples behind the intervals; 0 for none.
         seed: Of the resampling.
         level: Of the intervals.
         hold_out: Whether to predict the largest quarter of the configurations from the smaller
             ones, too; or a mask (n,) of the runs to predict.
-        accept: Kinds of warning about the table that were looked into
-            (`analysis/loading/validation.py`). Sizes of mixed units are refused otherwise; the
-            others stand in the sentence and in `warnings`.
+        accept: Kinds of warning that were looked into (`analysis/loading/validation.py`).
         controls: Settings that are seldom changed.
 
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
     """
-    law, runs = as_law(law), as_columns(runs)
+    law, runs = _within(as_law(law), fixed, bounds), as_columns(runs)
     objective = objective or law.default_objective
-    data = _read(law, runs, outcome, columns, clusters, objective)
+    data = _read(law, runs, outcome, columns, clusters, objective, sigma)
+    controls = _weighted(controls, runs, sigma, len(data.y))
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     problem, found = _optimise(law, data, objective, controls)
-    fit = _without_numbers(law, data, objective, outcome, level, found, warnings)
+    fit = _without_numbers(law, data, objective, outcome, level, found, warnings, controls.weights)
     if problem is None or found.theta is None:
         return fit
     drawn, note = _resample(problem, found, data, controls, n_draws=n_draws, seed=seed)
@@ -140,10 +143,37 @@ def fit_law(
     if not warnings and "architectures" not in accept:
         warnings = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
     options = {"objective": objective, "n_draws": n_draws, "seed": seed, "level": level}
-    held, held_note = _hold_out(law, data, hold_out, options)
+    held, held_note = _hold_out(law, data, hold_out, fit.weights, options)
     sentence = _with_warnings(found.sentence + note, warnings)
     fit = replace(fit, sentence=sentence, warnings=tuple(warnings))
     return replace(fit, hold_out=held, hold_out_note=held_note)
+
+
+def _within(
+    law: Law, fixed: Mapping[str, float] | None, bounds: Mapping[str, tuple[float, float]] | None
+) -> Law:
+    """Return the law with parameters fixed or bounded."""
+    twice = sorted(set(fixed or {}) & set(bounds or {}))
+    if twice:
+        raise ValueError(f"fixed: {twice[0]} has bounds, too; give one of the two")
+    given = {**(bounds or {}), **{name: (value, value) for name, value in (fixed or {}).items()}}
+    return law.within(given) if given else law
+
+
+def _weighted(
+    controls: FitControls, runs: Runs, sigma: ArrayLike | str | None, n: int
+) -> FitControls:
+    """Return the controls with weights 1 / sigma^2, one on average; without sigma as they are."""
+    if sigma is None:
+        return controls
+    if controls.weights is not None:
+        raise ValueError("sigma: controls.weights are given, too; give one of the two")
+    named = {"sigma": sigma} if not isinstance(sigma, str) else runs
+    values = numbers(named, sigma if isinstance(sigma, str) else "sigma")
+    if len(values) != n:
+        raise ValueError(f"sigma: {len(values)} values for {n} runs; give one per run")
+    weights = values**-2.0
+    return replace(controls, weights=weights / weights.mean())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -178,11 +208,18 @@ def _read(
     columns: Mapping[str, str] | None,
     clusters: Sequence[Any] | NDArray[Any] | str | None,
     objective: Objective,
+    sigma: ArrayLike | str | None,
 ) -> _Data:
     names = columns or {}
     given = {name: column(runs, names.get(name, name)) for name in law.inputs}
     inputs = inputs_of(law, given, names)
-    y = numbers(runs, outcome, why=LOSS_ADVICE, negative=objective.residual == "value")
+    y = numbers(
+        runs,
+        outcome,
+        why=LOSS_ADVICE,
+        zero=objective.offset > 0,
+        negative=objective.residual == "value",
+    )
     for name, values in inputs.items():
         if len(values) != len(y):
             raise ValueError(f"{name}: {len(values)} values for {len(y)} runs; give one per run")
@@ -196,6 +233,7 @@ def _read(
     found = labels(runs, clusters, places)
     order = np.lexsort((found, y, *sizes[::-1]))
     used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
+    used |= {sigma} if isinstance(sigma, str) else set()
     conditions = _conditions(runs, used, len(y))
     return _Data(
         inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
@@ -322,7 +360,10 @@ def _check_groups(
     """Return a sentence if the residuals are those of two kinds of runs."""
     if (data.y <= 0).any():
         return []
-    relative = residuals if problem.y is problem.log_y else np.log1p(residuals / data.y)
+    relative = residuals
+    if problem.y is not problem.log_y:
+        predicted = problem.law.evaluate(data.inputs, problem.unscale(theta[None, :])[0])
+        relative = np.log(np.maximum(predicted, 1e-300) / data.y)
     found = check_residual_groups(relative, rows=rows)
     if found is None:
         jacobian = problem.log_jacobian(theta)[np.argsort(data.order)]
@@ -338,6 +379,7 @@ def _without_numbers(
     level: float,
     found: Optimum,
     warnings: Sequence[str],
+    weights: ArrayLike | None,
 ) -> LawFit:
     """Return the fit as far as the runs and the search alone decide it."""
     return LawFit(
@@ -352,6 +394,7 @@ def _without_numbers(
         levels=Levels.plain(level),
         n_configurations=len(np.unique(data.labels)),
         degrees_of_freedom=data.n_distinct - law.n_free,
+        weights=np.ones(len(data.y)) if weights is None else np.asarray(weights, dtype=np.float64),
         status=found.status,
         sentence=_with_warnings(found.sentence, warnings),
         warnings=tuple(warnings),
@@ -395,7 +438,9 @@ def _with_numbers(
         draws=draws,
         draw_objectives=drawn.objective * unit**2,
         residuals=residuals,
-        objective=float(np.abs(residuals).sum()) if absolute else found.objective * unit**2,
+        objective=float((np.abs(residuals) * fit.weights).sum())
+        if absolute
+        else found.objective * unit**2,
         huber=None if found.huber is None else found.huber * unit,
         share_refused=drawn.share_refused,
         share_unsettled=drawn.share_unsettled,
@@ -410,6 +455,7 @@ def _hold_out(
     law: Law,
     data: _Data,
     held: bool | ArrayLike,
+    weights: Array,
     options: Mapping[str, Any],
 ) -> tuple[HoldOut | None, str]:
     """Return the held-out runs with their predictions, and what was held out or why nothing was."""
@@ -447,6 +493,7 @@ def _hold_out(
         clusters=data.labels[~mask],
         hold_out=False,
         accept=ALL_KINDS,
+        controls=FitControls(weights=weights[~mask]),
         **{**options, "n_draws": min(options["n_draws"], HOLD_OUT_DRAWS)},
     )
     if not fit.usable:

@@ -4,16 +4,17 @@ Five questions, each with the share of tables of noise alone that would look as 
 
 * Curve: do residuals follow a polynomial in the logs of the sizes that the law cannot follow
   (Ramsey 1969)?
-* Neighbours: do runs that are next to each other along an input err alike (Moran 1950)?
-* Spread: do residuals grow or shrink along an input (Glejser 1969)?
-* Seeds: do configurations miss the law by more than their seeds differ (F test of pure error;
+* Neighbours: do configurations that are near each other, or equal in one size, err alike?
+* Spread: does the noise grow or shrink along an input?
+* Seeds: do configurations miss the law by more than their seeds differ (F statistic of pure error;
   Draper and Smith 1998, section 2.1)?
-* Conditions: does a column that the law does not use, as a learning rate, explain residuals (F test
-  between groups)?
+* Conditions: does a column that the law does not use, as a learning rate, explain residuals (F
+  statistic between groups)?
 
-The law counts as linear near its optimum. The first three are compared with the same statistic of
+The law counts as linear near its optimum. All statistics are compared with the same ones of
 simulated normal noise on the same design. Runs of one cluster share a part of that noise, as large
-as these residuals show.
+as these residuals show. The p-values are corrected for the number of tests (Westfall and Young
+1993): with noise alone, the smallest of all lies below 0.05 in one table of twenty.
 """
 
 import itertools
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.fitting.covariance_tests import shared_noise, uneven_noise
 from analysis.loading.mixture_test import orthonormal
 
 Array = NDArray[np.float64]
@@ -43,11 +45,12 @@ FEWEST_SPARE = 4
 FEWEST_REPEATS = 3
 """Seeds beyond the first of each configuration below which their spread is not known."""
 
-MOST_PAIRED = 2000
+MOST_PAIRED = 600
 """Configurations beyond which neighbours are not compared: a curve through so many says enough."""
 
-NEAR = 0.15
-"""Distance, as a share of the inputs' range, over which neighbours are compared."""
+SHARES = {"spread": 1.0, "neighbours": 1.0, "seeds": 0.5, "curve": 0.2, "conditions": 0.2}
+"""How much of the false alarms each test may make, relative to the others. The first two need most:
+the others notice what they look for with ease."""
 
 LARGE_QUANTILE = 0.9
 """Of the curve's absolute values over configurations: the largest alone is mostly leverage."""
@@ -55,23 +58,30 @@ LARGE_QUANTILE = 0.9
 MOST_SHARED = 0.95
 """Most of the noise's variance that runs of one cluster share in a simulated table."""
 
+_CONDITION = "conditions: "
+
 
 @dataclass(frozen=True, kw_only=True)
 class LackOfFit:
     """What residuals show; a p-value is NaN where the runs cannot answer."""
 
     curve: float
-    """p-value of a smooth curve in the sizes."""
+    """Corrected p-value of a smooth curve in the sizes."""
     neighbours: float
-    """p-value of neighbours that err alike, times the number of ways to be neighbours."""
+    """Corrected p-value of neighbours that err alike."""
     spread: float
-    """p-value of a spread that changes along an input, times the number of inputs."""
+    """Corrected p-value of noise that changes along an input."""
     seeds: float
-    """p-value of configurations that miss by more than their seeds differ."""
+    """Corrected p-value of configurations that miss by more than their seeds differ."""
     conditions: Mapping[str, float] = field(default_factory=dict)
-    """p-value by column that is no input of the law, times the number of such columns."""
+    """Corrected p-value by column that is no input of the law."""
+    uncorrected: Mapping[str, float] = field(default_factory=dict)
+    """p-value of each test by itself, by its name or `conditions: COLUMN`."""
     systematic: float
     """What the smooth curve explains of a residual, exceeded in one configuration of ten."""
+    shared: float
+    """Standard deviation of what neighbours share over that of a run's own noise, at its
+    likeliest; NaN where they were not compared."""
     noise: float
     """Standard deviation of one run: between seeds where there are any, else what the curve leaves
     of the residuals."""
@@ -81,6 +91,51 @@ class LackOfFit:
     """Standard deviation between seeds of a configuration; NaN without."""
     n_spare: int
     """Configurations beyond the fitted parameters."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Design:
+    """The runs of a fit, by run (n rows) and by configuration (k rows)."""
+
+    log_sizes: Array
+    """(n, d)."""
+    tangent: Array
+    """(n, p) orthonormal columns that span what the parameters can explain."""
+    place: NDArray[np.int64]
+    """(n,) configuration of each run."""
+    first: NDArray[np.int64]
+    """(k,) first run of each configuration."""
+    n_seeds: NDArray[np.int64]
+    """(k,)."""
+    mean_tangent: Array
+    """(k, p) as `tangent`, of `means`."""
+    clusters: NDArray[np.int64]
+    """(k,) number of each configuration's cluster."""
+
+    @property
+    def n_repeats(self) -> int:
+        """Seeds beyond the first of each configuration."""
+        return len(self.place) - len(self.first)
+
+    @property
+    def n_spare(self) -> int:
+        """Configurations beyond the parameters."""
+        return len(self.first) - int(self.mean_tangent.shape[1])
+
+    def means(self, tables: Array) -> Array:
+        """Return (B, k) means of residuals (B, n) over seeds, of equal variance, projected."""
+        of = np.zeros((len(self.place), len(self.first)))
+        of[np.arange(len(of)), self.place] = 1 / np.sqrt(self.n_seeds[self.place])
+        return _projected(tables @ of, self.mean_tangent)
+
+    def within(self, tables: Array) -> Array:
+        """Return (B,) sums of squares between the seeds of configurations."""
+        if not self.n_repeats:
+            return np.zeros(len(tables))
+        of = np.zeros((len(self.place), len(self.first)))
+        of[np.arange(len(of)), self.place] = 1.0
+        mean = (tables @ of) / self.n_seeds
+        return np.asarray(((tables - mean[:, self.place]) ** 2).sum(axis=1))
 
 
 def lack_of_fit(
@@ -102,79 +157,121 @@ def lack_of_fit(
     """
     _, first, place = np.unique(log_sizes, axis=0, return_index=True, return_inverse=True)
     place = place.reshape(-1)
+    if len(first) < len(place) and (residuals == residuals[first][place]).all():
+        # Equal to the last digit is a row given twice, not a seed.
+        residuals, jacobian, log_sizes = residuals[first], jacobian[first], log_sizes[first]
+        clusters = np.asarray(clusters)[first]
+        conditions = {k: np.asarray(v)[first].tolist() for k, v in (conditions or {}).items()}
+        first = place = np.arange(len(first))
     n_seeds = np.bincount(place)
-    mean = np.bincount(place, residuals) / n_seeds
-    between_seeds = float(((residuals - mean[place]) ** 2).sum())
-    n_repeats = len(residuals) - len(mean)
-    # Equal to the last digit is a row given twice, not a seed.
-    seeds_known = n_repeats >= FEWEST_REPEATS and between_seeds > 0
-    sizes, tangent = log_sizes[first], orthonormal(jacobian[first])
-    n_spare = len(mean) - tangent.shape[1]
-    left = mean - tangent @ (tangent.T @ mean)
-    beyond = _beyond(sizes, tangent, n_spare)
-    smooth = beyond @ (beyond.T @ left)
-    rest = float(((left - smooth) ** 2).sum()) / max(n_spare - beyond.shape[1], 1)
-    curve = neighbours = spread = float("nan")
-    if n_spare >= FEWEST_SPARE and left.any():
-        groups = np.unique(np.asarray(clusters)[first], return_inverse=True)[1].reshape(-1)
-        curve, neighbours = _patterns(left, tangent, beyond, sizes, groups)
-        spread = _spread(residuals, jacobian, log_sizes)
-    seed_noise = float(np.sqrt(between_seeds / n_repeats)) if seeds_known else float("nan")
-    freedom = max(len(residuals) - tangent.shape[1], 1)
+    design = _Design(
+        log_sizes=log_sizes,
+        tangent=orthonormal(jacobian),
+        place=place,
+        first=first,
+        n_seeds=n_seeds,
+        mean_tangent=orthonormal(jacobian[first] * np.sqrt(n_seeds)[:, None]),
+        clusters=np.unique(np.asarray(clusters)[first], return_inverse=True)[1].reshape(-1),
+    )
+    return _tested(residuals, design, conditions or {})
+
+
+def _tested(
+    residuals: Array, design: _Design, conditions: Mapping[str, Sequence[Any]]
+) -> LackOfFit:
+    """Return what the tests say of residuals (n,)."""
+    nan = float("nan")
+    freedom = len(residuals) - design.tangent.shape[1]
+    means = design.means(residuals[None, :])[0]
+    between_seeds = float(design.within(residuals[None, :])[0])
+    seeds_known = design.n_repeats >= FEWEST_REPEATS and between_seeds > 0
+    seed_noise = float(np.sqrt(between_seeds / design.n_repeats)) if seeds_known else nan
+    beyond = _beyond(design.log_sizes[design.first], design.mean_tangent, design.n_spare)
+    smooth = beyond @ (beyond.T @ means)
+    rest = float(((means - smooth) ** 2).sum()) / max(design.n_spare - beyond.shape[1], 1)
+    found: dict[str, Array] = {}
+    shared = nan
+    if residuals.any() and freedom > 0:
+        tables = _with_noise(residuals, means, design)
+        found = _conditions(tables, design, conditions)
+        if design.n_spare >= FEWEST_SPARE:
+            patterns, shared = _patterns(tables, design, beyond, seeds_known=seeds_known)
+            found |= patterns
+    uncorrected, corrected = _p_values(found)
     return LackOfFit(
-        curve=curve,
-        neighbours=neighbours,
-        spread=spread,
-        seeds=_f_test(
-            float(n_seeds @ left**2), n_spare, between_seeds, n_repeats if seeds_known else 0
-        ),
-        conditions=_conditions(residuals, jacobian, place, conditions or {}),
-        systematic=float(np.quantile(np.abs(smooth), LARGE_QUANTILE)),
+        **{name: corrected.get(name, nan) for name in ("curve", "neighbours", "spread", "seeds")},
+        conditions={
+            name: corrected[_CONDITION + name]
+            for name in conditions
+            if _CONDITION + name in corrected
+        },
+        uncorrected=uncorrected,
+        systematic=float(np.quantile(np.abs(smooth / np.sqrt(design.n_seeds)), LARGE_QUANTILE)),
+        shared=shared,
         noise=seed_noise if seeds_known else float(np.sqrt(rest)),
-        scale=float(np.sqrt((residuals**2).sum() / freedom)),
+        scale=float(np.sqrt((residuals**2).sum() / max(freedom, 1))),
         seed_noise=seed_noise,
-        n_spare=n_spare,
+        n_spare=design.n_spare,
     )
 
 
-def _patterns(
-    left: Array, tangent: Array, beyond: Array, sizes: Array, groups: NDArray[np.int64]
-) -> tuple[float, float]:
-    """Return the p-values of curve and neighbours; all arguments by configuration."""
+def _with_noise(residuals: Array, means: Array, design: _Design) -> Array:
+    """Return residuals and simulated noise, (1 + N_SIMULATED, n), projected and of equal squares.
+
+    Configurations of one cluster share as large a part of the noise as their means do.
+    """
     generator = np.random.default_rng(0)
-    shared = _shared(left, groups)
-    noise = np.sqrt(1 - shared) * generator.standard_normal((N_SIMULATED, len(left)))
-    noise += np.sqrt(shared) * generator.standard_normal((N_SIMULATED, groups.max() + 1))[:, groups]
-    tables = _with_noise(left, noise, tangent)
-    curve = ((tables @ beyond) ** 2).sum(axis=1)
-    alike = [((tables @ near) * tables).sum(axis=1) for near in _neighbours(sizes)]
-    return (
-        _p_value(curve) if beyond.shape[1] else float("nan"),
-        min([1.0, *(len(alike) * _p_value(s) for s in alike)]),
-    )
-
-
-def _spread(residuals: Array, jacobian: Array, log_sizes: Array) -> float:
-    """Return the p-value of residuals whose size changes along an input; all arguments by run."""
-    tangent = orthonormal(jacobian)
-    left = residuals - tangent @ (tangent.T @ residuals)
-    noise = np.random.default_rng(0).standard_normal((N_SIMULATED, len(left)))
-    size = np.abs(_with_noise(left, noise, tangent))
-    size -= size.mean(axis=1, keepdims=True)
-    size /= np.sqrt((size**2).sum(axis=1, keepdims=True))
-    grows = [size @ c for c in (log_sizes - log_sizes.mean(axis=0)).T if c.any()]
-    return min([1.0, *(len(grows) * _p_value(np.abs(s - s[1:].mean())) for s in grows)])
-
-
-def _with_noise(left: Array, noise: Array, tangent: Array) -> Array:
-    """Return residuals and the same of simulated noise, (1 + N_SIMULATED, n), of equal squares."""
-    tables = np.concatenate([left[None, :], noise - (noise @ tangent) @ tangent.T])
+    shared = _shared(means, design.clusters)
+    own = np.sqrt((1 - shared) * design.n_seeds.mean())
+    noise = own * generator.standard_normal((N_SIMULATED, len(residuals)))
+    if shared > 0:
+        drawn = generator.standard_normal((N_SIMULATED, design.clusters.max() + 1))
+        noise += np.sqrt(shared) * drawn[:, design.clusters[design.place]]
+    tables = _projected(np.concatenate([residuals[None, :], noise]), design.tangent)
     return np.asarray(tables / np.sqrt((tables**2).mean(axis=1, keepdims=True)))
 
 
-def _p_value(statistic: Array) -> float:
-    """Return the share of tables whose statistic is at least that of the first one."""
-    return float((statistic >= statistic[0]).mean())
+def _patterns(
+    tables: Array, design: _Design, beyond: Array, *, seeds_known: bool
+) -> tuple[dict[str, Array], float]:
+    """Return the statistic of each pattern (1 + N_SIMULATED,), and how much neighbours share."""
+    means, within = design.means(tables), design.within(tables)
+    between = (means**2).sum(axis=1)
+    sizes, shared = design.log_sizes[design.first], float("nan")
+    found = {"spread": uneven_noise(tables, design.tangent, design.log_sizes)}
+    if beyond.shape[1]:
+        found["curve"] = ((means @ beyond) ** 2).sum(axis=1) / (between + within)
+    if seeds_known:
+        found["seeds"] = between / within
+    if len(sizes) <= MOST_PAIRED:
+        alike = shared_noise(means, within, design.n_seeds, design.mean_tangent, sizes)
+        found["neighbours"], shared = alike.log_ratio, alike.size
+    return found, shared
+
+
+def _p_values(statistics: Mapping[str, Array]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return p-values of the first table, each by itself and corrected for the number of tests.
+
+    A corrected one is the share of tables in which any test is as odd, each in units of its share
+    of the false alarms.
+    """
+    n_conditions = sum(name.startswith(_CONDITION) for name in statistics)
+    each, scaled = {}, {}
+    for name, statistic in statistics.items():
+        rank = np.searchsorted(np.sort(statistic), statistic, side="left")
+        each[name] = 1 - rank / len(statistic)
+        share = SHARES.get(name) or SHARES["conditions"] / n_conditions
+        scaled[name] = each[name] / share
+    oddest = np.min(list(scaled.values()), axis=0) if scaled else np.ones(1)
+    return (
+        {name: float(p[0]) for name, p in each.items()},
+        {name: float((oddest <= p[0]).mean()) for name, p in scaled.items()},
+    )
+
+
+def _projected(tables: Array, tangent: Array) -> Array:
+    """Return tables (B, n) without what columns (n, p) explain."""
+    return np.asarray(tables - (tables @ tangent) @ tangent.T)
 
 
 def _beyond(sizes: Array, tangent: Array, n_spare: int) -> Array:
@@ -200,31 +297,6 @@ def _beyond(sizes: Array, tangent: Array, n_spare: int) -> Array:
     return found
 
 
-def _neighbours(sizes: Array) -> list[Array]:
-    """Return symmetric weights (n, n) of pairs: near in all inputs, then those along each input.
-
-    Along an input, of a grid, are configurations that follow each other and are equal in the
-    others.
-    """
-    if len(sizes) > MOST_PAIRED:
-        return []
-    scaled = (sizes - sizes.min(axis=0)) / np.maximum(np.ptp(sizes, axis=0), 1e-12)
-    distance = ((scaled[:, None] - scaled[None, :]) ** 2).sum(axis=2)
-    near = np.exp(-distance / (2 * NEAR**2))
-    np.fill_diagonal(near, 0.0)
-    found = [near]
-    for i in range(sizes.shape[1]):
-        others = np.delete(sizes, i, axis=1)
-        order = np.lexsort((sizes[:, i], *others.T[::-1]))
-        a, b = order[:-1], order[1:]
-        same = (others[a] == others[b]).all(axis=1)
-        if same.sum() >= len(sizes) / 3:
-            along = np.zeros_like(near)
-            along[a[same], b[same]] = along[b[same], a[same]] = 1.0
-            found.append(along)
-    return found
-
-
 def _shared(left: Array, groups: NDArray[np.int64]) -> float:
     """Return the share of the variance that configurations of one cluster have in common.
 
@@ -243,36 +315,19 @@ def _shared(left: Array, groups: NDArray[np.int64]) -> float:
 
 
 def _conditions(
-    residuals: Array,
-    jacobian: Array,
-    place: NDArray[np.int64],
-    conditions: Mapping[str, Sequence[Any]],
-) -> dict[str, float]:
-    """Return the p-value of each column that splits the runs into groups."""
-    tangent, n = orthonormal(jacobian), len(residuals)
-    left = residuals - tangent @ (tangent.T @ residuals)
-    found = {}
+    tables: Array, design: _Design, conditions: Mapping[str, Sequence[Any]]
+) -> dict[str, Array]:
+    """Return the statistic (B,) of each column that splits the runs into groups."""
+    n, k = len(design.place), len(design.first)
+    total, found = (tables**2).sum(axis=1), {}
     for name, values in conditions.items():
         group = np.unique(np.asarray([str(v) for v in values]), return_inverse=True)[1].reshape(-1)
-        k = int(group.max()) + 1
+        n_groups = int(group.max()) + 1
         # A name for each run or each size says nothing that the sizes do not say.
-        by_place = len(np.unique(np.stack([group, place]), axis=1).T) == place.max() + 1
-        if k < 2 or k > n / 4 or (by_place and k > (place.max() + 1) / 4):
+        by_place = len(np.unique(np.stack([group, design.place]), axis=1).T) == k
+        if n_groups < 2 or n_groups > n / 4 or (by_place and n_groups > k / 4):
             continue
-        members = np.eye(k)[group]
-        basis = orthonormal(members - tangent @ (tangent.T @ members))
-        explained = float(((basis.T @ left) ** 2).sum())
-        freedom = n - tangent.shape[1] - basis.shape[1]
-        found[name] = _f_test(
-            explained, basis.shape[1], float((left**2).sum()) - explained, freedom
-        )
-    return {name: min(1.0, len(found) * p) for name, p in found.items()}
-
-
-def _f_test(squares: float, freedom: int, rest: float, rest_freedom: int) -> float:
-    """Return the p-value of squares against those that remain; NaN if there is no such test."""
-    from scipy.special import fdtrc  # slow to import
-
-    if freedom < 1 or rest_freedom < 1 or not rest > 0:
-        return float("nan")
-    return float(fdtrc(freedom, rest_freedom, (squares / freedom) / (rest / rest_freedom)))
+        basis = orthonormal(_projected(np.eye(n_groups)[group].T, design.tangent).T)
+        if n - design.tangent.shape[1] - basis.shape[1] >= 1:
+            found[_CONDITION + name] = ((tables @ basis) ** 2).sum(axis=1) / total
+    return found

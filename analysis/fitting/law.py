@@ -9,7 +9,7 @@ An outcome that may be zero or negative (an accuracy) has a law on a linear scal
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, SupportsIndex
@@ -27,6 +27,11 @@ VANISHING = 16.0
 SMALLEST_OUTCOME = 1e-6
 """Share of the largest outcome that stands in for a smaller one where only its logarithm's order of
 magnitude is needed (starts and bounds of a fit in the units of the outcome)."""
+
+_MOST_LOG = 690.0
+"""Logarithm of the largest amplitude and outcome that are computed with."""
+
+_GIVEN = "the bound that was given, not the runs, decides it"
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,26 @@ class Law(ABC):
     allow_singular = False
     """Whether a fit is usable when the runs do not tell its parameters apart: a curve can be well
     determined without them."""
+    bounds: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    """Lowest and highest value of some parameters, given by `within`; equal ones fix it."""
+
+    def within(self, bounds: Mapping[str, tuple[float, float]]) -> "Law":
+        """Return this law with some parameters kept between bounds, in the units of the data.
+
+        Raises:
+            ValueError: If there is no such parameter, or it cannot have such values.
+        """
+        known = {p.name: p for p in self.parameters}
+        for name, (low, high) in bounds.items():
+            if name not in known:
+                names = ", ".join(known)
+                raise ValueError(f"bounds: {self.name} has no parameter {name}; it has {names}")
+            _check_bounds(known[name], low, high)
+        kept = object.__new__(type(self))  # copy.copy gives a registered law back as it is
+        vars(kept).update(vars(self))
+        given = {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
+        kept.bounds = MappingProxyType({**self.bounds, **given})
+        return kept
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle a law of `analysis/laws` by its name."""
@@ -99,7 +124,10 @@ class Law(ABC):
     @property
     def n_free(self) -> int:
         """Parameters that are fitted."""
-        return sum(p.lower < p.upper or p.amplitude for p in self.parameters)
+        fixed = {name for name, (low, high) in self.bounds.items() if low == high}
+        return sum(
+            (p.lower < p.upper or p.amplitude) and p.name not in fixed for p in self.parameters
+        )
 
     @abstractmethod
     def features(self, inputs: Mapping[str, Array]) -> Array:
@@ -194,6 +222,20 @@ class Law(ABC):
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
 
 
+def _check_bounds(parameter: Parameter, low: float, high: float) -> None:
+    """Raise unless low..high are values that a parameter can have."""
+    lowest, highest = parameter.lower, parameter.upper
+    if parameter.amplitude:
+        lowest, highest = 0.0, np.inf
+    elif parameter.log:
+        lowest, highest = np.exp(lowest), np.exp(highest)
+    if not (lowest <= low <= high <= highest) or (parameter.amplitude and high == 0):
+        raise ValueError(
+            f"{parameter.name}: bounds must be ascending and within {lowest:g}..{highest:g}, "
+            f"got {low:g}..{high:g}"
+        )
+
+
 def without_views(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return attributes with dicts in place of read-only views, which cannot be pickled."""
     return {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in state.items()}
@@ -268,11 +310,19 @@ class LawProblem:
         self.weights = np.ones(len(y)) if weights is None else weights
         raw = law.features(inputs)
         self._centre = law.centre(raw)
+        moved = bool(law.bounds) and self._centring_moves(law.bounds)
+        if moved:
+            # A bound of such a parameter would be a bent surface in centred ones.
+            self._centre = np.zeros_like(self._centre)
         self.features = raw - self._centre[:, None]
         self._of_log = objective.residual == "log"
-        if self._of_log:
+        self._offset = objective.offset
+        if self._of_log and not self._offset:
             self.log_y = np.log(y)
             self.y_unit, self.y = 1.0, self.log_y
+        elif self._of_log:
+            self.log_y = np.log(np.maximum(y, 1e-3 * self._offset))
+            self.y_unit, self.y = 1.0, np.log(y + self._offset)
         else:
             self.log_y = np.log(np.maximum(y, max(SMALLEST_OUTCOME * float(y.max()), 1e-300)))
             # Divided, never shifted: an amplitude that must not be negative stays so.
@@ -281,18 +331,44 @@ class LawProblem:
         units = [self.y_unit if p.linear else 1.0 for p in law.parameters]
         self._units: Array = np.asarray(units, dtype=np.float64)
         lower, upper = law.limits(self.features, self.log_y)
+        if moved:
+            upper = np.where([p.amplitude for p in law.parameters], _MOST_LOG, upper)
         self.lower, self.upper = lower / self._units, upper / self._units
+        self._restrict(law.bounds)
+
+    def _centring_moves(self, names: Collection[str]) -> bool:
+        """Return whether a parameter of these depends on where the features are centred."""
+        ones = np.ones((1, len(self.law.parameters)))
+        moves = self.law.uncentre(ones, self._centre)[0] != 1.0
+        return any(m and p.name in names for p, m in zip(self.law.parameters, moves, strict=True))
+
+    def _restrict(self, bounds: Mapping[str, tuple[float, float]]) -> None:
+        """Narrow `lower` and `upper` to bounds in the units of the data."""
+        for i, p in enumerate(self.law.parameters):
+            if p.name in bounds:
+                row = np.ones((2, len(self.lower)))
+                row[:, i] = bounds[p.name]
+                low, high = self.law.internal(row)[:, i] / self._units[i]
+                self.lower[i] = low if low == high else max(self.lower[i], low)
+                self.upper[i] = high if low == high else min(self.upper[i], high)
 
     def values(self, theta: Array) -> Array:
         """Return predictions (B, n), scaled as `y`."""
         if self._of_log:
-            return self.law.log_values(self.features, theta)
+            logs = self.law.log_values(self.features, theta)
+            if not self._offset:
+                return logs
+            return np.log(np.exp(np.minimum(logs, _MOST_LOG)) + self._offset)
         return self.law.values(self.features, theta * self._units) / self.y_unit
 
     def jacobian(self, theta: Array) -> Array:
         """Return derivatives (B, n, p), a view of (B, p, n)."""
         if self._of_log:
-            return self.law.log_jacobian(self.features, theta).transpose(0, 2, 1)
+            slopes = self.law.log_jacobian(self.features, theta)
+            if self._offset:
+                values = np.exp(np.minimum(self.law.log_values(self.features, theta), _MOST_LOG))
+                slopes = slopes * (values / (values + self._offset))[:, None, :]
+            return slopes.transpose(0, 2, 1)
         slopes = self.law.jacobian(self.features, theta * self._units)
         return (slopes * (self._units / self.y_unit)[:, None]).transpose(0, 2, 1)
 
@@ -309,7 +385,9 @@ class LawProblem:
     def unscale(self, theta: Array) -> Array:
         """Return parameters (B, p) in the units of the data; an amplitude at its bound is zero."""
         raw = self.law.uncentred_external(theta * self._units, self._centre)
-        gone = [p.amplitude for p in self.law.parameters] & (theta <= self.lower)
+        given = {name for name, (low, _) in self.law.bounds.items() if low > 0}
+        may_vanish = [p.amplitude and p.name not in given for p in self.law.parameters]
+        gone = may_vanish & (theta <= self.lower)
         return np.where(gone, 0.0, raw)
 
     def scale(self, parameters: Array) -> Array:
@@ -326,11 +404,16 @@ class LawProblem:
         ):
             if low == high:
                 continue
+            given = p.name in self.law.bounds and shown in self.law.bounds[p.name]
             slack = 1e-9 * max(1.0, high - low if np.isfinite(high - low) else 1.0)
             if value <= low + slack:
-                phrases.append(f"{p.name} is at its bound {shown:g}: {p.at_lower}")
+                phrases.append(
+                    f"{p.name} is at its bound {shown:g}: {_GIVEN if given else p.at_lower}"
+                )
             elif value >= high - slack:
-                phrases.append(f"{p.name} is at its bound {shown:g}: {p.at_upper}")
+                phrases.append(
+                    f"{p.name} is at its bound {shown:g}: {_GIVEN if given else p.at_upper}"
+                )
         return phrases
 
     def constant_inputs(self) -> bool:

@@ -30,6 +30,9 @@ class Objective:
     """The same in units of the residuals' own robust scale: 1.4826 x median |r| of the
     absolute-error fit to all runs (Huber 1981: 1.345 loses 5 % efficiency on normal errors).
     Replaces `huber`."""
+    offset: float = 0.0
+    """c of ln(predicted + c) - ln(observed + c), in the units of the outcome: relative errors far
+    above c, plain ones far below. For outcomes near zero."""
 
     def __post_init__(self) -> None:
         if self.residual not in ("log", "value"):
@@ -40,16 +43,30 @@ class Objective:
             )
         if self.huber_scales is not None and not self.huber_scales > 0:
             raise ValueError(f"huber_scales: must be positive, got {self.huber_scales}")
+        if not 0 <= self.offset < float("inf") or (self.offset and self.residual == "value"):
+            raise ValueError(
+                f"offset: must not be negative, and 0 with residual='value', got {self.offset}"
+            )
 
     @property
     def smooth(self) -> bool:
         """Whether it is least squares, on which likelihood theory rests."""
         return self.huber is None and self.huber_scales is None
 
+    def observed(self, predicted: Array, residuals: Array) -> Array:
+        """Return the observations that have these residuals (predicted - observed)."""
+        if self.residual == "value":
+            return predicted - residuals
+        if not self.offset:
+            return predicted * np.exp(-residuals)
+        return (predicted + self.offset) * np.exp(-residuals) - self.offset
+
     @property
     def words(self) -> str:
         """As a table's note says it."""
         of = "log outcome" if self.residual == "log" else "outcome"
+        if self.offset:
+            of = f"log(outcome + {self.offset:g})"
         if self.huber_scales is not None:
             return f"Huber({self.huber_scales:g} residual scales) on {of}, sum"
         if self.huber is None:

@@ -63,14 +63,14 @@ def profile_interval(
     number = _number(fit, problem, parameter)
     value = float(number(best)[0])
     n = len(problem.y)
-    ssr = float(np.sum((problem.values(best)[0] - problem.y) ** 2))
+    ssr = float(np.sum(problem.weights * (problem.values(best)[0] - problem.y) ** 2))
     limit = _chi_square_quantile(level)
     step = _standard_error(problem, best, number, ssr)
 
     def badness(targets: Array) -> tuple[Array, Array]:
         """Return the number reached and n ln(SSR / SSR_min) for each target."""
         theta = _held(problem, best, number, targets)
-        sums = np.sum((problem.values(theta) - problem.y) ** 2, axis=1)
+        sums = np.sum(problem.weights * (problem.values(theta) - problem.y) ** 2, axis=1)
         return number(theta), n * np.log(np.maximum(sums / max(ssr, 1e-300), 1.0))
 
     ends = [_end(badness, value, side * step, limit) for side in (-1.0, 1.0)]
@@ -127,7 +127,7 @@ def _held(
         values,
         jacobian,
         np.append(problem.y, 0.0),
-        np.ones((len(targets), n + 1)),
+        np.tile(np.append(problem.weights, 1.0), (len(targets), 1)),
         np.column_stack([np.tile(best, (len(targets), 1)), targets]),
         lower=np.append(problem.lower, -np.inf),
         upper=np.append(problem.upper, np.inf),
@@ -174,7 +174,7 @@ def _standard_error(
     problem: LawProblem, best: Array, number: Callable[[Array], Array], ssr: float
 ) -> float:
     """Return a first guess of the number's standard error, linearised."""
-    J = problem.jacobian(best)[0]
+    J = problem.jacobian(best)[0] * np.sqrt(problem.weights)[:, None]
     slope = _slope(number, best)[0]
     spare = max(len(problem.y) - J.shape[1], 1)
     covariance = np.linalg.pinv(J.T @ J) * max(ssr, 1e-24) / spare

@@ -210,6 +210,8 @@ class LawFit:
     """Why there is no hold-out error, or what was held out."""
     warnings: Sequence[str] = ()
     """What is odd about the runs (`DataWarning`); also at the end of the sentence."""
+    weights: Array = field(default_factory=lambda: np.empty(0))
+    """(n,) how much each run counted in the objective; empty is one each."""
     outcome: str = "loss"
     """Name of the column that was explained."""
     conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -270,6 +272,12 @@ class LawFit:
         return len(self.y)
 
     @property
+    def standardised(self) -> Array:
+        """Residuals (n,) as large as they would be of runs of weight one."""
+        root = np.sqrt(self.weights) if len(self.weights) else 1.0
+        return np.asarray(self.residuals * root)
+
+    @property
     def x(self) -> Array:
         """The first input (n,): the size of a law of one size."""
         return self.inputs[self.law.inputs[0]]
@@ -301,10 +309,10 @@ class LawFit:
         low, high = confidence_band(curves, self.levels.curve)
         new_low, new_high = prediction_band(
             curves,
-            self.residuals,
+            self.standardised,
             n_free=self.n_free,
             level=self.levels.new_run,
-            relative=self.objective_of.residual == "log",
+            objective=self.objective_of,
         )
         distance = np.ones(len(y))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -323,6 +331,32 @@ class LawFit:
             extrapolated=distance > 1 + 1e-9,
             distance=distance,
         )
+
+    def inverse(
+        self, y: float, *, of: str | None = None, at: Mapping[str, float] | None = None
+    ) -> tuple[float, float, float]:
+        """Return which size has the outcome y, as (size, low, high); inf where none has.
+
+        Args:
+            y: Outcome to reach, in its own units.
+            of: Input that is looked for; None for a law of one input.
+            at: All other inputs.
+
+        Raises:
+            ValueError: If the fit has no numbers, or an input is missing or not the law's.
+
+        Example:
+            >>> from analysis import fit_law
+            >>> runs = {"x": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
+            >>> size, low, high = fit_law("power", runs, n_draws=0).inverse(3.0625)
+            >>> round(size / 1e6)
+            1024
+        """
+        from analysis.fitting.inverse import size_reaching
+
+        if of is None and len(self.law.inputs) > 1:
+            raise ValueError(f"of: say which of {', '.join(self.law.inputs)} is looked for")
+        return size_reaching(self, y, of or self.law.inputs[0], at or {})
 
     def x_reaching(self, y: float, *, y_draws: Array | None = None) -> tuple[float, float, float]:
         """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
@@ -347,7 +381,8 @@ class LawFit:
 
     def problem(self) -> LawProblem:
         """Return the optimiser's view of the runs, for a profile likelihood."""
-        return LawProblem(self.law, self.inputs, self.y, self.objective_of)
+        weights = self.weights if len(self.weights) else None
+        return LawProblem(self.law, self.inputs, self.y, self.objective_of, weights)
 
 
 def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:
@@ -363,7 +398,7 @@ def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:
 
 
 def prediction_band(
-    curves: Array, residuals: Array, *, n_free: int, level: float, relative: bool
+    curves: Array, residuals: Array, *, n_free: int, level: float, objective: Objective
 ) -> tuple[Array, Array]:
     """Return where one new run would lie: resampled curves joined with resampled residuals.
 
@@ -374,7 +409,7 @@ def prediction_band(
         residuals: Of the fit, all runs.
         n_free: Fitted parameters.
         level: Of the interval.
-        relative: Whether residuals are ln(predicted) - ln(observed) instead of the difference.
+        objective: That says what a residual is.
     """
     k, m = curves.shape
     if not k or len(residuals) <= n_free:
@@ -383,9 +418,7 @@ def prediction_band(
     spread = widened(residuals, n_free)
     picked = np.random.default_rng(0).choice(spread, size=(DRAWS_PER_CURVE * k, 1))
     repeated = np.tile(curves, (DRAWS_PER_CURVE, 1))
-    # A residual is predicted - observed: a new observation lies one residual below the curve.
-    new = repeated * np.exp(-picked) if relative else repeated - picked
-    return confidence_band(new, level)
+    return confidence_band(objective.observed(repeated, picked), level)
 
 
 def inputs_of(

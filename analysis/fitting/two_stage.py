@@ -26,7 +26,9 @@ from analysis.fitting.objective import Objective
 from analysis.fitting.result import Band, LawFit, confidence_band
 from analysis.loading.columns import (
     LOSS_ADVICE,
+    HasTable,
     Runs,
+    as_columns,
     column,
     equal_rows,
     in_words,
@@ -123,11 +125,9 @@ class TwoStageFit:
         if not len(losses):
             return losses
         generator = np.random.default_rng(0)
-        # Residuals are predicted - observed, so a new observation is the curve less a residual.
-        relative = self.to_loss.objective_of.residual == "log"
         spread = widened(self.to_loss.residuals, self.to_loss.n_free)
         noise = generator.choice(spread, size=(len(losses), 1))
-        outcomes = self._linked(losses * np.exp(-noise) if relative else losses - noise)
+        outcomes = self._linked(self.to_loss.objective_of.observed(losses, noise))
         own = widened(self.to_outcome.residuals, self.to_outcome.n_free)
         return np.asarray(outcomes - generator.choice(own, size=(len(losses), 1)))
 
@@ -135,7 +135,7 @@ class TwoStageFit:
 def fit_chain(
     law: Law,
     link: Law,
-    runs: Runs,
+    runs: Runs | HasTable,
     *,
     loss: str = "loss",
     outcome: str = "accuracy",
@@ -156,7 +156,7 @@ def fit_chain(
     Args:
         law: Sizes to loss.
         link: Loss to outcome, of `analysis/laws/loss_to_accuracy.py`.
-        runs: Columns, one row per run.
+        runs: Columns, one row per run, or what `analysis.load` returns.
         loss: Column of the loss.
         outcome: Column of the outcome.
         columns: The law's input names to columns, where they differ.
@@ -174,6 +174,7 @@ def fit_chain(
     Raises:
         ValueError: As `fit_law`; rows are those of `runs`, also with masks.
     """
+    runs = as_columns(runs)
     first, second = (_mask(rows, len(column(runs, loss))) for rows in (law_rows, link_rows))
     table = _sizes(law, runs, columns or {}, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
@@ -245,6 +246,7 @@ class _Stage:
             y=plain.y,
             clusters=plain.clusters,
             residuals=fit.residuals[:-1],
+            weights=plain.weights,
             n_configurations=plain.n_configurations,
             degrees_of_freedom=plain.degrees_of_freedom,
         )

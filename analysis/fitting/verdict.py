@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-P_MISFIT = 0.01
-"""p-value of a lack-of-fit test from which on it counts."""
+P_MISFIT = 0.045
+"""p-value of a lack-of-fit test, corrected for the number of tests, from which on it counts."""
 
 LARGE_ERROR = 0.75
 """Systematic error, in standard deviations of the noise, from which on a pattern is a misfit. A
@@ -133,7 +133,8 @@ def _tested(fit: "LawFit") -> LackOfFit | None:
     """Return the tests of the residuals, None if they are rounding."""
     problem = fit.problem()
     theta = problem.scale(fit.best[None, :])
-    residuals = (problem.values(theta)[0] - problem.y) * problem.y_unit
+    root = np.sqrt(problem.weights)  # a run of known larger noise is not odd
+    residuals = (problem.values(theta)[0] - problem.y) * problem.y_unit * root
     spread = float(np.std(problem.y)) * problem.y_unit
     if float(np.sqrt(np.mean(residuals**2))) <= EXACT * spread:
         return None
@@ -147,7 +148,7 @@ def _tested(fit: "LawFit") -> LackOfFit | None:
     sizes = [_log(fit.inputs[name]) for name in fit.law.inputs]
     return lack_of_fit(
         residuals,
-        problem.jacobian(theta)[0][:, free],
+        problem.jacobian(theta)[0][:, free] * root[:, None],
         np.stack(sizes, axis=1),
         clusters=np.asarray(fit.clusters),
         conditions=fit.conditions,
@@ -171,11 +172,12 @@ def _against(fit: "LawFit", found: LackOfFit | None) -> tuple[list[str], list[st
         if found.curve <= P_MISFIT:
             text = f"residuals follow a curve in {inputs} ({error}; p {_p(found.curve)})"
             (large if is_large else small).append(text)
-        elif found.neighbours <= P_MISFIT:
-            large.append(
-                f"runs next to each other err alike (residuals {_amount(fit, found.scale)}; "
-                f"p {_p(found.neighbours)}), so they count for fewer than they are"
+        if found.neighbours <= P_MISFIT and not large:
+            text = (
+                f"neighbouring runs err alike, by {min(found.shared, 10):.1f} times a run's own "
+                f"noise (p {_p(found.neighbours)}), so they count for fewer than they are"
             )
+            (large if found.shared >= LARGE_ERROR else small).append(text)
         if found.seeds <= P_MISFIT:
             text = (
                 f"residuals are {_amount(fit, found.scale)} where seeds differ by "
@@ -254,7 +256,7 @@ def _numbers(fit: "LawFit", found: LackOfFit | None) -> dict[str, float]:
     }
     if found is None:
         return numbers
-    names = ("scale", "seed_noise", "noise", "systematic")
+    names = ("scale", "seed_noise", "noise", "systematic", "shared")
     numbers |= {name: getattr(found, name) for name in names}
     numbers |= {f"p_{n}": getattr(found, n) for n in ("curve", "neighbours", "spread", "seeds")}
     return numbers | {f"p_{name}": p for name, p in found.conditions.items()}

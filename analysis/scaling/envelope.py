@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import percentile_interval, resample_clusters
 from analysis.fitting.result import FitStatus
-from analysis.loading.columns import Runs, column, numbers
+from analysis.loading.columns import HasTable, Runs, as_columns, column, numbers
 from analysis.loading.validation import check_size_units, refuse_bad_units
 
 Array = NDArray[np.float64]
@@ -61,7 +61,7 @@ class Envelope:
 
 
 def fit_envelope(
-    curves: Runs,
+    curves: Runs | HasTable,
     *,
     run: str = "run",
     params: str = "params",
@@ -76,7 +76,7 @@ def fit_envelope(
     """Return the envelope of training curves.
 
     Args:
-        curves: One row per run and checkpoint.
+        curves: One row per run and checkpoint, or what `analysis.load` returns.
         run: Column that says which run a row is of: what is resampled.
         params: Column of the model's size.
         flops: Column of the compute spent so far.
@@ -91,6 +91,7 @@ def fit_envelope(
         ValueError: If a column is missing or holds an impossible value, sizes are of mixed units,
             a run has two sizes, or no run has two checkpoints.
     """
+    curves = as_columns(curves)
     columns = {name: numbers(curves, name) for name in (params, flops, loss)}
     labels = np.asarray([str(r) for r in column(curves, run)])
     size, spent = columns[params], columns[flops]

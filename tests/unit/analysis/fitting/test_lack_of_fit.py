@@ -31,10 +31,11 @@ def test_noise_has_even_p_values():
         for _ in range(100)
     ]
 
-    for test in ("curve", "spread"):
-        p_values = [getattr(one, test) for one in found]
+    for test in ("curve", "spread", "neighbours"):
+        p_values = [one.uncorrected[test] for one in found]
         assert stats.kstest(p_values, "uniform").pvalue > 0.01, test
-    assert 0.02 < np.mean([one.neighbours <= 0.1 for one in found]) < 0.18  # the better of two
+    smallest = [min(one.curve, one.spread, one.neighbours) for one in found]
+    assert stats.kstest(smallest, "uniform").pvalue > 0.01
 
 
 def test_pure_error_is_the_textbook_test():
@@ -47,7 +48,8 @@ def test_pure_error_is_the_textbook_test():
 
     found = check(y, jacobian, sizes)
 
-    assert found.seeds == pytest.approx(stats.f.sf(lack / pure, 6, 16))
+    expected = stats.f.sf(lack / pure, 6, 16)
+    assert found.uncorrected["seeds"] == pytest.approx(expected, abs=0.05)  # 3.5 standard errors
     assert found.seed_noise == pytest.approx(np.sqrt(pure))
 
 
@@ -61,7 +63,9 @@ def test_conditions_are_the_textbook_test():
     found = check(y, jacobian, sizes, conditions={"lr": group.tolist()})
 
     f = ((y**2).sum() - rest) / (rest / 37)
-    assert found.conditions["lr"] == pytest.approx(stats.f.sf(f, 1, 37))
+    expected = stats.f.sf(f, 1, 37)
+    assert found.uncorrected["conditions: lr"] == pytest.approx(expected, abs=0.05)
+    assert found.conditions["lr"] >= found.uncorrected["conditions: lr"]
 
 
 def test_each_fault_is_seen_by_its_test():
@@ -73,10 +77,12 @@ def test_each_fault_is_seen_by_its_test():
     alike = check(projected(noise + 3 * blocks, jacobian), jacobian, sizes)
     growing = check(projected(noise * np.exp(0.3 * x), jacobian), jacobian, sizes)
 
-    assert bent.curve <= 0.002
+    assert bent.curve <= 0.02
     assert bent.systematic > 2.5 > 1.5 > bent.noise
-    assert alike.neighbours <= 0.002
-    assert growing.spread <= 0.002
+    assert alike.neighbours <= 0.005
+    assert alike.shared > 1.5
+    assert growing.spread <= 0.005
+    assert growing.neighbours > 0.1
 
 
 def test_errors_that_a_cluster_shares_are_no_misfit_of_its_law():

@@ -1,0 +1,215 @@
+"""Options of a fit: known errors, fixed and bounded parameters, log(y + c), the inverse.
+
+Oracles: scipy's curve_fit and least_squares, and closed forms.
+"""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from analysis.fitting.fit_file import load_fit
+from analysis.fitting.fit_law import FitControls, fit_law
+from analysis.fitting.objective import SQUARED_ERROR, SQUARES, Objective
+from analysis.fitting.profile_likelihood import profile_interval
+from analysis.fitting.synthetic import make_runs
+from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.power import POWER, PowerLaw
+
+
+def curve(noise=0.02, n=14):
+    """Losses of one size whose errors grow with it."""
+    x = np.geomspace(1e6, 1e9, n)
+    sigma = noise * np.linspace(0.2, 2.0, n)
+    errors = sigma * np.random.default_rng(0).standard_normal(n)
+    return {"x": x, "loss": 1.7 + 400 * x**-0.35 + errors, "sd": sigma}
+
+
+def power(x, E, A, alpha):
+    return E + A * x**-alpha
+
+
+def quick(law, table, **options):
+    return fit_law(law, table, n_draws=0, hold_out=False, **options)
+
+
+def test_sigma_is_that_of_scipy():
+    table = curve()
+    expected, _ = optimize.curve_fit(
+        power, table["x"], table["loss"], p0=(1.7, 400, 0.35), sigma=table["sd"], xtol=1e-14
+    )
+
+    named = quick(PowerLaw(), table, objective=SQUARED_ERROR, sigma="sd")
+    given = quick(PowerLaw(), table, objective=SQUARED_ERROR, sigma=3 * table["sd"])
+
+    np.testing.assert_allclose(list(named.parameters.values()), expected, rtol=1e-5)
+    assert dict(given.parameters) == pytest.approx(dict(named.parameters), rel=1e-9)
+    unweighted = quick(PowerLaw(), table, objective=SQUARED_ERROR)
+    assert abs(unweighted.parameters["alpha"] / expected[2] - 1) > 1e-3
+
+
+def test_noise_that_is_known_to_be_uneven_is_not_held_against_the_law():
+    runs = make_runs(CHINCHILLA, 60, noise=0.0)
+    place = np.log(runs["params"])
+    sigma = 0.001 * 10 ** ((place - place.min()) / np.ptp(place))
+    runs["loss"] = runs["loss"] * np.exp(sigma * np.random.default_rng(1).standard_normal(60))
+    options = {"objective": SQUARES, "n_draws": 50, "hold_out": False}
+
+    blind = fit_law(CHINCHILLA, runs, **options).verdict
+    told = fit_law(CHINCHILLA, runs, sigma=sigma, **options).verdict
+
+    assert blind.numbers["p_spread"] < 0.01
+    assert told.numbers["p_spread"] > 0.05
+
+
+@pytest.mark.parametrize("name", ["E", "A", "beta"])
+def test_a_fixed_parameter_leaves_the_best_of_the_others(name):
+    runs = make_runs(CHINCHILLA, 30, noise=0.003)
+    value = 1.05 * CHINCHILLA.example[name]
+    names = [n for n in CHINCHILLA.parameter_names if n != name]
+
+    def residuals(logs):
+        values = dict(zip(names, np.exp(logs), strict=True)) | {name: value}
+        theta = np.asarray([values[n] for n in CHINCHILLA.parameter_names])
+        return np.log(CHINCHILLA.evaluate(runs, theta) / runs["loss"])
+
+    begin = np.log([CHINCHILLA.example[n] for n in names])
+    expected = optimize.least_squares(residuals, begin, xtol=1e-15, ftol=1e-15, gtol=1e-15)
+
+    fit = quick(CHINCHILLA, runs, objective=SQUARES, fixed={name: value})
+
+    assert fit.parameters[name] == pytest.approx(value, rel=1e-12)
+    assert fit.objective == pytest.approx(expected.cost, rel=1e-6)
+    assert fit.n_free == 4
+    assert fit.degrees_of_freedom == 26
+
+
+def test_fixing_what_was_fitted_changes_nothing():
+    runs = make_runs(CHINCHILLA, 30, noise=0.003)
+    free = quick(CHINCHILLA, runs, objective=SQUARES)
+
+    held = quick(CHINCHILLA, runs, objective=SQUARES, fixed={"A": free.parameters["A"]})
+
+    assert held.objective == pytest.approx(free.objective, rel=1e-7)
+    assert dict(held.parameters) == pytest.approx(dict(free.parameters), rel=1e-3)
+
+
+def test_a_bound_binds_where_the_runs_disagree_and_only_there():
+    runs = make_runs(CHINCHILLA, 30, noise=0.003)
+    free = quick(CHINCHILLA, runs)
+
+    wide = quick(CHINCHILLA, runs, bounds={"E": (0.5, 2.5)})
+    tight = quick(CHINCHILLA, runs, bounds={"E": (0.5, 1.5)})
+
+    assert dict(wide.parameters) == pytest.approx(dict(free.parameters), rel=1e-4)
+    assert tight.parameters["E"] == pytest.approx(1.5)
+    assert tight.status == "hit_bound"
+    assert "the bound that was given" in tight.sentence
+
+
+def test_intervals_keep_to_what_was_given(tmp_path):
+    runs = make_runs(CHINCHILLA, 30, noise=0.01)
+
+    fit = fit_law(
+        "chinchilla", runs, fixed={"alpha": 0.34}, bounds={"beta": (0.3, 0.4)}, n_draws=60
+    )
+
+    assert fit.intervals["alpha"] == pytest.approx((0.34, 0.34))
+    low, high = fit.intervals["beta"]
+    assert 0.3 <= low < high <= 0.4
+    fit.save(tmp_path / "fit.json")
+    for again in (pickle.loads(pickle.dumps(fit)), load_fit(tmp_path / "fit.json")):
+        assert again.law.bounds == fit.law.bounds
+        assert again.n_free == 4
+        assert str(again.verdict) == str(fit.verdict)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fixed": {"gamma": 1.0}}, "no parameter gamma; it has A, B, E, alpha, beta"),
+        ({"bounds": {"alpha": (0.5, 0.2)}}, "alpha: bounds must be ascending"),
+        ({"fixed": {"alpha": 0.3}, "bounds": {"alpha": (0, 1)}}, "alpha has bounds, too"),
+        ({"sigma": [0.1]}, "sigma: 1 values for 20 runs"),
+        ({"sigma": np.zeros(20)}, "sigma, row 0: must be positive"),
+        (
+            {"sigma": np.ones(20), "controls": FitControls(weights=np.ones(20))},
+            "controls.weights are given, too",
+        ),
+    ],
+)
+def test_mistakes_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        quick(CHINCHILLA, make_runs(CHINCHILLA, 20, noise=0.01), **options)
+
+
+def test_log_of_y_plus_c_is_the_minimum_of_its_own_sum():
+    x = np.geomspace(1e6, 1e9, 12)
+    errors = 0.02 * np.random.default_rng(2).standard_normal(12)
+    y = (np.exp(np.log(400 * x**-0.35 + 0.1) + errors) - 0.1).clip(0)
+    y[-1] = 0.0  # a logarithm of the outcome itself would refuse it
+
+    def residuals(theta):
+        return np.log(theta[0] + np.exp(theta[1]) * x ** -theta[2] + 0.1) - np.log(y + 0.1)
+
+    expected = optimize.least_squares(
+        residuals, (0.01, 6, 0.35), bounds=((0, 0, 0), np.inf), x_scale=(0.01, 1, 0.1), xtol=1e-15
+    )
+    table = {"x": x, "error": y}
+
+    fit = quick(POWER, table, outcome="error", objective=Objective(huber=None, offset=0.1))
+
+    assert fit.objective <= expected.cost * (1 + 1e-6)
+    at = fit.predict(x).y
+    np.testing.assert_allclose(fit.residuals, np.log(at + 0.1) - np.log(y + 0.1), atol=1e-12)
+
+
+def test_the_inverse_finds_the_size_with_its_interval():
+    runs = make_runs(CHINCHILLA, 40, noise=0.003)
+    fit = fit_law("chinchilla", runs, n_draws=100, hold_out=False)
+    p, tokens = fit.parameters, 1e11
+    target = 2.4
+
+    size, low, high = fit.inverse(target, of="params", at={"tokens": tokens})
+
+    closed = (p["A"] / (target - p["E"] - p["B"] / tokens ** p["beta"])) ** (1 / p["alpha"])
+    assert size == pytest.approx(closed, rel=1e-9)
+    assert low < size < high
+    band = fit.predict({"params": np.asarray([low, high]), "tokens": np.full(2, tokens)})
+    # The end of the size's interval is where the curve's band ends at the target.
+    assert band.low[0] < target < band.high[0] * 1.002
+    assert band.high[1] == pytest.approx(target, rel=2e-3)
+
+
+def test_a_loss_below_the_floor_has_no_size():
+    fit = fit_law("chinchilla", make_runs(CHINCHILLA, 40, noise=0.003), n_draws=0)
+
+    size, low, high = fit.inverse(1.0, of="params", at={"tokens": 1e11})
+
+    assert size == np.inf
+    assert np.isnan([low, high]).all()
+    with pytest.raises(ValueError, match="of: say which of params, tokens"):
+        fit.inverse(2.4)
+    with pytest.raises(ValueError, match="at: must give tokens, got nothing"):
+        fit.inverse(2.4, of="params")
+
+
+def test_a_profile_knows_the_weights():
+    table = curve()
+    weighted = quick(POWER, table, objective=SQUARES, sigma=table["sd"] / table["loss"])
+    repeated = {k: np.repeat(v, 2) for k, v in table.items()}
+    halves = quick(
+        POWER,
+        repeated,
+        objective=SQUARES,
+        sigma=repeated["sd"] / repeated["loss"],
+        clusters=np.repeat(np.arange(14), 2),
+        accept={"duplicates"},
+    )
+
+    one, two = (profile_interval(fit, "alpha") for fit in (weighted, halves))
+
+    assert two.value == pytest.approx(one.value, rel=1e-4)
+    # Twice the runs: the interval is narrower by the root of two, but for its curvature.
+    assert (two.high - two.low) / (one.high - one.low) == pytest.approx(2**-0.5, rel=0.1)
