@@ -84,7 +84,8 @@ def impossible(demand: Demand, nodes: Sequence[Node]) -> str:
     if demand.units and largest.gpus and memory and demand.gpu_memory_bytes > memory:
         return (
             f"needs {demand.gpu_memory_bytes / 2**30:.3g} GiB of GPU memory; the largest node's "
-            f"GPUs have {memory / 2**30:.3g} GiB: lower resources.micro_batch_tokens, or add a node"
+            f"GPUs have {memory / 2**30:.3g} GiB: unset resources.micro_batch_tokens, raise ranks, "
+            "or add a node"
         )
     where = "on one node" if demand.gang_size == 1 else "on one node or on whole nodes alike"
     return (

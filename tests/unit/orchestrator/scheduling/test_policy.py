@@ -109,7 +109,7 @@ def test_memory_that_no_gpu_has_is_said():
     )
 
     assert decided.waits["t"] == (
-        "needs 55.9 GiB of GPU memory; the largest node's GPUs have 37.3 GiB: lower resources.micro_batch_tokens, or add a node"
+        "needs 55.9 GiB of GPU memory; the largest node's GPUs have 37.3 GiB: unset resources.micro_batch_tokens, raise ranks, or add a node"
     )
 
 
