@@ -21,7 +21,7 @@ settings.register_profile(
     "repeatable",
     derandomize=True,
     deadline=None,
-    max_examples=40,
+    max_examples=24,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(

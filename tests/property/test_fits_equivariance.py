@@ -13,7 +13,8 @@ from analysis.laws.power import PowerLaw
 from analysis.laws.saturating import Saturating
 from analysis.loading.validation import ALL_KINDS
 
-FEW = settings(max_examples=10, deadline=None)
+FEW = settings(max_examples=max(5, settings.default.max_examples // 16), deadline=None)
+"""An example is two fits, most of a tenth of a second; new seeds draw more of them."""
 SIZES = np.geomspace(1e5, 1e8, 6)
 X = np.repeat(SIZES, 2)
 

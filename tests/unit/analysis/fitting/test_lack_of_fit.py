@@ -2,9 +2,15 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from analysis.fitting.lack_of_fit import lack_of_fit
+
+
+@pytest.fixture(scope="module")
+def stats():
+    from scipy import stats  # takes a second, which processes without these tests are spared
+
+    return stats
 
 
 def line(n=40):
@@ -22,7 +28,7 @@ def projected(errors, jacobian):
     return errors - jacobian @ np.linalg.lstsq(jacobian, errors, rcond=None)[0]
 
 
-def test_noise_has_even_p_values():
+def test_noise_has_even_p_values(stats):
     jacobian, sizes = line(20)
     generator = np.random.default_rng(0)
 
@@ -38,7 +44,7 @@ def test_noise_has_even_p_values():
     assert stats.kstest(smallest, "uniform").pvalue > 0.01
 
 
-def test_pure_error_is_the_textbook_test():
+def test_pure_error_is_the_textbook_test(stats):
     jacobian, sizes = line(8)
     jacobian, sizes = np.repeat(jacobian, 3, axis=0), np.repeat(sizes, 3, axis=0)
     y = projected(np.random.default_rng(1).standard_normal(24), jacobian)
@@ -53,7 +59,7 @@ def test_pure_error_is_the_textbook_test():
     assert found.seed_noise == pytest.approx(np.sqrt(pure))
 
 
-def test_conditions_are_the_textbook_test():
+def test_conditions_are_the_textbook_test(stats):
     jacobian, sizes = line(40)
     y = projected(np.random.default_rng(2).standard_normal(40), jacobian)
     group = np.random.default_rng(3).integers(2, size=40)

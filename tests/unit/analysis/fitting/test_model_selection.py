@@ -66,7 +66,7 @@ def test_intervals_hold_the_choice_of_the_law():
     runs = make_runs(CHINCHILLA, 30, noise=0.02)
     far = {"params": 1e12, "tokens": 1e13}
 
-    choice = choose_law(runs, ["chinchilla", CHINCHILLA_TIED], n_draws=20)
+    choice = choose_law(runs, ["chinchilla", CHINCHILLA_TIED], n_draws=8)
 
     assert len(choice.fits) > 1
     at = choice.predict(far)

@@ -19,8 +19,8 @@ def runs(loss_noise=0.01, outcome_noise=0.01, n=60, seed=0):
     return table | {"accuracy": np.clip(clean + noise, 0.01, 1)}
 
 
-def chain(table, **options):
-    return fit_chain(CHINCHILLA, Sigmoid(chance=0.25), table, n_draws=300, **options)
+def chain(table, n_draws=0, **options):
+    return fit_chain(CHINCHILLA, Sigmoid(chance=0.25), table, n_draws=n_draws, **options)
 
 
 def test_without_noise_the_target_is_met():
@@ -33,9 +33,9 @@ def test_without_noise_the_target_is_met():
 
 
 def test_the_interval_holds_both_steps():
-    both = chain(runs()).predict(TARGET)
-    link_only = chain(runs(loss_noise=1e-6)).predict(TARGET)
-    law_only = chain(runs(outcome_noise=1e-6)).predict(TARGET)
+    both = chain(runs(), 100).predict(TARGET)
+    link_only = chain(runs(loss_noise=1e-6), 100).predict(TARGET)
+    law_only = chain(runs(outcome_noise=1e-6), 100).predict(TARGET)
 
     def width(at):
         return float(at.high[0] - at.low[0])
@@ -49,12 +49,12 @@ def test_the_interval_holds_both_steps():
 
 def test_both_steps_see_the_same_resamples():
     """Runs whose loss and outcome err together: resampled apart, the target's interval would be another."""
-    fitted = chain(runs(), seed=3)
-    again = chain(runs(), seed=3)
+    fitted = chain(runs(), 30, seed=3)
+    again = chain(runs(), 30, seed=3)
 
     np.testing.assert_array_equal(fitted.to_loss.draws, again.to_loss.draws)
     np.testing.assert_array_equal(fitted.to_outcome.draws, again.to_outcome.draws)
-    assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 300
+    assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 30
 
 
 @pytest.mark.parametrize("residual", ["log", "value"])

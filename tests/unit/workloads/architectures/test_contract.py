@@ -222,18 +222,18 @@ def test_later_tokens_leave_earlier_logits_unchanged(config, training):
         assert not torch.allclose(after[:, position], before[:, position], atol=1e-3)
 
 
-@pytest.mark.parametrize("pieces", [[1] * 11, [4, 1, 1, 5], [10, 1]], ids=str)
-def test_decoding_with_a_cache_equals_the_full_pass(config, pieces):
+def test_decoding_with_a_cache_equals_the_full_pass(config):
     model = _model(config).eval()
     tokens = _tokens(0, seq=11)
-    whole = model(tokens)
-    cache = Cache(3, 11)
-
     with torch.no_grad():
-        parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
+        whole = model(tokens)
+        for pieces in ([1] * 11, [4, 1, 1, 5], [10, 1]):
+            cache = Cache(3, 11)
 
-    assert cache.lengths.tolist() == [11] * 3
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+            parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
+
+            assert cache.lengths.tolist() == [11] * 3
+            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_greedy_decoding_adds_what_the_full_passes_say(config):
@@ -278,14 +278,11 @@ def test_starts_near_an_even_guess(config):
     )
 
 
-def test_twenty_steps_on_one_batch_lower_the_loss(config):
+def test_twenty_steps_on_one_batch_lower_the_loss_the_same_way_bit_for_bit(config):
     losses = _train(config, 20)
 
     assert losses[-1] < 0.8 * losses[0]
-
-
-def test_the_same_seed_gives_the_same_losses_bit_for_bit(config):
-    assert _train(config, 5) == _train(config, 5)
+    assert _train(config, 5) == losses[:5]
 
 
 def test_a_run_that_is_saved_and_resumed_is_the_undisturbed_one_bit_for_bit(config, tmp_path):

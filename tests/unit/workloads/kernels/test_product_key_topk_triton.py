@@ -75,8 +75,8 @@ def test_same_slots_in_the_same_order_with_many_ties(case, dtypes):
     _assert_equal(query.to(dtypes[0]), sub_keys.to(dtypes[1]), knn)
 
 
-@pytest.mark.parametrize(("side", "tokens"), [(0, 33), (1, 2)], ids=["left", "right"])
-def test_different_scores_whose_sums_round_to_one_number(side, tokens):
+@pytest.mark.parametrize("side", [0, 1], ids=["left", "right"])
+def test_different_scores_whose_sums_round_to_one_number(side):
     """Their ids decide, in no order of ranks.
 
     1 + i 2**-16 beside 256 and more, where numbers are 2**-15 apart.
@@ -86,7 +86,7 @@ def test_different_scores_whose_sums_round_to_one_number(side, tokens):
     large = 256.0 + torch.randperm(40, generator=generator)
     halves = [close, large] if side == 0 else [large, close]
     sub_keys = torch.stack(halves)[:, None, :, None]
-    query = torch.ones(tokens, 1, 2)
+    query = torch.ones(2, 1, 2)
     scores, _ = reference.product_key_topk(query[:1], sub_keys, 20)
     assert (scores[..., 1:] == scores[..., :-1]).any()
 
@@ -112,21 +112,18 @@ def test_more_keys_than_one_warp_holds():
 
 
 def test_more_keys_in_the_first_pass_than_in_the_second():
-    _assert_equal(*_integers(3, 2, 200, 20, 5), 9, tile=SMALL._replace(first_keys=64))
+    _assert_equal(*_integers(3, 1, 200, 20, 5), 9, tile=SMALL._replace(first_keys=64))
 
 
-def test_a_tile_may_have_half_as_many_groups():
+def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
+    """By a tile with half as many groups, or by the most that registers hold."""
     tile = SMALL._replace(groups=2)
     assert kernels._grouping(13, tile, 16) == (8, 4, 32)
 
     _assert_equal(*_integers(3, 1, 200, 4, 2), 9, tile=tile)
 
-
-def test_more_tiles_than_have_groups_of_their_own(monkeypatch):
     monkeypatch.setattr(kernels, "MAX_GROUPS", 32)
     assert kernels._grouping(13, SMALL, 16) == (8, 4, 32)
-
-    _assert_equal(*_integers(3, 1, 200, 4, 2), 9)
 
 
 def test_groups_of_several_tiles_keep_hardly_more_than_is_wanted(monkeypatch):
@@ -192,8 +189,10 @@ def test_a_row_of_scores_needs_no_more_room_than_there_are_keys(n_keys):
 
 
 def test_tokens_beyond_a_block_and_a_chunk():
-    query, sub_keys = _integers(18, 1, 24, 4, 5)
+    query, sub_keys = _integers(33, 1, 24, 4, 5)
+    assert kernels._even_chunk(33, 0, kernels.WARP) == 32
 
+    _assert_equal(query, sub_keys, 3)
     _assert_equal(query, sub_keys, 3, chunk_bytes=1)
 
 
