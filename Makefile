@@ -14,14 +14,18 @@ ONLY   ?=
 # Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
 SEED   := $(or $(SEED),$(shell date +%s))
 # Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make.
-# Integration tests come after the others, and twice as many at once, because they mostly wait; each has folders,
+# Integration tests run beside the others, in half as many processes again, because they mostly wait; each has folders,
 # ports and processes of its own.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-TWICE  := -n $(shell expr 2 \* $(WORKERS))
-# Only files that hold some are read for them: reading all takes as long as a test.
+PYTEST := $(BIN)/python -m pytest --dist loadfile
+UNIT_WORKERS := -n $(WORKERS)
+INTEGRATION_WORKERS := -n $(shell expr \( 3 \* $(WORKERS) + 1 \) / 2)
+# Only files that may hold some are read for them: reading all takes as long as a test. All tests of these two folders
+# bear the mark of their folder (tests/unit/test_marks.py).
+UNIT = $(if $(TEST_ARGS),,--ignore=tests/integration --ignore=tests/gpu)
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
+QUICK := not long and not slow and not gpu
 # TEST_ARGS may name tests of one kind only; then pytest finds none (exit status 5) of the other.
 NONE_FITS := $(if $(TEST_ARGS),|| [ $$? -eq 5 ])
 STAMP  := $(VENV)/.installed
@@ -31,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test test-long test-all test-gpu test-chaos test-mutants check format figures docs wheel wheelhouse clean
+.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-mutants check format figures docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,17 +52,24 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
 test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about five minutes)
-	$(PYTEST) -m "not integration and not long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(PYTEST) $(TWICE) -m "integration and not long and not slow and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="$(QUICK)"
+
+# Both to their end, also where one fails. What integration tests print waits for theirs, so that it stays together.
+.test-unit:
+	$(PYTEST) $(UNIT_WORKERS) -m "not integration and $(KINDS)" $(UNIT) $(TEST_ARGS) $(NONE_FITS)
+
+.test-integration:
+	@printed=$$(mktemp); trap "rm -f $$printed" EXIT; \
+	{ $(PYTEST) $(INTEGRATION_WORKERS) -m "integration and $(KINDS)" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS); } > $$printed 2>&1; \
+	status=$$?; printf '\nintegration tests:\n'; cat $$printed; exit $$status
 
 test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
-	$(PYTEST) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	$(PYTEST) $(UNIT_WORKERS) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
 	@echo "property tests with new examples; to draw them again: make test-long SEED=$(SEED)"
-	HYPOTHESIS_PROFILE=explore $(PYTEST) --hypothesis-seed=$(SEED) -m "hypothesis and not long and not slow and not gpu" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
+	HYPOTHESIS_PROFILE=explore $(PYTEST) $(UNIT_WORKERS) --hypothesis-seed=$(SEED) -m "hypothesis and $(QUICK)" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
-	$(PYTEST) -m "not integration and not gpu" $(TEST_ARGS) $(NONE_FITS)
-	$(PYTEST) $(TWICE) -m "integration and not gpu" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS)
+	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="not gpu"
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
