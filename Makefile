@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-mutants check format figures docs wheel wheelhouse clean
+.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-faults test-mutants check format figures docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ test-gpu: $(STAMP)  ## Tests that need CUDA
 test-chaos: $(STAMP)  ## Kill everything at random times in a sweep on four Ray nodes: ten seeds (SEEDS=0-9), then four hosts; half an hour and more
 	$(BIN)/python tests/chaos/chaos.py --seeds $(SEEDS)
 	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]  # 2: network namespaces are not allowed here
+
+test-faults: $(STAMP)  ## Faults of the system: kills at writes, clocks that are set, full and failing disks, other users, namespaces, damaged databases (five minutes)
+	$(PYTEST) -m "faults and not gpu" $(TEST_ARGS)
 
 test-mutants: $(STAMP)  ## Put each fault of tests/mutants/mutants.toml into a copy: which test falls? (ONLY=train: those; half an hour)
 	$(BIN)/python tests/mutants/mutants.py --workers $(WORKERS) --only "$(ONLY)"

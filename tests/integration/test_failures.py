@@ -194,6 +194,7 @@ def test_time_limit_checkpoints_first(failed):
     assert reason.startswith("reached its time limit; it checkpointed first (retry 1 of 4")
 
 
+@pytest.mark.faults
 def test_storage_that_fails_is_named_and_costs_an_attempt(failed):
     outcome, reason, log = failed.first("storage")
     trial = failed.trials["storage"]
@@ -262,6 +263,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.faults
 def test_full_disk_pauses_the_sweep_and_costs_nothing_but_time(small_disk, make_spec):
     sweep = Sweep(small_disk / "full", make_spec)
     sweep.add("disk_full", logging=Logging(every_steps=1, checkpoint_every_s=0.0))

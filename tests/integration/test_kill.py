@@ -14,7 +14,7 @@ import pytest
 from orchestrator.records import logs
 from orchestrator.records.trial_dir import TrialDir
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
 FAULTS = str(Path(__file__).parents[1] / "chaos" / "faults")
 """Folder of the sitecustomize.py that lets storage fail."""

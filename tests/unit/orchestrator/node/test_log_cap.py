@@ -6,6 +6,8 @@ import pytest
 
 from orchestrator.node import log_cap
 
+pytestmark = pytest.mark.faults
+
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):

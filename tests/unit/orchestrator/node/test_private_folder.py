@@ -15,6 +15,7 @@ from orchestrator.node import private_folder
 from orchestrator.records.errors import ExperimentError
 
 NOBODY = 65534
+pytestmark = pytest.mark.faults
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 ATTACK = """
 import os, sys

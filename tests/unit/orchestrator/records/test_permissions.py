@@ -15,6 +15,8 @@ from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit import submission  # noqa: F401 -- imported before the user changes
 
+pytestmark = pytest.mark.faults
+
 NOBODY = 65534
 SPEC = TrialSpec(
     sweep="s",

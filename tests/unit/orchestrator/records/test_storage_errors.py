@@ -8,6 +8,8 @@ import torch
 
 from orchestrator.records import storage_errors
 
+pytestmark = pytest.mark.faults
+
 
 def full():
     with Path("/dev/full").open("wb", buffering=0) as file:

@@ -7,6 +7,8 @@ import pytest
 
 from orchestrator.tracking import half_made_database
 
+pytestmark = pytest.mark.faults
+
 
 @pytest.fixture
 def file(tmp_path):
