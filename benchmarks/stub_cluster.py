@@ -15,7 +15,7 @@ from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.scheduling.demand import Node
 
 
-def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
+def add_trials(sweep: SweepDir, n: int, *, steps: int = 1, durable: bool = True) -> list[str]:
     """Write `n` specs of one core each that differ in their seed; return their ids."""
     ids = []
     for seed in range(n):
@@ -27,7 +27,7 @@ def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
             seed=seed,
             resources=Resources(gpus=0),
         )
-        sweep.trial(spec.trial_id).create(spec)
+        sweep.trial(spec.trial_id).create(spec, durable=durable)
         ids.append(spec.trial_id)
     return ids
 
