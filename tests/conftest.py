@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -82,6 +83,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         pytest.ExitCode.NO_TESTS_COLLECTED,
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def stats() -> ModuleType:
+    """scipy.stats; importing it takes a second, which test processes that do not ask are spared."""
+    import scipy.stats
+
+    return scipy.stats
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind
 
 from analysis.fitting.bootstrap import (
     contrast_of_means,
@@ -111,12 +110,12 @@ def test_a_condition_that_nothing_meets_is_an_error():
     first=st.lists(st.floats(-5, 5), min_size=2, max_size=5),
     second=st.lists(st.floats(-5, 5), min_size=2, max_size=5),
 )
-def test_a_contrast_of_two_means_is_welchs_test(first, second):
+def test_a_contrast_of_two_means_is_welchs_test(stats, first, second):
     assume(np.var(first) > 1e-3 and np.var(second) > 1e-3)
 
     found = contrast_of_means([(1.0, first), (-1.0, second)])
 
-    oracle = ttest_ind(first, second, equal_var=False)
+    oracle = stats.ttest_ind(first, second, equal_var=False)
     interval = oracle.confidence_interval(0.95)
     assert found.p == pytest.approx(oracle.pvalue, rel=1e-9)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-9)

@@ -6,13 +6,6 @@ import pytest
 from analysis.fitting.lack_of_fit import lack_of_fit
 
 
-@pytest.fixture(scope="module")
-def stats():
-    from scipy import stats  # takes a second, which processes without these tests are spared
-
-    return stats
-
-
 def line(n=40):
     """A design of one size, and a straight line's Jacobian."""
     x = np.linspace(0.0, 10.0, n)

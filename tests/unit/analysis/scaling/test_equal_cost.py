@@ -3,7 +3,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ttest_ind
 
 from analysis.scaling.equal_cost import equal_cost, interpolation_weights
 
@@ -27,13 +26,13 @@ def two(*, shift=0.0, offset=1.0, seeds=3, noise=0.01, sizes=6):
     return table_of(rows)
 
 
-def test_at_exactly_equal_flops_one_size_is_welchs_test():
+def test_at_exactly_equal_flops_one_size_is_welchs_test(stats):
     table = two(shift=0.02, sizes=1)
 
     (found,) = equal_cost(table, reference="dense").differences
 
     sides = [table.loc[table["architecture"] == name, "loss"] for name in ("memory", "dense")]
-    oracle = ttest_ind(*sides, equal_var=False)
+    oracle = stats.ttest_ind(*sides, equal_var=False)
     assert found.largest.value == pytest.approx(sides[0].mean() - sides[1].mean())
     assert found.mean.p == pytest.approx(oracle.pvalue) == found.p_holm
     assert not found.interpolated

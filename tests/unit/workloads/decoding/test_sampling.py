@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from workloads.decoding.sampling import Sampling, choose, uniform_numbers
 
@@ -19,7 +18,7 @@ def _counts(sampling, draws=20_000):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_draws_have_the_probabilities_of_the_softmax(temperature):
+def test_draws_have_the_probabilities_of_the_softmax(stats, temperature):
     expected = 20_000 * (LOGITS.double() / temperature).softmax(-1).numpy()
 
     assert stats.chisquare(_counts(Sampling(temperature=temperature)), expected).pvalue > 1e-3
@@ -39,7 +38,7 @@ def test_draws_have_the_probabilities_of_the_softmax(temperature):
     ],
     ids=str,
 )
-def test_limits_leave_the_most_probable_in_proportion(limits, kept):
+def test_limits_leave_the_most_probable_in_proportion(stats, limits, kept):
     counts = _counts(Sampling(temperature=1.0, **limits))
     probabilities = LOGITS.double().softmax(-1).numpy()[kept]
 
