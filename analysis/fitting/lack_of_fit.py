@@ -124,18 +124,20 @@ class _Design:
 
     def means(self, tables: Array) -> Array:
         """Return (B, k) means of residuals (B, n) over seeds, of equal variance, projected."""
-        of = np.zeros((len(self.place), len(self.first)))
-        of[np.arange(len(of)), self.place] = 1 / np.sqrt(self.n_seeds[self.place])
-        return _projected(tables @ of, self.mean_tangent)
+        return _projected(self._sums(tables) / np.sqrt(self.n_seeds), self.mean_tangent)
 
     def within(self, tables: Array) -> Array:
         """Return (B,) sums of squares between the seeds of configurations."""
         if not self.n_repeats:
             return np.zeros(len(tables))
-        of = np.zeros((len(self.place), len(self.first)))
-        of[np.arange(len(of)), self.place] = 1.0
-        mean = (tables @ of) / self.n_seeds
+        mean = self._sums(tables) / self.n_seeds
         return np.asarray(((tables - mean[:, self.place]) ** 2).sum(axis=1))
+
+    def _sums(self, tables: Array) -> Array:
+        """Return (B, k) sums over seeds; a matrix that sums would be n x k."""
+        order = np.argsort(self.place, kind="stable")
+        begins = np.cumsum(self.n_seeds) - self.n_seeds
+        return np.asarray(np.add.reduceat(tables[:, order], begins, axis=1))
 
 
 def lack_of_fit(

@@ -27,7 +27,7 @@ def test_noise_has_even_p_values(stats):
 
     found = [
         check(projected(generator.standard_normal(20), jacobian), jacobian, sizes)
-        for _ in range(100)
+        for _ in range(60)
     ]
 
     for test in ("curve", "spread", "neighbours"):

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit
@@ -30,6 +32,16 @@ def test_without_noise_the_target_is_met():
     np.testing.assert_allclose(at.loss, loss, rtol=1e-6)
     np.testing.assert_allclose(at.y, Sigmoid(chance=0.25).evaluate({"loss": loss}, LINK), rtol=1e-6)
     assert at.extrapolated.tolist() == [True]
+
+
+def test_it_takes_what_load_returns():
+    """An object with a table, as well as the table."""
+    loaded = SimpleNamespace(table=runs())
+
+    found = fit_chain(CHINCHILLA, Sigmoid(chance=0.25), loaded, n_draws=0)
+
+    plain = fit_chain(CHINCHILLA, Sigmoid(chance=0.25), runs(), n_draws=0)
+    assert dict(found.to_outcome.parameters) == dict(plain.to_outcome.parameters)
 
 
 def test_the_interval_holds_both_steps():

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,14 @@ def test_the_smallest_and_largest_models_are_left_out():
     assert found.at_edge[0]
     assert found.at_edge[-1]
     assert "won by the smallest or largest model" in found.sentence
+
+
+def test_it_takes_what_load_returns():
+    table = curves(np.geomspace(1e8, 1e9, 8))
+
+    found = fit_envelope(SimpleNamespace(table=table), n_draws=0)
+
+    assert found.exponent == fit_envelope(table, n_draws=0).exponent
 
 
 def test_too_few_winners_give_no_exponent():
