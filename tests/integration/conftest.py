@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
 import signal
@@ -192,14 +193,27 @@ def make_spec() -> Callable[..., TrialSpec]:
 
 
 @pytest.fixture(scope="session")
-def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
-    """Give a runs folder the empty SQLite store that the first submission makes: its tables take seconds, once."""
-    first = tmp_path_factory.mktemp("tables")
-    TrackingClient(default_tracking_uri(first)).open()
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite store with its tables, which take seconds to make: once for all test processes."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    store = shared / "empty.db"
+    with (shared / "empty.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not store.exists():
+            folder = tmp_path_factory.mktemp("tables")
+            TrackingClient(default_tracking_uri(folder)).open()
+            (folder / "mlflow.db").rename(store)
+    return store
+
+
+@pytest.fixture(scope="session")
+def make_store(empty_store: Path) -> Callable[[Path], None]:
+    """Give a runs folder the empty SQLite store that the first submission makes."""
 
     def make(runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
-        shutil.copy(first / "mlflow.db", runs)
+        shutil.copy(empty_store, runs / "mlflow.db")
 
     return make
 

@@ -8,7 +8,9 @@ import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import app
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
@@ -99,36 +101,50 @@ class Place:
             time.sleep(0.05)
 
 
-def test_the_whole_path_and_submitting_again(place):
+@pytest.fixture
+def call(place, monkeypatch):
+    """Return a function that runs a command here: each process of its own imports everything again."""
+    for name in os.environ.keys() - place.environment.keys():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(place.folder)
+
+    def run(*words):
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
+def test_the_whole_path_and_submitting_again(place, call):
     place.write()
 
     first = place.run("submit", "tiny.yaml", "--launcher", "process")
 
     assert "2 trials, 2 to train" in first
     assert {t.state() for t in place.sweep.trials()} == {TrialState.DONE}
-    assert "2 done" in place.run("status", "tiny")
-    assert "attempt 1: first attempt" in place.run("logs", "dense")
-    assert "report.html" in place.run("report", "tiny")
+    assert "2 done" in call("status", "tiny")
+    assert "attempt 1: first attempt" in call("logs", "dense")
+    assert "report.html" in call("report", "tiny")
     page = (place.folder / "runs/tiny/report/report.html").read_text(encoding="utf-8")
     assert "memory_plus" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
     before = place.losses()
-    assert "2 trials, 0 to train" in place.run("submit", "tiny.yaml", "--launcher", "process")
     place.write(failure=3)
-    assert "Nothing to train" in place.run("plan", "tiny.yaml")
+    assert "Nothing to train" in call("plan", "tiny.yaml")
     place.write(seeds="[0, 1]")
-    plan = place.run("plan", "tiny.yaml")
-    assert "2 new: seed 0 → 1" in plan
+    assert "2 new: seed 0 → 1" in call("plan", "tiny.yaml")
     assert "4 trials, 2 to train" in place.run("submit", "tiny.yaml", "--launcher", "process")
     after = place.losses()
     assert {k: after[k] for k in before} == before
     assert len(after) == 4
 
-    fitted = place.run("fit", "tiny")
+    fitted = call("fit", "tiny")
     assert "Fitted curves" in fitted
     tracker = f"sqlite:///{place.folder}/runs/mlflow.db"
-    assert place.run("fit", "tiny", "--tracking-uri", tracker) == fitted
+    assert call("fit", "tiny", "--tracking-uri", tracker) == fitted
 
 
 def test_plan_as_json_holds_every_number(place):
@@ -214,8 +230,8 @@ def test_what_does_not_exist_is_said_with_what_does(place, make_store):
     make_store(place.sweep.path.parent)
     place.run("submit", "tiny.yaml", "--launcher", "debug")
 
-    assert "there are: tiny" in place.run("status", "other", code=1)
-    assert "not found" in place.run("logs", "nothing", code=1)
+    assert "there are: tiny" in place.run("status", "other", code=2)
+    assert "not found" in place.run("logs", "nothing", code=2)
     assert "trials begin so" not in place.run("logs", "dense")
     assert "bundled" in place.run("plan", "absent.yaml", code=2)
 
