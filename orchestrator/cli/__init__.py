@@ -6,7 +6,9 @@ import sys
 from orchestrator.cli.app import app
 
 # isort: off
-from orchestrator.cli import init, plan, submit, jobs, analyse, evaluate, export, ui, doctor, data  # noqa: F401 -- as in --help
+from orchestrator.cli import (  # noqa: F401 -- as in --help
+    init, plan, submit, jobs, analyse, evaluate, generate, export, ui, doctor, data,
+)  # fmt: skip
 
 # isort: on
 

@@ -133,6 +133,11 @@ def trained_model() -> ModuleType:
     return importlib.import_module("workloads.training.trained_model")
 
 
+def generation() -> ModuleType:
+    """Return workloads.decoding.generate_text: texts that trained models continue prompts with."""
+    return importlib.import_module("workloads.decoding.generate_text")
+
+
 def evaluation() -> ModuleType:
     """Return workloads.evaluation.evaluate_suites: benchmarks through lm-evaluation-harness."""
     return importlib.import_module("workloads.evaluation.evaluate_suites")

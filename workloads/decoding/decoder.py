@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.decoding.bf16_copy import bf16_copy
@@ -50,6 +50,7 @@ class Decoder:
         self.model = model
         self._device = next(model.parameters()).device
         self._bf16 = bf16
+        self._sharded = any(map(is_sharded, model.parameters()))
         self._autocast = partial(device.autocast, bf16=bf16, device=self._device)
         self._capture = capture and self._can_be_captured()
         # With weights that lie as the step reads them.
@@ -142,13 +143,22 @@ class Decoder:
             )
             tokens = torch.tensor([prompts[row] for row in group], device=self._device)
             with self._autocast():
-                last = self._model.hidden(tokens, alone)[:, -1:]  # type: ignore[operator]
-                found.append(self._model.logits(last)[:, 0])  # type: ignore[operator]
+                found.append(self._last_logits(tokens, alone))
             rows += group
             if alone is not cache:
                 cache.put(torch.tensor(group, device=self._device), alone)
         back = torch.tensor(rows, device=self._device).argsort()
         return torch.cat(found)[back]
+
+    def _last_logits(
+        self, tokens: Int[Tensor, "batch seq"], cache: Cache
+    ) -> Float[Tensor, "batch vocab_size"]:
+        if self._sharded:  # FSDP gathers parameters for whole passes only
+            whole: Tensor = self._model(tokens, cache)
+            return whole[:, -1]
+        x: Tensor = self._model.hidden(tokens, cache)  # type: ignore[operator]
+        last: Tensor = self._model.logits(x[:, -1:])  # type: ignore[operator]
+        return last[:, 0]
 
     def _step(self, batch: int, capacity: int, sampling: Sampling) -> DecodeStep:
         """Return a step with an empty cache: the last one, where it fits."""
@@ -164,7 +174,7 @@ class Decoder:
         return step
 
     def _can_be_captured(self) -> bool:
-        if self._device.type != "cuda" or any(map(is_sharded, self.model.parameters())):
+        if self._device.type != "cuda" or self._sharded:
             return False
         return not waits_for_host(self.model, bf16=self._bf16)
 

@@ -1,0 +1,77 @@
+"""Texts of a trained model, against full passes."""
+
+import pytest
+import torch
+
+from workloads.architectures import dense
+from workloads.data.tokenizer import train
+from workloads.decoding.generate_text import continuations
+from workloads.layers.modules.init import initialise
+from workloads.training.trained_model import TrainedModel
+
+CONFIG = dense.Config(d_model=16, n_layers=2, n_heads=2, d_ff=24)
+SEQ_LEN, VOCAB_SIZE = 24, 270
+CPU = {"device_name": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    model = CONFIG.build(VOCAB_SIZE)
+    initialise(model, 0)
+    return TrainedModel(
+        config=CONFIG,
+        weights=dict(model.named_parameters()),
+        tokenizer=train(["the river and the city and the king"] * 3, vocab_size=VOCAB_SIZE),
+        vocab_size=VOCAB_SIZE,
+        seq_len=SEQ_LEN,
+        step=1,
+    )
+
+
+def test_greedy_text_is_the_argmax_of_full_passes(trained):
+    prompts = ["the river", "a", "", "the city and"]
+    model, tokenizer = trained.build(torch.device("cpu")), trained.tokenizer
+
+    found = list(continuations(trained, prompts, n_tokens=6, **CPU))
+
+    for prompt, one in zip(prompts, found, strict=True):
+        ids = tokenizer.encode([prompt])[0] or [tokenizer.separator]
+        added = []
+        while len(added) < 6 and tokenizer.separator not in added:
+            added.append(int(model(torch.tensor([ids + added]))[0, -1].argmax()))
+        ended = added[-1] == tokenizer.separator
+        added = added[:-1] if ended else added
+        assert vars(one) == {
+            "prompt": prompt,
+            "text": tokenizer.decode(added),
+            "n_tokens": len(added),
+            "ended": ended,
+        }
+
+
+def test_a_text_ends_where_the_model_ends_the_document(trained):
+    # Of a uniform model some sequence soon draws the separator.
+    flat = {name: torch.zeros_like(value) for name, value in trained.weights.items()}
+    model = TrainedModel(**{**vars(trained), "weights": flat})
+
+    # Ties go to the lowest id, the separator.
+    (one,) = continuations(model, ["the"], n_tokens=6, **CPU)
+
+    assert (one.text, one.n_tokens, one.ended) == ("", 0, True)
+
+
+def test_the_seed_of_a_prompt_is_its_number(trained):
+    options = {"n_tokens": 9, "temperature": 1.0, "top_k": 50, **CPU}
+    both = list(continuations(trained, ["the", "the"], seed=4, **options))
+    (second,) = continuations(trained, ["the"], seed=5, **options)
+
+    assert both[1] == second
+    assert both[0] != both[1]
+
+
+def test_what_cannot_be_read_is_refused(trained):
+    wordless = TrainedModel(**{**vars(trained), "tokenizer": None})
+    with pytest.raises(ValueError, match="no tokenizer for text"):
+        list(continuations(wordless, ["the"], n_tokens=1, **CPU))
+    with pytest.raises(ValueError, match="prompt 2 has .* lower --max-tokens"):
+        list(continuations(trained, ["the", "the river"], n_tokens=SEQ_LEN, **CPU))

@@ -1,0 +1,89 @@
+"""Texts that a trained model continues prompts with."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workloads.decoding.decoder import Decoder
+from workloads.decoding.sampling import Sampling
+from workloads.training import device
+
+_BATCH = 64
+"""Prompts that go on together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """What follows one prompt."""
+
+    prompt: str
+    text: str
+    n_tokens: int
+    """Tokens added, the separator not counted."""
+    ended: bool
+    """Whether the model ended the document; otherwise it had no more tokens to add."""
+
+
+def continuations(
+    trained: Any,
+    prompts: Sequence[str],
+    *,
+    n_tokens: int,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    device_name: str = "auto",
+    precision: str = "auto",
+) -> Iterator[Continuation]:
+    """Yield the continuation of every prompt, up to the model's end of a document.
+
+    Args:
+        trained: A `TrainedModel`.
+        prompts: Texts; an empty one begins a document.
+        n_tokens: Most tokens to add to each.
+        temperature: See `Sampling`, as the next two.
+        top_k: Most probable tokens that are drawn from.
+        top_p: Probability that these have together.
+        seed: Of the first prompt's draws; each further one has the next.
+        device_name: auto, cpu or cuda.
+        precision: auto, fp32 or bf16, as in training.
+
+    Raises:
+        ValueError: If the model has no tokenizer for text, or a prompt is too long.
+    """
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            "its data have words of their own and no tokenizer for text, so it cannot read a "
+            "prompt; generate with a trial of source text or triples"
+        )
+    read = [ids or [tokenizer.separator] for ids in tokenizer.encode(list(prompts))]
+    for number, ids in enumerate(read, start=1):
+        if len(ids) + n_tokens > trained.seq_len + 1:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens, with {n_tokens} to add more than the "
+                f"{trained.seq_len} that the model was trained to read at once; shorten it or "
+                "lower --max-tokens"
+            )
+    here = device.pick(device_name, rank=0)
+    bf16 = device.uses_bf16(precision, here)
+    with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+        decoder = Decoder(trained.build(here), bf16=bf16)
+        for start in range(0, len(read), _BATCH):
+            batch = read[start : start + _BATCH]
+            added = decoder.generate(
+                batch,
+                n_tokens=n_tokens,
+                sampling=sampling,
+                seeds=range(seed + start, seed + start + len(batch)),
+                ended=lambda row, ids: ids[-1] == tokenizer.separator,
+            )
+            for prompt, ids in zip(prompts[start:], added, strict=False):
+                ended = ids[-1] == tokenizer.separator
+                ids = ids[:-1] if ended else ids
+                text = tokenizer.decode(ids)
+                yield Continuation(prompt=prompt, text=text, n_tokens=len(ids), ended=ended)
