@@ -42,14 +42,24 @@ def summary_html(fit: "LawFit") -> str:
 
 def _facts(fit: "LawFit") -> dict[str, str]:
     """Return what stands above the table, by its name."""
+    weighted = len(fit.weights) > 0 and bool((fit.weights != fit.weights[0]).any())
     return {
         "source": fit.law.source,
+        **({"given": _given(fit)} if fit.law.bounds else {}),
         "outcome": f"{fit.outcome}, {fit.n_points} runs of {fit.n_configurations} configurations",
-        "objective": fit.objective_of.words,
+        "objective": fit.objective_of.words + (", runs weighted" if weighted else ""),
         "verdict": str(fit.verdict),
         "optimiser": f"{fit.status}; {fit.sentence}",
         "hold-out": fit.hold_out_note,
     }
+
+
+def _given(fit: "LawFit") -> str:
+    """Return what was known of the parameters."""
+    return ", ".join(
+        f"{name} = {low:g}" if low == high else f"{name} within {low:g}..{high:g}"
+        for name, (low, high) in fit.law.bounds.items()
+    )
 
 
 def _meaning(fit: "LawFit") -> str:

@@ -4,10 +4,10 @@ import doctest
 
 import pytest
 
-from analysis.fitting import fit_law, model_selection
+from analysis.fitting import fit_law, model_selection, result
 
 
-@pytest.mark.parametrize("module", [fit_law, model_selection], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [fit_law, model_selection, result], ids=lambda m: m.__name__)
 def test_examples_give_what_they_say(module):
     found = doctest.testmod(module)
 

@@ -45,6 +45,7 @@ def test_sigma_is_that_of_scipy():
 
     np.testing.assert_allclose(list(named.parameters.values()), expected, rtol=1e-5)
     assert dict(given.parameters) == pytest.approx(dict(named.parameters), rel=1e-9)
+    assert "least squares on outcome, sum, runs weighted" in named.summary()
     unweighted = quick(PowerLaw(), table, objective=SQUARED_ERROR)
     assert abs(unweighted.parameters["alpha"] / expected[2] - 1) > 1e-3
 
@@ -118,6 +119,7 @@ def test_intervals_keep_to_what_was_given(tmp_path):
     assert fit.intervals["alpha"] == pytest.approx((0.34, 0.34))
     low, high = fit.intervals["beta"]
     assert 0.3 <= low < high <= 0.4
+    assert "given: beta within 0.3..0.4, alpha = 0.34" in fit.summary()
     fit.save(tmp_path / "fit.json")
     for again in (pickle.loads(pickle.dumps(fit)), load_fit(tmp_path / "fit.json")):
         assert again.law.bounds == fit.law.bounds
