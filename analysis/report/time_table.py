@@ -19,7 +19,8 @@ def step_times(runs: Runs, fits: SweepFits) -> Table:
 
     def value(summary: ConfigurationSummary, name: str) -> float:
         assert means is not None, "there is no row without"
-        return float(means.at[summary.configuration, name])
+        found: Any = means.at[summary.configuration, name]
+        return float(found)
 
     def cell(name: str) -> Callable[[ConfigurationSummary], str]:
         return lambda s: "–" if value(s, name) != value(s, name) else f"{1e3 * value(s, name):.3g}"
