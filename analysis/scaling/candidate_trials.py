@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.formatting import count
+from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.design_targets import LossAt, Target, parse_target
@@ -19,6 +20,9 @@ from analysis.scaling.experimental_design import Candidate, ExperimentalDesign, 
 from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import seeds_known
 from analysis.scaling.sweep_laws import fit_sweep_laws
+
+OTHER_LAWS = ("kaplan", "farseer")
+"""Averaged over with the law that `fit_sweep_laws` takes, where they have its inputs."""
 
 FURTHER = 10.0
 """How many times larger than the largest run the target is that nobody stated."""
@@ -48,7 +52,26 @@ def propose(
         ValueError: If nothing can be said; the message says why and what to do.
     """
     laws = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
+    options.setdefault("others", [] if law else _other_laws(table, laws, outcome))
     return propose_from(laws, table, trials, **options)
+
+
+def _other_laws(
+    table: pd.DataFrame, laws: ArchitectureLaws, outcome: str
+) -> list[ArchitectureLaws]:
+    """Return fits of the other laws of the same inputs, to average over."""
+    first = next(iter(laws.by_name.values())).curve.law
+    found = []
+    for name in OTHER_LAWS:
+        if law_named(name).inputs != first.inputs or name == first.name:
+            continue
+        try:
+            fit = fit_sweep_laws(table, outcome=outcome, law=name, hold_out=False, n_draws=0)
+        except ValueError:
+            # No architecture has enough runs for it.
+            continue
+        found.append(fit)
+    return found
 
 
 def propose_from(
@@ -69,7 +92,7 @@ def propose_from(
         target: As `parse_target`; None is the loss of the best architecture at ten times its
             largest run.
         extra_seeds: Further seeds that each finished configuration may get.
-        options: n_runs, gpu_hours, far, worth and by of `next_runs`.
+        options: n_runs, gpu_hours, far, worth, by and others of `next_runs`.
 
     Raises:
         ValueError: If nothing is left to choose from, or the target cannot be.

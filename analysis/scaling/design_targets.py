@@ -29,6 +29,10 @@ class Target(Protocol):
     def description(self) -> str:
         """As a sentence names it."""
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Whose laws it rests on."""
+
     def values(self, curves: Mapping[str, Curve]) -> Array:
         """Return ln(target) (k,) under every set of coefficients; NaN where there is none."""
 
@@ -46,6 +50,11 @@ class LossAt:
         """As a sentence names it."""
         at = ", ".join(f"{k}={v:g}" for k, v in self.inputs.items())
         return f"loss of {self.architecture} at {at}"
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Whose laws it rests on."""
+        return (self.architecture,)
 
     def values(self, curves: Mapping[str, Curve]) -> Array:
         """Return ln(loss) (k,)."""
@@ -74,6 +83,11 @@ class MultiplierAt:
             f"{self.measure} multiplier of {self.candidate} over {self.reference}"
             f" at {self.measure}={self.amount:g}{tokens}"
         )
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Whose laws it rests on."""
+        return self.candidate, self.reference
 
     def values(self, curves: Mapping[str, Curve]) -> Array:
         """Return ln(multiplier) (k,)."""

@@ -13,9 +13,11 @@ has the variance between configurations, plus that between seeds over their numb
 (`analysis/scaling/seed_noise.py`). `by="draws"` takes covariances over the resamples instead,
 which does not assume that the law is linear.
 
-Variance alone asks for extremes: the most telling run is often far from all others, where the law
-itself is least sure. So every candidate comes with its tokens per parameter and how far outside
-the runs it lies.
+Variance by one law asks for extremes, where that law is least sure, and for the cheapest runs. If
+the law is wrong that is worse than no design. So the default, `by="averaged"`, counts what a run
+brings under several laws and under kriging, which needs no law (`analysis/scaling/kriging.py`), and
+chooses runs of many sizes (`analysis/scaling/greedy_design.py`). A law that misfits does not count.
+Every candidate comes with its tokens per parameter and how far outside the runs it lies.
 """
 
 import math
@@ -28,8 +30,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.fitting.result import LawFit
+from analysis.fitting.verdict import VerdictStatus, worst
 from analysis.scaling.architecture_laws import ArchitectureLaw, ArchitectureLaws, Curve
-from analysis.scaling.design_targets import Target, log_loss, parse_target
+from analysis.scaling.design_targets import LossAt, Target, log_loss, parse_target
+from analysis.scaling.greedy_design import (
+    DesignModel,
+    Plan,
+    greedy_plan,
+    mean_removed,
+    spread_plan,
+)
+from analysis.scaling.kriging import kriging
 from analysis.scaling.run_columns import SIZE_INPUTS, size_of
 from analysis.scaling.seed_noise import configuration_rows, noise_variances, seeds_known
 
@@ -42,6 +53,18 @@ WORTH = 0.02
 """Share of the target's variance that a run has to remove by itself to be chosen.
 
 The cheapest runs are the best per GPU-hour, and bring nothing."""
+
+By = Literal["averaged", "information", "draws"]
+
+CREDIBLE = (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
+"""Verdicts of a further law with which it is averaged over."""
+
+WITHOUT_LAW = "kriging, which needs no law, gives the target's value and chooses the runs"
+
+ALONE = (
+    "what it says about further runs is not to be relied on; spread them evenly over sizes and"
+    " tokens"
+)
 
 STEP = 1e-4
 """Of a central difference, in standard deviations of a coefficient's log or exponent."""
@@ -118,24 +141,29 @@ class ExperimentalDesign:
     @property
     def sentence(self) -> str:
         """What to run and what it brings."""
-        from scipy.special import ndtri
-
-        z = float(ndtri((1 + self.level) / 2))
-        now = (
-            f"{self.target.description} is {self.value:.4g},"
-            f" known to a factor of {math.exp(z * self.sd):.4f} ({self.level:.0%})"
-        )
+        now = f"{self.target.description} is {self.value:.4g}"
         if not self.chosen:
             return (
-                f"{now}; no candidate that fits removes enough of its variance to be worth a run;"
-                " give larger ones, or other tokens per parameter"
+                f"{now} {self._within(1.0)} ({self.level:.0%}); no candidate that fits removes"
+                " enough of its variance to be worth a run; give larger ones, or other tokens per"
+                " parameter"
             )
         runs = "1 run" if len(self.chosen) == 1 else f"{len(self.chosen)} runs"
         width = self.chosen[-1].width
         return (
-            f"{now}; {runs} of {self.gpu_hours:.3g} GPU-hours would narrow that to"
-            f" {math.exp(z * self.sd * width):.4f} ({width:.0%} of the width)"
+            f"{now} {self._within(1.0)} ({self.level:.0%}); {runs} of"
+            f" {self.gpu_hours:.3g} GPU-hours would bring it to within {self._within(width)}"
+            f" ({width:.0%} of the width)"
         )
+
+    def _within(self, width: float) -> str:
+        """Return how far off the target may be, once its interval is `width` of that of now."""
+        from scipy.special import ndtri
+
+        factor = math.exp(float(ndtri((1 + self.level) / 2)) * self.sd * width)
+        if isinstance(self.target, LossAt):
+            return f"±{self.value * (factor - 1):.2g}"
+        return f"a factor of {factor:.4f}"
 
     @property
     def gpu_hours(self) -> float:
@@ -172,7 +200,8 @@ def next_runs(
     gpu_hours: float | None = None,
     far: float | None = None,
     worth: float = WORTH,
-    by: Literal["information", "draws"] = "information",
+    by: By = "averaged",
+    others: Sequence[ArchitectureLaws] = (),
 ) -> ExperimentalDesign:
     """Return the candidates in order, and which to run.
 
@@ -184,134 +213,220 @@ def next_runs(
         gpu_hours: Most GPU-hours to spend; None is no limit.
         far: Do not choose what lies further outside the runs than this factor; None is no limit.
         worth: Do not choose what would remove a smaller share of the variance than this.
-        by: information: linearised, exact for a linear fit. draws: covariances over the resamples.
+        by: averaged: over kriging and the laws that do not misfit, for a loss; over the laws, for a
+            multiplier. information: the law alone, linearised, exact for a linear fit. draws: the
+            law alone, covariances over the resamples.
+        others: Fits of other laws to the same runs, to average over.
 
     Raises:
         ValueError: If there is no candidate, one cannot be placed on its law, the target has no
-            value, or there are too few runs to know how uncertain it is.
+            value, it is a multiplier of a law that misfits, or there are too few runs to know how
+            uncertain it is.
     """
     if not candidates:
         raise ValueError("candidates: none; give trials that are not in the runs yet")
     given = [c if isinstance(c, Candidate) else Candidate(**c) for c in candidates]
     for name in sorted({c.architecture for c in given}):
         laws.named(name)
-    target, value = _read_target(target, laws)
-    covariance = {"information": _by_information, "draws": _by_draws}[by](laws, given, target)
-    now = float(covariance[0, 0])
-    if not now > 0:
+    target = parse_target(target, laws) if isinstance(target, str) else target
+    basis = _basis(laws, given, target, by=by, others=others)
+    start = [model.target_variance for model in basis.models]
+    if not min(start) > 0:
         raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
-    noise = np.asarray([_noise_of(laws, c) for c in given])
     hours = np.asarray([c.gpu_hours for c in given])
     outside = np.asarray([_times_outside(laws.named(c.architecture), c) for c in given])
-    allowed = outside <= (math.inf if far is None else far)
-    limits = {"n_runs": n_runs, "least": worth * now, "allowed": allowed}
-    plan = _best_plan(covariance, noise, hours, gpu_hours=gpu_hours, **limits)
-    alone = [(i, float(v)) for i, v in enumerate(now - _removed(covariance, noise))]
-    everyone = _ranked(given, outside, now, alone, [now] * len(given))
-    chosen = _ranked(given, outside, now, plan, [now, *(left for _, left in plan)])
+    known = np.isfinite([_noise_of(laws, c) for c in given])
+    limits: dict[str, Any] = {
+        "budget": math.inf if gpu_hours is None else gpu_hours,
+        "n_runs": n_runs,
+        "least": worth,
+        "allowed": known & (outside <= (math.inf if far is None else far)),
+    }
+    if by == "averaged":
+        plan = spread_plan(basis.models, hours, **limits)
+    else:
+        plan = greedy_plan(basis.models[0], hours, **limits)
+    left_alone = 1 - mean_removed(basis.models, start)
+    everyone = _ranked(given, outside, list(enumerate(left_alone.tolist())), [1.0] * len(given))
+    chosen = _ranked(given, outside, plan, [1.0, *(left for _, left in plan)])
     return ExperimentalDesign(
         laws=laws,
         target=target,
-        value=math.exp(value),
-        sd=math.sqrt(now),
+        value=basis.value,
+        sd=basis.sd,
         ranked=sorted(everyone, key=lambda r: -r.per_gpu_hour),
         chosen=chosen,
         by=by,
         level=laws.level,
-        notes=[*_extrapolation_notes(chosen), *_misfit_notes(laws), *_seed_notes(laws, given)],
+        notes=[*_extrapolation_notes(chosen), *basis.notes, *_seed_notes(laws, given)],
     )
 
 
 def _ranked(
-    candidates: Sequence[Candidate],
-    outside: Array,
-    now: float,
-    plan: "Plan",
-    before: Sequence[float],
+    candidates: Sequence[Candidate], outside: Array, plan: Plan, before: Sequence[float]
 ) -> list[RankedCandidate]:
     """Return the candidates of a plan.
 
     Args:
         candidates: All of them.
         outside: (c,) how far each lies outside its runs.
-        now: Variance of the target.
-        plan: Candidates with the variance left after each.
-        before: Variance before each.
+        plan: Candidates with the share of the variance left after each.
+        before: Share of the variance before each.
     """
     return [
         RankedCandidate(
             candidate=candidates[i],
-            width=math.sqrt(max(left, 0.0) / now),
-            per_gpu_hour=(b - left) / now / candidates[i].gpu_hours,
+            width=math.sqrt(max(left, 0.0)),
+            per_gpu_hour=(b - left) / candidates[i].gpu_hours,
             outside=float(outside[i]),
         )
         for b, (i, left) in zip(before, plan, strict=False)
     ]
 
 
-def _read_target(target: Target | str, laws: ArchitectureLaws) -> tuple[Target, float]:
-    """Return the target and its logarithm by the runs that are there."""
-    if isinstance(target, str):
-        target = parse_target(target, laws)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Basis:
+    """What a design rests on."""
+
+    models: Sequence[DesignModel]
+    value: float
+    """Of the target."""
+    sd: float
+    """Of its logarithm."""
+    notes: Sequence[str]
+
+
+def _basis(
+    laws: ArchitectureLaws,
+    candidates: Sequence[Candidate],
+    target: Target,
+    *,
+    by: By,
+    others: Sequence[ArchitectureLaws],
+) -> _Basis:
+    """Return the models of the loss to choose by."""
+    notes = _misfit_notes(laws)
+    noise = np.asarray([_noise_of(laws, c) for c in candidates])
+    if by == "averaged":
+        wrong = _misfitting(laws, target)
+        without_law = _kriging_model(laws, candidates, target, noise)
+        if wrong and without_law is None:
+            raise ValueError(
+                f"target: {target.description}: the law of {wrong[0]} misfits its runs, so there is"
+                " no multiplier to narrow; give another law, or a loss as the target"
+            )
+        if wrong and without_law is not None:
+            model, value = without_law
+            notes = _misfit_notes(laws, advice=WITHOUT_LAW)
+            sd = math.sqrt(model.target_variance)
+            return _Basis(models=[model], value=math.exp(value), sd=sd, notes=notes)
+    if by == "draws":
+        covariance = _by_draws(laws, candidates, target)
+    elif by == "information":
+        covariance = _by_information(laws, candidates, target)
+    else:
+        covariance, said = _over_laws([laws, *others], candidates, target)
+        notes = [*notes, *said]
+    models = [DesignModel(covariance=covariance, noise=noise)]
+    sd = math.sqrt(max(float(covariance[0, 0]), 0.0))
+    if by == "averaged" and without_law is not None:
+        models.append(without_law[0])
+        notes = [*notes, "width: averaged over what laws tell and what kriging tells without one"]
+    return _Basis(models=models, value=math.exp(_value_of(target, laws)), sd=sd, notes=notes)
+
+
+def _misfitting(laws: ArchitectureLaws, target: Target) -> list[str]:
+    """Return the target's architectures whose law misfits its runs."""
+    return [name for name in target.architectures if laws.named(name).fit.verdict.is_misfit]
+
+
+def _kriging_model(
+    laws: ArchitectureLaws, candidates: Sequence[Candidate], target: Target, noise: Array
+) -> tuple[DesignModel, float] | None:
+    """Return what kriging of the target's architecture tells, and its ln(loss) at the target.
+
+    None for a multiplier: it has no place of its own.
+    """
+    if not isinstance(target, LossAt):
+        return None
+    law = laws.named(target.architecture)
+    rows = np.ones(len(law.fit.y), dtype=bool)
+    if law.group is not None:
+        rows = law.fit.inputs["group"] == law.group
+    names = law.curve.law.inputs
+    runs = np.stack([np.asarray(law.fit.inputs[n], dtype=float)[rows] for n in names], axis=1)
+    mine = np.asarray([c.architecture == target.architecture for c in candidates])
+    places = [target.inputs] + [c.inputs for c in candidates if c.architecture == law.name]
+    wanted = np.asarray([[float(place[n]) for n in names] for place in places])
+    # Memory may be zero, which has no logarithm.
+    zero = np.concatenate([runs, wanted]).min(axis=0) <= 0
+    runs, wanted = (np.log(x + np.where(zero, 1.0, 0.0)) for x in (runs, wanted))
+    box = np.concatenate([runs, wanted[1:]])
+    found = kriging(runs, np.log(law.fit.y[rows]), wanted, box=box)
+    at = np.concatenate([[0], 1 + np.flatnonzero(mine)])
+    covariance = np.zeros((len(candidates) + 1, len(candidates) + 1))
+    covariance[np.ix_(at, at)] = found.covariance
+    seeds = np.asarray([c.n_seeds for c in candidates])
+    own = np.where(np.isfinite(noise), found.noise / seeds, math.inf)
+    return DesignModel(covariance=covariance, noise=own), float(found.mean[0])
+
+
+def _over_laws(
+    fitted: Sequence[ArchitectureLaws], candidates: Sequence[Candidate], target: Target
+) -> tuple[Array, list[str]]:
+    """Return the covariance (1 + c, 1 + c) over several laws, and notes on which laws those are.
+
+    It is the mean of the laws' own, plus that of their predictions: where laws disagree, a run
+    tells between them. The first law always counts; a further one unless it misfits.
+    """
+    first = fitted[0]
+    counted = [
+        (_by_information(first, candidates, target), _predictions(first, candidates, target))
+    ]
+    names, notes = [_law_name(first, target)], []
+    for laws in fitted[1:]:
+        name = _law_name(laws, target)
+        try:
+            verdict = worst({n: laws.named(n).fit.verdict for n in target.architectures})
+            if verdict.status not in CREDIBLE:
+                notes.append(f"{name} does not count: {verdict}")
+                continue
+            own = _by_information(laws, candidates, target)
+            counted.append((own, _predictions(laws, candidates, target)))
+            names.append(name)
+        except ValueError as error:
+            notes.append(f"{name} does not count: {error}")
+    if len(names) > 1:
+        notes.append(f"averaged over the laws {', '.join(names)}")
+    predictions = np.asarray([p for _, p in counted])
+    apart = predictions - predictions.mean(axis=0)
+    covariance = np.mean([c for c, _ in counted], axis=0) + apart.T @ apart / len(apart)
+    return np.asarray(covariance), notes
+
+
+def _law_name(laws: ArchitectureLaws, target: Target) -> str:
+    found = laws.by_name.get(target.architectures[0])
+    return found.curve.law.name if found else next(iter(laws.by_name.values())).curve.law.name
+
+
+def _predictions(laws: ArchitectureLaws, candidates: Sequence[Candidate], target: Target) -> Array:
+    """Return ln(target) and ln(loss) of the candidates (1 + c,)."""
+    values = [_value_of(target, laws)]
+    for c in candidates:
+        curve = laws.named(c.architecture).curve
+        values.append(float(log_loss(curve.law, c.inputs, curve.parameters)[0]))
+    return np.asarray(values)
+
+
+def _value_of(target: Target, laws: ArchitectureLaws) -> float:
+    """Return the target's logarithm by the runs that are there."""
     value = float(target.values(laws.curves())[0])
     if not math.isfinite(value):
         raise ValueError(
             f"target: {target.description} has no value; the reference never gets to that loss,"
             " or has no best size there"
         )
-    return target, value
-
-
-Plan = list[tuple[int, float]]
-"""Candidates in order, each with the target's variance that is left after it."""
-
-
-def _best_plan(
-    covariance: Array,
-    noise: Array,
-    hours: Array,
-    *,
-    gpu_hours: float | None,
-    **limits: Any,
-) -> Plan:
-    """Return the greedy plan that leaves the least variance; limits are those of one plan."""
-    # Within a limit, many small runs or one large one may be better; without, the return counts.
-    returns = (True,) if gpu_hours is None else (True, False)
-    limit = math.inf if gpu_hours is None else gpu_hours
-    plans = [
-        _greedy_plan(covariance, noise, hours, gpu_hours=limit, per_hour=per_hour, **limits)
-        for per_hour in returns
-    ]
-    return min(plans, key=lambda plan: plan[-1][1] if plan else float(covariance[0, 0]))
-
-
-def _greedy_plan(
-    covariance: Array,
-    noise: Array,
-    hours: Array,
-    *,
-    allowed: NDArray[np.bool_],
-    n_runs: int,
-    gpu_hours: float,
-    least: float,
-    per_hour: bool,
-) -> Plan:
-    """Return a plan that always adds the candidate of largest gain, per GPU-hour or by itself."""
-    given, free = covariance.copy(), allowed.copy()
-    plan: Plan = []
-    while len(plan) < n_runs:
-        gain = _removed(given, noise)
-        good = free & (hours <= gpu_hours * (1 + 1e-12)) & (gain >= least)
-        if not good.any():
-            break
-        i = int(np.where(good, gain / hours if per_hour else gain, -np.inf).argmax())
-        # Sherman and Morrison's update of the covariance once candidate i has run.
-        column = given[:, i + 1]
-        given = given - np.outer(column, column) / (noise[i] + column[i + 1])
-        free[i] = False
-        gpu_hours -= hours[i]
-        plan.append((i, float(given[0, 0])))
-    return plan
+    return value
 
 
 def _by_information(
@@ -387,11 +502,6 @@ def _by_draws(laws: ArchitectureLaws, candidates: Sequence[Candidate], target: T
     return np.atleast_2d(np.cov(values[:, np.isfinite(values).all(axis=0)]))
 
 
-def _removed(covariance: Array, noise: Array) -> Array:
-    """Return how much of the target's variance each candidate (c,) removes."""
-    return np.asarray(covariance[0, 1:] ** 2 / (noise + np.diag(covariance)[1:]))
-
-
 def _noise_of(laws: ArchitectureLaws, candidate: Candidate) -> float:
     """Return the variance of what a candidate adds to ln(outcome); inf where it adds nothing."""
     noise = noise_variances(laws.named(candidate.architecture).fit, laws.fits)
@@ -423,11 +533,10 @@ def _times_outside(law: ArchitectureLaw, candidate: Candidate) -> float:
     return factor
 
 
-def _misfit_notes(laws: ArchitectureLaws) -> list[str]:
+def _misfit_notes(laws: ArchitectureLaws, advice: str = ALONE) -> list[str]:
     verdicts = {name: law.fit.verdict for name, law in laws.by_name.items()}
     return [
-        f"the law of {name} misfits its runs ({verdict.sentence}): what it says about further runs"
-        " is not to be relied on; spread them evenly over sizes and tokens"
+        f"the law of {name} misfits its runs ({verdict.sentence}): {advice}"
         for name, verdict in verdicts.items()
         if verdict.is_misfit
     ]

@@ -88,7 +88,7 @@ def test_it_says_what_the_runs_bring(written):
     output, _ = written
 
     assert "Next runs" in output
-    assert "would narrow that to" in output
+    assert "would bring it to within ±" in output
     assert "memscale submit next.yaml" in output
     assert "configurations: done already" in output
 

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,10 +11,14 @@ from scipy.optimize import least_squares
 from analysis.fitting.objective import SQUARES
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
 from analysis.scaling.design_targets import LossAt, MultiplierAt, parse_target
 from analysis.scaling.experimental_design import Candidate, _misfit_notes, next_runs
 from analysis.scaling.seed_noise import _efficiency, noise_variances
+
+by_law = partial(next_runs, by="information")
+"""The law alone, without kriging."""
 
 FAR_OUT = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
 
@@ -32,7 +37,7 @@ def test_narrowing_is_that_of_refits_to_simulated_runs(two_architectures):
     runs = two_architectures(noise=noise, seed=3).query("architecture == 'memory'")
     families = fit_families(runs, objective=SQUARES, n_draws=0, hold_out=False)
     place = (3e8, 6e8)
-    found = next_runs(families, [candidate(*place)], FAR_OUT, worth=0.0)
+    found = by_law(families, [candidate(*place)], FAR_OUT, worth=0.0)
     truth = families.curves()["memory"].parameters[0]
     N, D = np.append(runs.params, place[0]), np.append(runs.tokens, place[1])
 
@@ -77,7 +82,7 @@ def test_the_published_design(published_runs):
     sizes = (1e8, 3e8, 1e9, 3e9, 1e10, 3e10)
     candidates = [candidate(N, 1e21 / 6 / N, "dense") for N in sizes]
 
-    found = next_runs(families, candidates, LossAt(architecture="dense", inputs={"params": 7e10, "tokens": 1.4e12}))  # fmt: skip
+    found = by_law(families, candidates, LossAt(architecture="dense", inputs={"params": 7e10, "tokens": 1.4e12}))  # fmt: skip
 
     assert found.value == pytest.approx(1.99535, abs=1e-5)
     assert found.sd == pytest.approx(0.0037305, abs=1e-7)
@@ -89,7 +94,7 @@ def test_the_published_design(published_runs):
 def test_the_best_per_gpu_hour_is_first(noisy_families):
     cheap, dear = candidate(3e8, 6e8, hours=1.0), candidate(3e8, 6e8, hours=5.0)
 
-    found = next_runs(noisy_families, [dear, cheap], FAR_OUT)
+    found = by_law(noisy_families, [dear, cheap], FAR_OUT)
 
     assert [r.candidate for r in found.ranked] == [cheap, dear]
     assert found.ranked[0].per_gpu_hour == pytest.approx(5 * found.ranked[1].per_gpu_hour)
@@ -99,19 +104,19 @@ def test_the_best_per_gpu_hour_is_first(noisy_families):
 def test_another_run_at_the_same_place_brings_less(noisy_families):
     twice = [candidate(3e8, 6e8), candidate(3e8, 6e8)]
 
-    found = next_runs(noisy_families, twice, FAR_OUT, n_runs=2)
+    found = by_law(noisy_families, twice, FAR_OUT, n_runs=2)
 
     first, second = found.chosen
     assert first.width > second.width
     assert second.per_gpu_hour < first.per_gpu_hour
-    assert "2 runs of 2 GPU-hours would narrow that" in found.sentence
+    assert "2 runs of 2 GPU-hours would bring it to within ±" in found.sentence
 
 
 def test_order_of_running_does_not_change_what_all_bring(noisy_families):
     candidates = [candidate(*place) for place in PLACES]
 
     ends = [
-        next_runs(noisy_families, order, FAR_OUT, n_runs=5, worth=0.0).chosen[-1].width
+        by_law(noisy_families, order, FAR_OUT, n_runs=5, worth=0.0).chosen[-1].width
         for order in (candidates, [dataclasses.replace(c, gpu_hours=7.0 - i) for i, c in enumerate(candidates)])
     ]  # fmt: skip
 
@@ -122,14 +127,14 @@ def test_a_limit_buys_one_large_run_where_many_small_ones_bring_less(noisy_famil
     small = [candidate(1e7, 2e8, hours=0.01) for _ in range(3)]
     large = candidate(3e8, 6e8, hours=1.0)
 
-    found = next_runs(noisy_families, [*small, large], FAR_OUT, n_runs=3, gpu_hours=1.0, worth=0.0)
+    found = by_law(noisy_families, [*small, large], FAR_OUT, n_runs=3, gpu_hours=1.0, worth=0.0)
 
     assert [r.candidate for r in found.chosen] == [large]
     assert sum(r.candidate.gpu_hours for r in found.chosen) <= 1.0
 
 
 def test_nothing_is_chosen_for_too_little(noisy_families):
-    found = next_runs(noisy_families, [candidate(1e7, 2e8, "dense")], FAR_OUT)
+    found = by_law(noisy_families, [candidate(1e7, 2e8, "dense")], FAR_OUT)
 
     assert not found.chosen
     assert found.ranked[0].width == pytest.approx(1.0)
@@ -139,8 +144,8 @@ def test_nothing_is_chosen_for_too_little(noisy_families):
 def test_far_candidates_are_marked_and_can_be_left_out(noisy_families):
     far, near = candidate(1e9, 1e9), candidate(1e8, 2e9)
 
-    marked = next_runs(noisy_families, [far, near], FAR_OUT, n_runs=1)
-    kept = next_runs(noisy_families, [far, near], FAR_OUT, far=4.0, worth=0.0)
+    marked = by_law(noisy_families, [far, near], FAR_OUT, n_runs=1)
+    kept = by_law(noisy_families, [far, near], FAR_OUT, far=4.0, worth=0.0)
 
     assert marked.chosen[0].candidate is far
     assert marked.ranked[0].tokens_per_param == 1.0
@@ -153,8 +158,8 @@ def test_shared_coefficients_let_one_architecture_tell_of_another(two_architectu
     options = {"objective": SQUARES, "n_draws": 0, "hold_out": False}
     other = [candidate(3e8, 6e9, "dense")]
 
-    separate = next_runs(fit_families(runs, **options), other, FAR_OUT)
-    shared = next_runs(fit_families(runs, shared=("B", "E", "beta"), **options), other, FAR_OUT)
+    separate = by_law(fit_families(runs, **options), other, FAR_OUT)
+    shared = by_law(fit_families(runs, shared=("B", "E", "beta"), **options), other, FAR_OUT)
 
     assert separate.ranked[0].width == pytest.approx(1.0)
     assert shared.ranked[0].width < 0.99
@@ -163,7 +168,7 @@ def test_shared_coefficients_let_one_architecture_tell_of_another(two_architectu
 def test_a_multiplier_is_narrowed_by_runs_of_either(noisy_families):
     target = MultiplierAt(candidate="memory", reference="dense", amount=1e19)
 
-    found = next_runs(noisy_families, [candidate(1e9, 1e10, name) for name in ("dense", "memory")], target)  # fmt: skip
+    found = by_law(noisy_families, [candidate(1e9, 1e10, name) for name in ("dense", "memory")], target)  # fmt: skip
 
     assert found.value == pytest.approx(2.97, rel=0.2)
     assert all(r.width < 0.995 for r in found.ranked)
@@ -173,7 +178,7 @@ def test_a_multiplier_is_narrowed_by_runs_of_either(noisy_families):
 def test_more_seeds_bring_more_where_seeds_differ(noisy_families):
     few, many = candidate(3e8, 6e8), candidate(3e8, 6e8, n_seeds=8)
 
-    found = next_runs(noisy_families, [few, many], FAR_OUT)
+    found = by_law(noisy_families, [few, many], FAR_OUT)
 
     assert [r.candidate for r in found.ranked] == [many, few]
 
@@ -236,11 +241,11 @@ def test_impossible_candidates_are_refused(noisy_families):
     with pytest.raises(ValueError, match="n_seeds must be at least 1"):
         candidate(1e8, 1e9, n_seeds=0)
     with pytest.raises(ValueError, match="candidates: none"):
-        next_runs(noisy_families, [], FAR_OUT)
+        by_law(noisy_families, [], FAR_OUT)
     with pytest.raises(ValueError, match="tokens: the law chinchilla needs it"):
-        next_runs(noisy_families, [dataclasses.replace(candidate(1e8, 1e9), inputs={"params": 1e8})], FAR_OUT)  # fmt: skip
+        by_law(noisy_families, [dataclasses.replace(candidate(1e8, 1e9), inputs={"params": 1e8})], FAR_OUT)  # fmt: skip
     with pytest.raises(ValueError, match="no 'moe'"):
-        next_runs(noisy_families, [candidate(1e8, 1e9, "moe")], FAR_OUT)
+        by_law(noisy_families, [candidate(1e8, 1e9, "moe")], FAR_OUT)
 
 
 def test_a_further_seed_narrows_as_refitting_with_one_more_does(two_architectures):
@@ -255,7 +260,7 @@ def test_a_further_seed_narrows_as_refitting_with_one_more_does(two_architecture
     assert min(between, within) > 1e-6
     N, D = float(runs.params.max()), float(runs.tokens.max())
 
-    (found,) = next_runs(families, [candidate(N, D, n_seeds_done=2)], FAR_OUT, worth=0.0).ranked
+    (found,) = by_law(families, [candidate(N, D, n_seeds_done=2)], FAR_OUT, worth=0.0).ranked
 
     theta = families.curves()["memory"].parameters[0]
 
@@ -283,7 +288,7 @@ def test_seeds_bring_nothing_where_all_noise_is_between_configurations(two_archi
     runs = two_architectures(noise=0.003, seed=5)
     twice = fit_families(pd.concat([runs, runs]), objective=SQUARES, n_draws=0, hold_out=False)
 
-    found = next_runs(twice, [candidate(1e8, 2e9, n_seeds_done=2)], FAR_OUT, worth=0.0)
+    found = by_law(twice, [candidate(1e8, 2e9, n_seeds_done=2)], FAR_OUT, worth=0.0)
 
     assert found.ranked[0].width == pytest.approx(1.0, abs=1e-9)
 
@@ -291,7 +296,7 @@ def test_seeds_bring_nothing_where_all_noise_is_between_configurations(two_archi
 def test_without_two_seeds_anywhere_a_further_seed_cannot_be_told(two_architectures):
     families = fit_families(two_architectures(noise=0.003), objective=SQUARES, n_draws=0, hold_out=False)  # fmt: skip
 
-    found = next_runs(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT)
+    found = by_law(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT)
 
     assert not found.chosen
     assert found.notes == ["what further seeds bring cannot be told for 1 candidate: no configuration has two seeds; train one with a second seed"]  # fmt: skip
@@ -305,8 +310,109 @@ def test_seed_noise_of_another_architecture_is_used_where_one_has_none(two_archi
 
     assert noise_variances(memory)[1] == 0
     assert noise_variances(memory, families.fits)[1] == pytest.approx(noise_variances(dense)[1])
-    found = next_runs(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT, worth=0.0)
+    found = by_law(families, [candidate(1e8, 2e9, n_seeds_done=1)], FAR_OUT, worth=0.0)
     assert found.ranked[0].width < 1
+
+
+@pytest.fixture(scope="module")
+def misfit(two_architectures):
+    """Runs whose loss bends with the size as no law of the sort does, and places to run next."""
+    runs = two_architectures(noise=0.0005, seeds=2, laws={"memory": LAW})
+    bend = 0.05 * np.sin(4 * np.log10(runs.params)) * np.log10(runs.tokens / runs.params)
+    runs["loss"] *= np.exp(bend)
+    laws = fit_families(runs, objective=SQUARES, n_draws=0, hold_out=False)
+    assert laws.named("memory").fit.verdict.is_misfit
+    sizes = [(N, ratio * N) for N in np.geomspace(1e6, 3e8, 6) for ratio in (10.0, 40.0)]
+    return laws, [candidate(N, D, hours=N * D / 1e15) for N, D in sizes]
+
+
+LAW = {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658}
+
+
+def test_with_a_wrong_law_kriging_chooses_runs_of_many_sizes(misfit):
+    laws, candidates = misfit
+
+    found = next_runs(laws, candidates, FAR_OUT, n_runs=6, gpu_hours=50.0, worth=0.0)
+
+    sizes = [r.candidate.inputs["params"] for r in found.chosen]
+    assert sum(r.candidate.gpu_hours for r in found.chosen) <= 50.0
+    assert len({id(r.candidate) for r in found.chosen}) == len(found.chosen) >= 3
+    assert len(set(sizes)) >= 2
+    assert max(sizes) > 1e7
+    (note,) = [n for n in found.notes if "misfits" in n]
+    assert note.endswith(
+        "kriging, which needs no law, gives the target's value and chooses the runs"
+    )
+
+
+def test_the_value_of_a_target_of_a_wrong_law_is_that_of_kriging(misfit):
+    laws, candidates = misfit
+    runs = laws.named("memory").fit
+
+    near = LossAt(architecture="memory", inputs={"params": 1e8, "tokens": 2e9})
+    found = next_runs(laws, candidates, near, worth=0.0)
+
+    there = (runs.inputs["params"] > 0.99e8) & (runs.inputs["tokens"] == 2e9)
+    assert there.any()
+    assert found.value == pytest.approx(float(runs.y[there].mean()), rel=0.01)
+
+
+def test_a_multiplier_of_a_wrong_law_is_refused(misfit, two_architectures):
+    laws, candidates = misfit
+    good = two_architectures(noise=0.0005, seeds=2).query("architecture == 'dense'")
+    both = dataclasses.replace(laws, by_name={**laws.by_name, "dense": fit_families(good, n_draws=0, hold_out=False).named("dense")})  # fmt: skip
+
+    with pytest.raises(
+        ValueError, match=r"the law of memory misfits .* give another law, or a loss"
+    ):
+        next_runs(
+            both, candidates, MultiplierAt(candidate="memory", reference="dense", amount=1e16)
+        )
+
+
+DENSE_FAR_OUT = LossAt(architecture="dense", inputs={"params": 1e9, "tokens": 2e10})
+
+
+@pytest.fixture(scope="module")
+def dense_by(two_architectures):
+    runs = two_architectures(noise=0.004, seeds=2, seed=1).query("architecture == 'dense'")
+
+    def fitted(law):
+        return fit_families(runs, law=law_named(law), objective=SQUARES, n_draws=0, hold_out=False)
+
+    return fitted
+
+
+def test_a_further_law_adds_its_variance_and_its_disagreement(dense_by):
+    first, further = dense_by("chinchilla"), dense_by("chinchilla_tied")
+    towards = [candidate(5e8, 1e10, "dense")]
+
+    one, other = (by_law(laws, towards, DENSE_FAR_OUT) for laws in (first, further))
+    both = next_runs(first, towards, DENSE_FAR_OUT, others=[further])
+
+    apart = math.log(one.value / other.value) / 2
+    assert both.sd == pytest.approx(math.sqrt((one.sd**2 + other.sd**2) / 2 + apart**2))
+    assert both.value == one.value
+    assert "averaged over the laws chinchilla, chinchilla_tied" in both.notes
+
+
+def test_a_further_law_that_misfits_does_not_count(dense_by):
+    first, wrong = dense_by("chinchilla"), dense_by("kaplan")
+    towards = [candidate(5e8, 1e10, "dense")]
+
+    alone, both = (next_runs(first, towards, DENSE_FAR_OUT, others=o) for o in ([], [wrong]))
+
+    assert both.sd == alone.sd
+    assert any(note.startswith("kaplan does not count: misfit") for note in both.notes)
+
+
+def test_it_says_in_words_what_the_runs_bring(noisy_families):
+    found = next_runs(noisy_families, [candidate(3e8, 6e8)], FAR_OUT)
+
+    half = found.value * (math.exp(1.96 * found.sd * found.chosen[0].width) - 1)
+    said = found.sentence.split("would bring it to within ±")[1].split()[0]
+    assert float(said) == pytest.approx(half, rel=0.06)
+    assert "1 run of 1 GPU-hours" in found.sentence
 
 
 def test_a_law_that_misfits_is_said():
