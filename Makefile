@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-faults test-mutants check format figures docs wheel wheelhouse clean
+.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ format: $(STAMP)  ## Format and fix what can be fixed
 figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
 	$(BIN)/memscale report quickstart --runs $(RUNS)
 	cp $(RUNS)/quickstart/report/accuracy.png docs/images/quickstart.png
+
+notebooks: $(STAMP)  ## Execute the notebooks and store what they show (a few minutes)
+	$(BIN)/python docs/notebooks.py
 
 docs: $(STAMP)  ## Build the site of docs/ with the API reference into site/; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

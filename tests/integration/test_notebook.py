@@ -5,7 +5,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,38 +25,30 @@ pytestmark = [
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
-def synthetic_sweeps():
-    path = ROOT / "tests" / "unit" / "analysis" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("synthetic_sweeps", path)
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+notebooks = load(ROOT / "docs" / "notebooks.py")
+
+
 @pytest.fixture
 def execute(tmp_path, monkeypatch):
-    for name in ("MEMSCALE_RUNS", "MEMSCALE_SWEEP", "MEMSCALE_SCALING_DATA"):
+    for name in notebooks.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     (tmp_path / "here").mkdir()
-
-    def run(path):
-        client = NotebookClient(
-            nbformat.read(path, as_version=4),
-            timeout=300,
-            kernel_name="python3",
-            # Elsewhere than the checkout: a notebook must not find somebody's runs by accident.
-            resources={"metadata": {"path": str(tmp_path / "here")}},
-        )
-        return client.execute()
-
-    return run
+    # Elsewhere than the checkout: a notebook must not find somebody's runs by accident.
+    return lambda path: notebooks.execute(path, tmp_path / "here")
 
 
 @pytest.fixture
 def on_a_sweep(tmp_path, monkeypatch, execute):
     def run(path, **options):
-        synthetic = synthetic_sweeps()
+        synthetic = load(ROOT / "tests" / "unit" / "analysis" / "conftest.py")
         trials = synthetic.make_sweep(sweep="quickstart", **options)
         monkeypatch.setenv("MEMSCALE_RUNS", str(synthetic.write_runs(tmp_path / "runs", trials)))
         return execute(path)
@@ -79,22 +70,48 @@ def pictures(notebook):
 
 
 @every_notebook
-def test_it_stores_no_output(path):
-    cells = code_cells(nbformat.read(path, as_version=4))
+def test_it_has_a_question_stored_outputs_and_a_conclusion(path):
+    notebook = nbformat.read(path, as_version=4)
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    cells = code_cells(notebook)
 
+    assert "**Question.**" in prose[0]
+    assert prose[-1].startswith("**What to conclude**")
     assert len(cells) >= 4
-    assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)
+    assert all(cell.execution_count is not None for cell in cells)
+    assert any("image/png" in o.get("data", {}) for cell in cells for o in cell.outputs)
+    assert path.stat().st_size < 600_000, "docs/notebooks.py stores small pictures"
 
 
 @pytest.mark.long  # of seconds of a core each; the next test is the one of `make test`
 @every_notebook
-def test_it_runs_through_and_shows_pictures(path, execute):
+def test_it_runs_through_and_shows_what_is_stored(path, execute):
     notebook = execute(path)
 
     assert pictures(notebook)
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert all(word in printed for word in ANSWERS.get(path.stem, ())), printed
+    kept = nbformat.read(path, as_version=4)
+    tolerance = notebooks.WIDER.get(path.stem, notebooks.TOLERANCE)
+    assert notebooks.differences(kept, notebook, tolerance=tolerance) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_alike"),
+    [
+        ("loss 1.7623 [1.68, 1.83]", "loss 1.7630 [1.68, 1.83]", True),
+        ("loss 1.7623", "loss 1.9", False),
+        ("loss 1.7623", "nats 1.7623", False),
+        ("Styler at 0x7fa21147a1d0", "Styler at 0x55", True),
+        ("report.html: 812 KiB", "report.html: 815 KiB", True),
+        ("1,000 resamples", "999 resamples", True),
+        ("3 runs", "3", False),
+        ("1e-05", "2e-05", False),
+    ],
+)
+def test_outputs_differ_by_words_and_by_numbers_beyond_the_tolerance(one, other, are_alike):
+    assert notebooks.alike(one, other, tolerance=notebooks.TOLERANCE) is are_alike
 
 
 def test_first_curves_of_a_whole_sweep(on_a_sweep):
