@@ -85,12 +85,15 @@ def differences(kept: Any, fresh: Any, *, tolerance: float = TOLERANCE) -> list[
 
 
 def _shown(cell: Any) -> list[str]:
-    """Return the text of every output, of a picture that it is one."""
-    texts = []
+    """Return the text of every output, of a picture that it is one; what is printed is one text."""
+    texts: list[str] = []
+    printed = "".join(o.text for o in cell.outputs if o.output_type == "stream")
+    if printed:
+        texts.append(printed)  # how it was cut into pieces depends on the time between them
     for output in cell.outputs:
         if output.output_type == "stream":
-            texts.append(output.text)
-        elif "image/png" in output.get("data", {}):
+            continue
+        if "image/png" in output.get("data", {}):
             texts.append("a picture")
         else:
             texts.append(output.get("data", {}).get("text/plain", output.output_type))

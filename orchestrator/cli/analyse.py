@@ -82,15 +82,22 @@ def report(
 ) -> None:
     """Answer the question: fit, draw and write report.html, one self-contained page."""
     from analysis.report.contents import report_contents
-    from analysis.report.html import figure_paths, write_contents
+    from analysis.report.figure_files import draw_sweep, figure_paths
+    from analysis.report.html import write_contents
+    from analysis.report.second_process import in_second_process
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)
     runs_table, fits = _fits(sweep, runs, tracking_uri, by)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
+    earlier = figure_paths(folder)
+    pictures = in_second_process(lambda: draw_sweep(runs_table, fits, folder))
     contents = report_contents(runs_table, fits, trials=trials, progress=_echo_part)
-    page, figures = write_contents(contents, folder, progress=_echo_part), figure_paths(folder)
+    page = write_contents(
+        contents, folder, sweep_pictures=pictures, earlier=earlier, progress=_echo_part
+    )
+    figures = figure_paths(folder)
     spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
     if json:
         written = {"report": str(page), "figures": [str(figure) for figure in figures]}

@@ -17,7 +17,8 @@ from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.report.contents import report_contents
-from analysis.report.html import Pictures, figure_paths, render
+from analysis.report.figure_files import ContentPictures, SweepPictures, figure_paths
+from analysis.report.html import render
 from analysis.report.tables import (
     comparison,
     configurations,
@@ -224,7 +225,7 @@ def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_pa
     )
     for table in (configurations(fits), curves(fits), comparison(fits)):
         assert note in table.notes
-    assert note in render(report_contents(runs, fits), Pictures())
+    assert note in render(report_contents(runs, fits), SweepPictures(), ContentPictures())
 
 
 def test_text_from_runs_is_escaped(runs, fits):
@@ -247,7 +248,7 @@ def test_text_from_runs_is_escaped(runs, fits):
         question="is 1 < 2?",
     )
 
-    text = render(report_contents(nasty, fits), Pictures())
+    text = render(report_contents(nasty, fits), SweepPictures(), ContentPictures())
 
     assert "<script>" not in text
     assert "<b>" not in text
