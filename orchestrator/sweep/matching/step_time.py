@@ -23,7 +23,7 @@ from orchestrator.records.trial_spec import Resources, canonical_json
 from orchestrator.sweep.draft_trial import Match
 from orchestrator.sweep.matching import budget, step_time_search
 from orchestrator.sweep.matching.isoflop_ladder import Frame
-from orchestrator.sweep.matching.step_time_search import NotFoundError, RatioEstimate
+from orchestrator.sweep.matching.step_time_search import NoMatchError, RatioEstimate
 from orchestrator.sweep.matching.step_timer import StepTimeError
 from orchestrator.sweep.parsing.diagnostics import InvalidError
 
@@ -276,7 +276,7 @@ class StepTimeCache:
                 return answer
         failed = self._failed[query.key]
         fix = failed.fix
-        if isinstance(failed, NotFoundError) and query.other is not None:
+        if isinstance(failed, NoMatchError) and query.other is not None:
             fix += ", or write solve: tokens" * (query.field != "tokens")
         diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
         raise InvalidError(diagnostic.of(query.architecture))
@@ -405,7 +405,7 @@ def _solve(
     """Measure until the query has an answer.
 
     Raises:
-        NotFoundError: If it has none.
+        NoMatchError: If it has none.
         StepTimeError: If nothing can be measured.
     """
     measurement = _Measurement(query, timer)
@@ -432,7 +432,7 @@ def _start(with_value: Callable[[int], Any], written: int | None) -> int:
         return written
     smallest = budget.first_possible(lambda n: with_value(n) is not None, range(1, 2**16))
     if smallest is None:
-        raise NotFoundError(
+        raise NoMatchError(
             "no value of it is possible with the rest of this model",
             "change that, or solve for another field",
         )

@@ -65,7 +65,7 @@ class RatioEstimate:
         return f"{self.ratio:.3f} ± {self.uncertainty:.3f}"
 
 
-class NotFoundError(StepTimeError):
+class NoMatchError(StepTimeError):
     """No value has the ratio that is looked for."""
 
 
@@ -92,7 +92,7 @@ def settled(
     """Return a ratio that is known within 1 %, or as well as a few measurements can tell.
 
     Raises:
-        NotFoundError: If the timings vary too much to say anything.
+        NoMatchError: If the timings vary too much to say anything.
     """
     runs: list[Sequence[float]] = []
     while True:
@@ -128,7 +128,7 @@ def search(
         report: Called after every measurement.
 
     Raises:
-        NotFoundError: If no value is near enough, or none was found in MOST_MEASUREMENTS.
+        NoMatchError: If no value is near enough, or none was found in MOST_MEASUREMENTS.
     """
     runs: dict[int, list[Sequence[float]]] = {}
     seen: dict[int, RatioEstimate] = {}
@@ -160,17 +160,17 @@ def search(
 
 def _not_found(
     seen: dict[int, RatioEstimate], *, field: str, wanted: str, exhausted: bool
-) -> NotFoundError:
+) -> NoMatchError:
     """Return why the search gives up: nothing is left to try, or too much was tried."""
     best = min(seen, key=lambda v: (seen[v].error, v))
     nearest_is = f"the nearest is {field} {best} with {seen[best]} × it"
     if exhausted:
         small = "smaller" if seen[best].ratio > 1 else "larger"
-        return NotFoundError(
+        return NoMatchError(
             f"no {field} gives {wanted} within 1 %: {nearest_is}",
             f"make the rest of the model {small}, or solve for another field",
         )
-    return NotFoundError(
+    return NoMatchError(
         f"no {field} that gives {wanted} was found in {MOST_MEASUREMENTS} measurements: "
         f"{nearest_is}",
         "end what else runs on this machine and plan again, "
@@ -181,7 +181,7 @@ def _not_found(
 def _checked(found: RatioEstimate) -> RatioEstimate:
     if found.uncertainty <= LARGEST_UNCERTAINTY:
         return found
-    raise NotFoundError(
+    raise NoMatchError(
         f"timings vary too much on this machine: a ratio of {found} after "
         f"{found.measurements} measurements",
         "end what else runs on it and plan again, or match training_flops",

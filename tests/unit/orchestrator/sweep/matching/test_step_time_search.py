@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.sweep.matching import step_time_search
-from orchestrator.sweep.matching.step_time_search import NotFoundError, RatioEstimate
+from orchestrator.sweep.matching.step_time_search import NoMatchError, RatioEstimate
 
 Ratio = Callable[[int], float]
 
@@ -60,7 +60,7 @@ def test_without_noise_the_value_is_within_one_percent_and_few_are_measured(
 
     try:
         value, found = bench.search(start=start)
-    except NotFoundError:
+    except NoMatchError:
         # Steps of one are then more than two per cent of a step's time, or the limit of the search is in between.
         near = [n for n in range(1, 4_001) if abs(bench.ratio(n) - 1) <= 0.01]
         assert not near or min(near) > step_time_search.FARTHEST * start
@@ -114,9 +114,7 @@ def test_only_possible_values_are_measured() -> None:
 def test_where_no_value_is_near_the_nearest_is_named(ratio: Ratio, told: str) -> None:
     bench = Bench(ratio)
 
-    with pytest.raises(
-        NotFoundError, match="no d_ff gives the step time of dense within 1 %"
-    ) as no:
+    with pytest.raises(NoMatchError, match="no d_ff gives the step time of dense within 1 %") as no:
         bench.search()
 
     assert told in str(no.value)
@@ -126,14 +124,14 @@ def test_where_no_value_is_near_the_nearest_is_named(ratio: Ratio, told: str) ->
 def test_a_field_that_takes_one_value_alone_is_measured_again_before_it_is_given_up() -> None:
     bench = Bench(lambda value: 1.5)
 
-    with pytest.raises(NotFoundError, match=r"the nearest is d_ff 88 with 1.500"):
+    with pytest.raises(NoMatchError, match=r"the nearest is d_ff 88 with 1.500"):
         bench.search(possible=lambda n: n == 88)
 
     assert bench.measured == [88] * step_time_search.FEWEST_OF_ONE
 
 
 def test_timings_that_say_nothing_are_refused() -> None:
-    with pytest.raises(NotFoundError, match="timings vary too much on this machine: a ratio of"):
+    with pytest.raises(NoMatchError, match="timings vary too much on this machine: a ratio of"):
         Bench(lambda value: 1.0, noise=2.0).search()
 
 
@@ -141,7 +139,7 @@ def test_a_search_ends() -> None:
     wild = Bench(lambda value: 1.0)
     wild.block = lambda value: math.exp(wild.random.gauss(0.0, 0.3) * len(wild.measured))  # type: ignore[method-assign]
 
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NoMatchError):
         wild.search()
 
     assert len(wild.measured) <= step_time_search.MOST_MEASUREMENTS
@@ -175,5 +173,5 @@ def test_a_single_ratio_that_stays_unknown_is_refused() -> None:
     def measure() -> Sequence[float]:
         return [0.5, 1.0, 2.0]
 
-    with pytest.raises(NotFoundError, match="after 6 measurements"):
+    with pytest.raises(NoMatchError, match="after 6 measurements"):
         step_time_search.settled(measure, report=lambda found: None)
