@@ -79,7 +79,7 @@ test-chaos: $(STAMP)  ## Kill everything at random times in a sweep on four Ray 
 	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]  # 2: network namespaces are not allowed here
 
 test-faults: $(STAMP)  ## Faults of the system: kills at writes, clocks that are set, full and failing disks, other users, namespaces, damaged databases (five minutes)
-	$(PYTEST) -m "faults and not gpu" $(TEST_ARGS)
+	$(PYTEST) $(UNIT_WORKERS) -m "faults and not gpu" $(TEST_ARGS)
 
 test-mutants: $(STAMP)  ## Put each fault of tests/mutants/mutants.toml into a copy: which test falls? (ONLY=train: those; half an hour)
 	$(BIN)/python tests/mutants/mutants.py --workers $(WORKERS) --only "$(ONLY)"
