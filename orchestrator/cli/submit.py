@@ -52,7 +52,8 @@ Address = Annotated[
 Priority = Annotated[
     int | None,
     typer.Option(
-        help="With --address: among the sweeps of one cluster, higher ones go first. Default: 0.",
+        help="With --address: among the sweeps of one cluster, higher ones go first; running "
+        "trials of lower ones checkpoint and wait. Default: 0.",
         min=-100,
         max=100,
         show_default=False,

@@ -1,5 +1,6 @@
 """Starting of attempts: a snapshot for the scheduler, launches of its placements."""
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import AttemptDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
-from orchestrator.scheduling.fair_share import SweepUsage
+from orchestrator.scheduling.fair_share import Grant, SweepUsage
 from orchestrator.scheduling.gpu_sharing import memory_fraction_per_rank
 from orchestrator.scheduling.interface import Placement, Running, Snapshot, schedule
+from orchestrator.scheduling.preemption import PreemptionCandidate, trials_to_preempt
 from orchestrator.scheduling.wait_queue import Waiting
 
+LOG = logging.getLogger(__name__)
 STARTING_S = 1.0
 """Limit on one round of starts: exits, requests and the heartbeat must not wait for hundreds."""
 REPLACE_S = 2.0
@@ -81,6 +84,7 @@ class AttemptStarter:
         shared = SharedUsage()
         if isinstance(state.launcher, SharedLauncher):
             shared = state.launcher.exchange_usage(usage)
+        self._preempt(shared.grant)
         with_others = replace(snapshot, running=[*snapshot.running, *shared.foreign_load])
         decided = schedule(with_others, now)
         state.impossible, self._reserved_nodes = decided.impossible, decided.reserved_nodes
@@ -96,12 +100,30 @@ class AttemptStarter:
             if state.n_stops or state.clock() - begun > STARTING_S:
                 break
             trial, demand = state.trials[placement.trial_id], demands[placement.trial_id]
-            if not shared.grant.allows(usage, gpus=demand.gpus):
+            if not shared.grant.allows(usage, demand):
                 trial.wait = f"fits, and leaves room to others: {shared.grant.why}"
             elif self._start(trial, placement, nodes):
                 started = True
                 usage = usage.holding(demand)
         return started
+
+    def _preempt(self, grant: Grant) -> None:
+        """Have trials make way for sweeps of higher priority."""
+        candidates = [
+            PreemptionCandidate(
+                trial_id=trial.folder.trial_id,
+                demand=attempt.launch.demand,
+                node_ids=[node.node_id for node in attempt.launch.all_nodes],
+                started_at=attempt.started_at,
+                stopping=attempt.stop_outcome is not None,
+            )
+            for trial, attempt in self._state.running
+        ]
+        for trial_id in trials_to_preempt(candidates, grant):
+            attempt = self._state.trials[trial_id].attempt
+            assert attempt is not None, "candidates run"
+            LOG.info("trial %s makes way for a sweep of higher priority", trial_id)
+            self._state.ask_to_stop(attempt, Outcome.YIELDED)
 
     def _waits_for_disk(self) -> bool:
         """Return whether nothing can start because the disk is full or fails.

@@ -49,6 +49,13 @@ class ControllerState:
         """Trials with the attempt of each that runs."""
         return [(t, t.attempt) for t in self.trials.values() if t.attempt is not None]
 
+    def ask_to_stop(self, attempt: RunningAttempt, outcome: Outcome) -> None:
+        """Have an attempt checkpoint and leave, to end with this outcome; once."""
+        if attempt.stop_outcome is None:
+            attempt.stop_outcome = outcome
+            launch = attempt.launch
+            self.launcher.stop(launch.trial_id, launch.attempt, hard=False)
+
     def cancel_requested(self, trial: ManagedTrial) -> bool:
         """Whether somebody cancelled the trial or the whole sweep."""
         return trial.folder.cancel_requested() or self.sweep.cancel_requested()

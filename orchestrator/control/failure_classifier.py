@@ -91,7 +91,7 @@ def classify(
     Args:
         attempt_exit: What the launcher saw.
         stop_outcome: What the controller had asked its ranks to stop for: INTERRUPTED, CANCELLED,
-            PREEMPTED, TIME_LIMIT or None.
+            PREEMPTED, YIELDED, TIME_LIMIT or None.
         error: error.json, if a rank wrote one.
         has_result: Whether result.json exists. Then the trial is done, whatever happened to the
             processes.
@@ -149,6 +149,7 @@ def _stop_reason(stop_outcome: Outcome, attempt_exit: AttemptExit) -> str:
         Outcome.INTERRUPTED: "stopped on request",
         Outcome.CANCELLED: "cancelled on request",
         Outcome.PREEMPTED: "its allocation ends (preemption, or the time limit of the job)",
+        Outcome.YIELDED: "made way for a sweep of higher priority",
         Outcome.TIME_LIMIT: "reached its time limit",
     }[stop_outcome]
     if EXIT_CODES[Outcome.INTERRUPTED] in attempt_exit.exit_codes.values():

@@ -22,7 +22,6 @@ from orchestrator.control.recovery import orphaned, recover_trial
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.status import SweepStatus
 from orchestrator.control.status_publisher import StatusPublisher
-from orchestrator.control.trial_state import RunningAttempt
 from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import HEARTBEAT_S, ControllerLock
@@ -248,10 +247,10 @@ class Controller:
                 if attempt is None:
                     trial.finished = True
                 else:
-                    self._ask_to_stop(attempt, Outcome.CANCELLED)
+                    self._state.ask_to_stop(attempt, Outcome.CANCELLED)
             limit_s = trial.spec.resources.time_limit_s
             if attempt is not None and limit_s is not None and now - attempt.started_at > limit_s:
-                self._ask_to_stop(attempt, Outcome.TIME_LIMIT)
+                self._state.ask_to_stop(attempt, Outcome.TIME_LIMIT)
         if not all_cancelled:
             self._handle_retry_requests()
 
@@ -273,18 +272,11 @@ class Controller:
         if not self._state.n_stops:
             return
         for _, attempt in self._state.running:
-            self._ask_to_stop(attempt, self._state.stop_outcome)
+            self._state.ask_to_stop(attempt, self._state.stop_outcome)
             if self._state.n_stops > 1 and not attempt.killed:
                 attempt.killed = True
-                self._stop_ranks(attempt, hard=True)
-
-    def _ask_to_stop(self, attempt: RunningAttempt, outcome: Outcome) -> None:
-        if attempt.stop_outcome is None:
-            attempt.stop_outcome = outcome
-            self._stop_ranks(attempt, hard=False)
-
-    def _stop_ranks(self, attempt: RunningAttempt, *, hard: bool) -> None:
-        self._state.launcher.stop(attempt.launch.trial_id, attempt.launch.attempt, hard=hard)
+                launch = attempt.launch
+                self._state.launcher.stop(launch.trial_id, launch.attempt, hard=True)
 
     def _is_over(self) -> bool:
         state, n_running = self._state, len(self._state.running)

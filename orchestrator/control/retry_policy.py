@@ -102,6 +102,8 @@ def decide_retry(
     if outcome is Outcome.INTERRUPTED:
         reason = "stopped on request; submit again to resume"
         return RetryDecision(action=Action.WAIT, reason=reason)
+    if outcome is Outcome.YIELDED:
+        return RetryDecision(action=Action.RETRY, reason="goes on when there is room again")
     if outcome in DETERMINISTIC:
         reason = f"{outcome.value} would end the same way again"
         return RetryDecision(action=Action.STOP, reason=reason)

@@ -63,6 +63,8 @@ class Outcome(StrEnum):
     HANG = "hang"
     COMMUNICATION = "communication"
     PREEMPTED = "preempted"
+    YIELDED = "yielded"
+    """Made way for a sweep of higher priority on its cluster; goes on when that leaves room."""
     KILLED = "killed"
     """A rank died of a signal that nobody here sent."""
     NODE_LOST = "node_lost"

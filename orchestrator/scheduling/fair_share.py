@@ -14,7 +14,8 @@ itself what that leaves to it (`Grant`); no process decides for all. Rules, in t
    that started something more recently. So a stream of small trials of one sweep cannot starve a
    large one of another.
 
-What runs is never taken away.
+What runs is taken away for sweeps of higher priority alone (`preemption.py`), not for a share or a
+large trial.
 """
 
 import math
@@ -74,26 +75,6 @@ class SweepUsage:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grant:
-    """What a sweep may do now."""
-
-    gpus: float = math.inf
-    """It may start a trial that takes GPUs while it holds fewer."""
-    cpus: float = math.inf
-    """It may start any trial while it holds fewer cores."""
-    closed: frozenset[str] = frozenset()
-    """Nodes on which it may start nothing."""
-    why: str = ""
-    """One clause for people; empty when nobody else is there."""
-
-    def allows(self, usage: SweepUsage, *, gpus: float) -> bool:
-        """Return whether a trial of so many GPUs may start."""
-        if gpus and usage.holds_gpus >= self.gpus - NOTHING:
-            return False
-        return usage.holds_cpus < self.cpus - NOTHING
-
-
 class Amounts(NamedTuple):
     """Amounts of each resource, or shares of the cluster."""
 
@@ -104,12 +85,49 @@ class Amounts(NamedTuple):
         """Return the larger share of the cluster; of wants it may be more than all."""
         return max(a / whole if whole else 0.0 for a, whole in zip(self, cluster, strict=True))
 
+    def __sub__(self, other: "Amounts") -> "Amounts":
+        return Amounts(self.gpus - other.gpus, self.cpus - other.cpus)
+
+
+NONE = Amounts(0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grant:
+    """What a sweep may do now."""
+
+    gpus: float = math.inf
+    """It may start a trial that takes GPUs while it holds fewer."""
+    cpus: float = math.inf
+    """It may start any trial while it holds fewer cores."""
+    closed: frozenset[str] = frozenset()
+    """Nodes on which it may start nothing."""
+    lacking: Amounts = NONE
+    """What sweeps of higher priority have less than their shares."""
+    why: str = ""
+    """One clause for people; empty when nobody else is there."""
+
+    def allows(self, usage: SweepUsage, demand: Demand) -> bool:
+        """Return whether a trial may start: within the share while others lack their own."""
+        if max(self.lacking) > NOTHING:
+            then = usage.holding(demand)
+            gpus_fit = not demand.gpus or then.holds_gpus <= self.gpus + NOTHING
+            return gpus_fit and then.holds_cpus <= self.cpus + NOTHING
+        if demand.gpus and usage.holds_gpus >= self.gpus - NOTHING:
+            return False
+        return usage.holds_cpus < self.cpus - NOTHING
+
 
 def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: float) -> Grant:
     """Return what one sweep may do beside the others on a cluster of so many GPUs and cores."""
     if not others:
         return Grant()
-    fair = fair_shares([own, *others], gpus=gpus, cpus=cpus)[0]
+    fair, *theirs = fair_shares([own, *others], gpus=gpus, cpus=cpus)
+    short = [
+        share - Amounts(other.holds_gpus, other.holds_cpus)
+        for other, share in zip(others, theirs, strict=True)
+        if other.priority > own.priority
+    ]
     cluster = Amounts(gpus, cpus)
     ahead = [other for other in others if _order(other, cluster) < _order(own, cluster)]
     sweeps = plural(len(others), "other sweep")
@@ -118,6 +136,9 @@ def grant(own: SweepUsage, others: Sequence[SweepUsage], *, gpus: float, cpus: f
         gpus=fair.gpus,
         cpus=fair.cpus,
         closed=frozenset(node for other in ahead for node in other.keeps),
+        lacking=Amounts(
+            sum(max(0.0, one.gpus) for one in short), sum(max(0.0, one.cpus) for one in short)
+        ),
         why=f"shares the cluster with {sweeps}; its share is {share_gpus}{fair.cpus:.3g} cores",
     )
 

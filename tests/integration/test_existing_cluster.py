@@ -23,6 +23,7 @@ from orchestrator.records.processes import pids_writing_below
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
+from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.fair_share import SweepUsage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
@@ -216,7 +217,7 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
         wants = SweepUsage(wants_cpus=4)
         alone = launcher.exchange_usage(wants)
         assert (alone.foreign_load, alone.grant.closed) == ([], frozenset())
-        assert alone.grant.allows(wants, gpus=0)
+        assert alone.grant.allows(wants, Demand(cpus=1))
 
         other = ClusterRegistry(RayKeyValueStore(), "/shared/runs/other")
         other.exchange(SweepUsage(priority=1, wants_cpus=3, keeps=(nodes[0].node_id,)))

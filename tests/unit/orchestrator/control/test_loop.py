@@ -32,7 +32,7 @@ from orchestrator.records.trial_spec import (
     TrialState,
 )
 from orchestrator.scheduling.demand import Demand, Node
-from orchestrator.scheduling.fair_share import Grant
+from orchestrator.scheduling.fair_share import Amounts, Grant
 from orchestrator.scheduling.interface import Running
 
 DONE = {0: 0}
@@ -470,6 +470,32 @@ def test_a_sweep_starts_no_more_than_its_share_and_publishes_its_usage(world):
     first, full = world.launcher.usages[0], world.launcher.usages[-1]
     assert (first.holds_cpus, first.wants_cpus, first.started) == (0, 3, 0)
     assert (full.wants_cpus, full.started) == (0, 3)
+
+
+def test_trials_make_way_for_a_higher_priority_and_go_on_without_using_a_budget(world):
+    world.launcher = SharedFakeLauncher(cpus=3)
+    ids = [world.trial(seed, retries=Retries(failure=0, preemption=0)) for seed in range(3)]
+
+    def script():
+        while len(world.launcher.running) < 3:
+            yield
+        world.launcher.left = SharedUsage(grant=Grant(cpus=1.0, lacking=Amounts(0.0, 2.0)))
+        while len(world.launcher.running) > 1:
+            yield
+        for _ in range(20):  # nothing more leaves, and nothing starts, while the other is there
+            yield
+        assert len(world.launcher.running) == 1
+        assert len(world.launcher.stops) == 2
+        world.launcher.left = SharedUsage()
+        while len(world.launcher.running) < 3:
+            yield
+        yield from finish(world, *ids)
+
+    status = world.run(*ids, script=script())
+
+    assert status.complete
+    ends = [[a.end()["outcome"] for a in world.sweep.trial(i).attempts()] for i in ids]
+    assert sorted(ends) == [["done"], ["yielded", "done"], ["yielded", "done"]]
 
 
 def test_foreign_load_is_not_free(world):

@@ -58,7 +58,7 @@ def test_higher_priorities_take_what_they_want_first():
     all_of_it = replace(urgent, wants_gpus=20, wants_cpus=20)
     (left, _), _ = fair_shares([other, all_of_it], gpus=8, cpus=64)
     assert left == pytest.approx(0)
-    assert not grant(other, [all_of_it], gpus=8, cpus=64).allows(other, gpus=1)
+    assert not grant(other, [all_of_it], gpus=8, cpus=64).allows(other, Demand(cpus=1, gpus=1))
 
 
 usages = st.lists(
@@ -160,12 +160,18 @@ def test_a_large_trial_of_one_sweep_is_not_starved_by_small_ones_of_another():
         waits = Waiting(trial_id="large", demand=Demand(cpus=8, gpus=8.0), predicted_s=10)
         decided = schedule(Snapshot(nodes=[node], running=running, waiting=[waits]), now)
         kept = decided.reserved_nodes
-        if decided.placements and grant(one, [many], gpus=8, cpus=64).allows(one, gpus=8):
+        if decided.placements and grant(one, [many], gpus=8, cpus=64).allows(
+            one, Demand(cpus=1, gpus=8)
+        ):
             large_started = now
             break
         # The small sweep's: a trial of ten seconds for every GPU that it may take.
         granted = grant(many, [one], gpus=8, cpus=64)
-        while len(held) < 8 and granted.allows(many, gpus=1) and "n" not in granted.closed:
+        while (
+            len(held) < 8
+            and granted.allows(many, Demand(cpus=1, gpus=1))
+            and "n" not in granted.closed
+        ):
             held[f"small-{now}-{len(held)}"] = now + 10
             many = replace(many, holds_gpus=len(held), holds_cpus=len(held))
     assert large_started is not None
