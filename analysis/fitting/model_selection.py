@@ -10,7 +10,7 @@ stand beside it.
 
 `compare_laws` ranks laws that are given; `choose_law` takes all laws that the table has the columns
 for, each by its own objective and by least squares, and keeps those that the hold-out cannot tell
-from the best.
+from the best. Of these, misfits (`LawFit.verdict`) are left out where another is none.
 """
 
 import importlib
@@ -37,7 +37,8 @@ class LawChoice:
     """The law that predicts the largest runs best, with those that might do so as well."""
 
     fits: Mapping[str, LawFit]
-    """Candidates that the hold-out cannot tell from the best, which comes first."""
+    """Candidates that the hold-out cannot tell from the best, best first; without misfits, unless
+    all are."""
     table: pd.DataFrame
     """One row per candidate, best hold-out first."""
     sentence: str
@@ -113,13 +114,14 @@ def choose_law(
         for name, (law, objective) in candidates.items()
         if name in kept
     }
+    sound = [name for name in kept if not refits[name].verdict.is_misfit] or kept
     rows = [
-        _row(name, fits[name], errors, name in kept) for name in [*order, *(fits.keys() - errors)]
+        _row(name, fits[name], errors, name in sound) for name in [*order, *(fits.keys() - errors)]
     ]
     return LawChoice(
-        fits={name: refits[name] for name in kept},
+        fits={name: refits[name] for name in sound},
         table=pd.DataFrame(rows),
-        sentence=_sentence(order, kept, errors),
+        sentence=_sentence(order, kept, errors, [name for name in kept if name not in sound]),
     )
 
 
@@ -188,7 +190,10 @@ def _row(
 
 
 def _sentence(
-    order: Sequence[str], kept: Sequence[str], errors: Mapping[str, NDArray[np.float64]]
+    order: Sequence[str],
+    kept: Sequence[str],
+    errors: Mapping[str, NDArray[np.float64]],
+    misfits: Sequence[str],
 ) -> str:
     best = errors[order[0]]
     text = (
@@ -200,7 +205,7 @@ def _sentence(
     worse = next((name for name in order if name not in kept), None)
     if worse is not None:
         text += f"; then {worse} with {errors[worse].mean():.3g}"
-    return text
+    return text + (f"; left out as misfits: {', '.join(misfits)}" if misfits else "")
 
 
 def compare_laws(

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from analysis.fitting import model_selection
 from analysis.fitting.model_selection import choose_law, compare_laws
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.synthetic import make_runs
@@ -73,6 +74,22 @@ def test_intervals_hold_the_choice_of_the_law():
     each = [fit.predict(far) for fit in choice.fits.values()]
     assert at.y == each[0].y
     assert at.low == min(p.low for p in each) < max(p.high for p in each) == at.high
+
+
+def test_a_misfit_is_left_out_where_another_law_is_none(monkeypatch):
+    runs = make_runs(CHINCHILLA, 40, noise=0.003)
+    monkeypatch.setattr(model_selection, "_as_good", lambda errors, best: True)
+
+    choice = choose_law(runs, [KAPLAN, CHINCHILLA], n_draws=10, objective=SQUARES)
+    alone = choose_law(runs, [KAPLAN], n_draws=10, objective=SQUARES)
+
+    assert list(choice.fits) == ["chinchilla"]
+    assert choice.sentence.endswith("left out as misfits: kaplan")
+    assert choice.table.set_index("candidate")["kept"].to_dict() == {
+        "chinchilla": True,
+        "kaplan": False,
+    }
+    assert alone.fit.verdict.is_misfit  # nothing better is there, and its verdict says so
 
 
 def test_no_law_for_a_table_says_which_columns_it_has():
