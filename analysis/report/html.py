@@ -11,6 +11,7 @@ import jinja2
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import KINDS
 from analysis.report import tables
+from analysis.report.benchmark_table import benchmarks
 from analysis.report.contents import ReportContents, report_contents
 from analysis.report.device_share import device_share
 from analysis.report.figure_files import (
@@ -134,6 +135,7 @@ def render(
         law_health=health_table(contents.law_fits),
         compared=contents.compared,
         usage=tables.usage(runs, fits),
+        benchmarks=benchmarks(runs),
         configurations=tables.configurations(fits),
         parameter_groups=tables.parameter_groups(fits),
         curves=tables.curves(fits),

@@ -13,6 +13,7 @@ from analysis.formatting import Column, Table, count, decimals, flops, number, s
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
 from analysis.loading.usage import KIND_WORDS, USAGE_LABELS, UsageColumns, usage_columns
+from analysis.report.benchmark_table import benchmarks
 from analysis.report.fit_tables import (
     fit_fields,
     health_table,
@@ -45,8 +46,8 @@ X_LABELS = {
 def tables(runs: Runs, fits: SweepFits, *, everything: bool = False) -> list[Table]:
     """Return what `memscale fit` prints.
 
-    Configurations, curves and the comparison at equal FLOPs; where there are any, also excluded
-    trials, missing sizes and warnings about the data.
+    Configurations, curves and the comparison at equal FLOPs; where there are any, also benchmarks,
+    excluded trials, missing sizes and warnings about the data.
 
     Args:
         runs: Of `analysis.load`.
@@ -59,7 +60,9 @@ def tables(runs: Runs, fits: SweepFits, *, everything: bool = False) -> list[Tab
         always.insert(1, best(fits))
     if everything:
         always += [parameter_groups(fits), usage(runs, fits), health(fits), trials(runs)]
-    return always + [t for t in (excluded(runs), missing(fits), warnings(runs, fits)) if t.rows]
+    return always + [
+        t for t in (benchmarks(runs), excluded(runs), missing(fits), warnings(runs, fits)) if t.rows
+    ]
 
 
 def configurations(fits: SweepFits) -> Table:

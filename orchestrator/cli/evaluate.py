@@ -29,13 +29,21 @@ def evaluate(
         ),
     ],
     suite: Annotated[
-        list[str],
-        typer.Option(help=f"{SUITES}, or a YAML file; may be given several times."),
-    ],
+        list[str] | None,
+        typer.Option(
+            help=f"{SUITES}, or a YAML file; may be given several times. Default: what "
+            "`evaluation:` of the sweep file names, where it was not measured yet.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
-        Path,
-        typer.Option(envvar="MEMSCALE_BENCHMARKS", help="Folder of the benchmarks' JSON lines."),
-    ],
+        Path | None,
+        typer.Option(
+            envvar="MEMSCALE_BENCHMARKS",
+            help="Folder of the benchmarks' JSON lines; needed with --suite.",
+            show_default=False,
+        ),
+    ] = None,
     runs: Runs = Path("runs"),
     limit: Annotated[
         int | None,
@@ -53,16 +61,22 @@ def evaluate(
     from orchestrator.cli.render.evaluation import evaluation_tables, showing_progress
     from orchestrator.evaluation import evaluate_trials
 
-    suites = evaluate_trials.prepare(suite, data, limit=limit)
+    asked = _asked(suite, data, limit)
     found: dict[str, list[Any]] = {}
+    notes: list[str] = []
+    known: dict[Any, list[Any]] = {}
     with showing_progress() as progress:
         if Path(what).is_dir() and not (runs / what / "trials").is_dir():
+            suites = _require(asked, what)
             found[what] = list(
                 evaluate_trials.evaluate_folder(Path(what), suites, progress=progress(what))
             )
         else:
             for trial in _trials(runs, what):
                 name = trial.trial_id
+                suites = _require(asked or _scheduled(trial, known), name)
+                if asked is None and (steps := evaluate_trials.missing_steps(trial, suites)):
+                    notes.append(_gone(name, steps))
                 found[name] = list(
                     evaluate_trials.evaluate_trial(
                         trial,
@@ -73,6 +87,57 @@ def evaluate(
                     )
                 )
     console_here().print(evaluation_tables(found))
+    for note in notes:
+        console_here().print(f"note: {note}", style="yellow")
+
+
+def _asked(suite: list[str] | None, data: Path | None, limit: int | None) -> list[Any] | None:
+    """Return the suites of the options, prepared; None where the sweep file has to say.
+
+    Raises:
+        UsageError: If there is no such suite, no folder, or a file is missing or wrong.
+    """
+    from orchestrator.evaluation import evaluate_trials
+
+    if not suite:
+        if limit is not None:
+            raise typer.BadParameter("needs --suite", param_hint="--limit")
+        return None
+    if data is None:
+        raise typer.BadParameter(
+            "needs the folder of the suites' files, or MEMSCALE_BENCHMARKS", param_hint="--data"
+        )
+    return evaluate_trials.prepare(suite, data, limit=limit)
+
+
+def _scheduled(trial: "TrialDir", known: dict[Any, list[Any]]) -> list[Any]:
+    """Return the suites of a trial's sweep file, prepared; `known` are those of other trials."""
+    from orchestrator.evaluation import evaluate_trials
+
+    schedule = trial.spec().evaluation
+    if schedule not in known:
+        known[schedule] = evaluate_trials.scheduled(trial)
+    return known[schedule]
+
+
+def _require(suites: list[Any] | None, what: str) -> list[Any]:
+    from orchestrator.records.errors import UsageError
+
+    if not suites:
+        raise UsageError(
+            f"{what}: no suite to ask; give --suite, or add evaluation: {{suites: [small]}} to the "
+            "sweep file and submit it again (trials that are done are not trained anew)"
+        )
+    return suites
+
+
+def _gone(name: str, steps: list[int]) -> str:
+    """Say that weights of some steps were not kept."""
+    return (
+        f"{name}: not measured after step {', '.join(f'{step:,}' for step in steps)}, because a "
+        "trial that is done keeps its last weights only; benchmarks at earlier steps are asked "
+        "during training"
+    )
 
 
 def _trials(runs: Path, what: str) -> "list[TrialDir]":

@@ -1,6 +1,5 @@
 """Evaluation of trained trials, or of a pretrained folder, on suites of benchmarks."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +30,41 @@ def prepare(names: Sequence[str], data: Path, *, limit: int | None) -> list[Any]
         UsageError: If there is no such suite, a file is missing or wrong, or the harness is.
     """
     try:
-        return list(registry.evaluation().prepare(names, data, limit=limit))
+        registry.evaluation()  # needs the harness
+        return list(registry.benchmark_suites().prepare(names, data, limit=limit))
     except ValueError as error:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
         raise trained_trial.not_installed(error, "evaluate") from error
+
+
+def scheduled(trial: TrialDir) -> list[Any]:
+    """Return the suites that the trial's sweep file asks for, prepared; empty if it asks for none.
+
+    Raises:
+        UsageError: As `prepare`.
+    """
+    schedule = trial.spec().evaluation
+    if schedule is None or schedule.data is None:
+        return []
+    return prepare(schedule.suites, Path(schedule.data), limit=schedule.rows)
+
+
+def missing_steps(trial: TrialDir, suites: Sequence[Any]) -> list[int]:
+    """Return the steps before the last at which the trial's sweep file asks, and nobody measured.
+
+    Their weights are gone once a trial is done.
+    """
+    spec, result = trial.spec(), trial.result()
+    if spec.evaluation is None or result is None:
+        return []
+    steps = int(result["steps"])
+    known = trial.earlier_evaluations()
+    return sorted(
+        step
+        for step in spec.evaluation.steps(steps) - {steps}
+        if any(step not in known.get(one.suite.name, {}) for one in suites)
+    )
 
 
 def evaluate_trial(
@@ -104,35 +133,7 @@ def evaluate_model(
     try:
         with harness.harness_model(trained, precision=precision) as model:
             for one in suites:
-                start = time.monotonic()
-                results = list(one.evaluate(model, progress))
-                record = {
-                    "finished_at": time.time(),
-                    "seconds": time.monotonic() - start,
-                    "digest": one.digest,
-                    "harness": harness.harness_version(),
-                    "step": trained.step,
-                    **_numbers(results),
-                }
+                record = harness.measure(one, model, progress, step=trained.step)
                 yield Evaluation(suite=one.suite.name, record=record)
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error
-
-
-def _numbers(results: Sequence[Any]) -> dict[str, Any]:
-    return {
-        "metrics": {
-            f"eval/{one.task}/{metric}": value
-            for one in results
-            for metric, value in one.metrics.items()
-        },
-        "tasks": {
-            one.task: {
-                "n": one.n,
-                "chance": one.chance,
-                "at_chance": one.at_chance,
-                "n_truncated": one.n_truncated,
-            }
-            for one in results
-        },
-    }

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.node.exception_outcome import exception_outcome, short_gpu_memory_message
@@ -94,8 +95,31 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
         address=request.address,
     )
-    metrics: dict[str, float] = trainer.run(job, reporter)
+    metrics: dict[str, float] = trainer.run(job, reporter, benchmarks=benchmarks(request, spec))
     return {**metrics, **host_memory_peak(), **gpu_memory_peak(request)}
+
+
+def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
+    """Return the benchmarks that the trial's sweep asks during training; None if it asks none.
+
+    Raises:
+        ValueError: If a suite, or a file of one, is not there.
+    """
+    schedule = spec.evaluation
+    if schedule is None or schedule.data is None or schedule.rows is None:
+        return None
+    steps = -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
+
+    def keep(suite: str, record: dict[str, Any]) -> None:
+        request.trial.add_evaluation(suite, record, final=record["step"] == steps)
+
+    return importlib.import_module("workloads.evaluation.in_training").load(
+        schedule.suites,
+        Path(schedule.data),
+        rows=schedule.rows,
+        steps=schedule.steps(steps),
+        keep=keep,
+    )
 
 
 def cap_gpu_memory(request: RankRequest) -> None:

@@ -6,13 +6,14 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.node.hardware import gpu_memory_bytes, visible_gpus
-from orchestrator.planning import design_checks
+from orchestrator.planning import design_checks, evaluation_cost
+from orchestrator.planning.evaluation_cost import EvaluationCost, PricedTraining
 from orchestrator.planning.runtime_prior import (
     Measurement,
     RuntimePrediction,
@@ -70,6 +71,8 @@ class Plan:
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
     snapshot: SweepSnapshot
     """The sweep's folder as it was priced."""
+    evaluations: tuple[EvaluationCost, ...] = ()
+    """Benchmarks that trials are asked, and what they take of the training time."""
     notes: tuple[str, ...] = ()
     """Warnings: weak designs, unreadable trials, architectures that are not causal, remarks of data
     sources, excluded nodes."""
@@ -135,12 +138,14 @@ def make_plan(
                 remaining=remaining,
             )
         )
+    planned, evaluations = _with_evaluations(planned, on_gpus=on_gpus)
     wanted = {t.spec.trial_id for t in planned}
     left_over = [spec for spec in known if spec.trial_id not in wanted]
     to_train = any(t.to_train for t in planned)
     return Plan(
         sweep=sweep,
         trials=tuple(planned),
+        evaluations=tuple(evaluations),
         left_over=tuple(sorted(spec.trial_id for spec in left_over)),
         notes=(
             *(design_checks.notes([t.spec for t in planned] + left_over) if to_train else ()),
@@ -150,6 +155,21 @@ def make_plan(
         ),
         snapshot=snapshot,
     )
+
+
+def _with_evaluations(
+    trials: list[PlannedTrial], *, on_gpus: bool
+) -> tuple[list[PlannedTrial], list[EvaluationCost]]:
+    """Return trials that know which rows their benchmarks ask, and what these cost."""
+    if all(trial.spec.evaluation is None for trial in trials):
+        return trials, []
+    specs, costs = evaluation_cost.with_schedule(
+        [
+            PricedTraining(t.spec, t.runtime.seconds, on_gpus and t.spec.resources.gpus != 0)
+            for t in trials
+        ]
+    )
+    return [replace(t, spec=spec) for t, spec in zip(trials, specs, strict=True)], costs
 
 
 def _set_aside(snapshot: SweepSnapshot, wanted: Collection[str]) -> list[str]:

@@ -36,7 +36,8 @@
           end.json                 controller: outcome, reason, exit codes
         checkpoints/step-00000120/ complete when it has this name; half-written ones are .tmp-*
         result.json                rank 0, once, when the last step and the last evaluation are done
-        evaluation.json            memscale evaluate: suite -> when, on which data, metrics
+        evaluation.json            rank 0, memscale evaluate: suite -> when, on which data, metrics
+                                   of the trained model; `earlier`: suite -> step -> the same
         tracking.json              exporter: run id and offsets per tracking URI
 
 Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's
@@ -360,10 +361,32 @@ class TrialDir:
         record = read_json(self.path / "evaluation.json") or {}
         return dict(record.get("suites", {}))
 
-    def add_evaluation(self, suite: str, record: Mapping[str, Any]) -> None:
-        """Keep the record of a suite, in the place of an earlier one of the same name."""
-        known = self.evaluations()
-        write_json(self.path / "evaluation.json", {"suites": {**known, suite: dict(record)}})
+    def earlier_evaluations(self) -> dict[str, dict[int, Any]]:
+        """Return suite -> step -> record, of steps before the last one."""
+        record = read_json(self.path / "evaluation.json") or {}
+        return {
+            suite: {int(step): one for step, one in of.items()}
+            for suite, of in record.get("earlier", {}).items()
+        }
+
+    def add_evaluation(self, suite: str, record: Mapping[str, Any], *, final: bool = True) -> None:
+        """Keep the record of a suite, in the place of an older one.
+
+        Args:
+            suite: Its name.
+            record: What was measured.
+            final: Whether it is of the trained model; otherwise of its `step`.
+        """
+        known = read_json(self.path / "evaluation.json") or {}
+        suites, earlier = dict(known.get("suites", {})), dict(known.get("earlier", {}))
+        if final:
+            suites[suite] = dict(record)
+        else:
+            earlier[suite] = {**earlier.get(suite, {}), str(record["step"]): dict(record)}
+        write_json(
+            self.path / "evaluation.json",
+            {"suites": suites, **({"earlier": earlier} if earlier else {})},
+        )
 
     def evaluation_metrics(self) -> dict[str, float]:
         """Return the metrics of all suites by name: `eval/piqa/acc`, `eval/piqa/acc_stderr`."""
@@ -466,7 +489,7 @@ class TrialDir:
         """Merge the journals of all attempts: key -> step -> (t, value).
 
         Where attempts overlap (steps repeated after a resume), the later attempt wins: its values
-        belong to the weights that were kept.
+        belong to the weights that were kept. What `memscale evaluate` measured later is among it.
         """
         merged: dict[str, dict[int, tuple[int, float]]] = {}
         for attempt in self.attempts():
@@ -474,6 +497,11 @@ class TrialDir:
                 if line.step is not None:
                     for key, value in line.metrics.items():
                         merged.setdefault(key, {})[line.step] = (line.t, value)
+        for record in self.evaluations().values():
+            if record["step"] is not None:
+                t = round(1000 * float(record["finished_at"]))
+                for key, value in record["metrics"].items():
+                    merged.setdefault(key, {})[int(record["step"])] = (t, value)
         return merged
 
 

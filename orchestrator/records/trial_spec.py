@@ -161,6 +161,33 @@ class Logging:
         check_fields(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSchedule:
+    """Which benchmarks are asked, and when. Not part of a trial's identity: no weight changes."""
+
+    suites: tuple[str, ...]
+    """Names of bundled suites, or YAML files."""
+    at: tuple[float, ...] = (1.0,)
+    """Shares of the training after which they are asked; 1 is its end."""
+    data: str | None = None
+    """Folder of the suites' files; None: the one that MEMSCALE_BENCHMARKS names at submission."""
+    rows: PositiveInt | None = None
+    """Rows of each task, the first ones; None: as many as take a small share of the training
+    (`orchestrator/planning/evaluation_cost.py`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.suites:
+            raise FieldError("suites", "must name at least one suite", repr(list(self.suites)))
+        if not self.at or not all(0 < share <= 1 for share in self.at):
+            rule = "must be shares of the training, above 0 and up to 1"
+            raise FieldError("at", rule, list(self.at), "write for example [0.5, 1.0]")
+
+    def steps(self, steps: int) -> frozenset[int]:
+        """Return the optimizer steps, of `steps` in all, after which the suites are asked."""
+        return frozenset(max(1, math.ceil(share * steps)) for share in self.at)
+
+
 def canonical_json(value: Any) -> str:
     """Return the one JSON text of a plain value: sorted keys, no spaces, None-valued keys left out.
 
@@ -238,6 +265,8 @@ class TrialSpec:
     resources: Resources = field(default_factory=Resources)
     retries: Retries = field(default_factory=Retries)
     logging: Logging = field(default_factory=Logging)
+    evaluation: EvaluationSchedule | None = None
+    """Benchmarks of the sweep, with an absolute folder and a number of rows once it is priced."""
     accounting: Mapping[str, float] = field(default_factory=dict)
     """Names and units: docs/metrics.md, "Accounting". Derived, so not in the identity."""
     schema: int = SCHEMA_VERSION
@@ -304,13 +333,22 @@ class TrialSpec:
 
     def with_accounting(self, accounting: Mapping[str, float]) -> "TrialSpec":
         """Return the trial with its accounting, which is not part of its identity."""
+        return self._with_equal_ids(accounting=accounting)
+
+    def with_evaluation(self, evaluation: EvaluationSchedule) -> "TrialSpec":
+        """Return the trial with its benchmarks, which are not part of its identity."""
+        return self._with_equal_ids(evaluation=evaluation)
+
+    def _with_equal_ids(self, **changes: Any) -> "TrialSpec":
         ids = {"trial_id": self.trial_id, "configuration_id": self.configuration_id}
-        return _with_cached(replace(self, accounting=accounting), ids)
+        return _with_cached(replace(self, **changes), ids)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of spec.json; it shares the trial's mappings."""
         record = {name: getattr(self, name) for name in _FIELD_NAMES}
         parts = {name: asdict(getattr(self, name)) for name in ("resources", "retries", "logging")}
+        if self.evaluation is not None:
+            parts["evaluation"] = asdict(self.evaluation)
         return {"trial_id": self.trial_id, **record, **parts}
 
     @classmethod
@@ -327,10 +365,12 @@ class TrialSpec:
                 f"a newer memscale wrote it (schema {record['schema']}, this one reads up to "
                 f"{SCHEMA_VERSION}); update memscale"
             )
-        parts = {"resources": Resources, "retries": Retries, "logging": Logging}
+        parts: dict[str, Any] = {"resources": Resources, "retries": Retries, "logging": Logging}
         fields = _known(record, cls, ("trial_id",))
         stored_id = fields.pop("trial_id")
-        built = {name: part(**_known(fields[name], part)) for name, part in parts.items()}
+        if fields.get("evaluation") is not None:
+            parts["evaluation"] = EvaluationSchedule
+        built = {name: _part(fields[name], part) for name, part in parts.items()}
         spec = cls(**{**fields, **built})
         if spec.trial_id != stored_id:
             raise ValueError(
@@ -347,6 +387,12 @@ def _with_cached(spec: TrialSpec, ids: Mapping[str, str]) -> TrialSpec:
     """Fill in cached properties that are known already: ten thousand identities take seconds."""
     vars(spec).update(ids)
     return spec
+
+
+def _part(record: Mapping[str, Any], cls: Any) -> Any:
+    """Return a part of a spec; lists of JSON become tuples."""
+    fields = _known(record, cls)
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 
 def _known(record: Mapping[str, Any], cls: Any, also: Sequence[str] = ()) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class _File:
         header = None if document is None else read_header(document, wrong, workloads)
         if header is not None:
             self.readable = True
-            self.header = header
+            self.header = header.beside(source.file.parent)
             self.entries, self._broken = _entries(header, wrong, workloads)
         self.diagnostics.add(wrong)
 
@@ -258,6 +258,7 @@ def _trials(
                 sweep=header.name,
                 retries=header.retries,
                 logging=header.logging,
+                evaluation=header.evaluation,
             )
         except NotMeasuredError:
             trials.append((draft, None))

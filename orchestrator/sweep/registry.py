@@ -138,6 +138,11 @@ def generation() -> ModuleType:
     return importlib.import_module("workloads.decoding.generate_text")
 
 
+def benchmark_suites() -> ModuleType:
+    """Return workloads.evaluation.prepared_suite: suites with their files, without the harness."""
+    return importlib.import_module("workloads.evaluation.prepared_suite")
+
+
 def evaluation() -> ModuleType:
     """Return workloads.evaluation.evaluate_suites: benchmarks through lm-evaluation-harness."""
     return importlib.import_module("workloads.evaluation.evaluate_suites")

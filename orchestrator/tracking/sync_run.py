@@ -183,12 +183,16 @@ class TrialSync(_RunSync[TrialProgress]):
 
     def sync_evaluation(self) -> None:
         """Send the metrics of suites that were evaluated since."""
-        metrics = self._trial.evaluation_metrics()
+        result = self._trial.result() or {}
+        # What training measured itself is in the journal.
+        known = result.get("metrics", {})
+        found = self._trial.evaluation_metrics()
+        metrics = {name: value for name, value in found.items() if known.get(name) != value}
         digest = sync_state.digest(metrics)
         if not metrics or digest == self.kept.evaluation:
             return
         times = [float(one["finished_at"]) for one in self._trial.evaluations().values()]
-        step = int((self._trial.result() or {})["steps"])
+        step = int(result["steps"])
         points = final_points(metrics, step=step, t=round(max(times) * 1000), marks={})
         for first in range(0, len(points), MAX_POINTS):
             self._client.log_points(self._run_id, points[first : first + MAX_POINTS])

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +110,9 @@ Components = Sequence[tuple[int, Component]]
 
 class Accounted(ABC):
     """A Config that is counted by its components."""
+
+    DOCUMENT_MASK: ClassVar[bool] = False
+    """Whether the model's positions meet in attention alone, which can stay within documents."""
 
     @abstractmethod
     def components(self, vocab_size: int) -> Components:

@@ -82,6 +82,7 @@ class PersistentComponent(Component):
 class Config(LlamaFrame):
     """Transformer of attention alone, with persistent vectors in place of feed-forward blocks."""
 
+    DOCUMENT_MASK: ClassVar[bool] = False
     FREE_DIMENSION: ClassVar[str] = "n_persistent"
     """Field that `match:` solves for unless told otherwise."""
 

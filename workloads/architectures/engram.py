@@ -63,6 +63,8 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 class Config(LlamaBackbone):
     """Transformer with a memory of n-grams before the attention of some layers."""
 
+    DOCUMENT_MASK: ClassVar[bool] = False
+
     rows_per_head: Annotated[int, Interval(ge=2)]
     """Fewest rows of each hash head's part of a table; parts have the next primes, all
     different."""

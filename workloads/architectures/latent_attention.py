@@ -99,7 +99,7 @@ class LatentAttention(nn.Module):
         key, value = key_value.tensor_split([plain], dim=-1)
         key = torch.cat((key, rotary_key.expand(-1, -1, n_heads, -1)), dim=-1)
         heads = (each.transpose(1, 2) for each in (query, key, value))
-        mixed = causal_softmax(*heads, positions=context.positions)
+        mixed = causal_softmax(*heads, positions=context.positions, documents=context.documents)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return output
 

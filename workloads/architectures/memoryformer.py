@@ -66,6 +66,7 @@ HIDDEN_NORM_EPS = 1.0e-5
 class Config(Accounted):
     """Transformer of hash layers."""
 
+    DOCUMENT_MASK: ClassVar[bool] = True
     FREE_DIMENSION: ClassVar[str] = "n_hidden_chunks"
     """Field that `match:` solves for unless told otherwise."""
 

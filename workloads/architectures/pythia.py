@@ -7,7 +7,7 @@ shapes. The base that MemoryFormer's and the efficient mixers' papers compare wi
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from workloads.accounting.counts import Components
 from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
@@ -19,6 +19,8 @@ from workloads.layers.mixers.attention import CausalAttention
 @dataclass(frozen=True, kw_only=True)
 class Config(NeoXBackbone):
     """GPT-NeoX transformer with softmax attention."""
+
+    DOCUMENT_MASK: ClassVar[bool] = True
 
     def build(self, vocab_size: int) -> Transformer:
         """Return the model on the default device, its values open until `initialise`."""

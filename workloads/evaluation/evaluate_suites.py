@@ -1,25 +1,23 @@
 """Evaluation of a trained model on suites: log-likelihoods in, metrics and their errors out."""
 
-import hashlib
 import io
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
 import lm_eval
 import torch
 from lm_eval.tasks import TaskManager
 
-from workloads.evaluation import suite as suites
-from workloads.evaluation import task_rows
 from workloads.evaluation.harness_model import HarnessModel
 from workloads.evaluation.harness_tasks import LIKELIHOOD, build
-from workloads.evaluation.suite import Suite, TaskSpec
+from workloads.evaluation.prepared_suite import PreparedSuite, harness_version
+from workloads.evaluation.suite import TaskSpec
 from workloads.evaluation.task_rows import Row
 from workloads.training import device
 from workloads.training.trained_model import TrainedModel
@@ -43,6 +41,11 @@ class TaskResult:
     """Requests whose prompt did not fit the model's sequence and was cut from the left."""
 
     @property
+    def all_metrics(self) -> dict[str, float]:
+        """The metrics, and where something is chosen `chance`."""
+        return self.metrics if self.chance is None else {**self.metrics, "chance": self.chance}
+
+    @property
     def at_chance(self) -> bool:
         """Whether no accuracy is clearly above guessing."""
         if self.chance is None:
@@ -54,67 +57,61 @@ class TaskResult:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreparedSuite:
-    """A suite whose files were read and checked, for any number of models."""
+def evaluate_suite(
+    prepared: PreparedSuite,
+    model: HarnessModel,
+    progress: Callable[[str, int, int], None] = lambda task, done, total: None,
+) -> Iterator[TaskResult]:
+    """Yield the result of each task of a suite.
 
-    suite: Suite
-    rows: dict[str, tuple[list[Row], list[Row]]]
-    """Task -> rows and solved examples."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over tasks, rows and the harness's version: where equal, numbers are equal."""
-        content = (self.suite.tasks, self.rows, harness_version())
-        return hashlib.sha256(repr(content).encode()).hexdigest()
-
-    def evaluate(
-        self,
-        model: HarnessModel,
-        progress: Callable[[str, int, int], None] = lambda task, done, total: None,
-    ) -> Iterator[TaskResult]:
-        """Yield the result of each task.
-
-        `progress` is told the task, and how many requests of how many are done.
-        """
-        for task in self.suite.tasks:
-            model.progress = partial(progress, task.name)
-            yield evaluate_task(model, task, *self.rows[task.name])
+    `progress` is told the task, and how many requests of how many are done.
+    """
+    for task in prepared.suite.tasks:
+        model.progress = partial(progress, task.name)
+        yield evaluate_task(model, task, *prepared.rows[task.name])
 
 
-def prepare(names: Sequence[str], data: Path, *, limit: int | None = None) -> list[PreparedSuite]:
-    """Return suites with all their files read and checked.
+def measure(
+    prepared: PreparedSuite,
+    model: HarnessModel,
+    progress: Callable[[str, int, int], None] = lambda task, done, total: None,
+    *,
+    step: int | None,
+    clock: Callable[[], float] = time.time,
+) -> dict[str, Any]:
+    """Return the record of a suite: metrics, sizes and chances of its tasks, what it rests on.
 
     Args:
-        names: Of bundled suites, or YAML files.
-        data: Folder of the task files.
-        limit: Rows of each task, the first ones; None takes all.
-
-    Raises:
-        ValueError: If there is no such suite, a file is missing or a row is wrong.
+        prepared: The suite.
+        model: After `step` optimizer steps.
+        progress: Told the task, and how many requests of how many are done.
+        step: None where nobody says.
+        clock: Seconds since 1970.
     """
-    chosen = [suites.load(name) for name in dict.fromkeys(names)]
-    seen: dict[str, str] = {}
-    for one in chosen:
-        for task in one.tasks:
-            if task.name in seen:
-                raise ValueError(
-                    f"task {task.name} is in suites {seen[task.name]} and {one.name}; rename one"
-                )
-            seen[task.name] = one.name
-    task_rows.require_files(chosen, data)
-    return [
-        PreparedSuite(suite=one, rows={task.name: _rows(data, task, limit) for task in one.tasks})
-        for one in chosen
-    ]
-
-
-def _rows(data: Path, task: TaskSpec, limit: int | None) -> tuple[list[Row], list[Row]]:
-    asked = task_rows.read(data, task, name=task.file)[:limit]
-    examples = []
-    if task.shots_file is not None:
-        examples = task_rows.read(data, task, name=task.shots_file)
-    return asked, examples
+    start = clock()
+    results = list(evaluate_suite(prepared, model, progress))
+    end = clock()
+    return {
+        "finished_at": end,
+        "seconds": end - start,
+        "digest": prepared.digest,
+        "harness": harness_version(),
+        "step": step,
+        "metrics": {
+            f"eval/{one.task}/{metric}": value
+            for one in results
+            for metric, value in one.all_metrics.items()
+        },
+        "tasks": {
+            one.task: {
+                "n": one.n,
+                "chance": one.chance,
+                "at_chance": one.at_chance,
+                "n_truncated": one.n_truncated,
+            }
+            for one in results
+        },
+    }
 
 
 @contextmanager
@@ -181,11 +178,6 @@ def evaluate_task(
         chance=chance,
         n_truncated=model.n_truncated - before,
     )
-
-
-def harness_version() -> str:
-    """Return the version of lm-evaluation-harness."""
-    return version("lm-eval")
 
 
 @contextmanager

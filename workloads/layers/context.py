@@ -38,6 +38,9 @@ class Context:
     without rotary positions."""
     positions: Int[Tensor, "batch seq"] | None = None
     """Positions of the tokens; None: 0, 1, … in every sequence."""
+    documents: Int[Tensor, "batch seq"] | None = None
+    """Number of the document that each token belongs to, which attention stays within; None where
+    a row is one document."""
     cache: LayerCache | None = None
     """What this layer remembers; None when the whole sequence passes at once."""
     record_usage: bool = False

@@ -72,6 +72,9 @@ class TrainConfig:
     eps: PositiveFloat = 1.0e-8
     grad_clip: PositiveFloat | None = 1.0
     """Largest gradient norm; memory values and the rest are clipped separately."""
+    document_mask: Literal[True] | None = None
+    """Attention stays within documents, where windows hold several; None lets it cross them. For
+    sources of text, and architectures whose positions meet in softmax attention alone."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 autocast on a GPU that has it, fp32 elsewhere."""
 

@@ -44,7 +44,8 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[activity] += self.clock() - start
+            spent = self.clock() - start
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
 
 
 class Throughput:

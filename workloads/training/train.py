@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -19,12 +19,14 @@ import torch
 from workloads.checkpoint import checkpoint
 from workloads.data.corpus import Corpus
 from workloads.data.file_hashes import require_unchanged
+from workloads.data.tokenizer import TextTokenizer
 from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.table_shard import count_params
 from workloads.training import device
+from workloads.training.benchmark_hook import BenchmarkHook, ModelInTraining
 from workloads.training.checkpointing import Checkpointer, TrainState, latest_checkpoint
 from workloads.training.compilation import share_compile_cache
 from workloads.training.config import TrainConfig
@@ -40,6 +42,7 @@ from workloads.training.pretrained_start import start_from
 from workloads.training.rank_job import RankJob, section_config
 from workloads.training.reporter import Interrupted, ProgressReporter, Reporter
 from workloads.training.train_step import Autocast, TrainStep, even_passes, rows_per_pass
+from workloads.training.trained_model import text_tokenizer
 from workloads.training.usage_schedule import (
     UsageSchedule,
     rows_ever_read,
@@ -54,12 +57,16 @@ UNTIMED_STEPS = 3
 
 
 def run(
-    job: RankJob, reporter: Reporter, *, clock: Callable[[], float] = time.perf_counter
+    job: RankJob,
+    reporter: Reporter,
+    *,
+    benchmarks: BenchmarkHook | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Train from the last checkpoint, or from the start, to the last step; return the last metrics.
 
     The reporters of other ranks than 0 hear the progress only. Called again after it returned, it
-    returns the same metrics at once.
+    returns the same metrics at once. `benchmarks` change no weights.
 
     Raises:
         Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
@@ -100,6 +107,9 @@ def run(
             tell("hashing the input files")
             require_unchanged(source.files(), job.data_sha256, job.cache)
             corpus: Corpus = source.prepare(job.cache, tell)
+        asked = None
+        if benchmarks is not None:
+            asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(source, corpus))
         model = materialise_model(
             partial(architecture.build, corpus.vocab_size),
             mesh,
@@ -109,6 +119,8 @@ def run(
             dense=job.dense_parameters,
         )
         initialise(model, job.seed)
+        if config.document_mask:
+            cast(Any, model).document_separator = _separator(architecture, source, corpus)
         if job.from_pretrained is not None and not path:
             start_from(model, job)
         autocast = partial(device.autocast, bf16=bf16, device=here)
@@ -157,9 +169,46 @@ def run(
         if compiles:
             taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
         trainer = Trainer(
-            job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch, use
+            job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch, use, asked
         )
         return trainer.train()
+
+
+def _tokenizer_for_benchmarks(source: Any, corpus: Corpus) -> TextTokenizer:
+    tokenizer = text_tokenizer(source, corpus)
+    if tokenizer is None:
+        raise ValueError(
+            "evaluation: the data have words of their own and no tokenizer for text, so suites "
+            "cannot be asked; leave evaluation out, or train on text"
+        )
+    return tokenizer
+
+
+def _separator(architecture: Any, source: Any, corpus: Corpus) -> int:
+    """Return the token that begins a document.
+
+    Raises:
+        ValueError: If documents cannot be kept apart.
+    """
+    if not architecture.DOCUMENT_MASK:
+        raise ValueError(
+            "train.document_mask: this architecture's positions meet outside of softmax attention, "
+            "too; leave it out"
+        )
+    tokenizer = text_tokenizer(source, corpus)
+    if tokenizer is None:
+        raise ValueError(
+            "train.document_mask: the data have no tokenizer that names a separator of documents; "
+            "leave it out, or train on text"
+        )
+    return tokenizer.separator
+
+
+class Benchmarks(NamedTuple):
+    """Benchmarks of a run, and what turns them into tokens."""
+
+    hook: BenchmarkHook
+    tokenizer: TextTokenizer
 
 
 def _preparing(reporter: Reporter, step: int, steps: int, said: str) -> None:
@@ -187,6 +236,7 @@ class Trainer:
         autocast: Autocast,
         stopwatch: Stopwatch,
         use: DeviceUse,
+        benchmarks: Benchmarks | None = None,
     ) -> None:
         """Go on from `state`."""
         self._job, self._config, self._corpus = job, config, corpus
@@ -200,6 +250,8 @@ class Trainer:
         self._total_params = count_params(self._model)
         self._loader = DataLoader(corpus, config, seed=job.seed, world=self._world, here=self._here)
         self._evaluate_at = evaluation_steps(config.steps, job.evaluations)
+        self._benchmarks = benchmarks
+        self._benchmark_at = benchmarks.hook.steps if benchmarks else frozenset[int]()
         self._usage = UsageSchedule(
             evaluate_at=self._evaluate_at, every_steps=job.usage_every_steps
         )
@@ -279,6 +331,7 @@ class Trainer:
             self._here.type == "cpu"
             or self._logs(step)
             or step in self._evaluate_at
+            or step in self._benchmark_at
             or self._usage.reports(step)
             or asked_alone
         )
@@ -329,7 +382,23 @@ class Trainer:
                     autocast=self._autocast,
                     progress=partial(self._progress, "evaluate"),
                 )
+        if self._benchmarks is not None and step in self._benchmark_at:
+            with self._stopwatch.on("benchmarks"):
+                metrics |= self._benchmarks.hook.measure(self._in_training(self._benchmarks))
         return metrics
+
+    def _in_training(self, benchmarks: Benchmarks) -> ModelInTraining:
+        return ModelInTraining(
+            model=self._model,
+            tokenizer=benchmarks.tokenizer,
+            vocab_size=self._corpus.vocab_size,
+            seq_len=self._config.seq_len,
+            step=self._state.step,
+            world=self._world,
+            here=self._here,
+            bf16=device.uses_bf16(self._config.precision, self._here),
+            progress=partial(self._progress, "evaluate"),
+        )
 
     def _progress(self, phase: str) -> None:
         self._reporter.progress(self._state.step, self._config.steps, phase, self._shown)

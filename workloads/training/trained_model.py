@@ -12,6 +12,7 @@ from workloads.checkpoint import checkpoint
 from workloads.checkpoint.huggingface import folder as huggingface
 from workloads.checkpoint.state_split import merge_state
 from workloads.data import tokenizer as tokenizers
+from workloads.data.corpus import Corpus
 from workloads.data.file_hashes import require_unchanged
 from workloads.data.tokenizer import TextTokenizer
 from workloads.layers.modules.init import initialise
@@ -96,19 +97,22 @@ def load_trial(
     source = section_config("workloads.data.sources", "source", data)
     require_unchanged(source.files(), data_sha256, cache)
     corpus = source.prepare(cache)
-    file = getattr(corpus, "tokenizer_file", None)
-    tokenizer = None
-    if file is not None:
-        separator = source.separator
-        tokenizer = tokenizers.load(file, vocab_size=source.vocab_size, separator=separator)
     return TrainedModel(
         config=section_config("workloads.architectures", "architecture", model),
         weights=saved["weights"],
-        tokenizer=tokenizer,
+        tokenizer=text_tokenizer(source, corpus),
         vocab_size=corpus.vocab_size,
         seq_len=int(train["seq_len"]),
         step=int(saved["step"]),
     )
+
+
+def text_tokenizer(source: Any, corpus: Corpus) -> TextTokenizer | None:
+    """Return the tokenizer of a prepared source; None where the data have words of their own."""
+    file = getattr(corpus, "tokenizer_file", None)
+    if file is None:
+        return None
+    return tokenizers.load(file, vocab_size=source.vocab_size, separator=source.separator)
 
 
 def load_pretrained(path: Path, *, seq_len: int | None = None) -> TrainedModel:

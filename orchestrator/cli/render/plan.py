@@ -47,6 +47,7 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
     parts += [Text(line) for line in _matches(plan)]
     parts += [Text(line) for line in _reasons(plan.trials)]
     parts.append(_totals(plan, slots=slots))
+    parts += [Text(str(cost)) for cost in plan.evaluations]
     for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
         parts.append(Text(f"note: {note}", style="yellow"))
     if plan.left_over:

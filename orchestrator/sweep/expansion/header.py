@@ -1,14 +1,16 @@
-"""Header of a sweep file: name, base sections, seeds, retries and logging."""
+"""Header of a sweep file: name, base sections, seeds, retries, logging and evaluation."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.records.trial_dir import RESERVED_NAMES, SWEEP_NAME
-from orchestrator.records.trial_spec import Logging, Retries
+from orchestrator.records.trial_spec import EvaluationSchedule, Logging, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
+from orchestrator.sweep.expansion.input_files import candidates
 from orchestrator.sweep.expansion.sections import Workloads, elsewhere
 from orchestrator.sweep.parsing import messages, validation
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, collecting
@@ -27,6 +29,7 @@ HEADER_KEYS = (
     "resources",
     "retries",
     "logging",
+    "evaluation",
 )
 
 _EXAMPLE = {
@@ -37,6 +40,7 @@ _EXAMPLE = {
     "resources": "{gpus: auto}",
     "retries": "{failure: 1, preemption: 100}",
     "logging": "{every_steps: 10, evaluations: 4}",
+    "evaluation": "{suites: [small], at: [0.5, 1.0], data: benchmarks}",
 }
 
 
@@ -54,8 +58,30 @@ class Header:
     seeds: Sequence[int]
     retries: Retries
     logging: Logging
+    evaluation: EvaluationSchedule | None
     trials: YamlNode | None
     document: YamlNode
+
+    def beside(self, folder: Path) -> "Header":
+        """Return the header with absolute paths of benchmarks, relative ones starting here.
+
+        What is not there stays as it is: planning says so.
+        """
+        schedule = self.evaluation
+        if schedule is None:
+            return self
+        suites = tuple(
+            _beside(suite, folder) if suite.endswith((".yaml", ".yml")) else suite
+            for suite in schedule.suites
+        )
+        data = None if schedule.data is None else _beside(schedule.data, folder)
+        evaluation = dataclasses.replace(schedule, suites=suites, data=data)
+        return dataclasses.replace(self, evaluation=evaluation)
+
+
+def _beside(path: str, folder: Path) -> str:
+    places = candidates(path, folder, None)
+    return str(next((place for place in places if place.exists()), path))
 
 
 def read_header(document: YamlNode, wrong: list[Diagnostic], workloads: Workloads) -> Header | None:
@@ -90,8 +116,9 @@ def read_header(document: YamlNode, wrong: list[Diagnostic], workloads: Workload
         where=where,
         reported=frozenset(reported),
         seeds=_seeds(content.get("seeds"), wrong),
-        retries=_sweep_wide(Retries, "retries", document, wrong),
-        logging=_sweep_wide(Logging, "logging", document, wrong),
+        retries=_sweep_wide(Retries, "retries", document, wrong) or Retries(),
+        logging=_sweep_wide(Logging, "logging", document, wrong) or Logging(),
+        evaluation=_sweep_wide(EvaluationSchedule, "evaluation", document, wrong),
         trials=content.get("trials"),
         document=document,
     )
@@ -142,11 +169,11 @@ def _seeds(value: YamlNode | None, wrong: list[Diagnostic]) -> list[int]:
 def _sweep_wide(cls: Any, key: str, document: YamlNode, wrong: list[Diagnostic]) -> Any:
     value = document.content.get(key)
     if value is None:
-        return cls()
+        return None
     content = validation.mapping_of(value, example=f"{key}: {_EXAMPLE[key]}", wrong=wrong)
     with collecting(wrong):
         return validation.build(cls, content, where=value)
-    return cls()
+    return None
 
 
 def _absent(document: YamlNode, key: str) -> YamlNode:

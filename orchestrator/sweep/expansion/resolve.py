@@ -4,7 +4,13 @@ import contextlib
 import dataclasses
 from typing import Any, NamedTuple
 
-from orchestrator.records.trial_spec import Logging, Resources, Retries, TrialSpec
+from orchestrator.records.trial_spec import (
+    EvaluationSchedule,
+    Logging,
+    Resources,
+    Retries,
+    TrialSpec,
+)
 from orchestrator.sweep.draft_trial import DraftTrial, Match, Profile, Rung
 from orchestrator.sweep.expansion.sections import (
     UNSOLVED_TOKENS,
@@ -55,6 +61,7 @@ def trial(
     sweep: str,
     retries: Retries,
     logging: Logging,
+    evaluation: EvaluationSchedule | None = None,
 ) -> ResolvedTrial:
     """Return the trial that a draft describes.
 
@@ -80,7 +87,7 @@ def trial(
     if train is not None and resources is not None:
         wrong += _splits(train, resources, draft)
     if train is not None and model is not None:
-        wrong += _too_long(train, model, draft)
+        wrong += _too_long(train, model, draft) + _document_mask(train, model, draft)
     if wrong:
         raise InvalidError(*wrong)
     assert data is not None, "a section is there or a mistake was reported"
@@ -100,6 +107,7 @@ def trial(
         resources=resources,
         retries=retries,
         logging=logging,
+        evaluation=evaluation,
         not_causal=_not_causal(solved.model),
         **({} if start is None else start.identity),
     )
@@ -375,6 +383,17 @@ def _too_long(
     # One of the two is there: train would not be otherwise.
     where = draft.settings.get("train.seq_len") or draft.settings["train.recipe"]
     return [where.diagnostic(message, fix, kind="combination", about=name)]
+
+
+def _document_mask(train: Any, model: Any, draft: DraftTrial) -> list[Diagnostic]:
+    """Return that the model's positions meet elsewhere than in attention, if its Config says so."""
+    written = draft.settings.get("train.document_mask")
+    if not train.document_mask or model.DOCUMENT_MASK or written is None:
+        return []
+    message = f"{draft.architecture} has positions meet outside of softmax attention, too"
+    fix = "leave it out for this architecture"
+    about = draft.architecture
+    return [written.diagnostic(message, fix, kind="combination", about=about)]
 
 
 def _check_length(train: Any, model: Any, draft: DraftTrial, *, name: str | None = None) -> None:

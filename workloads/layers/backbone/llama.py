@@ -28,6 +28,8 @@ from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
 class LlamaFrame(Accounted):
     """Fields of the backbone but for dense feed-forward blocks, and what can be made of them."""
 
+    DOCUMENT_MASK: ClassVar[bool] = True
+
     d_model: PositiveInt
     """Residual width."""
     n_layers: PositiveInt

@@ -45,6 +45,9 @@ class Transformer(nn.Module):
         self.rotary = rotary
         self.recording_usage = True
         """Whether training passes record how memories and experts are used."""
+        self.document_separator: int | None = None
+        """Token that begins a document. Attention stays within documents then, in passes without a
+        cache; None lets it cross them."""
         self._auxiliary: list[Tensor] = []
         self.gathered_hidden: Callable[[Tensor], Tensor] | None = None
         """`hidden` where it must gather parameters first (`sharding/fsdp.py`)."""
@@ -90,8 +93,12 @@ class Transformer(nn.Module):
                 device=tokens.device,
                 positions=positions,
             )
+        documents = None
+        if self.document_separator is not None and cache is None:
+            documents = (tokens == self.document_separator).cumsum(1)
         return Context(
             tokens=tokens,
+            documents=documents,
             rotation=rotation,
             positions=positions,
             record_usage=self.training and self.recording_usage,

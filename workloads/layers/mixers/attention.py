@@ -180,7 +180,9 @@ def softmax_mix(
         at = context.positions
         key = context.cache.append("key", key, dim=2, positions=at)
         value = context.cache.append("value", value, dim=2, positions=at)
-    return causal_softmax(query, key, value, positions=context.positions)
+    return causal_softmax(
+        query, key, value, positions=context.positions, documents=context.documents
+    )
 
 
 def causal_softmax(
@@ -189,6 +191,7 @@ def causal_softmax(
     value: Float[Tensor, "batch kv_heads keys d_head"],
     *,
     positions: Int[Tensor, "batch queries"] | None = None,
+    documents: Int[Tensor, "batch queries"] | None = None,
 ) -> Float[Tensor, "batch heads queries d_head"]:
     """Return `softmax(q k / sqrt(d_head)) v` over keys up to each query's position.
 
@@ -197,8 +200,12 @@ def causal_softmax(
         key: Of positions 0, 1, …; all that a cache has room for, where there is one.
         value: As the keys.
         positions: Of the queries; None: those of the keys.
+        documents: Number of the document of each position; keys of another one are not seen. Not
+            with `positions`.
     """
     mask = None if positions is None else up_to(positions, key.shape[2])
+    if documents is not None:
+        mask = (documents[:, None, :, None] == documents[:, None, None, :]).tril()
     return functional.scaled_dot_product_attention(
         query,
         key,

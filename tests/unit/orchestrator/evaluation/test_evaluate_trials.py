@@ -1,9 +1,12 @@
 """Evaluations of trials: kept, not repeated, read as metrics; a table for people."""
 
+import dataclasses
 import io
+import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +19,7 @@ from orchestrator.cli.render.evaluation import evaluation_tables
 from orchestrator.evaluation import evaluate_trials, trained_trial
 from orchestrator.records.errors import UsageError
 from orchestrator.records.trial_dir import SweepDir, write_json
-from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
 from orchestrator.sweep import registry
 from orchestrator.tracking.sync_run import TrialSync
 
@@ -33,17 +36,19 @@ class Suite:
     def suite(self):
         return SimpleNamespace(name=self.name)
 
-    def evaluate(self, model, progress):
+    def measure(self, model, progress, *, step):
         self.asked.append(model)
         progress(f"{self.name}_task", 1, 1)
-        yield SimpleNamespace(
-            task=f"{self.name}_task",
-            n=10,
-            metrics={"acc": 0.25 * len(self.asked), "acc_stderr": 0.1},
-            chance=0.5,
-            at_chance=True,
-            n_truncated=3,
-        )
+        task = f"{self.name}_task"
+        return {
+            "finished_at": 5.0,
+            "seconds": 1.0,
+            "digest": self.digest,
+            "harness": "0",
+            "step": step,
+            "metrics": {f"eval/{task}/acc": 0.25 * len(self.asked), f"eval/{task}/acc_stderr": 0.1},
+            "tasks": {task: {"n": 10, "chance": 0.5, "at_chance": True, "n_truncated": 3}},
+        }
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def trial(tmp_path, monkeypatch):
     def harness_model(trained, *, precision):
         yield (trained.name, precision)
 
-    harness = SimpleNamespace(harness_model=harness_model, harness_version=lambda: "0")
+    harness = SimpleNamespace(harness_model=harness_model, measure=Suite.measure)
     monkeypatch.setattr(registry, "evaluation", lambda: harness)
     model = SimpleNamespace(name="the model", step=2)
     monkeypatch.setattr(trained_trial, "load", lambda trial: model)
@@ -141,6 +146,46 @@ def test_a_tracker_gets_them_once(trial):
     assert {p.key for p in client.points[2:]} >= {"eval/second_task/acc"}
 
 
+def test_what_training_measured_itself_is_not_sent_twice(trial):
+    sent = []
+    client = SimpleNamespace(uri="x", log_points=lambda run_id, points: sent.extend(points))
+    run(trial, Suite("first"))
+    result = trial.result()
+    write_json(
+        trial.path / "result.json",
+        {**result, "metrics": {**result["metrics"], **trial.evaluation_metrics()}},
+    )
+    TrialSync(client, trial, "run").sync_evaluation()
+    assert sent == []
+
+
+def test_benchmarks_of_the_sweep_file(trial, monkeypatch):
+    asked = EvaluationSchedule(suites=("first",), at=(0.5, 1.0), data="/there", rows=7)
+    trial.create(dataclasses.replace(trial.spec(), evaluation=asked))
+    prepared = []
+    monkeypatch.setattr(
+        evaluate_trials, "prepare", lambda *args, limit: prepared.append((*args, limit)) or []
+    )
+
+    assert evaluate_trials.scheduled(trial) == []
+    assert prepared == [(("first",), Path("/there"), 7)]
+    # Of two steps, the first was asked half-way through, and its weights are gone.
+    first = Suite("first")
+    assert evaluate_trials.missing_steps(trial, [first]) == [1]
+    trial.add_evaluation("first", first.measure(None, lambda *_: None, step=1), final=False)
+    assert evaluate_trials.missing_steps(trial, [first]) == []
+    assert trial.evaluations() == {}  # only of the trained model
+
+
+def test_a_later_evaluation_is_part_of_the_curve(trial):
+    attempt = trial.new_attempt({"started_at": 0})
+    line = {"t": 1, "step": 1, "metrics": {"eval/first_task/acc": 0.125}}
+    attempt.journal.write_text(json.dumps(line) + "\n")
+    run(trial, Suite("first"))
+
+    assert trial.metrics()["eval/first_task/acc"] == {1: (1, 0.125), 2: (5000, 0.25)}
+
+
 def test_what_cannot_be_evaluated_is_named(trial, monkeypatch):
     def refuse(trained, *, precision):
         raise ValueError("its data have words of their own")
@@ -168,13 +213,19 @@ def memscale(*words):
     return result.exit_code, re.sub(r"\s+", " ", result.output).strip()
 
 
-def test_mistakes_of_the_command(tmp_path):
+def test_mistakes_of_the_command(tmp_path, monkeypatch):
+    monkeypatch.delenv("MEMSCALE_BENCHMARKS", raising=False)
     pytest.importorskip("lm_eval")
     runs = ("--runs", tmp_path)
 
     unknown = memscale("evaluate", "s", "--suite", "zero", "--data", tmp_path, *runs)
     missing = memscale("evaluate", "s", "--suite", "last_word", "--data", tmp_path, *runs)
 
-    assert unknown[0] == missing[0] == 2
+    nothing_asked = memscale("evaluate", tmp_path)
+    no_folder = memscale("evaluate", "s", "--suite", "last_word", *runs)
+
+    assert unknown[0] == missing[0] == nothing_asked[0] == no_folder[0] == 2
+    assert "no suite to ask; give --suite, or add evaluation" in nothing_asked[1]
+    assert "needs the folder of the suites' files" in no_folder[1]
     assert unknown[1].startswith("suite 'zero': there are factual, gsm8k, last_word")
     assert "lastword_pd_novels.jsonl: not there" in missing[1]

@@ -74,6 +74,41 @@ def test_what_is_no_part_of_a_result_is_no_part_of_its_name(file: Path) -> None:
     assert [trial.trial_id for trial in load_sweep(file).trials] == before
 
 
+def test_benchmarks_are_no_part_of_a_trials_name(file: Path) -> None:
+    before = [trial.trial_id for trial in load_sweep(file).trials]
+    (file.parent / "benchmarks").mkdir()
+    asked = "evaluation: {suites: [small, own.yaml], at: [0.25, 1], data: benchmarks}\n"
+    file.write_text(TEXT + asked)
+
+    trials = load_sweep(file).trials
+
+    assert [trial.trial_id for trial in trials] == before
+    schedule = trials[0].evaluation
+    assert schedule is not None
+    # A suite's file that is not there stays as written, and planning names it.
+    assert (schedule.suites, schedule.rows) == (("small", "own.yaml"), None)
+    assert schedule.data == str(file.parent / "benchmarks")
+    assert schedule.steps(10) == {3, 10}
+    assert TrialSpec.from_json(json.loads(json.dumps(trials[0].to_json()))) == trials[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("{suites: []}", "must name at least one suite"),
+        ("{suites: [small], at: [0, 1]}", "must be shares of the training"),
+        ("{suites: [small], rows: 0}", "rows"),
+        ("{suite: [small]}", "suite"),
+        ("[small]", "mapping"),
+    ],
+)
+def test_a_wrong_evaluation_section_is_named(file: Path, section: str, what: str) -> None:
+    file.write_text(f"{TEXT}evaluation: {section}\n")
+    with pytest.raises(ConfigError, match="evaluation") as raised:
+        load_sweep(file)
+    assert what in str(raised.value)
+
+
 def test_adding_a_seed_keeps_the_other_trials(file: Path) -> None:
     before = {trial.trial_id for trial in load_sweep(file).trials}
     file.write_text(TEXT.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))

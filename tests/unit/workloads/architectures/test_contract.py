@@ -398,3 +398,32 @@ def test_fields_are_plain_and_frozen(config):
     assert all(isinstance(v, plain) for v in dataclasses.asdict(config).values())
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.d_model = 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_document_mask_gives_what_each_document_alone_gives(name):
+    module = registry.architecture(name)
+    config = module.Config(**module.PRESETS["d12"])
+    model = _model(config).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():  # far from the start, where all tokens are alike
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator).double())
+    separator = 0
+    lengths = [(3, 6, 2, 1), (12,), (1, 1, 10)]
+    documents = [
+        [[separator, *(1 + i % (VOCAB_SIZE - 1) for i in range(7 * k, 7 * k + n - 1))] for n in row]
+        for k, row in enumerate(lengths)
+    ]
+    rows = torch.tensor([[token for one in row for token in one] for row in documents])
+
+    with torch.no_grad():
+        crossing = model(rows)
+        model.document_separator = separator
+        within = model(rows)
+        alone = [torch.cat([model(torch.tensor([one]))[0] for one in row]) for row in documents]
+    # Positions turn by angles in fp32, and differ by where a document begins.
+    equal = torch.allclose(within, torch.stack(alone), rtol=0, atol=1e-5)
+
+    assert equal == config.DOCUMENT_MASK
+    assert not torch.allclose(crossing[0], alone[0], rtol=0, atol=1e-2)

@@ -10,7 +10,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
 from workloads.data.readers.problems import DataError
-from workloads.evaluation import evaluate_suites, harness_tasks, suite, task_rows
+from workloads.evaluation import evaluate_suites, harness_tasks, prepared_suite, suite, task_rows
 from workloads.evaluation.suite import TaskSpec
 
 ROWS = {
@@ -229,18 +229,18 @@ def test_a_suite_of_ones_own(name, tmp_path):
     written(tmp_path / name, [{**row, "more": 1} for row in ROWS["choices"]])
     own = suite_file(tmp_path / "own.yaml", mine=CHOICES)
 
-    (prepared,) = evaluate_suites.prepare([own], tmp_path, limit=1)
-    (results,) = [list(prepared.evaluate(Scripted()))]
+    (prepared,) = prepared_suite.prepare([own], tmp_path, limit=1)
+    results = list(evaluate_suites.evaluate_suite(prepared, Scripted()))
 
     assert prepared.rows["mine"] == (ROWS["choices"][:1], [])
     assert [(one.task, one.n) for one in results] == [("mine", 1)]
-    assert evaluate_suites.prepare([own], tmp_path)[0].digest != prepared.digest
-    assert evaluate_suites.prepare([own], tmp_path, limit=1)[0].digest == prepared.digest
+    assert prepared_suite.prepare([own], tmp_path)[0].digest != prepared.digest
+    assert prepared_suite.prepare([own], tmp_path, limit=1)[0].digest == prepared.digest
 
 
 def test_a_missing_file_is_named_with_what_it_is(tmp_path):
     with pytest.raises(DataError) as raised:
-        evaluate_suites.prepare(["mmlu", "last_word"], tmp_path)
+        prepared_suite.prepare(["mmlu", "last_word"], tmp_path)
 
     lines = str(raised.value).splitlines()
     assert len(lines) == 3

@@ -1,5 +1,7 @@
 """Our model class against the harness's own for Hugging Face models, on the same weights and tokenizer."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +181,58 @@ def test_progress_reaches_its_end(tokenizer):
     )
     ours.loglikelihood([Request(*pair) for pair in PAIRS])
     assert seen[-1] == (len(PAIRS), len(PAIRS))
+
+
+RANK = """
+import json
+import torch
+from types import SimpleNamespace
+from workloads.architectures import memory_plus
+from workloads.data import tokenizer
+from workloads.distributed import process_group
+from workloads.distributed.mesh import make_mesh
+from workloads.evaluation import harness_model
+from workloads.layers.modules.init import initialise
+from workloads.sharding.materialise import materialise_model
+
+harness_model._BATCH_LOGITS = {"cpu": 40 * 320}  # many batches, so that ranks get unlike numbers
+here, config = torch.device("cpu"), memory_plus.Config(**memory_plus.PRESETS["d8"])
+requests = [SimpleNamespace(args=tuple(pair)) for pair in pairs]
+asked = [SimpleNamespace(args=(context, {"until": ["e"], "max_gen_toks": 6})) for context, _ in pairs]
+found = {}
+with process_group.join(rank=rank, size=size, device=here, rendezvous=folder / f"meet-{size}") as world:
+    for memory, dense in layouts:
+        mesh = make_mesh(world, memory=memory)
+        model = materialise_model(
+            lambda: config.build(320), mesh, layout="rows", here=here, dense=dense
+        )
+        initialise(model, 5)
+        ours = harness_model.HarnessModel(
+            model=model.eval(), text_tokenizer=tokenizer.load(folder / "tokenizer.json", vocab_size=320),
+            seq_len=32, vocab_size=320, world=world,
+        )
+        found[f"{memory} {dense}"] = [ours.loglikelihood(requests), ours.generate_until(asked)]
+(folder / f"{rank}-of-{size}.json").write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.long
+def test_two_ranks_find_one_ranks_numbers(tokenizer, tmp_path, run_ranks):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    layouts = {1: [(1, "replicated")], 2: [(1, "replicated"), (2, "replicated"), (1, "sharded")]}
+    for size, chosen in layouts.items():
+        variables = {"size": size, "folder": tmp_path, "layouts": chosen, "pairs": PAIRS[:-1]}
+        run_ranks(RANK, size, variables)
+    alone, *both = (
+        json.loads((tmp_path / f"{name}.json").read_text())
+        for name in ("0-of-1", "0-of-2", "1-of-2")
+    )
+
+    (scores, texts) = alone["1 replicated"]
+    assert len({score for score, _ in scores}) == len(scores) - 1  # the first two are one request
+    for found in both:
+        assert found["1 replicated"] == [scores, texts]
+        for layout in ("2 replicated", "1 sharded"):
+            values = [score for score, _ in found[layout][0]]
+            assert values == pytest.approx([score for score, _ in scores], abs=1e-5)
+            assert found[layout][1] == texts

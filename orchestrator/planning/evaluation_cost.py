@@ -1,0 +1,140 @@
+"""Benchmarks of a sweep at planning: files checked, rows chosen, cost estimated.
+
+The cost of an evaluation is counted in forward passes over its tokens, as the training FLOPs are.
+"""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.records.errors import UsageError
+from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
+from orchestrator.sweep import registry
+
+FOLDER_VARIABLE = "MEMSCALE_BENCHMARKS"
+MOST_SHARE = 0.05
+"""Of the training time that evaluations may take, where the sweep file does not set the rows."""
+ROWS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+"""Among which the rows of each task are chosen, so that a slightly different sweep has the same."""
+READ_COST, GENERATED_COST = 1.5, 20.0
+"""Time of a token that an evaluation reads, or generates, over that of a forward pass in training.
+
+Measured on one core: 0.9 to 1.4, and 17 (dense, 1m, ten rows of each task)."""
+DECODING_S_PER_LAYER = 2.0e-3
+"""Seconds of a decoding pass per layer on a GPU, where launching kernels takes longer than running
+them. Measured on one H200: 49 ms for the 22 layers of dense 1.3b."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationCost:
+    """Benchmarks of the trials of a sweep, and what they take."""
+
+    schedule: EvaluationSchedule
+    """With an absolute folder, and rows."""
+    share: float
+    """Of the training time of the trial for which they are most expensive."""
+    of: str
+    """The architecture and preset of that trial."""
+    chosen: bool
+    """Whether the rows were chosen here."""
+
+    def __str__(self) -> str:
+        """Say what is asked, when, and what it costs."""
+        schedule = self.schedule
+        at = ", ".join(f"{share:g}" for share in schedule.at)
+        rows = f"the first {schedule.rows:,} rows of each task"
+        text = (
+            f"evaluation: {', '.join(schedule.suites)} at {at} of the training, {rows}; "
+            f"about {100 * self.share:.2g} % of the training time of {self.of}, less of larger ones"
+        )
+        if self.share <= MOST_SHARE:
+            return text
+        return f"{text}. Lower evaluation.rows or ask less often to stay under {MOST_SHARE:.0%}"
+
+
+class PricedTraining(NamedTuple):
+    """A priced trial, and what its training takes."""
+
+    spec: TrialSpec
+    seconds: float
+    on_gpu: bool
+
+
+def with_schedule(
+    trials: Sequence[PricedTraining],
+) -> tuple[list[TrialSpec], list[EvaluationCost]]:
+    """Return trials whose benchmarks have a folder and a number of rows, and the costs.
+
+    Trials of one sweep file are asked the same rows, so that they can be compared.
+
+    Raises:
+        UsageError: If a suite or a file is missing or wrong, the data are no text, or the harness
+            is not installed.
+    """
+    specs = [trial.spec for trial in trials]
+    schedules = dict.fromkeys(spec.evaluation for spec in specs if spec.evaluation is not None)
+    costs = {
+        schedule: _cost(schedule, [trial for trial in trials if trial.spec.evaluation == schedule])
+        for schedule in schedules
+    }
+    planned = [
+        spec if spec.evaluation is None else spec.with_evaluation(costs[spec.evaluation].schedule)
+        for spec in specs
+    ]
+    return planned, list(costs.values())
+
+
+def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> EvaluationCost:
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError("evaluation: needs lm-eval; pip install 'memscale[evaluate]'")
+    for source in {str(trial.spec.data["source"]) for trial in trials}:
+        if not hasattr(registry.data_source(source).Config, "separator"):
+            raise UsageError(
+                f"evaluation: data of source {source} have words of their own and no tokenizer, so "
+                "suites cannot be asked; train on text, or leave evaluation out"
+            )
+    data = schedule.data or os.environ.get(FOLDER_VARIABLE)
+    if data is None:
+        raise UsageError(
+            "evaluation: no folder of benchmark files; write evaluation: {data: FOLDER, …}, or set "
+            f"{FOLDER_VARIABLE}"
+        )
+    folder = Path(data).expanduser().absolute()
+    try:
+        suites = registry.benchmark_suites().prepare(schedule.suites, folder)
+    except ValueError as error:
+        raise UsageError(f"evaluation: {error}") from error
+
+    def share(rows: int, trial: PricedTraining) -> float:
+        times = len(schedule.steps(int(trial.spec.accounting["steps"])))
+        return times * _share(suites, rows, trial)
+
+    rows = schedule.rows
+    if rows is None:
+        most = max(one.most_rows for one in suites)
+        fitting = (n for n in ROWS if all(share(n, one) <= MOST_SHARE for one in trials))
+        rows = min(most, max(fitting, default=ROWS[0]))
+    dearest = max(trials, key=lambda one: share(rows, one))
+    return EvaluationCost(
+        schedule=dataclasses.replace(schedule, data=str(folder), rows=rows),
+        share=share(rows, dearest),
+        of=f"{dearest.spec.architecture} {dearest.spec.preset or ''}".rstrip(),
+        chosen=schedule.rows is None,
+    )
+
+
+def _share(suites: Sequence[Any], rows: int, trial: PricedTraining) -> float:
+    """Return what one evaluation takes, over the training of a trial."""
+    spec = trial.spec
+    counts = [one.tokens(seq_len=int(spec.train["seq_len"]), n_rows=rows) for one in suites]
+    passes = sum(READ_COST * one.read + GENERATED_COST * one.generated for one in counts)
+    forward = spec.accounting["forward_flops_per_token"]
+    share = float(passes * forward / spec.accounting["training_flops"])
+    if trial.on_gpu and trial.seconds > 0:
+        layers = int(spec.model.get("n_layers", 1)) * sum(one.decoding_passes for one in counts)
+        share += DECODING_S_PER_LAYER * layers / trial.seconds
+    return share

@@ -1,0 +1,125 @@
+"""Benchmarks at planning: rows that fit into a share of the training, the cost, what is missing."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.planning import evaluation_cost
+from orchestrator.planning.evaluation_cost import MOST_SHARE, ROWS, PricedTraining, with_schedule
+from orchestrator.records.errors import UsageError
+from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
+
+pytest.importorskip("lm_eval")
+
+
+def trial(tokens, *, source="text", **schedule):
+    asked = {"suites": ("own.yaml",), "data": "/data", **schedule}
+    return TrialSpec(
+        sweep="s",
+        data={"source": source},
+        model={"architecture": "dense", "n_layers": 3, "d_model": tokens},
+        train={"seq_len": 64},
+        seed=0,
+        accounting={
+            "steps": tokens / 1_000,
+            "forward_flops_per_token": 5.0,
+            "training_flops": 15.0 * tokens,
+        },
+        evaluation=EvaluationSchedule(**asked),
+    )
+
+
+def planned(specs, *, seconds=100.0, on_gpu=False):
+    return with_schedule([PricedTraining(spec, seconds, on_gpu) for spec in specs])
+
+
+class Suite:
+    """Rows of ten tokens, and two that are generated for each."""
+
+    most_rows = 700
+
+    def tokens(self, *, seq_len, n_rows):
+        assert seq_len == 64
+        n = float(min(n_rows, 700))
+        return SimpleNamespace(read=10 * n, generated=2 * n, decoding_passes=n)
+
+
+@pytest.fixture
+def suites(monkeypatch):
+    module = SimpleNamespace(prepare=lambda names, data: (Suite(),))
+    monkeypatch.setattr(evaluation_cost.registry, "benchmark_suites", lambda: module)
+
+
+@given(
+    tokens=st.lists(st.integers(10**4, 10**8), min_size=1, max_size=4),
+    at=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
+)
+def test_rows_fit_into_the_share_of_every_trial(tokens, at):
+    with pytest.MonkeyPatch.context() as patch:
+        module = SimpleNamespace(prepare=lambda names, data: (Suite(),))
+        patch.setattr(evaluation_cost.registry, "benchmark_suites", lambda: module)
+        specs, (cost,) = planned([trial(n, at=tuple(at)) for n in tokens])
+
+    times = len(specs[0].evaluation.steps(min(tokens) // 1_000))
+
+    def share(rows):  # 15 read and 40 generated token times a row, of three passes a token
+        return times * rows * (10 * 1.5 + 2 * 20.0) / (3 * min(tokens))
+
+    rows = cost.schedule.rows
+    assert {spec.evaluation for spec in specs} == {cost.schedule}
+    assert rows in ROWS or rows == Suite.most_rows
+    assert cost.share >= share(rows) * 0.99 or times != len(at)
+    assert cost.share <= MOST_SHARE or rows == ROWS[0]
+    larger = next((n for n in ROWS if n > rows), None)
+    assert rows == Suite.most_rows or larger is None or len(at) * share(larger) > MOST_SHARE
+
+
+def test_written_rows_stand_and_what_they_cost_is_said(suites):
+    (spec,), (cost,) = planned([trial(55_000, rows=100, at=(0.5, 1.0))])
+
+    assert spec.evaluation.rows == 100
+    assert cost.share == pytest.approx(2 * 100 * 55 / (3 * 55_000))
+    assert str(cost) == (
+        "evaluation: own.yaml at 0.5, 1 of the training, the first 100 rows of each task; about "
+        "6.7 % of the training time of dense, less of larger ones. Lower evaluation.rows or ask "
+        "less often to stay under 5%"
+    )
+
+
+def test_a_decoding_pass_on_a_gpu_takes_its_time_however_small_the_model(suites):
+    spec = trial(10**9, rows=100)
+    _, (on_cpu,) = planned([spec], seconds=50.0)
+    _, (on_gpu,) = planned([spec], seconds=50.0, on_gpu=True)
+    # 100 passes of three layers, 2 ms each.
+    assert on_gpu.share - on_cpu.share == pytest.approx(100 * 3 * 2e-3 / 50)
+
+
+def test_the_folder_may_come_from_the_environment(suites, tmp_path, monkeypatch):
+    monkeypatch.setenv(evaluation_cost.FOLDER_VARIABLE, str(tmp_path))
+    (spec,), _ = planned([trial(10**6, data=None)])
+    assert spec.evaluation.data == str(tmp_path)
+
+    monkeypatch.delenv(evaluation_cost.FOLDER_VARIABLE)
+    with pytest.raises(UsageError, match="no folder of benchmark files"):
+        planned([trial(10**6, data=None)])
+
+
+def test_data_without_text_are_refused(suites):
+    with pytest.raises(UsageError, match="source biographies have words of their own"):
+        planned([trial(10**6, source="biographies")])
+
+
+def test_missing_files_are_named(tmp_path):
+    own = tmp_path / "own.yaml"
+    task = {"file": "a.jsonl", "origin": "Here", "kind": "choices", "prompt": "{{question}}"}
+    own.write_text(json.dumps({"about": "a test", "tasks": {"mine": task}}))  # JSON is YAML
+    with pytest.raises(UsageError, match=r"a\.jsonl: not there .* suite own needs it"):
+        planned([trial(10**6, suites=(str(own),), data=str(tmp_path))])
+
+
+def test_trials_without_benchmarks_stay_as_they_are():
+    spec = TrialSpec(sweep="s", data={}, model={"architecture": "dense"}, train={}, seed=0)
+    assert planned([spec]) == ([spec], [])

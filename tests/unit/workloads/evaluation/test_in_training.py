@@ -1,0 +1,97 @@
+"""Benchmarks during training: the same weights, and the numbers of an evaluation afterwards."""
+
+import json
+from dataclasses import asdict
+from unittest.mock import Mock
+
+import pytest
+
+from workloads.architectures import dense
+from workloads.evaluation import evaluate_suites, in_training, prepared_suite
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
+from workloads.training.trained_model import load_trial
+
+TASKS = {
+    "town": {
+        "file": "town.jsonl",
+        "origin": "here",
+        "kind": "choices",
+        "prompt": "Person {{n}} was born in 1900 in town",
+    },
+    "year": {"file": "year.jsonl", "origin": "here", "kind": "answer", "prompt": "Person {{n}}"},
+}
+ROWS = {
+    "town.jsonl": [{"n": n, "choices": ["1", "2 or 3"], "label": n % 2} for n in range(9)],
+    "year.jsonl": [{"n": n, "answers": [f"was born in {1900 + n}"]} for n in range(5)],
+}
+
+
+@pytest.fixture
+def job(tmp_path):
+    texts = [f"Person {i} was born in {1900 + i} in town {i % 7}." for i in range(60)]
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for name, rows in ROWS.items():
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text(json.dumps({"about": "a test", "tasks": TASKS}))
+    return {
+        "data": {"source": "text", "path": str(file), "vocab_size": 300},
+        "model": {"architecture": "dense", **asdict(dense.Config(**dense.PRESETS["d8"]))},
+        "train": {"tokens": 256, "batch_tokens": 64, "seq_len": 64, "lr": 1e-2},
+        "cache": tmp_path / "cache",
+    }
+
+
+def trained(job, folder, benchmarks=None):
+    """Return metric -> step -> value."""
+    found = {}
+    reporter = Mock(should_stop=lambda: False)
+    reporter.metrics = lambda step, values: [
+        found.setdefault(name, {}).update({step: value}) for name, value in values.items()
+    ]
+    run(
+        RankJob(**job, seed=0, checkpoints=folder, log_every_steps=1),
+        reporter,
+        benchmarks=benchmarks,
+    )
+    return found
+
+
+def test_benchmarks_in_training(job, tmp_path):
+    records = []
+    own = str(tmp_path / "own.yaml")
+    benchmarks = in_training.load(
+        [own],
+        tmp_path,
+        rows=4,
+        steps=frozenset({2, 4}),
+        keep=lambda suite, record: records.append((suite, record)),
+    )
+    without = trained(job, tmp_path / "without")
+
+    found = trained(job, tmp_path / "with", benchmarks)
+
+    assert found["train/loss"] == without["train/loss"]
+    assert [(suite, record["step"]) for suite, record in records] == [("own", 2), ("own", 4)]
+    metrics = {name: steps for name, steps in found.items() if name.startswith("eval/")}
+    assert set(metrics) == set(records[0][1]["metrics"])
+    assert all(set(steps) == {2, 4} for steps in metrics.values())
+    assert len(set(metrics["eval/town/bits_per_byte"].values())) == 2
+    assert found["time/benchmarks_s"][4] > 0
+
+    after = load_trial(**job, data_sha256={}, checkpoints=tmp_path / "with")
+    (prepared,) = prepared_suite.prepare([own], tmp_path, limit=4)
+    with evaluate_suites.harness_model(after, device_name="cpu") as model:
+        record = evaluate_suites.measure(prepared, model, step=after.step)
+    assert record["metrics"] == {name: steps[4] for name, steps in metrics.items()}
+    assert (record["digest"], record["tasks"]) == (records[1][1]["digest"], records[1][1]["tasks"])
+
+
+def test_data_without_text_are_refused(job, tmp_path):
+    benchmarks = in_training.load(
+        [str(tmp_path / "own.yaml")], tmp_path, rows=1, steps=frozenset({1}), keep=Mock()
+    )
+    job["data"] = {"source": "biographies", "n_people": 20}
+    with pytest.raises(ValueError, match="words of their own and no tokenizer"):
+        trained(job, tmp_path / "none", benchmarks)
