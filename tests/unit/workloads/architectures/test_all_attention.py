@@ -67,8 +67,9 @@ def test_persistent_vectors_have_no_position():
     tokens = torch.zeros(1, 1, dtype=torch.long)
     outputs = []
     for start in (0, 1, 100):
-        rotation = rotation_table(1, 4, base=100.0, device=x.device, start=start).double()
-        outputs.append(mixer(x, Context(tokens=tokens, rotation=rotation, start=start)))
+        at = torch.tensor([[start]])
+        rotation = rotation_table(1, 4, base=100.0, device=x.device, positions=at).double()
+        outputs.append(mixer(x, Context(tokens=tokens, rotation=rotation)))
 
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], rtol=1e-5, atol=1e-6)
