@@ -88,8 +88,8 @@ def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:
     for field in ("choices", "contexts", "answers"):
         if field in task.row_fields and not _texts(row[field]):
             return f"{field} must be a list of texts, got {row[field]!r}", "correct it"
-    if "label" in task.row_fields:
-        options = row["choices" if task.kind == "choices" else "contexts"]
+    options = row.get("contexts" if task.kind == "contexts" else "choices")
+    if "label" in task.row_fields and options is not None:
         if len(options) < 2:
             return f"has {len(options)} options, one cannot be chosen", "correct it"
         label = row["label"]

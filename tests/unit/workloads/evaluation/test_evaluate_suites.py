@@ -171,6 +171,25 @@ def test_continuations():
     assert (found.metrics["acc"], found.metrics["nll"]) == (0.0, 5.0)
 
 
+def test_likelihoods_of_answers():
+    tasks = {one.name: one for one in suite.load("nll").tasks}
+    mmlu = {"question": "What flows?", "choices": ["a stone", "the river"], "label": 1}
+    asked = {"question": "who won", "answers": ["The Poles", "Poland"]}
+    model = Scripted()
+
+    found = evaluate_suites.evaluate_task(model, tasks["mmlu_nll"], [mmlu], [])
+    evaluate_suites.evaluate_task(model, tasks["nq_open_nll"], [asked], [asked] * 5)
+
+    assert model.asked[0] == ("Question: What flows?\nAnswer:", " the river")
+    assert found.metrics["nll"] == 10.0
+    assert found.metrics["bits_per_byte"] == pytest.approx(10 / math.log(2) / 9)
+    prompt, answer = model.asked[1]
+    assert prompt == "Answer these questions:\n\n" + "Q: who won?\nA: The Poles\n\n" * 5 + (
+        "Q: who won?\nA:"
+    )
+    assert answer == " The Poles"
+
+
 def test_examples_of_the_same_subject():
     rows = [
         {"question": f"{subject}?", "choices": ["a", "b"], "label": 0, "subject": subject}
@@ -305,7 +324,7 @@ def test_a_suite_written_wrongly(tasks, what, tmp_path):
 
 def test_an_unknown_suite_lists_those_there_are():
     with pytest.raises(
-        ValueError, match="there are factual, gsm8k, last_word, mmlu, small, zero_shot"
+        ValueError, match="there are factual, gsm8k, last_word, mmlu, nll, small, zero_shot"
     ):
         suite.load("zero-shot")
 
