@@ -1,4 +1,4 @@
-"""Processes that share a GPU by MPS: they compute, and a fault of one is a fault of all."""
+"""Processes that share a GPU by MPS: they compute at once, and know a fault for what it is."""
 
 import os
 import shutil
@@ -28,8 +28,9 @@ try:
     if sys.argv[1] == "faulty":
         sys.stdin.readline()
         x[torch.tensor([10**9], device="cuda")].sum().item()
-    while not sys.stdin.closed:
+    while True:
         (x @ x).item()
+        print("fine", flush=True)
 except Exception as error:
     print(exception_outcome(error).value, flush=True)
 """
@@ -63,10 +64,15 @@ def clients(monkeypatch):
     daemon.close()
 
 
-def test_a_fault_of_one_client_is_told_to_all_as_nobodys(clients):
-    faulty, neighbour = clients("faulty"), clients("neighbour")
+def test_a_fault_of_one_client_is_told_as_nobodys_or_reaches_nobody_else(clients):
+    neighbour = clients("neighbour")
+    assert neighbour.stdout.readline() == "fine\n"
+    faulty = clients("faulty")
     faulty.stdin.write("now\n")
     faulty.stdin.flush()
 
     assert faulty.stdout.readline() == "gpu_fault\n"
-    assert neighbour.stdout.readline() == "gpu_fault\n"
+    # A failed assertion of a kernel ended its own client alone on an H100 (driver 580); NVIDIA
+    # promises that for no fault.
+    later = {neighbour.stdout.readline() for _ in range(10_000)} - {""}
+    assert later in ({"fine\n"}, {"fine\n", "gpu_fault\n"}, {"gpu_fault\n"})
