@@ -61,12 +61,12 @@ class DecodeStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UPS):
-                self._run_anew()
+                self._run_second()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads of this process may go on with calls that a capture forbids.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._run_anew()
+            self._run_second()
         self._graph = graph
         self.cache.clear()
 
@@ -74,9 +74,9 @@ class DecodeStep:
         """Choose the next token of every sequence after a prompt."""
         self.tokens.copy_(choose(logits, self.sampling, self.uniform)[:, None])
 
-    def _run_anew(self) -> None:
+    def _run_second(self) -> None:
         """Run as if one token had been read: the path of every step but the first."""
-        self.cache.lengths.zero_()
+        # Only as the host knows it: a write of `lengths` would be captured, and undo every replay.
         self.cache.longest = 1
         self._run()
 
