@@ -110,7 +110,7 @@ def one_token(
     depth = min(depth, triton.next_power_of_2(k))
     _one_token[(triton.cdiv(n, rows),)](
         x, gain, weight, bias, up, factor, residual, out, n, k, eps,
-        ROWS=rows, DEPTH=depth, NORM=gain is not None, BIAS=bias is not None, GATE=gate,
+        ROWS=rows, DEPTH=depth, NORM=gain is not None, BIAS=bias is not None, GATE=gate.value,
         RESIDUAL=residual is not None, EVEN=k % depth == 0, num_warps=warps,
     )  # fmt: skip
     return out
