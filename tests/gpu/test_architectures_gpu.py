@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from orchestrator.sweep import registry
 from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
+from workloads.training.device import gpu_stream
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,6 +80,17 @@ def test_bf16_training_lowers_the_loss(name):
         losses.append(loss.item())
 
     assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("name", ["dense", "latent_attention"])
+@pytest.mark.parametrize("preset", ["d8", "d16", "d24"])
+def test_narrow_heads_train_with_the_kernels_of_the_training_loop(name, preset):
+    model, tokens = _model(_config(name, preset), "cuda"), _tokens(0).cuda()
+    with gpu_stream(torch.device("cuda")), torch.autocast("cuda", torch.bfloat16):
+        _loss(model, tokens).backward()
+        torch.cuda.synchronize()
+
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -98,6 +98,9 @@ class LatentAttention(nn.Module):
         key_value = self.up(latent).unflatten(-1, (n_heads, -1))
         key, value = key_value.tensor_split([plain], dim=-1)
         key = torch.cat((key, rotary_key.expand(-1, -1, n_heads, -1)), dim=-1)
+        if value.is_cuda and plain % 8:
+            # cuDNN's kernels load eight numbers at a time, and do not look where a view begins.
+            value = value.contiguous()
         heads = (each.transpose(1, 2) for each in (query, key, value))
         mixed = causal_softmax(*heads, positions=context.positions, documents=context.documents)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
