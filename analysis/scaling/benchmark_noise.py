@@ -70,7 +70,7 @@ class BenchmarkNoise:
 
         `(t(1 - LEVEL / 2) + t(POWER)) * noise * sqrt(2 / seeds)`, the usual approximation.
         """
-        if self.noise is None or self.freedom < 1:
+        if not self.noise or self.freedom < 1:
             return None
         quantiles = stats.t.ppf([1 - LEVEL / 2, POWER], self.freedom)
         return float(quantiles.sum() * self.noise * math.sqrt(2 / self.n_seeds))
