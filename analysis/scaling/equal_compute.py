@@ -252,7 +252,7 @@ def effective_size(
     """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
 
     The interval joins the curve's resamples with resampled seeds of this configuration; for one
-    seed it is of the curve alone.
+    seed it is of the curve alone. A curve that is a misfit gives no size.
     """
     if fit is None or not fit.usable:
         why = (
@@ -261,6 +261,10 @@ def effective_size(
             else f"the {partner.series} curve is {fit.status}: {fit.sentence}"
         )
         return EffectiveSize(sentence=why)
+    if fit.verdict.is_misfit:
+        return EffectiveSize(
+            sentence=f"the {partner.series} curve is a misfit: {fit.verdict.sentence}"
+        )
     generator = np.random.default_rng(seed)
     resampled = generator.choice(values, size=(len(fit.draws), len(values))).mean(axis=1)
     size, low, high = fit.x_reaching(float(values.mean()), y_draws=resampled)

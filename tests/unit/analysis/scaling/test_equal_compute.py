@@ -86,6 +86,18 @@ def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why(
     assert "underdetermined" in fits.pairs[0].effective_size.sentence
 
 
+def test_a_dense_curve_that_is_a_misfit_gives_no_size():
+    runs = two_families(noise=1e-3)
+    dense = runs.table["architecture"] == "dense"
+    step = np.where(runs.table["total_params"] > 1e6, 0.3, 0.0)
+    runs.table.loc[dense, "loss"] += step[dense]
+
+    fits = fit_sweep(runs, n_draws=50)
+
+    assert {pair.effective_size.equivalent_params for pair in fits.pairs} == {None}
+    assert "the dense curve is a misfit" in fits.pairs[0].effective_size.sentence
+
+
 def test_unequal_flops_are_not_compared():
     fits = fit_sweep(two_families(flops_off=1.3), n_draws=0)
 
