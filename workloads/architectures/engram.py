@@ -222,12 +222,11 @@ class EngramShape(Component):
 
         Ids and rows; query and key before, within and after their norms; gate, value, convolution.
 
-        Rows are kept once in fp32, or in bf16 by each of their two readers. Norms and the
-        convolution stay fp32; what the latter sees of the time before the sequence is spread over
-        it.
+        Norms and the convolution stay fp32; what the latter sees of the time before the sequence is
+        spread over it.
         """
         c = 4 if precision == "fp32" else 2
-        kept = 8.0 * self.rows_read + 4.0 * self.width + (20.0 + 2 * c) * self.d_model + 28.0
+        kept = 8.0 * self.rows_read + c * self.width + (16.0 + 3 * c) * self.d_model + 28.0
         if self.conv_kernel is not None:
             kept += 4.0 * self.d_model * (3 + self.conv_span / seq_len) + 4.0
         return kept

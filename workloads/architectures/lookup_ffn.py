@@ -110,7 +110,7 @@ class Config(LlamaFrame):
             width=self.d_model,
             score=self.score,
             temperature=self.temperature,
-            of_product=self.projection == "dense",
+            autocast_input=self.projection == "dense",
         )
 
     def build(self, vocab_size: int) -> Transformer:

@@ -125,26 +125,32 @@ class Config(Accounted):
     @property
     def query_key_value(self) -> HashShape:
         """Sizes of the hash layer whose rows are a query, a key and a value side by side."""
-        return self._hash(self.d_model // self.tau, self.tau, 3 * self.d_model)
+        return self._hash_stream(3 * self.d_model)
 
     @property
     def first(self) -> HashShape:
         """Sizes of M_1."""
-        return self._hash(self.d_model // self.tau, self.tau, self.second.d_input)
+        return self._hash_stream(self.second.d_input)
 
     @property
     def second(self) -> HashShape:
         """Sizes of M_2."""
-        chunks = self.n_hidden_chunks or self.d_model // self.tau
-        return self._hash(chunks, self.tau + self.expand_bits, self.d_model)
-
-    def _hash(self, n_chunks: int, bits: int, width: int) -> HashShape:
         return HashShape(
-            n_chunks=n_chunks,
-            bits=bits,
+            n_chunks=self.n_hidden_chunks or self.d_model // self.tau,
+            bits=self.tau + self.expand_bits,
+            width=self.d_model,
+            score=self.score,
+            temperature=self.temperature,
+        )
+
+    def _hash_stream(self, width: int) -> HashShape:
+        return HashShape(
+            n_chunks=self.d_model // self.tau,
+            bits=self.tau,
             width=width,
             score=self.score,
             temperature=self.temperature,
+            autocast_input=True,
         )
 
     @property

@@ -30,9 +30,9 @@ class HashShape(Component):
     score: HashScore
     temperature: float = 1.0
     """t in `sign_hash`: the larger, the less the size of a number matters."""
-    of_product: bool = False
-    """The input is a product with a matrix, so of 16 bits where the precision is bf16; otherwise it
-    is fp32."""
+    autocast_input: bool = False
+    """The input has autocast's type, as the residual stream and products with matrices do;
+    otherwise it is fp32."""
 
     @property
     def d_input(self) -> int:
@@ -64,7 +64,7 @@ class HashShape(Component):
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
         """Return the numbers hashed, and of each chunk its row's id (int32) and its weight."""
-        c = 2.0 if self.of_product and precision != "fp32" else 4.0
+        c = 2.0 if self.autocast_input and precision != "fp32" else 4.0
         return c * self.d_input + (4.0 + 4.0) * self.n_chunks
 
 
