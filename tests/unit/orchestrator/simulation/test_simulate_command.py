@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
+from orchestrator.cli.app import make_plan
 from orchestrator.scheduling.gpu_sharing import memory_need
 
 SWEEP = """
@@ -65,10 +66,9 @@ def test_time_is_flops_over_the_rate_of_the_gpus_a_trial_has(sweep):
 
 
 def test_estimated_memory_decides_what_shares_a_gpu(sweep):
-    peaks = {
-        row["trial_id"]: row["peak_memory_bytes"]
-        for row in json.loads(memscale(sweep, "--json").stdout)
-    }
+    runs = sweep.parent / "runs"
+    planned = make_plan([sweep], runs, gpus_there=True, gpu_bytes=3e9)
+    peaks = {t.spec.trial_id: t.spec.accounting["peak_memory_bytes"] for t in planned.trials}
     found = simulated(sweep, "gpus=16,gpu_memory=3GB,gpu_flops=1e12")
     shares = {t["trial_id"]: t["gpus"] for t in found["trials"] if t["gpus"] < 1}
 
