@@ -4,12 +4,14 @@ Figures are half of a report's time and need none of what is computed meanwhile.
 fits already, where a new interpreter would take a second to import and read them.
 """
 
+import multiprocessing
 import os
-import pickle
 import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,35 +27,28 @@ def in_second_process(work: Callable[[], T]) -> Callable[[], T]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if sys.platform != "linux" or cores < 2 or threading.active_count() > 1:
         return work
-    reading, writing = os.pipe()
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(work, sending))
     with warnings.catch_warnings():
         # Python 3.12 warns of any thread; those of the linear algebra wait, and survive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        _work_and_exit(work, reading, writing)
-    os.close(writing)
+        process.start()
+    sending.close()
 
     def result() -> T:
-        with os.fdopen(reading, "rb") as pipe:
-            content = pipe.read()
-        _, status = os.waitpid(pid, 0)
-        if status != 0:
+        try:
+            value: T = receiving.recv()
+        except EOFError:
             return work()
-        value: T = pickle.loads(content)
+        finally:
+            process.join()
         return value
 
     return result
 
 
-def _work_and_exit(work: Callable[[], object], reading: int, writing: int) -> None:
-    """Do the work in the forked process and end it, whatever happens."""
-    status = 1
-    try:
-        os.close(reading)
-        content = pickle.dumps(work())
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(content)
-        status = 0
-    finally:
-        os._exit(status)  # nothing of the first process may be closed or printed twice
+def _send(work: Callable[[], object], sending: Connection) -> None:
+    """Send the result; without one the pipe closes, and the error is raised where it is redone."""
+    with sending, suppress(Exception):
+        sending.send(work())

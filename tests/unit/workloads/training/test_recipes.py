@@ -14,6 +14,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "recipes.md"
 OPTIONAL = {
     "tokens",
     "precision",
+    "document_mask",
     "decay_fraction",
     "value_lr_final_ratio",
     "value_lr_decay_fraction",
