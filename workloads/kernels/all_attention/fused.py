@@ -50,13 +50,13 @@ def all_attention(
     missing = -d_head % 8 if query.is_cuda else 0
     if missing:
         tensors = [functional.pad(x, (0, missing)) for x in tensors]
-    output = _apply(*tensors, d_head**-0.5)
+    output: Tensor = _apply(*tensors, d_head**-0.5)
     return output[..., :d_head] if missing else output
 
 
 # Not for the compiler: dynamo (torch 2.11) loses what `ctx.rests` holds on CUDA, and makes the
 # gradients of all inputs zero without a word.
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _apply(*arguments: Any) -> Tensor:
     output: Tensor = _AllAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return output
