@@ -71,13 +71,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
     return found_by(tmp_path_factory.mktemp("together"), "some", 1, 2, 3, 4)
 
 
+# Whichever runs first waits for all ranks of all sizes: five minutes of one core.
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_read_gradient_and_ten_steps_are_one_processs(found, size):
     assert not too_far(found[str(size)])
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_of_it_was_compared(found, size):
     reads = {
@@ -91,6 +94,7 @@ def test_all_of_it_was_compared(found, size):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_reads_of_any_batch_compile_to_one_graph(tmp_path):
     found = found_by(tmp_path, "compiled", 2)["2"]
 
