@@ -23,8 +23,6 @@ COLOURS = 48
 """Of a stored picture."""
 TOLERANCE = 0.02
 """Relative difference of two numbers that counts as none: another CPU sums in another order."""
-WIDER = {"05_next_run": 0.2}
-"""Tolerance where the numbers rest on run times that were predicted for a machine."""
 VARIABLES = ("MEMSCALE_RUNS", "MEMSCALE_SWEEP", "MEMSCALE_SCALING_DATA")
 """Of the environment, by which notebooks find somebody's sweeps."""
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,_]*\.?\d*(?:e[-+]?\d+)?")

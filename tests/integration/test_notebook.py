@@ -93,8 +93,7 @@ def test_it_runs_through_and_shows_what_is_stored(path, execute):
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     assert all(word in printed for word in ANSWERS.get(path.stem, ())), printed
     kept = nbformat.read(path, as_version=4)
-    tolerance = notebooks.WIDER.get(path.stem, notebooks.TOLERANCE)
-    assert notebooks.differences(kept, notebook, tolerance=tolerance) == []
+    assert notebooks.differences(kept, notebook) == []
 
 
 @pytest.mark.parametrize(
