@@ -11,7 +11,7 @@ small presets).
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +24,12 @@ from workloads.layers.backbone.llama import PAPER, LlamaBackbone
 from workloads.layers.backbone.size_family import D_FF, nearest_member
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
+from workloads.layers.memory.product_key_memory import (
+    Gate,
+    MemoryShape,
+    ProductKeyMemory,
+    check_output_bias,
+)
 from workloads.layers.memory.product_keys import (
     KeyInit,
     LookupShape,
@@ -55,8 +60,13 @@ class Config(LlamaBackbone):
     beside_ffn: bool = False
     """Add the memory to the feed-forward block of its layer instead of replacing it."""
     score: Score = "softmax"
-    """What makes weights of the scores of the slots read: softmax over a head's slots, or sigmoid
-    or relu of each."""
+    """What makes weights of the scores of the slots read: softmax over a head's slots,
+    softmax_sink over these and a score of 0 whose row is zero, sigmoid or relu of each."""
+    gate: Gate | None = None
+    """How the input gates what is read: none (None), scalar, silu, or swilu with a projection."""
+    output_bias: Literal[True] | None = None
+    """Give a bias to the projection of another value_dim where `gate` is not swilu, whose
+    projection has one."""
     memory_qk_norm: bool = False
     """Score by cosine times a learned scale per head, instead of by the plain product."""
     query_batch_norm: bool = False
@@ -74,6 +84,7 @@ class Config(LlamaBackbone):
             key_dim=self.memory.lookup.key_dim,
             key_dim_half_of="value_dim" if self.key_dim is None else None,
         )
+        check_output_bias(self.memory, asked=self.output_bias)
         check_layer(self.memory_layer, n_layers=self.n_layers, field="memory_layer")
 
     @property
@@ -91,7 +102,12 @@ class Config(LlamaBackbone):
             score=self.score,
             key_init=self.key_init,
         )
-        return MemoryShape(lookup=lookup, value_dim=value_dim, gate=False)
+        return MemoryShape(
+            lookup=lookup,
+            value_dim=value_dim,
+            gate=self.gate or "none",
+            output_bias=bool(self.output_bias),
+        )
 
     @property
     def placement(self) -> tuple[int]:

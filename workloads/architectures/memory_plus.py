@@ -6,7 +6,7 @@ backbone and its presets are `dense`'s.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,8 +22,13 @@ from workloads.layers.backbone.size_family import (
     nearest_member,
 )
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
-from workloads.layers.memory.product_keys import LookupShape, check_lookup
+from workloads.layers.memory.product_key_memory import (
+    Gate,
+    MemoryShape,
+    ProductKeyMemory,
+    check_output_bias,
+)
+from workloads.layers.memory.product_keys import LookupShape, Score, check_lookup
 from workloads.layers.memory.table import MemoryTable
 
 
@@ -43,6 +48,16 @@ class Config(LlamaBackbone):
     """Width of a value row; None is d_model."""
     memory_qk_norm: bool = False
     """Score by cosine times a learned scale per head, instead of by the plain product."""
+    gate: Gate | None = None
+    """How the input gates what is read: swilu (None), silu without the projection after it, scalar,
+    or none."""
+    score: Score | None = None
+    """What makes weights of the scores of the slots read; None is softmax."""
+    share_values: Literal[False] | None = None
+    """false gives every memory layer a table of its own."""
+    output_bias: Literal[True] | None = None
+    """Give a bias to the projection of another value_dim where `gate` is not swilu, whose
+    projection has one."""
     memory_layers: tuple[int, ...] | None = None
     """Layers with a memory, from 0; None places them by the three fields below."""
     memory_count: PositiveInt | None = None
@@ -61,6 +76,7 @@ class Config(LlamaBackbone):
             key_dim=self.memory.lookup.key_dim,
             key_dim_half_of="value_dim" if self.key_dim is None else None,
         )
+        check_output_bias(self.memory, asked=self.output_bias)
         rule = ("memory_first", "memory_stride", "memory_count")
         if self.memory_layers is None:
             check_placement(self.placement, n_layers=self.n_layers, field=rule[0], others=rule[1:])
@@ -85,8 +101,14 @@ class Config(LlamaBackbone):
             knn=self.knn,
             key_dim=value_dim // 2 if self.key_dim is None else self.key_dim,
             qk_norm=self.memory_qk_norm,
+            score=self.score or "softmax",
         )
-        return MemoryShape(lookup=lookup, value_dim=value_dim)
+        return MemoryShape(
+            lookup=lookup,
+            value_dim=value_dim,
+            gate=self.gate or "swilu",
+            output_bias=bool(self.output_bias),
+        )
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -102,12 +124,13 @@ class Config(LlamaBackbone):
         return MemoryPlus(self, vocab_size=vocab_size)
 
     def components(self, vocab_size: int) -> Components:
-        """Return what the model consists of; the shared table once."""
+        """Return what the model consists of; a shared table once."""
         layers = len(self.placement)
+        tables = 1 if self.share_values is None else layers
         return [
             *self.frame_components(vocab_size, n_feed_forward=self.n_layers - layers),
             (layers, self.memory),
-            (1, self.memory.table(n_readers=layers)),
+            (tables, self.memory.table(n_readers=layers // tables)),
         ]
 
     @classmethod
@@ -121,18 +144,28 @@ class Config(LlamaBackbone):
 
 
 class MemoryPlus(Transformer):
-    """A transformer that owns a table of values, which its memory layers read."""
+    """A transformer that owns the tables of values that its memory layers read, usually one."""
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
-        table = MemoryTable(config.n_keys**2, config.memory.value_dim)
+        shared = config.share_values is None
+        tables = [
+            MemoryTable(config.n_keys**2, config.memory.value_dim)
+            for _ in ([0] if shared else config.placement)
+        ]
+        table_of = {
+            index: tables[0 if shared else number] for number, index in enumerate(config.placement)
+        }
         layers = (
-            config.block(ProductKeyMemory(config.memory, table))
-            if index in config.placement
+            config.block(ProductKeyMemory(config.memory, table_of[index]))
+            if index in table_of
             else config.block()
             for index in range(config.n_layers)
         )
         super().__init__(**config.frame(vocab_size, layers))
-        self.memory_table = table
+        if shared:
+            self.memory_table = tables[0]
+        else:
+            self.memory_tables = nn.ModuleList(tables)
 
 
 def family(d_model: int) -> dict[str, Any]:

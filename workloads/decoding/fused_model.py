@@ -183,10 +183,11 @@ def _swiglu(module: SwiGLU, norm: RMSNorm, ops: Any) -> Callable[[Residual, Resi
 
 
 def _reads_plainly(module: ProductKeyMemory) -> bool:
-    """Whether queries and keys are used as they are, and the table is read in place."""
+    """Whether queries, keys and bag are used as kernels know it, and the table is read in place."""
     lookup, table = module.lookup, module.table.module
     plain = not (lookup.qk_norm or lookup.query_batch_norm or lookup.shared_keys)
-    return plain and lookup.score == "softmax" and table.shard is None and not table.on_host
+    plain = plain and lookup.score == "softmax" and module.shape.gate != "scalar"
+    return plain and table.shard is None and not table.on_host
 
 
 def _memory(module: ProductKeyMemory, norm: RMSNorm, ops: Any) -> FeedForward:

@@ -41,8 +41,9 @@ class TrainConfig:
     """Learning rate at the last step over the peak."""
     weight_decay: NonNegativeFloat = 0.1
     """Decoupled, on matrices only (no norms, biases or embeddings)."""
-    value_lr_ratio: PositiveFloat = 1.0
-    """Learning rate of memory values over `lr`. Papers use 4 to 10 (docs/decisions/0008)."""
+    value_lr_ratio: NonNegativeFloat = 1.0
+    """Learning rate of memory values over `lr`; 0 leaves them as they begin. Papers use 4 to 10
+    (docs/decisions/0008)."""
     value_lr_final_ratio: PositiveFloat | None = None
     """What `value_lr_ratio` falls to, in a straight line; None keeps it as it is. UltraMem: from 10
     to 1."""

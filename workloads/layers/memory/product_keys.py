@@ -17,8 +17,9 @@ from workloads.kernels.product_key_topk.op import product_key_topk
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import QueryBatchNorm
 
-Score = Literal["softmax", "sigmoid", "relu"]
-"""What turns the scores of the chosen rows into weights: competing (softmax) or each for itself."""
+Score = Literal["softmax", "softmax_sink", "sigmoid", "relu"]
+"""What turns the scores of the chosen rows into weights: competing (softmax), also with one more
+score of 0 whose row is zero (softmax_sink), or each for itself."""
 KeyInit = Literal["key_dim", "half_key_dim"]
 """Sub-keys begin uniform within 1 / sqrt of this: the released Memory Layers code's bound, or that
 of Lample et al."""
@@ -156,6 +157,9 @@ class ProductKeyLookup(nn.Module):
 def _weights(scores: Tensor, score: Score) -> Tensor:
     if score == "softmax":
         return scores.softmax(dim=-1)
+    if score == "softmax_sink":
+        sink = scores.new_zeros(()).expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
     return scores.sigmoid() if score == "sigmoid" else scores.relu()
 
 

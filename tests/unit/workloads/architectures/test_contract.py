@@ -46,6 +46,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "moe",
         {"routing": "expert_choice", "top_k": 1, "n_shared_experts": 1},
     ),
+    "memory_plus with tables and a gate of its own": (
+        "memory_plus",
+        {"share_values": False, "n_layers": 6, "gate": "scalar", "score": "softmax_sink"},
+    ),
     "engram with a shared table": ("engram", {"shared_table": True}),
 }
 

@@ -53,7 +53,10 @@ def _model(**fields: object) -> Transformer:
             {"memory_layer": -1},
             r"memory_layer must stay within 0\.\.n_layers - 1 \(2\), got -1; the nearest is 0",
         ),
-        ({"score": "tanh"}, "score must be one of softmax, sigmoid, relu, got 'tanh'"),
+        (
+            {"score": "tanh"},
+            "score must be one of softmax, softmax_sink, sigmoid, relu, got 'tanh'",
+        ),
         ({"key_init": "half"}, "key_init must be one of key_dim, half_key_dim, got 'half'"),
         ({"n_heads": 3}, "n_heads must divide d_model"),
     ],
@@ -150,6 +153,8 @@ def test_statistics_name_the_layer():
         {"score": "sigmoid", "query_batch_norm": True},
         {"score": "relu", "memory_qk_norm": True},
         {"beside_ffn": True, "value_dim": 3},
+        {"gate": "scalar", "score": "softmax_sink", "value_dim": 3, "output_bias": True},
+        {"gate": "silu", "score": "softmax_sink"},
         {"memory_qk_norm": True, "query_batch_norm": True, "memory_layer": 0},
     ],
     ids=str,
@@ -187,6 +192,10 @@ VARIANTS: list[dict[str, Any]] = [
     {"score": "relu", "knn": 8, "n_memory_heads": 5},
     {"score": "sigmoid", "knn": 8, "n_memory_heads": 5},
     {"beside_ffn": True, "key_init": "half_key_dim"},
+    {"gate": "silu", "value_dim": 12, "output_bias": True},
+    {"gate": "silu"},
+    {"gate": "scalar"},
+    {"gate": "swilu", "score": "softmax_sink"},
 ]
 
 

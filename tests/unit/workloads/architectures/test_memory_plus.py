@@ -61,6 +61,12 @@ def _model(**fields: object) -> MemoryPlus:
         ({"memory_count": 0}, "memory_count must be at least 1 or null, got 0"),
         ({"memory_first": 5}, r"must stay within 0\.\.n_layers - 1 \(5\), got \[5, 7, 9\]"),
         ({"n_heads": 3}, r"n_heads must divide d_model"),
+        (
+            {"gate": "sigmoid"},
+            "gate must be one of swilu, silu, scalar, none or null, got 'sigmoid'",
+        ),
+        ({"output_bias": True}, "output_bias does nothing with gate swilu, or where value_dim is"),
+        ({"output_bias": True, "gate": "none"}, "output_bias does nothing .*; remove it"),
     ],
 )
 def test_errors_name_the_field(fields, message):
@@ -141,6 +147,25 @@ def test_layers_share_one_table_that_each_of_them_trains():
         assert not torch.allclose(gradient(), both)
 
 
+def test_layers_with_tables_of_their_own_read_only_theirs():
+    fields = {"share_values": False, "memory_layers": (1, 4), "gate": "none"}
+    model = _model(**fields)
+    first, second = (table.weight for table in model.memory_tables)
+    assert not torch.equal(first, second)
+    with torch.no_grad():
+        first.zero_()
+    tokens = torch.arange(11)[None]
+
+    silent = model.layers[1].feed_forward(torch.ones(1, 11, 16), model.context(tokens, None))
+
+    assert not silent.any()
+    gradients = torch.autograd.grad(model(tokens).logsumexp(-1).sum(), [first, second])
+    assert all(gradient.any() for gradient in gradients)
+    config = Config(**{**SMALL, **fields})
+    assert config.param_count(11).memory_values == 2 * 64 * 16
+    assert config.param_count(11).total == sum(p.numel() for p in model.parameters())
+
+
 def test_value_dim_may_differ_from_the_width_of_the_model():
     model = _model(value_dim=12, key_dim=6)
 
@@ -199,7 +224,12 @@ def test_memory_qk_norm_makes_the_choice_ignore_the_scale_of_keys():
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"memory_qk_norm": True, "value_dim": 8}, {"memory_layers": (1,), "key_dim": 6}],
+    [
+        {},
+        {"memory_qk_norm": True, "value_dim": 8},
+        {"memory_layers": (1,), "key_dim": 6},
+        {"share_values": False, "gate": "scalar", "score": "softmax_sink"},
+    ],
     ids=str,
 )
 def test_gradients_of_the_whole_model_by_finite_differences(check_gradients, fields):

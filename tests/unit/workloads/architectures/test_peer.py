@@ -67,7 +67,10 @@ def _tokens(n_tokens: int = 9) -> Tensor:
             "key_dim must be even, for two halves, got 7, half of d_model; the nearest is 8",
         ),
         ({"activation": "silu"}, "activation must be one of gelu, relu, one, got 'silu'"),
-        ({"score": "tanh"}, "score must be one of softmax, sigmoid, relu, got 'tanh'"),
+        (
+            {"score": "tanh"},
+            "score must be one of softmax, softmax_sink, sigmoid, relu, got 'tanh'",
+        ),
         (
             {"peer_layer": 3},
             r"peer_layer must stay within 0\.\.n_layers - 1 \(2\), got 3; the nearest is 2",

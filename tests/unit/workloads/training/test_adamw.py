@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from workloads.architectures import dense, memory_plus
+from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
 from workloads.training.adamw import MATRICES, UNDECAYED, VALUES, Optimizer, group_parameters
 from workloads.training.config import TrainConfig
@@ -110,6 +111,38 @@ def test_the_ratio_of_a_step_stands_in_for_the_configs():
 
     assert model.attention.flatten().tolist() == pytest.approx([0.99] * 4)
     assert model.memory_values.flatten().tolist() == pytest.approx([0.98] * 6)
+
+
+@pytest.mark.parametrize(
+    ("table_optimizer", "table_precision"),
+    [
+        ("adamw", "fp32"),
+        ("deferred_adamw", "fp32"),
+        ("lazy_adamw", "bf16"),
+        ("rowwise", "bf16_master"),
+        ("sgd", "fp32"),
+    ],
+)
+def test_a_ratio_of_zero_freezes_the_values_to_the_bit(table_optimizer, table_precision):
+    train = train_config(
+        value_lr_ratio=0.0,
+        value_weight_decay=0.5,
+        table_optimizer=table_optimizer,
+        table_precision=table_precision,
+    )
+    model = MEMORY.build(vocab_size=11)
+    initialise(model, 0)
+    optimizer = Optimizer(model, train)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    for _ in range(2):
+        model(torch.arange(8)[None]).float().logsumexp(-1).sum().backward()
+        optimizer.gather()
+        optimizer.clip()
+        optimizer.step(0.1)
+
+    same = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert "memory_table.weight" in same
+    assert not {"layers.1.feed_forward.sub_keys", "layers.1.feed_forward.gate.weight"} & same
 
 
 def test_values_and_matrices_have_their_own_decay_and_the_rest_none():

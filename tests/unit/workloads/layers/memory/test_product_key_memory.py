@@ -1,6 +1,7 @@
 """The memory layer against its formula."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ CONTEXT = Context(tokens=torch.zeros(1, 1, dtype=torch.long))
 
 def _memory(**fields: object) -> tuple[ProductKeyMemory, torch.Tensor]:
     sizes = {"d_model": 6, "n_keys": 5, "n_heads": 2, "knn": 3, "key_dim": 4}
-    value_dim, gate = fields.pop("value_dim", 7), fields.pop("gate", True)
+    value_dim, gate = fields.pop("value_dim", 7), fields.pop("gate", "swilu")
+    output_bias = fields.pop("output_bias", False)
     lookup = LookupShape(**{**sizes, **fields})
-    shape = MemoryShape(lookup=lookup, value_dim=value_dim, gate=gate)
+    shape = MemoryShape(lookup=lookup, value_dim=value_dim, gate=gate, output_bias=output_bias)
     table = MemoryTable(lookup.n_slots, value_dim).double()
     memory = ProductKeyMemory(shape, table).double()
     initialise(memory, 0)
@@ -81,7 +83,7 @@ def test_equals_the_formula_over_all_slots(score, qk_norm, query_batch_norm, sha
 
 @pytest.mark.parametrize("value_dim", [6, 4])
 def test_without_a_gate_it_is_the_bag_projected_where_the_widths_differ(value_dim):
-    memory, table = _memory(gate=False, value_dim=value_dim)
+    memory, table = _memory(gate="none", value_dim=value_dim)
     x = torch.randn(9, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected = torch.einsum("ths,sv->tv", _weights_of_all_slots(memory, x), table)
     if value_dim != 6:
@@ -89,6 +91,69 @@ def test_without_a_gate_it_is_the_bag_projected_where_the_widths_differ(value_di
 
     assert (memory.output is None) == (value_dim == 6)
     torch.testing.assert_close(memory(x, CONTEXT), expected)
+
+
+def _by_hand(memory: ProductKeyMemory, table: list[list[float]], x: list[float]) -> list[float]:
+    """The layer's output for one token, number by number, over all slots of all heads."""
+    lookup, shape = memory.lookup, memory.shape
+    n, half = lookup.n_keys, lookup.key_dim // 2
+
+    def dot(a: list[float], b: list[float]) -> float:
+        return sum(one * other for one, other in zip(a, b, strict=True))
+
+    def affine(linear: torch.nn.Module, v: list[float]) -> list[float]:
+        rows = linear.weight.tolist()
+        added = [0.0] * len(rows) if linear.bias is None else linear.bias.tolist()
+        return [dot(row, v) + bias for row, bias in zip(rows, added, strict=True)]
+
+    query, keys = affine(memory.query, x), memory.sub_keys.tolist()
+    bag = [0.0] * shape.value_dim
+    for head in range(lookup.n_heads):
+        first, second = (query[(2 * head + i) * half : (2 * head + i + 1) * half] for i in (0, 1))
+        scores = [
+            dot(first, keys[0][head][i]) + dot(second, keys[1][head][j])
+            for i in range(n)
+            for j in range(n)
+        ]
+        best = sorted(range(n * n), key=lambda slot: -scores[slot])[: lookup.knn]
+        total = sum(math.exp(scores[s]) for s in best) + (lookup.score == "softmax_sink")
+        for slot in best:
+            for column, value in enumerate(table[slot]):
+                bag[column] += math.exp(scores[slot]) / total * value
+    if shape.gate in ("swilu", "silu"):
+        gates = affine(memory.gate, x)
+        bag = [b * g / (1 + math.exp(-g)) for b, g in zip(bag, gates, strict=True)]
+    out = affine(memory.output, bag) if memory.output is not None else bag
+    if shape.gate == "scalar":
+        (g,) = affine(memory.gate, x)
+        out = [o / (1 + math.exp(-g)) for o in out]
+    return out
+
+
+@pytest.mark.parametrize("score", ["softmax", "softmax_sink"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"gate": "swilu", "value_dim": 6},
+        {"gate": "silu", "value_dim": 6},
+        {"gate": "silu", "value_dim": 7, "output_bias": True},
+        {"gate": "scalar", "value_dim": 6},
+        {"gate": "scalar", "value_dim": 4, "output_bias": True},
+        {"gate": "none", "value_dim": 4, "output_bias": True},
+    ],
+    ids=str,
+)
+def test_gates_and_the_sink_by_hand(fields, score):
+    memory, table = _memory(score=score, **fields)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in memory.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, generator=generator)
+    x = torch.randn(4, 6, dtype=torch.float64, generator=generator)
+    expected = [_by_hand(memory, table.tolist(), token) for token in x.tolist()]
+
+    assert (memory.output is None) == (fields["gate"] != "swilu" and fields["value_dim"] == 6)
+    torch.testing.assert_close(memory(x, CONTEXT), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("key_init", "bound"), [("key_dim", 64**-0.5), ("half_key_dim", 32**-0.5)])
