@@ -36,6 +36,13 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines with question and answer, asked without the harness.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -61,7 +68,7 @@ def evaluate(
     from orchestrator.cli.render.evaluation import evaluation_tables, showing_progress
     from orchestrator.evaluation import evaluate_trials
 
-    asked = _asked(suite, data, limit)
+    asked = _asked(suite, questions, data, limit)
     found: dict[str, list[Any]] = {}
     notes: list[str] = []
     known: dict[Any, list[Any]] = {}
@@ -91,23 +98,25 @@ def evaluate(
         console_here().print(f"note: {note}", style="yellow")
 
 
-def _asked(suite: list[str] | None, data: Path | None, limit: int | None) -> list[Any] | None:
-    """Return the suites of the options, prepared; None where the sweep file has to say.
+def _asked(
+    suite: list[str] | None, questions: Path | None, data: Path | None, limit: int | None
+) -> list[Any] | None:
+    """Return what the options ask, prepared; None where the sweep file has to say.
 
     Raises:
         UsageError: If there is no such suite, no folder, or a file is missing or wrong.
     """
     from orchestrator.evaluation import evaluate_trials
 
-    if not suite:
+    if not suite and questions is None:
         if limit is not None:
-            raise typer.BadParameter("needs --suite", param_hint="--limit")
+            raise typer.BadParameter("needs --suite or --questions", param_hint="--limit")
         return None
-    if data is None:
+    if suite and data is None:
         raise typer.BadParameter(
             "needs the folder of the suites' files, or MEMSCALE_BENCHMARKS", param_hint="--data"
         )
-    return evaluate_trials.prepare(suite, data, limit=limit)
+    return evaluate_trials.prepare(suite or [], data, questions, limit=limit)
 
 
 def _scheduled(trial: "TrialDir", known: dict[Any, list[Any]]) -> list[Any]:
@@ -125,8 +134,8 @@ def _require(suites: list[Any] | None, what: str) -> list[Any]:
 
     if not suites:
         raise UsageError(
-            f"{what}: no suite to ask; give --suite, or add evaluation: {{suites: [small]}} to the "
-            "sweep file and submit it again (trials that are done are not trained anew)"
+            f"{what}: nothing to ask; give --suite or --questions, or add evaluation: "
+            "{suites: [small]} to the sweep file and submit it again (trials that are done are not trained anew)"
         )
     return suites
 

@@ -58,6 +58,8 @@ class TrialStatus:
     """How the last ended attempt ended."""
     reason: str = ""
     """Why it ended so, in one sentence."""
+    benchmarks: str = ""
+    """What benchmarks took of its training's time, and how many were left out, once it is done."""
     varied: str = ""
     """What varies in the sweep beside architecture, preset and seed: `lr=3e-3 · n_keys=64`."""
 
@@ -354,6 +356,7 @@ def trial_status(
         base |= {
             "step": result.get("steps"),
             "loss": metrics.get("valid/loss", metrics.get("train/loss")),
+            "benchmarks": _benchmarks(metrics),
         }
     elif state is TrialState.RUNNING and fresh:
         base |= {
@@ -363,6 +366,16 @@ def trial_status(
             "eta_s": _eta_s(spec, heartbeat),
         }
     return TrialStatus(**base)
+
+
+def _benchmarks(metrics: Mapping[str, float]) -> str:
+    """Return a phrase about the benchmarks that were asked during training; empty without any."""
+    train_s, seconds = metrics.get("time/train_s"), metrics.get("time/benchmarks_s")
+    if not train_s or seconds is None:
+        return ""
+    phrase = f"benchmarks took {100 * seconds / train_s:.2g} % of the training time"
+    left_out = metrics.get("eval/unfinished_tasks")
+    return phrase if not left_out else f"{phrase}, {left_out:.0f} tasks left out"
 
 
 def steps_of(spec: TrialSpec) -> int:

@@ -1,4 +1,4 @@
-"""Evaluation of trained trials, or of a pretrained folder, on suites of benchmarks."""
+"""Evaluation of trained trials, or of a pretrained folder, on benchmarks and questions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,31 +23,41 @@ class Evaluation:
     """`metrics` by name, `tasks` with their sizes and chances, and what it rests on."""
 
 
-def prepare(names: Sequence[str], data: Path, *, limit: int | None) -> list[Any]:
-    """Return suites with their files read and checked (`workloads.evaluation`).
+def prepare(
+    names: Sequence[str],
+    data: Path | None,
+    questions: Path | None = None,
+    *,
+    limit: int | None,
+) -> list[Any]:
+    """Return suites and questions with their files read and checked (`workloads.evaluation`).
 
     Raises:
         UsageError: If there is no such suite, a file is missing or wrong, or the harness is.
     """
     try:
-        registry.evaluation()  # needs the harness
-        return list(registry.benchmark_suites().prepare(names, data, limit=limit))
+        if names:
+            registry.harness()
+        return list(registry.evaluation().prepare(names, data, questions, limit=limit))
     except ValueError as error:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
-        raise trained_trial.not_installed(error, "evaluate") from error
+        raise trained_trial.not_installed(error, "evaluate" if names else "torch") from error
 
 
 def scheduled(trial: TrialDir) -> list[Any]:
-    """Return the suites that the trial's sweep file asks for, prepared; empty if it asks for none.
+    """Return what the trial's sweep file asks, prepared; empty if it asks nothing.
 
     Raises:
         UsageError: As `prepare`.
     """
     schedule = trial.spec().evaluation
-    if schedule is None or schedule.data is None:
+    if schedule is None or schedule.rows is None:  # rows are chosen at planning
         return []
-    return prepare(schedule.suites, Path(schedule.data), limit=schedule.rows)
+    data, questions = (
+        None if path is None else Path(path) for path in (schedule.data, schedule.questions)
+    )
+    return prepare(schedule.suites, data, questions, limit=schedule.rows)
 
 
 def missing_steps(trial: TrialDir, suites: Sequence[Any]) -> list[int]:
@@ -63,7 +73,7 @@ def missing_steps(trial: TrialDir, suites: Sequence[Any]) -> list[int]:
     return sorted(
         step
         for step in spec.evaluation.steps(steps) - {steps}
-        if any(step not in known.get(one.suite.name, {}) for one in suites)
+        if any(step not in known.get(one.name, {}) for one in suites)
     )
 
 
@@ -87,9 +97,9 @@ def evaluate_trial(
     known = {} if again else trial.evaluations()
     open_suites = []
     for one in suites:
-        record = known.get(one.suite.name)
+        record = known.get(one.name)
         if record is not None and record["digest"] == one.digest:
-            yield Evaluation(suite=one.suite.name, record=record)
+            yield Evaluation(suite=one.name, record=record)
         else:
             open_suites.append(one)
     if not open_suites:
@@ -129,11 +139,10 @@ def evaluate_model(
     Raises:
         UsageError: If its data have no tokenizer for text.
     """
-    harness = registry.evaluation()
     try:
-        with harness.harness_model(trained, precision=precision) as model:
+        with registry.text_model().text_model(trained, precision=precision) as model:
             for one in suites:
-                record = harness.measure(one, model, progress, step=trained.step)
-                yield Evaluation(suite=one.suite.name, record=record)
+                record = registry.evaluation().measure(one, model, progress, step=trained.step)
+                yield Evaluation(suite=one.name, record=record)
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error

@@ -106,7 +106,7 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
         ValueError: If a suite, or a file of one, is not there.
     """
     schedule = spec.evaluation
-    if schedule is None or schedule.data is None or schedule.rows is None:
+    if schedule is None or schedule.rows is None:
         return None
     steps = -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
 
@@ -115,10 +115,12 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
 
     return importlib.import_module("workloads.evaluation.in_training").load(
         schedule.suites,
-        Path(schedule.data),
+        Path(schedule.data) if schedule.data is not None else None,
+        questions=Path(schedule.questions) if schedule.questions is not None else None,
         rows=schedule.rows,
         steps=schedule.steps(steps),
         keep=keep,
+        most_share=schedule.most_share,
     )
 
 

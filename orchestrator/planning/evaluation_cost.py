@@ -1,4 +1,4 @@
-"""Benchmarks of a sweep at planning: files checked, rows chosen, cost estimated.
+"""Benchmarks and questions of a sweep at planning: files checked, rows chosen, cost estimated.
 
 The cost of an evaluation is counted in forward passes over its tokens, as the training FLOPs are.
 """
@@ -47,10 +47,15 @@ class EvaluationCost:
         schedule = self.schedule
         at = ", ".join(f"{share:g}" for share in schedule.at)
         rows = f"the first {schedule.rows:,} rows of each task"
+        what = ", ".join(
+            [*schedule.suites, *([Path(schedule.questions).name] if schedule.questions else [])]
+        )
         text = (
-            f"evaluation: {', '.join(schedule.suites)} at {at} of the training, {rows}; "
+            f"evaluation: {what} at {at} of the training, {rows}; "
             f"about {100 * self.share:.2g} % of the training time of {self.of}, less of larger ones"
         )
+        if schedule.most_share is not None:
+            text += f"; stopped at {100 * schedule.most_share:.2g} %"
         if self.share <= MOST_SHARE:
             return text
         return f"{text}. Lower evaluation.rows or ask less often to stay under {MOST_SHARE:.0%}"
@@ -89,48 +94,69 @@ def with_schedule(
 
 
 def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> EvaluationCost:
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError("evaluation: needs lm-eval; pip install 'memscale[evaluate]'")
     for source in {str(trial.spec.data["source"]) for trial in trials}:
         if not hasattr(registry.data_source(source).Config, "separator"):
             raise UsageError(
                 f"evaluation: data of source {source} have words of their own and no tokenizer, so "
-                "suites cannot be asked; train on text, or leave evaluation out"
+                "suites and questions cannot be asked; train on text, or leave evaluation out"
             )
-    data = schedule.data or os.environ.get(FOLDER_VARIABLE)
-    if data is None:
-        raise UsageError(
-            "evaluation: no folder of benchmark files; write evaluation: {data: FOLDER, …}, or set "
-            f"{FOLDER_VARIABLE}"
-        )
-    folder = Path(data).expanduser().absolute()
+    folder = _folder(schedule) if schedule.suites else None
+    questions = None
+    if schedule.questions is not None:
+        questions = Path(schedule.questions).expanduser().absolute()
     try:
-        suites = registry.benchmark_suites().prepare(schedule.suites, folder)
+        asked = registry.evaluation().prepare(schedule.suites, folder, questions)
     except ValueError as error:
         raise UsageError(f"evaluation: {error}") from error
 
     def share(rows: int, trial: PricedTraining) -> float:
         times = len(schedule.steps(int(trial.spec.accounting["steps"])))
-        return times * _share(suites, rows, trial)
+        return times * _share(asked, rows, trial)
 
     rows = schedule.rows
     if rows is None:
-        most = max(one.most_rows for one in suites)
+        most = max(one.most_rows for one in asked)
         fitting = (n for n in ROWS if all(share(n, one) <= MOST_SHARE for one in trials))
         rows = min(most, max(fitting, default=ROWS[0]))
     dearest = max(trials, key=lambda one: share(rows, one))
+    most_share = schedule.most_share
+    if schedule.rows is None and rows > ROWS[0]:
+        most_share = most_share or MOST_SHARE
     return EvaluationCost(
-        schedule=dataclasses.replace(schedule, data=str(folder), rows=rows),
+        schedule=dataclasses.replace(
+            schedule,
+            data=None if folder is None else str(folder),
+            questions=None if questions is None else str(questions),
+            rows=rows,
+            most_share=most_share,
+        ),
         share=share(rows, dearest),
         of=f"{dearest.spec.architecture} {dearest.spec.preset or ''}".rstrip(),
         chosen=schedule.rows is None,
     )
 
 
-def _share(suites: Sequence[Any], rows: int, trial: PricedTraining) -> float:
+def _folder(schedule: EvaluationSchedule) -> Path:
+    """Return the folder of the suites' files.
+
+    Raises:
+        UsageError: If nobody names one, or the harness is not installed.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise UsageError("evaluation: suites need lm-eval; pip install 'memscale[evaluate]'")
+    data = schedule.data or os.environ.get(FOLDER_VARIABLE)
+    if data is None:
+        raise UsageError(
+            "evaluation: no folder of benchmark files; write evaluation: {data: FOLDER, …}, or set "
+            f"{FOLDER_VARIABLE}"
+        )
+    return Path(data).expanduser().absolute()
+
+
+def _share(asked: Sequence[Any], rows: int, trial: PricedTraining) -> float:
     """Return what one evaluation takes, over the training of a trial."""
     spec = trial.spec
-    counts = [one.tokens(seq_len=int(spec.train["seq_len"]), n_rows=rows) for one in suites]
+    counts = [one.tokens(seq_len=int(spec.train["seq_len"]), n_rows=rows) for one in asked]
     passes = sum(READ_COST * one.read + GENERATED_COST * one.generated for one in counts)
     forward = spec.accounting["forward_flops_per_token"]
     share = float(passes * forward / spec.accounting["training_flops"])

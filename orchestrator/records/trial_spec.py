@@ -165,20 +165,26 @@ class Logging:
 class EvaluationSchedule:
     """Which benchmarks are asked, and when. Not part of a trial's identity: no weight changes."""
 
-    suites: tuple[str, ...]
+    suites: tuple[str, ...] = ()
     """Names of bundled suites, or YAML files."""
+    questions: str | None = None
+    """File of questions with short answers (`workloads/evaluation/questions.py`)."""
     at: tuple[float, ...] = (1.0,)
-    """Shares of the training after which they are asked; 1 is its end."""
+    """Shares of the training after which these are asked; 1 is its end."""
     data: str | None = None
     """Folder of the suites' files; None: the one that MEMSCALE_BENCHMARKS names at submission."""
     rows: PositiveInt | None = None
     """Rows of each task, the first ones; None: as many as take a small share of the training
     (`orchestrator/planning/evaluation_cost.py`)."""
+    most_share: PositiveFloat | None = None
+    """Of the training's time, after which evaluations during training stop. None: 0.05 where the
+    rows are chosen by planning and are more than the fewest, else no limit."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not self.suites:
-            raise FieldError("suites", "must name at least one suite", repr(list(self.suites)))
+        if not self.suites and self.questions is None:
+            rule = "must name at least one suite, unless there are questions"
+            raise FieldError("suites", rule, repr(list(self.suites)))
         if not self.at or not all(0 < share <= 1 for share in self.at):
             rule = "must be shares of the training, above 0 and up to 1"
             raise FieldError("at", rule, list(self.at), "write for example [0.5, 1.0]")

@@ -138,11 +138,16 @@ def generation() -> ModuleType:
     return importlib.import_module("workloads.decoding.generate_text")
 
 
-def benchmark_suites() -> ModuleType:
-    """Return workloads.evaluation.prepared_suite: suites with their files, without the harness."""
-    return importlib.import_module("workloads.evaluation.prepared_suite")
-
-
 def evaluation() -> ModuleType:
-    """Return workloads.evaluation.evaluate_suites: benchmarks through lm-evaluation-harness."""
+    """Return workloads.evaluation.measure: suites and questions with their files."""
+    return importlib.import_module("workloads.evaluation.measure")
+
+
+def text_model() -> ModuleType:
+    """Return workloads.evaluation.text_model: models that are evaluated on text."""
+    return importlib.import_module("workloads.evaluation.text_model")
+
+
+def harness() -> ModuleType:
+    """Return workloads.evaluation.evaluate_suites: suites through lm-evaluation-harness."""
     return importlib.import_module("workloads.evaluation.evaluate_suites")

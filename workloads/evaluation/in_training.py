@@ -1,14 +1,19 @@
-"""Benchmarks asked between the steps of a training run, on all its ranks."""
+"""Benchmarks asked between the steps of a training run, on all its ranks, within a share of it."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.evaluation.evaluate_suites import measure
-from workloads.evaluation.harness_model import HarnessModel
-from workloads.evaluation.prepared_suite import PreparedSuite, prepare
+from workloads.evaluation.measure import Asked, measure, prepare
+from workloads.evaluation.text_model import TextModel
+from workloads.evaluation.time_limit import TimeLimit
 from workloads.training.benchmark_hook import ModelInTraining
+
+LOG = logging.getLogger(__name__)
+UNFINISHED = "eval/unfinished_tasks"
+"""Metric: tasks that were left out, because the time of evaluations was over."""
 
 Keep = Callable[[str, dict[str, Any]], None]
 """Takes the name of a suite and its record."""
@@ -16,57 +21,100 @@ Keep = Callable[[str, dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarksInTraining:
-    """Suites to ask of a model at some steps: a `BenchmarkHook`."""
+    """Suites and questions to ask of a model at some steps: a `BenchmarkHook`."""
 
-    suites: Sequence[PreparedSuite]
+    asked: Sequence[Asked]
     steps: frozenset[int]
     """After which they are asked."""
     keep: Keep
     """Called on the main rank, with every record."""
+    most_share: float | None = None
+    """Of the training's time, after which an evaluation stops; None: no limit."""
 
     def measure(self, trained: ModelInTraining) -> dict[str, float]:
-        """Return the metrics of all suites, the same on every rank. Collective."""
+        """Return the metrics of all that is asked, the same on every rank. Collective."""
         metrics: dict[str, float] = {}
         was_training = trained.model.training
         trained.model.eval()
+        model = TextModel(
+            model=trained.model,
+            tokenizer=trained.tokenizer,
+            seq_len=trained.seq_len,
+            vocab_size=trained.vocab_size,
+            here=trained.here,
+            bf16=trained.bf16,
+            # A graph and a copy of the matrices would not fit beside what training holds.
+            capture=False,
+            world=trained.world,
+        )
+        limit = TimeLimit(seconds=self._seconds(trained), world=trained.world)
+        unfinished: list[str] = []
         try:
-            for one in self.suites:
-                # A model each, because what it counts is of one suite.
-                model = HarnessModel(
-                    model=trained.model,
-                    text_tokenizer=trained.tokenizer,
-                    seq_len=trained.seq_len,
-                    vocab_size=trained.vocab_size,
-                    here=trained.here,
-                    bf16=trained.bf16,
-                    # A graph and a copy of the matrices would not fit beside what training holds.
-                    capture=False,
-                    world=trained.world,
-                )
+            for one in self.asked:
                 record = measure(
-                    one, model, lambda task, done, total: trained.progress(), step=trained.step
+                    one,
+                    model,
+                    lambda task, done, total: trained.progress(),
+                    step=trained.step,
+                    limit=limit,
                 )
                 metrics |= record["metrics"]
+                unfinished += record.get("unfinished", [])
                 if trained.world.is_main:
-                    self.keep(one.suite.name, record)
-            return metrics
+                    self.keep(one.name, record)
         finally:
             trained.model.train(was_training)
+        if unfinished:
+            metrics[UNFINISHED] = float(len(unfinished))
+            LOG.warning(
+                "benchmarks after step %d stopped at %.2g %% of the training's time, before %s; "
+                "`memscale evaluate` asks what is missing of a trained model",
+                trained.step,
+                100 * (self.most_share or 0.0),
+                ", ".join(unfinished),
+            )
+        return metrics
+
+    def _seconds(self, trained: ModelInTraining) -> float:
+        """Return how long the evaluation of this step may take.
+
+        All evaluations together may take `most_share` of the training's time, the first k of n as
+        much as k / n of it. The rate so far says how long training takes.
+        """
+        if self.most_share is None:
+            return float("inf")
+        whole = trained.training_s / trained.step * trained.n_steps
+        so_far = sum(step <= trained.step for step in self.steps) / len(self.steps)
+        return self.most_share * whole * so_far - trained.benchmarks_s
 
 
 def load(
-    names: Sequence[str], data: Path, *, rows: int, steps: frozenset[int], keep: Keep
+    names: Sequence[str],
+    data: Path | None,
+    *,
+    questions: Path | None = None,
+    rows: int,
+    steps: frozenset[int],
+    keep: Keep,
+    most_share: float | None = None,
 ) -> BenchmarksInTraining:
-    """Return suites for a training run, with their files read and checked.
+    """Return suites and questions for a training run, with their files read and checked.
 
     Args:
         names: Of bundled suites, or YAML files.
-        data: Folder of the task files.
+        data: Folder of the task files; None where there is no suite.
+        questions: A file of questions.
         rows: Rows of each task, the first ones.
         steps: After which they are asked.
         keep: Called on the main rank, with every record.
+        most_share: Of the training's time, after which an evaluation stops.
 
     Raises:
         ValueError: If there is no such suite, a file is missing or a row is wrong.
     """
-    return BenchmarksInTraining(suites=prepare(names, data, limit=rows), steps=steps, keep=keep)
+    return BenchmarksInTraining(
+        asked=prepare(names, data, questions, limit=rows),
+        steps=steps,
+        keep=keep,
+        most_share=most_share,
+    )

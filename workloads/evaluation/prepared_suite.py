@@ -38,6 +38,16 @@ class PreparedSuite:
     """Task -> rows and solved examples."""
 
     @property
+    def name(self) -> str:
+        """The suite's."""
+        return self.suite.name
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Tasks, in the order in which they are asked."""
+        return tuple(task.name for task in self.suite.tasks)
+
+    @property
     def digest(self) -> str:
         """SHA-256 over tasks, rows and the harness's version: where equal, numbers are equal."""
         content = (self.suite.tasks, self.rows, harness_version())

@@ -22,6 +22,12 @@ class ModelInTraining:
     """Tokens of a training sequence, the longest that the model has seen."""
     step: int
     """Optimizer steps done."""
+    n_steps: int
+    """Of the whole run."""
+    training_s: float
+    """Seconds of optimizer steps so far."""
+    benchmarks_s: float
+    """Seconds of benchmarks so far."""
     world: RankGroup
     here: torch.device
     bf16: bool

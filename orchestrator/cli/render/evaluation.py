@@ -68,6 +68,8 @@ def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
 def _with_error(metrics: Mapping[str, float], name: str) -> str:
     if name not in metrics:
         return ""
+    if f"{name}_stderr" not in metrics:  # of one row
+        return f"{metrics[name]:.3f}"
     return f"{metrics[name]:.3f} ± {metrics[f'{name}_stderr']:.3f}"
 
 

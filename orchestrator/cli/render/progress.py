@@ -97,7 +97,7 @@ def status_table(status: SweepStatus, *, rows: int = MOST_ROWS) -> RenderableTyp
 
 
 def _remark(trial: TrialStatus) -> str:
-    """Return why a trial waits or ended, or what it does beside training."""
+    """Return why a trial waits or ended, or what it does or took beside training."""
     if trial.state is TrialState.RUNNING:
         remark = {
             "data": "preparing data",
@@ -106,7 +106,7 @@ def _remark(trial: TrialStatus) -> str:
         }.get(trial.phase or "", "")
         return f"attempt {trial.attempt} {remark}".strip() if trial.attempt > 1 else remark
     ended = trial.state in (TrialState.FAILED, TrialState.CANCELLED)
-    return trial.wait or (trial.reason if ended else "")
+    return trial.wait or (trial.reason if ended else trial.benchmarks)
 
 
 def _status_row(trial: TrialStatus, remark: str) -> tuple[RenderableType, ...]:

@@ -75,7 +75,8 @@ class Header:
             for suite in schedule.suites
         )
         data = None if schedule.data is None else _beside(schedule.data, folder)
-        evaluation = dataclasses.replace(schedule, suites=suites, data=data)
+        questions = None if schedule.questions is None else _beside(schedule.questions, folder)
+        evaluation = dataclasses.replace(schedule, suites=suites, data=data, questions=questions)
         return dataclasses.replace(self, evaluation=evaluation)
 
 

@@ -32,10 +32,6 @@ class Suite:
     digest: str = "as it was"
     asked: list = field(default_factory=list)
 
-    @property
-    def suite(self):
-        return SimpleNamespace(name=self.name)
-
     def measure(self, model, progress, *, step):
         self.asked.append(model)
         progress(f"{self.name}_task", 1, 1)
@@ -56,11 +52,12 @@ def trial(tmp_path, monkeypatch):
     """A finished trial whose model is never looked at."""
 
     @contextmanager
-    def harness_model(trained, *, precision):
+    def text_model(trained, *, precision):
         yield (trained.name, precision)
 
-    harness = SimpleNamespace(harness_model=harness_model, measure=Suite.measure)
-    monkeypatch.setattr(registry, "evaluation", lambda: harness)
+    module = SimpleNamespace(text_model=text_model)
+    monkeypatch.setattr(registry, "text_model", lambda: module)
+    monkeypatch.setattr(registry, "evaluation", lambda: SimpleNamespace(measure=Suite.measure))
     model = SimpleNamespace(name="the model", step=2)
     monkeypatch.setattr(trained_trial, "load", lambda trial: model)
     spec = TrialSpec(
@@ -168,7 +165,7 @@ def test_benchmarks_of_the_sweep_file(trial, monkeypatch):
     )
 
     assert evaluate_trials.scheduled(trial) == []
-    assert prepared == [(("first",), Path("/there"), 7)]
+    assert prepared == [(("first",), Path("/there"), None, 7)]
     # Of two steps, the first was asked half-way through, and its weights are gone.
     first = Suite("first")
     assert evaluate_trials.missing_steps(trial, [first]) == [1]
@@ -190,7 +187,7 @@ def test_what_cannot_be_evaluated_is_named(trial, monkeypatch):
     def refuse(trained, *, precision):
         raise ValueError("its data have words of their own")
 
-    monkeypatch.setattr(registry.evaluation(), "harness_model", refuse)
+    monkeypatch.setattr(registry.text_model(), "text_model", refuse)
     with pytest.raises(UsageError, match=f"{trial.trial_id}: its data have words of their own"):
         run(trial, Suite("first"))
 
@@ -225,7 +222,7 @@ def test_mistakes_of_the_command(tmp_path, monkeypatch):
     no_folder = memscale("evaluate", "s", "--suite", "last_word", *runs)
 
     assert unknown[0] == missing[0] == nothing_asked[0] == no_folder[0] == 2
-    assert "no suite to ask; give --suite, or add evaluation" in nothing_asked[1]
+    assert "nothing to ask; give --suite or --questions, or add evaluation" in nothing_asked[1]
     assert "needs the folder of the suites' files" in no_folder[1]
     assert unknown[1].startswith("suite 'zero': there are factual, gsm8k, last_word")
     assert "lastword_pd_novels.jsonl: not there" in missing[1]

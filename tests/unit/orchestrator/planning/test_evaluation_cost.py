@@ -49,8 +49,8 @@ class Suite:
 
 @pytest.fixture
 def suites(monkeypatch):
-    module = SimpleNamespace(prepare=lambda names, data: (Suite(),))
-    monkeypatch.setattr(evaluation_cost.registry, "benchmark_suites", lambda: module)
+    module = SimpleNamespace(prepare=lambda names, data, questions: (Suite(),))
+    monkeypatch.setattr(evaluation_cost.registry, "evaluation", lambda: module)
 
 
 @given(
@@ -59,8 +59,8 @@ def suites(monkeypatch):
 )
 def test_rows_fit_into_the_share_of_every_trial(tokens, at):
     with pytest.MonkeyPatch.context() as patch:
-        module = SimpleNamespace(prepare=lambda names, data: (Suite(),))
-        patch.setattr(evaluation_cost.registry, "benchmark_suites", lambda: module)
+        module = SimpleNamespace(prepare=lambda names, data, questions: (Suite(),))
+        patch.setattr(evaluation_cost.registry, "evaluation", lambda: module)
         specs, (cost,) = planned([trial(n, at=tuple(at)) for n in tokens])
 
     times = len(specs[0].evaluation.steps(min(tokens) // 1_000))
@@ -87,6 +87,36 @@ def test_written_rows_stand_and_what_they_cost_is_said(suites):
         "6.7 % of the training time of dense, less of larger ones. Lower evaluation.rows or ask "
         "less often to stay under 5%"
     )
+
+
+def test_evaluations_are_stopped_where_rows_were_chosen(suites):
+    def most_share(tokens, **more):
+        (spec,), (cost,) = planned([trial(tokens, **more)])
+        assert ("; stopped at" in str(cost)) == (spec.evaluation.most_share is not None)
+        return spec.evaluation.rows, spec.evaluation.most_share
+
+    assert most_share(10**7) == (700, MOST_SHARE)
+    assert most_share(10**7, most_share=0.2) == (700, 0.2)
+    assert most_share(10**7, rows=100) == (100, None)  # who writes rows wants them
+    assert most_share(1_000) == (ROWS[0], None)  # the fewest are asked in any case
+
+
+def test_questions_need_neither_folder_nor_harness(tmp_path, monkeypatch):
+    monkeypatch.delenv(evaluation_cost.FOLDER_VARIABLE, raising=False)
+    monkeypatch.setattr(evaluation_cost.importlib.util, "find_spec", lambda name: None)
+    path = tmp_path / "qa.jsonl"
+    rows = [{"question": f"who is {n}?", "answer": "x", "split": "test"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"suites": (), "data": None, "questions": str(path)}
+
+    (spec,), (cost,) = planned([trial(10**7, **asked)])
+
+    assert (spec.evaluation.rows, spec.evaluation.data) == (40, None)
+    assert spec.trial_id == trial(10**7).trial_id
+    assert str(cost).startswith("evaluation: qa.jsonl at 1 of the training, the first 40 rows")
+    path.write_text('{"question": "x"}\n')
+    with pytest.raises(UsageError, match=r"evaluation: .*qa\.jsonl:1: must have either answer"):
+        planned([trial(10**7, **asked)])
 
 
 def test_a_decoding_pass_on_a_gpu_takes_its_time_however_small_the_model(suites):

@@ -12,6 +12,7 @@ from lm_eval.api.task import ConfigurableTask
 from workloads.data.readers.problems import DataError
 from workloads.evaluation import evaluate_suites, harness_tasks, prepared_suite, suite, task_rows
 from workloads.evaluation.suite import TaskSpec
+from workloads.evaluation.task_result import TaskResult
 
 ROWS = {
     "choices": [
@@ -212,9 +213,7 @@ def test_examples_of_the_same_subject():
 def test_guessing_is_told_from_knowing():
     def result(acc, stderr):
         metrics = {"acc": acc, "acc_stderr": stderr}
-        return evaluate_suites.TaskResult(
-            task="t", n=9, metrics=metrics, chance=0.25, n_truncated=0
-        )
+        return TaskResult(task="t", n=9, metrics=metrics, chance=0.25, n_truncated=0)
 
     assert [result(acc, 0.05).at_chance for acc in (0.1, 0.25, 0.34, 0.36)] == [
         True,

@@ -10,6 +10,7 @@ from workloads.architectures import dense, memory_plus, moe, pythia
 from workloads.checkpoint.huggingface import folder
 from workloads.data.tokenizer import train
 from workloads.evaluation.harness_model import HarnessModel
+from workloads.evaluation.text_model import TextModel
 from workloads.layers.modules.init import initialise
 
 SEQ_LEN, VOCAB_SIZE = 32, 320
@@ -47,7 +48,7 @@ def tokenizer():
 
 def _ours(model, tokenizer, **more):
     sizes = {"seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE}
-    return HarnessModel(model=model, text_tokenizer=tokenizer, **sizes, **more)
+    return HarnessModel(TextModel(model=model, tokenizer=tokenizer, **sizes, **more))
 
 
 @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)
@@ -89,7 +90,7 @@ def test_what_the_model_would_say_is_greedy(pair):
     ours, theirs = pair
     ids = ours.tok_encode("Warsaw lies on")
     with torch.no_grad():
-        likeliest = int(ours.model(torch.tensor([ids]))[0, -1].argmax())
+        likeliest = int(ours.text.model(torch.tensor([ids]))[0, -1].argmax())
 
     for model in (ours, theirs):
         for token, greedy in ((likeliest, True), (likeliest - 1, False)):
@@ -146,7 +147,7 @@ def test_batches_do_not_change_likelihoods(module, tokenizer, monkeypatch):
         expected.append(_by_hand(model, ids if context else [0, *ids], n))
 
     for size in (10**9, 1):
-        monkeypatch.setattr("workloads.evaluation.harness_model._BATCH_LOGITS", {"cpu": size})
+        monkeypatch.setattr("workloads.evaluation.text_model._BATCH_LOGITS", {"cpu": size})
         found = ours.loglikelihood([Request(*pair) for pair in pairs])
         assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], rel=1e-4)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
@@ -191,11 +192,11 @@ from workloads.architectures import memory_plus
 from workloads.data import tokenizer
 from workloads.distributed import process_group
 from workloads.distributed.mesh import make_mesh
-from workloads.evaluation import harness_model
+from workloads.evaluation import harness_model, text_model
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
 
-harness_model._BATCH_LOGITS = {"cpu": 40 * 320}  # many batches, so that ranks get unlike numbers
+text_model._BATCH_LOGITS = {"cpu": 40 * 320}  # many batches, so that ranks get unlike numbers
 here, config = torch.device("cpu"), memory_plus.Config(**memory_plus.PRESETS["d8"])
 requests = [SimpleNamespace(args=tuple(pair)) for pair in pairs]
 asked = [SimpleNamespace(args=(context, {"until": ["e"], "max_gen_toks": 6})) for context, _ in pairs]
@@ -207,10 +208,10 @@ with process_group.join(rank=rank, size=size, device=here, rendezvous=folder / f
             lambda: config.build(320), mesh, layout="rows", here=here, dense=dense
         )
         initialise(model, 5)
-        ours = harness_model.HarnessModel(
-            model=model.eval(), text_tokenizer=tokenizer.load(folder / "tokenizer.json", vocab_size=320),
+        ours = harness_model.HarnessModel(text_model.TextModel(
+            model=model.eval(), tokenizer=tokenizer.load(folder / "tokenizer.json", vocab_size=320),
             seq_len=32, vocab_size=320, world=world,
-        )
+        ))
         found[f"{memory} {dense}"] = [ours.loglikelihood(requests), ours.generate_until(asked)]
 (folder / f"{rank}-of-{size}.json").write_text(json.dumps(found))
 """

@@ -7,7 +7,9 @@ from unittest.mock import Mock
 import pytest
 
 from workloads.architectures import dense
-from workloads.evaluation import evaluate_suites, in_training, prepared_suite
+from workloads.evaluation import in_training
+from workloads.evaluation.measure import measure, prepare
+from workloads.evaluation.text_model import text_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 from workloads.training.trained_model import load_trial
@@ -81,11 +83,42 @@ def test_benchmarks_in_training(job, tmp_path):
     assert found["time/benchmarks_s"][4] > 0
 
     after = load_trial(**job, data_sha256={}, checkpoints=tmp_path / "with")
-    (prepared,) = prepared_suite.prepare([own], tmp_path, limit=4)
-    with evaluate_suites.harness_model(after, device_name="cpu") as model:
-        record = evaluate_suites.measure(prepared, model, step=after.step)
+    (prepared,) = prepare([own], tmp_path, limit=4)
+    with text_model(after, device_name="cpu") as model:
+        record = measure(prepared, model, step=after.step)
     assert record["metrics"] == {name: steps[4] for name, steps in metrics.items()}
     assert (record["digest"], record["tasks"]) == (records[1][1]["digest"], records[1][1]["tasks"])
+
+
+def test_questions_in_training_and_their_limit(job, tmp_path):
+    path = tmp_path / "qa.jsonl"
+    rows = [{"question": f"Person {n}", "answer": f"was born in {1900 + n}"} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def asked(**more):
+        records = []
+        hook = in_training.load(
+            (),
+            None,
+            questions=path,
+            rows=4,
+            steps=frozenset({4}),
+            keep=lambda suite, record: records.append(record),
+            **more,
+        )
+        found = trained(job, tmp_path / f"with{len(more)}", hook)
+        return found, records
+
+    found, (record,) = asked()
+    stopped, (cut,) = asked(most_share=1e-9)
+
+    assert found["train/loss"] == stopped["train/loss"]
+    assert found["eval/qa/nll"] == {4: record["metrics"]["eval/qa/nll"]}
+    assert record["tasks"]["qa"]["n"] == 4
+    assert "eval/unfinished_tasks" not in found
+    assert stopped["eval/unfinished_tasks"] == {4: 1.0}
+    assert "eval/qa/nll" not in stopped
+    assert (cut["unfinished"], cut["digest"]) == (["qa"], None)
 
 
 def test_data_without_text_are_refused(job, tmp_path):

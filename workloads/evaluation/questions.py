@@ -1,0 +1,232 @@
+"""Questions with short answers, asked of a model that was trained on text; no harness is needed.
+
+A file of JSON lines, plain or compressed:
+
+    {"question": "Who wrote it?", "answer": "Ann Lee", "aliases": ["Lee"], "split": "train"}
+
+`answers: [...]` stands for an answer and its aliases. Rows of the split `train` are solved examples
+in the prompt, all others are asked. Where no row says its split, a tenth of them, chosen by the
+hash of the question, is the train split.
+"""
+
+import hashlib
+import math
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from workloads.data.readers.lines import json_rows
+from workloads.data.readers.problems import Problems
+from workloads.evaluation.prepared_suite import BYTES_PER_TOKEN, TokenCount
+from workloads.evaluation.task_result import Progress, TaskResult, silent
+from workloads.evaluation.text_model import GreedyPrompt, TextModel
+
+SHOTS = 5
+"""Solved examples before a question, the first ones of the train split, as NQ-open has it."""
+TRAIN_SHARE = 0.1
+"""Of the questions of a file that names no split."""
+MAX_TOKENS = 24
+"""Of a generated answer."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and what is right."""
+
+    text: str
+    answers: tuple[str, ...]
+    """The answer, then its aliases."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionSet:
+    """Questions of one file."""
+
+    task: str
+    """The file's name without its ending: of its metrics."""
+    examples: tuple[Question, ...]
+    """Solved ones that precede each question."""
+    asked: tuple[Question, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of its record."""
+        return f"questions {self.task}"
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The one task."""
+        return (self.task,)
+
+    @property
+    def most_rows(self) -> int:
+        """Questions that are asked."""
+        return len(self.asked)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over what is asked and how: where equal, numbers are equal."""
+        content = (self.examples, self.asked, MAX_TOKENS)
+        return hashlib.sha256(repr(content).encode()).hexdigest()
+
+    @cached_property
+    def preamble(self) -> str:
+        """The solved examples, as text."""
+        return "".join(f"{_prompt(one)} {one.answers[0]}\n\n" for one in self.examples)
+
+    def first(self, n_rows: int | None) -> "QuestionSet":
+        """Return the first questions; None: all."""
+        return replace(self, asked=self.asked[:n_rows])
+
+    def tokens(self, *, seq_len: int, n_rows: int) -> TokenCount:
+        """Estimate the tokens of one evaluation, without a tokenizer.
+
+        Args:
+            seq_len: Longest sequence of the model; longer prompts are cut to it.
+            n_rows: Questions, at most.
+        """
+
+        def tokens(text: str) -> float:
+            return min(seq_len, len(text.encode()) / BYTES_PER_TOKEN)
+
+        rows = self.asked[:n_rows]
+        lengths = [tokens(self.preamble + _prompt(one)) for one in rows]
+        answered = [tokens(f"{self.preamble}{_prompt(one)} {one.answers[0]}") for one in rows]
+        return TokenCount(
+            sum(lengths) + sum(answered),
+            float(MAX_TOKENS * len(rows)),
+            float(len(set(map(int, lengths))) + MAX_TOKENS),
+        )
+
+
+def evaluate(asked: QuestionSet, model: TextModel, progress: Progress = silent) -> TaskResult:
+    """Return exact match of greedy answers, and the likelihood of the right ones.
+
+    exact_match: share of answers that equal an accepted one when normalised. nll: of the first
+    accepted answer, nats. bits_per_byte: the same in bits over its UTF-8 bytes, the space before it
+    not counted.
+    """
+    before = model.n_truncated
+    model.progress = partial(progress, asked.task)
+    prompts = [asked.preamble + _prompt(one) for one in asked.asked]
+    pairs = [
+        model.pair(prompt, f" {one.answers[0]}")
+        for prompt, one in zip(prompts, asked.asked, strict=True)
+    ]
+    nll = [-score.log_likelihood for score in model.scores(pairs)]
+    said = model.continuations([GreedyPrompt(text, MAX_TOKENS, ("\n",)) for text in prompts])
+    values = {
+        "exact_match": [
+            float(is_match(answer, one.answers))
+            for answer, one in zip(said, asked.asked, strict=True)
+        ],
+        "nll": nll,
+        "bits_per_byte": [
+            nats / math.log(2) / len(one.answers[0].encode())
+            for nats, one in zip(nll, asked.asked, strict=True)
+        ],
+    }
+    metrics: dict[str, float] = {}
+    for name, of_rows in values.items():
+        metrics |= _mean_and_error(name, of_rows)
+    return TaskResult(
+        task=asked.task,
+        n=len(asked.asked),
+        metrics=metrics,
+        chance=None,
+        n_truncated=model.n_truncated - before,
+    )
+
+
+def is_match(said: str, answers: Sequence[str]) -> bool:
+    """Return whether an answer equals one of several, both normalised."""
+    return normalised(said) in map(normalised, answers)
+
+
+def normalised(answer: str) -> str:
+    """Return an answer in lower case, without punctuation, articles and repeated spaces.
+
+    Source: the evaluation of SQuAD (Rajpurkar et al. 2016), which NQ-open and TriviaQA follow.
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def read(path: Path) -> QuestionSet:
+    """Return the questions of a file.
+
+    Raises:
+        DataError: One line per bad row; or if there is no file, or too few questions in it.
+    """
+    problems = Problems()
+    rows: list[tuple[Question, Any]] = []
+    if not path.is_file():
+        problems.add(path, None, "not there", "name a file of JSON lines with question and answer")
+    else:
+        for line, row in json_rows(path, problems):
+            wrong = _fault(row)
+            if wrong is None:
+                answers = row["answers"] if "answers" in row else [row["answer"]]
+                answers = dict.fromkeys([*answers, *row.get("aliases", ())])
+                rows.append((Question(row["question"].strip(), tuple(answers)), row.get("split")))
+            else:
+                problems.add(path, line, *wrong)
+    train, asked = _split(rows)
+    if not problems.total and len(asked) < 2:
+        what = f"has {len(asked)} questions to ask beside {len(train)} of the split train"
+        problems.add(path, None, what, "give at least two")
+    problems.raise_if_any()
+    task = re.sub(r"[^\w.-]", "_", re.sub(r"(\.jsonl?)?(\.gz|\.zst)?$", "", path.name))
+    return QuestionSet(task=task, examples=tuple(train[:SHOTS]), asked=tuple(asked))
+
+
+def _prompt(question: Question) -> str:
+    return f"Q: {question.text}\nA:"
+
+
+def _split(rows: Sequence[tuple[Question, Any]]) -> tuple[list[Question], list[Question]]:
+    """Return the questions of the train split, and those to ask."""
+    named = any(split is not None for _, split in rows)
+    parts: tuple[list[Question], list[Question]] = ([], [])
+    for question, split in rows:
+        train = split == "train" if named else _place(question.text) < TRAIN_SHARE
+        parts[0 if train else 1].append(question)
+    return parts
+
+
+def _place(text: str) -> float:
+    """Return a number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) / 2**32
+
+
+def _mean_and_error(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of a metric, and its standard error where there are two values."""
+    n = len(values)
+    mean = sum(values) / n
+    if n < 2:
+        return {name: mean}
+    variance = sum((value - mean) ** 2 for value in values) / (n - 1)
+    return {name: mean, f"{name}_stderr": math.sqrt(variance / n)}
+
+
+def _fault(row: dict[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with a row and what to do; None if nothing is."""
+    question = row.get("question")
+    if not isinstance(question, str) or not question.strip():
+        return f"question must be a text, got {question!r}", "add it"
+    if ("answer" in row) == ("answers" in row):
+        return "must have either answer or answers", "write the accepted answers as a list"
+    answers = row["answers"] if "answers" in row else [row["answer"]]
+    for field, texts in (("answers", answers), ("aliases", row.get("aliases", []))):
+        if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
+            return f"{field} must be texts, got {texts!r}", "correct it"
+    if not answers:
+        return "answers is empty", "add the right answer"
+    if row.get("split") is not None and not isinstance(row["split"], str):
+        return f"split must be a text, got {row['split']!r}", "write train, or for example test"
+    return None

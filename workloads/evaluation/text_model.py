@@ -1,0 +1,321 @@
+"""Language models for evaluation: log-likelihoods and greedy continuations, on all ranks."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from workloads.data.tokenizer import TextTokenizer
+from workloads.decoding.decoder import Decoder
+from workloads.distributed.local_part import is_sharded
+from workloads.distributed.process_group import RankGroup
+from workloads.sharding.fsdp import only_forward
+from workloads.sharding.table_shard import table_shards
+from workloads.training import device
+from workloads.training.device import MAX_CPU_LOGITS
+from workloads.training.trained_model import TrainedModel
+
+_BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
+"""Tokens of one pass times vocabulary, at most."""
+_PADDING = 0
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Tokens to read in one pass, and the targets of the last positions."""
+
+    request: int
+    read: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a continuation scores after its context."""
+
+    log_likelihood: float
+    """Nats."""
+    greedy: bool
+    """Whether greedy decoding gives it."""
+
+
+@dataclass(frozen=True)
+class GreedyPrompt:
+    """A text to be continued."""
+
+    text: str
+    n_tokens: int
+    """Tokens to add, at most."""
+    stops: Sequence[str] = ()
+    """Texts that end the continuation, which does not hold them."""
+
+
+@dataclass(eq=False)
+class TextModel:
+    """A model with its tokenizer.
+
+    Text is tokenised as it stands, without a separator in front. What exceeds `seq_len` is cut from
+    the left. Several ranks share the passes out, and each gets every score. The batches are those
+    of one rank, so the numbers are, too.
+    """
+
+    model: nn.Module
+    """In evaluation mode."""
+    tokenizer: TextTokenizer
+    seq_len: int
+    """Tokens that the model reads at once, at most."""
+    vocab_size: int
+    here: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    bf16: bool = False
+    """Whether to compute in bf16, as training does."""
+    capture: bool = True
+    """Whether generation may be captured as a CUDA graph, and bf16 take a copy of the matrices."""
+    progress: Callable[[int, int], None] = lambda done, total: None
+    """Told after every pass how many requests of how many are done."""
+    world: RankGroup = field(default_factory=RankGroup)
+    """Ranks that call this model together, with the same requests."""
+    n_truncated: int = 0
+    """Requests so far whose prompt was cut."""
+
+    def __post_init__(self) -> None:
+        self._shards_dense = any(map(is_sharded, self.model.parameters()))
+        # Ranks that share tables or parameters make every pass together.
+        self._runs_together = self._shards_dense or bool(table_shards(self.model))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return self.tokenizer.encode([text])[0]
+
+    def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return both as ids, cut where the ids of the context end: what `scores` takes."""
+        read = self.encode(context)
+        return read, self.encode(context + continuation)[len(read) :]
+
+    def continuations(self, prompts: Sequence[GreedyPrompt]) -> list[str]:
+        """Return the greedy continuations of prompts, up to a stop text or the separator.
+
+        Raises:
+            ValueError: If the tokens to add leave no room for a prompt.
+        """
+        answers = [""] * len(prompts)
+        kinds: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for index, asked in enumerate(prompts):
+            n_tokens = asked.n_tokens
+            room = self.seq_len - n_tokens
+            if room < 1:
+                raise ValueError(
+                    f"{n_tokens} tokens to add leave no room for a prompt in the model's "
+                    f"{self.seq_len}; lower max_tokens of the task"
+                )
+            ids = self.encode(asked.text) or [self.tokenizer.separator]
+            self.n_truncated += len(ids) > room
+            kinds[n_tokens].append((index, ids[-room:]))
+        split: list[tuple[int, list[tuple[int, list[int]]]]] = []
+        for n_tokens, rows in kinds.items():
+            # The longest first, for which the decoder makes room once.
+            rows.sort(key=lambda row: (-len(row[1]), row))
+            size = max(1, self._batch_tokens // (len(rows[0][1]) + n_tokens))
+            split += [(n_tokens, rows[i : i + size]) for i in range(0, len(rows), size)]
+        # Where ranks run together all make all passes: how many an answer takes nobody knows.
+        alone = RankGroup() if self._runs_together else self.world
+        own = split[alone.rank :: alone.size]
+        n_own, done = sum(len(batch) for _, batch in own), 0
+        found: list[tuple[int, str]] = []
+        for n_tokens, batch in own:
+            stops = [prompts[index].stops for index, _ in batch]
+            texts = self._continue([ids for _, ids in batch], n_tokens, stops)
+            found += [(index, text) for (index, _), text in zip(batch, texts, strict=True)]
+            done += len(batch)
+            self.progress(done, n_own)
+        for index, text in chain.from_iterable(alone.all_gather_objects(found)):
+            answers[index] = text
+        return answers
+
+    @property
+    def _batch_tokens(self) -> int:
+        return max(1, _BATCH_LOGITS[self.here.type] // self.vocab_size)
+
+    def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Score]:
+        """Return what each continuation scores after its context, both as ids."""
+        # Per request: NLL, and how many pieces are not the greedy continuation.
+        sums = torch.zeros(2, len(pairs), dtype=torch.float64)
+        # Choices of one token share all that is read.
+        together: dict[tuple[int, ...], list[_Piece]] = defaultdict(list)
+        for index, (context, continuation) in enumerate(pairs):
+            self.n_truncated += len(context) + len(continuation) > self.seq_len + 1
+            for piece in self._pieces(index, context, continuation):
+                together[piece.read].append(piece)
+        batches = list(self._batches(list(together)))
+        own = batches[self.world.rank :: self.world.size]
+        n_own, done = sum(len(together[read]) for batch in own for read in batch), 0
+        with only_forward(self.model):
+            for batch in own:
+                pieces = [piece for read in batch for piece in together[read]]
+                for piece, (nll, greedy) in zip(pieces, self._read(batch, together), strict=True):
+                    sums[0, piece.request] += nll
+                    sums[1, piece.request] += not greedy
+                done += len(pieces)
+                self.progress(done, n_own)
+            if self._runs_together and len(own) * self.world.size < len(batches):
+                # Others make one more pass.
+                with device.autocast(bf16=self.bf16, device=self.here):
+                    self._logits(torch.full((1, 1), _PADDING, device=self.here), [0], [0])
+        if self.world.size > 1:
+            sums = sums.to(self.here)
+            self.world.all_reduce_sum([sums])
+        return [Score(-nll, wrong == 0) for nll, wrong in sums.t().tolist()]
+
+    def _pieces(self, index: int, context: list[int], continuation: list[int]) -> Iterator[_Piece]:
+        """Yield passes that predict every token of a continuation once.
+
+        Each reads as many tokens before its last target as fit.
+        """
+        whole = context + continuation
+        for start in range(0, len(continuation), self.seq_len):
+            targets = continuation[start : start + self.seq_len]
+            end = len(context) + start + len(targets)
+            read = whole[max(0, end - 1 - self.seq_len) : end - 1]
+            yield _Piece(index, tuple(read), tuple(targets))
+
+    def _batches(self, rows: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+        """Yield rows of like length together, the longest first, bounded in padded tokens."""
+        rows.sort(key=lambda row: (-len(row), row))
+        start = 0
+        while start < len(rows):
+            size = max(1, self._batch_tokens // len(rows[start]))
+            yield rows[start : start + size]
+            start += size
+
+    def _read(
+        self, rows: list[tuple[int, ...]], together: dict[tuple[int, ...], list[_Piece]]
+    ) -> list[tuple[float, bool]]:
+        """Return per piece of these rows: NLL of its targets, and whether all are the argmax."""
+        width = max(map(len, rows))
+        # Padding on the right: no earlier position of a causal model can see it.
+        padded = [[*row, *[_PADDING] * (width - len(row))] for row in rows]
+        with device.autocast(bf16=self.bf16, device=self.here):
+            read = torch.tensor(padded, device=self.here)
+            owners: list[int] = []
+            positions: list[int] = []
+            targets: list[int] = []
+            lengths: list[int] = []
+            for number, row in enumerate(rows):
+                for piece in together[row]:
+                    n = len(piece.targets)
+                    owners += [number] * n
+                    positions += range(len(row) - n, len(row))
+                    targets += piece.targets
+                    lengths.append(n)
+            logits = self._logits(read, owners, positions)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        target = torch.tensor(targets, device=self.here)
+        nll = nn.functional.cross_entropy(logits, target, reduction="none").double().cpu()
+        greedy = (logits.argmax(-1) == target).cpu()
+        sums = [float(part.sum()) for part in nll.split(lengths)]  # type: ignore[no-untyped-call]
+        all_greedy = [bool(part.all()) for part in greedy.split(lengths)]  # type: ignore[no-untyped-call]
+        return list(zip(sums, all_greedy, strict=True))
+
+    def _logits(self, read: Tensor, owners: list[int], positions: list[int]) -> Tensor:
+        """Return the logits at some positions of some rows."""
+        if self._shards_dense:  # FSDP gathers parameters for whole passes only
+            whole: Tensor = self.model(read)
+            return whole[owners, positions]
+        # The head is as large as all else in a small model: only where something is predicted.
+        x: Tensor = self.model.hidden(read)  # type: ignore[operator]
+        logits: Tensor = self.model.logits(x[owners, positions][None])[0]  # type: ignore[operator]
+        return logits
+
+    def _continue(
+        self, prompts: list[list[int]], n_tokens: int, stops: list[Sequence[str]]
+    ) -> list[str]:
+        """Return greedy continuations of prompts."""
+        texts: list[str | None] = [None] * len(prompts)
+
+        def ended(row: int, ids: Sequence[int]) -> bool:
+            texts[row] = self._ended(ids, stops[row])
+            return texts[row] is not None
+
+        if self._shards_dense:
+            added = self._continue_in_whole_passes(prompts, n_tokens, ended)
+        else:
+            added = self._decoder.generate(prompts, n_tokens=n_tokens, ended=ended)
+        return [
+            self.tokenizer.decode(ids) if text is None else text
+            for ids, text in zip(added, texts, strict=True)
+        ]
+
+    def _continue_in_whole_passes(
+        self, prompts: list[list[int]], n_tokens: int, ended: Callable[[int, Sequence[int]], bool]
+    ) -> list[list[int]]:
+        """Return what is added to prompts greedily, for parameters that only passes gather."""
+        added = [list[int]() for _ in prompts]
+        waiting = set(range(len(prompts)))
+        with only_forward(self.model):
+            for _ in range(n_tokens):
+                rows = [[*prompt, *more] for prompt, more in zip(prompts, added, strict=True)]
+                width = max(map(len, rows))
+                padded = [[*row, *[_PADDING] * (width - len(row))] for row in rows]
+                last = [len(row) - 1 for row in rows]
+                with device.autocast(bf16=self.bf16, device=self.here):
+                    read = torch.tensor(padded, device=self.here)
+                    likeliest = self._logits(read, list(range(len(rows))), last).argmax(-1).tolist()
+                for row in sorted(waiting):
+                    added[row].append(likeliest[row])
+                    if ended(row, added[row]):
+                        waiting.discard(row)
+                if not waiting:
+                    break
+        return added
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(self.model, bf16=self.bf16, capture=self.capture)
+
+    def _ended(self, ids: Sequence[int], stops: Sequence[str]) -> str | None:
+        """Return the text before the separator or the first stop text; None before either."""
+        ended = ids[-1] == self.tokenizer.separator
+        text = self.tokenizer.decode(ids[:-1] if ended else ids)
+        found = [at for stop in stops if (at := text.find(stop)) >= 0]
+        if found:
+            return text[: min(found)]
+        return text if ended else None
+
+
+@contextmanager
+def text_model(
+    trained: TrainedModel,
+    *,
+    device_name: str = "auto",
+    precision: str = "auto",
+) -> Iterator[TextModel]:
+    """Build a model to evaluate, on a device whose numerics are set for the time being.
+
+    Args:
+        trained: The model.
+        device_name: auto, cpu or cuda.
+        precision: auto, fp32 or bf16, as in training.
+
+    Raises:
+        ValueError: If the model has no tokenizer for text.
+    """
+    if trained.tokenizer is None:
+        raise ValueError(
+            "its data have words of their own and no tokenizer for text, so suites and questions "
+            "cannot be asked; evaluate a trial that was trained on text"
+        )
+    here = device.pick(device_name, rank=0)
+    bf16 = device.uses_bf16(precision, here)
+    with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+        yield TextModel(
+            model=trained.build(here),
+            tokenizer=trained.tokenizer,
+            seq_len=trained.seq_len,
+            vocab_size=trained.vocab_size,
+            here=here,
+            bf16=bf16,
+        )
