@@ -13,7 +13,7 @@ has in fact touched and of the keys and values, over the bandwidth of a copy in 
 import argparse
 import gc
 import json
-import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpu_timing import copy_gbps
-from plain_decode import PlainDecoder, Shape, captured
+from gpu_timing import captured, copy_gbps, median_ms
+from plain_decode import PlainDecoder, Shape
 from torch import Tensor, nn
 
 from workloads.architectures import dense, memory_plus, moe
@@ -69,6 +69,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "decode_latency.json").write_text(json.dumps(out, indent=1) + "\n")
     _attempt("figure", lambda: _figure(rows, arguments.out / "decode_latency"))
+    if _failed:
+        sys.exit(f"failed: {'; '.join(_failed)}")
 
 
 def _measured(kind: str, arguments: argparse.Namespace, gbps: float) -> list[dict[str, Any]]:
@@ -181,16 +183,7 @@ def _median_ms(run: Callable[[], object], again: Callable[[], None], *, cuda: bo
         start = time.perf_counter()
         run()
         return 1e3 * (time.perf_counter() - start)
-    times = []
-    for _ in range(60):
-        again()
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        times.append((begin, end))
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in times[10:])
+    return median_ms(run, before=again, repeats=50)
 
 
 def _config(kind: str, *, tiny: bool) -> Any:
@@ -234,11 +227,16 @@ def _shape(config: Any, context: int) -> Shape:
     )  # fmt: skip
 
 
+_failed: list[str] = []
+"""What was tried in vain."""
+
+
 def _attempt(what: str, run: Callable[[], Any]) -> Any:
-    """Return what `run` does, or None where it fails; nothing else is lost."""
+    """Return what `run` does, or None where it fails: the other rows are measured all the same."""
     try:
         return run()
     except Exception:
+        _failed.append(what)
         print(f"FAILED {what}\n{traceback.format_exc()}", flush=True)
         return None
 

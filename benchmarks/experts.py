@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from gpu_timing import median_ms
+from gpu_timing import captured, median_ms
 from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
@@ -151,16 +151,7 @@ def error(layer: MixtureOfExperts, x: Tensor, grad: Tensor) -> float:
 
 def graph_ms(run: Callable[[], Any]) -> float:
     """Return the median time of one replay of `run`, captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return median_ms(graph.replay)
+    return median_ms(captured(run))
 
 
 def kernel_times(run: Callable[[], Any], repeats: int = 10) -> dict[str, float]:

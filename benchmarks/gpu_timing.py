@@ -13,12 +13,19 @@ def copy_gbps() -> float:
     return 2 * source.numel() * 2 / median_ms(lambda: target.copy_(source)) / 1e6
 
 
-def median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
-    """Return the median time of `run` on the GPU in ms, after two warm-up runs."""
+def median_ms(
+    run: Callable[[], object], *, before: Callable[[], object] = lambda: None, repeats: int = 20
+) -> float:
+    """Return the median time of `run` on the GPU in ms, after two warm-up runs.
+
+    Each follows a call of `before`, which is not counted.
+    """
     for _ in range(2):
+        before()
         run()
     times = []
     for _ in range(repeats):
+        before()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         run()
@@ -26,3 +33,17 @@ def median_ms(run: Callable[[], object], *, repeats: int = 20) -> float:
         times.append((begin, end))
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end in times)
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """Return the replay of a step that has been captured as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay

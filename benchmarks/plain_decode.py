@@ -103,20 +103,6 @@ class PlainDecoder:
         return torch.randn(*shape, device=self.device, dtype=torch.bfloat16) * shape[-1] ** -0.5
 
 
-def captured(step: Callable[[], Any]) -> Callable[[], None]:
-    """Return the replay of a step that has been captured as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 _compilations: dict[Any, Any] = {}
 
 

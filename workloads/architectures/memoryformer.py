@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -55,6 +54,7 @@ from workloads.layers.block import Block
 from workloads.layers.context import Context
 from workloads.layers.memory.hash_memory import HashMemory, HashScore, HashShape
 from workloads.layers.mixers.attention import AttentionShape, rotate, softmax_mix
+from workloads.layers.modules.autocast import to_autocast_dtype
 from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
 from workloads.layers.modules.norms import LayerNorm, LayerNormComponent, RMSNorm, RMSNormComponent
 
@@ -222,7 +222,8 @@ class HashAttention(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
         batch, seq, _ = x.shape
-        rows = _as_a_product(self.query_key_value(x, context))
+        # As a linear map would return them: half as much to rotate, and to cache when decoding.
+        rows = to_autocast_dtype(self.query_key_value(x, context))
         heads = rows.view(batch, seq, 3 * self.n_heads, -1)
         query_key, value = heads.tensor_split([2 * self.n_heads], dim=2)
         turned = rotate(query_key, context.rotation).transpose(1, 2)
@@ -233,15 +234,6 @@ class HashAttention(nn.Module):
     def record_usage(self, output: Tensor, residual: Tensor) -> None:
         """Record the size of the output against the residual stream's."""
         self.query_key_value.usage.record_output(output, residual)
-
-
-def _as_a_product(x: Tensor) -> Tensor:
-    """Return `x` in autocast's type, as a linear map would.
-
-    Half as much to rotate, and to cache when decoding.
-    """
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class HashFeedForward(nn.Module):

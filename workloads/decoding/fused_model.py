@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from workloads.kernels.backend import implementation
 from workloads.kernels.weighted_bag.op import weighted_bag
-from workloads.layers.backbone.transformer import Transformer, in_autocast
+from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block
 from workloads.layers.cache import Cache, LayerCache
 from workloads.layers.context import Context, ForwardState
 from workloads.layers.memory.product_key_memory import ProductKeyMemory
 from workloads.layers.mixers.attention import CausalAttention, rotation_table
+from workloads.layers.modules.autocast import to_autocast_dtype
 from workloads.layers.modules.feed_forward import SwiGLU
 from workloads.layers.modules.moe import MixtureOfExperts
 from workloads.layers.modules.norms import RMSNorm
@@ -56,7 +57,7 @@ class FusedModel:
         model = self._model
         context = self._context(tokens, cache)
         rotation = self._rotation_for(cache)
-        x = in_autocast(model.embed(tokens, context))
+        x = to_autocast_dtype(model.embed(tokens, context))
         for index, layer in enumerate(self._layers):
             mine = context.for_layer(cache.layer(index))
             if isinstance(layer, _Block):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from workloads.checkpoint import checkpoint
 from workloads.data.corpus import Corpus
@@ -76,13 +77,15 @@ def run(
         ValueError: A section of the job is wrong, or its data have changed.
     """
     # Everything that can be wrong in the job's sections is found before a rank waits for another.
-    config = TrainConfig(**job.train)
-    source = section_config("workloads.data.sources", "source", job.data)
-    architecture = section_config("workloads.architectures", "architecture", job.model)
+    sections = _sections(job)
     here = device.pick(job.device, rank=job.rank)
-    bf16 = device.uses_bf16(config.precision, here)
-    micro = job.micro_batch_tokens
-    rows_per_pass(config, micro_batch_tokens=micro, vocab_size=source.vocab_size, here=here)
+    bf16 = device.uses_bf16(sections.config.precision, here)
+    rows_per_pass(
+        sections.config,
+        micro_batch_tokens=job.micro_batch_tokens,
+        vocab_size=sections.source.vocab_size,
+        here=here,
+    )
     stopwatch = Stopwatch(clock=clock)
 
     with (
@@ -91,7 +94,6 @@ def run(
         _join(job, here) as world,
     ):
         mesh = make_mesh(world, memory=job.memory_ranks)
-        gpus = device.distinct_gpus(world, here)
         if not world.is_main:
             reporter = ProgressReporter(reporter)
         path = latest_checkpoint(job.checkpoints, world)
@@ -102,76 +104,141 @@ def run(
         if "metrics" in saved:  # the last step and its evaluation were done before a crash
             return dict(saved["metrics"])
 
-        tell = partial(_preparing, reporter, saved["step"], config.steps)
+        tell = partial(_preparing, reporter, saved["step"], sections.config.steps)
         with stopwatch.on("data"):
             tell("hashing the input files")
-            require_unchanged(source.files(), job.data_sha256, job.cache)
-            corpus: Corpus = source.prepare(job.cache, tell)
+            require_unchanged(sections.source.files(), job.data_sha256, job.cache)
+            corpus: Corpus = sections.source.prepare(job.cache, tell)
         asked = None
         if benchmarks is not None:
-            asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(source, corpus))
-        model = materialise_model(
-            partial(architecture.build, corpus.vocab_size),
-            mesh,
-            layout=job.memory_layout,
-            here=here,
-            place=job.memory_tables,
-            dense=job.dense_parameters,
-        )
-        initialise(model, job.seed)
-        if config.document_mask:
-            cast(Any, model).document_separator = _separator(architecture, source, corpus)
-        if job.from_pretrained is not None and not path:
-            start_from(model, job)
-        autocast = partial(device.autocast, bf16=bf16, device=here)
-        compiles = job.compile and here.type == "cuda"
-        if compiles:
-            share_compile_cache(job.cache / "compiled", threads=job.n_threads)
-        chosen = plan_passes(
-            architecture,
-            corpus.vocab_size,
-            config,
-            job,
-            world,
-            bf16=bf16,
-            here=here,
-            n_gpus=len(gpus),
-        )
-        passes = even_passes(config.sequences_per_step, world=world, rows=chosen.rows)
-        step = TrainStep(
-            model.train(),
-            config,
-            mesh,
-            rows=chosen.rows,
-            passes=passes,
-            autocast=autocast,
-            seed=job.seed,
-            compiled=compiles,
-            activation_checkpointing=chosen.activation_checkpointing,
-            phases=PhaseTimer(HostEvent if here.type == "cpu" else None),
-        )
-        use = device_use(
-            architecture,
-            corpus.vocab_size,
-            config,
-            job,
-            bf16=bf16,
-            passes=passes,
-            activation_checkpointing=chosen.activation_checkpointing,
-            gpus=gpus,
-        )
+            # Before the first step: what cannot be asked must not cost a training.
+            asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(sections.source, corpus))
+        model = _model(job, sections, corpus, mesh, here, resumes=bool(path))
+        step, use = _step(job, sections, corpus, mesh, model, here, bf16=bf16)
         state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:
             state.restore(saved, path)
         del saved  # a second copy of all that was loaded
         # After the state is restored: a captured graph fixes the addresses of all tensors.
         taken: TrainStep | CapturedStep = step
-        if compiles:
+        if _compiles(job, here):
             taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
+        autocast = partial(device.autocast, bf16=bf16, device=here)
         trainer = Trainer(
-            job, config, corpus, taken, state, mesh, reporter, autocast, stopwatch, use, asked
+            job,
+            sections.config,
+            corpus,
+            taken,
+            state,
+            mesh,
+            reporter,
+            autocast,
+            stopwatch,
+            use,
+            asked,
         )
         return trainer.train()
+
+
+class _Sections(NamedTuple):
+    """The sections of a job, checked."""
+
+    config: TrainConfig
+    source: Any
+    """Of the data."""
+    architecture: Any
+    """The model's Config."""
+
+
+def _sections(job: RankJob) -> _Sections:
+    return _Sections(
+        config=TrainConfig(**job.train),
+        source=section_config("workloads.data.sources", "source", job.data),
+        architecture=section_config("workloads.architectures", "architecture", job.model),
+    )
+
+
+def _compiles(job: RankJob, here: torch.device) -> bool:
+    return job.compile and here.type == "cuda"
+
+
+def _model(
+    job: RankJob,
+    sections: _Sections,
+    corpus: Corpus,
+    mesh: Mesh,
+    here: torch.device,
+    *,
+    resumes: bool,
+) -> nn.Module:
+    """Return this rank's part of the model with its first weights."""
+    model = materialise_model(
+        partial(sections.architecture.build, corpus.vocab_size),
+        mesh,
+        layout=job.memory_layout,
+        here=here,
+        place=job.memory_tables,
+        dense=job.dense_parameters,
+    )
+    initialise(model, job.seed)
+    if sections.config.document_mask:
+        separator = _separator(sections.architecture, sections.source, corpus)
+        cast(Any, model).document_separator = separator
+    # A checkpoint holds all weights, those that training started from too.
+    if job.from_pretrained is not None and not resumes:
+        start_from(model, job)
+    return model
+
+
+def _step(
+    job: RankJob,
+    sections: _Sections,
+    corpus: Corpus,
+    mesh: Mesh,
+    model: nn.Module,
+    here: torch.device,
+    *,
+    bf16: bool,
+) -> tuple[TrainStep, DeviceUse]:
+    """Return a step with passes that fit the device, and how its use of the device is counted."""
+    config, world = sections.config, mesh.world
+    if _compiles(job, here):
+        share_compile_cache(job.cache / "compiled", threads=job.n_threads)
+    gpus = device.distinct_gpus(world, here)
+    chosen = plan_passes(
+        sections.architecture,
+        corpus.vocab_size,
+        config,
+        job,
+        world,
+        bf16=bf16,
+        here=here,
+        n_gpus=len(gpus),
+    )
+    passes = even_passes(config.sequences_per_step, world=world, rows=chosen.rows)
+    step = TrainStep(
+        model.train(),
+        config,
+        mesh,
+        rows=chosen.rows,
+        passes=passes,
+        autocast=partial(device.autocast, bf16=bf16, device=here),
+        seed=job.seed,
+        compiled=_compiles(job, here),
+        activation_checkpointing=chosen.activation_checkpointing,
+        phases=PhaseTimer(HostEvent if here.type == "cpu" else None),
+    )
+    use = device_use(
+        sections.architecture,
+        corpus.vocab_size,
+        config,
+        job,
+        bf16=bf16,
+        passes=passes,
+        activation_checkpointing=chosen.activation_checkpointing,
+        gpus=gpus,
+    )
+    return step, use
 
 
 def _tokenizer_for_benchmarks(source: Any, corpus: Corpus) -> TextTokenizer:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from workloads.layers.cache import Cache
 from workloads.layers.context import Context, ForwardState
 from workloads.layers.mixers.attention import rotation_table
+from workloads.layers.modules.autocast import to_autocast_dtype
 from workloads.layers.modules.linear import Embedding, Head
 from workloads.layers.modules.usage_stats import Usage, rows_ever_read, usage_report
 
@@ -73,7 +74,9 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the last residual stream, before norm and head (arguments of `forward`)."""
         context = self.context(tokens, cache)
-        x = in_autocast(self.embed(tokens, context))
+        # Half the bytes of an fp32 stream pass through every norm and sum of the blocks. Norms
+        # compute in fp32 all the same.
+        x = to_autocast_dtype(self.embed(tokens, context))
         for index, layer in enumerate(self.layers):
             x = layer(x, context.for_layer(None if cache is None else cache.layer(index)))
         if cache is not None:
@@ -137,13 +140,3 @@ class Transformer(nn.Module):
         What is written there is kept.
         """
         return rows_ever_read(self)
-
-
-def in_autocast(x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
-    """Return a residual stream in the type of autocast, as it is where there is none.
-
-    Half the bytes of an fp32 stream pass through every norm and sum of the blocks. Norms compute
-    in fp32 all the same.
-    """
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x

@@ -14,6 +14,7 @@ from workloads.kernels.expert_dispatch import collect, spread
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import grouped_mm, is_fused
 from workloads.layers.context import Context
+from workloads.layers.modules.autocast import autocast_dtype
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape
 from workloads.layers.modules.init import truncated_normal
 from workloads.layers.modules.linear import Linear
@@ -204,9 +205,7 @@ class Experts(nn.Module):
 
         Zero where it has none.
         """
-        dtype = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        dtype = autocast_dtype(x)
         gate, up, down = (weight.to(dtype) for weight in (self.gate, self.up, self.down))
         ends = routes.ends
         if expert_mlp.is_fused(gate):
