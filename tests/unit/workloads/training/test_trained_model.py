@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from workloads.architectures import dense, memory_plus, moe
+from workloads.decoding.generate_text import continuations
+from workloads.evaluation.text_model import text_model
 from workloads.training import trained_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
@@ -85,3 +87,48 @@ def test_a_weight_of_another_shape_is_named(data, tmp_path):
 
     with pytest.raises(ValueError, match=r"norm\.gain: expected \(8,\), found \(9,\)"):
         found.build(torch.device("cpu"))
+
+
+RANK = """
+from unittest.mock import Mock
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
+for name, layout in layouts.items():
+    job = RankJob(
+        **sections, **layout, seed=0, checkpoints=folder / name, rank=rank, world_size=2,
+        rendezvous=folder / f"meet-{name}",
+    )
+    run(job, Mock(should_stop=lambda: False))
+"""
+LAYOUTS = {
+    "columns": {"memory_ranks": 2, "memory_layout": "columns"},
+    "rows": {"memory_ranks": 2, "memory_layout": "rows"},
+    "fsdp": {"dense_parameters": "sharded"},
+    "both": {"memory_ranks": 2, "memory_layout": "rows", "dense_parameters": "sharded"},
+}
+
+
+@pytest.mark.long
+def test_what_two_ranks_trained_in_shards_generates_on_one(data, tmp_path, run_ranks):
+    sections = trained(data, memory_plus, tmp_path)
+    alone = trained_model.load_trial(**sections)
+    of_job = {key: value for key, value in sections.items() if key != "checkpoints"}
+    run_ranks(RANK, 2, {"folder": tmp_path, "layouts": LAYOUTS, "sections": of_job})
+
+    prompts = ["Person 3 was", "town", ""]
+    expected = list(continuations(alone, prompts, n_tokens=8, device_name="cpu"))
+    for name in LAYOUTS:
+        found = trained_model.load_trial(**{**sections, "checkpoints": tmp_path / name})
+        assert found.weights.keys() == alone.weights.keys()
+        for key, value in alone.weights.items():
+            torch.testing.assert_close(found.weights[key], value, rtol=1e-4, atol=1e-5)
+        assert list(continuations(found, prompts, n_tokens=8, device_name="cpu")) == expected
+        with text_model(found, device_name="cpu") as scored:
+            (score,) = scored.scores([scored.pair("Person 3", " was born in 1903")])
+        assert score.log_likelihood == pytest.approx(_score(alone), abs=1e-3)
+    assert any(one.text.strip() for one in expected)
+
+
+def _score(found):
+    with text_model(found, device_name="cpu") as scored:
+        return scored.scores([scored.pair("Person 3", " was born in 1903")])[0].log_likelihood
