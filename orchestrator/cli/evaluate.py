@@ -43,6 +43,12 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    decode_latency: Annotated[
+        bool,
+        typer.Option(
+            "--decode-latency", help="Time greedy decoding, one and 64 sequences at a time."
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -69,6 +75,8 @@ def evaluate(
     from orchestrator.evaluation import evaluate_trials
 
     asked = _asked(suite, questions, data, limit)
+    if decode_latency:
+        asked = [*(asked or []), evaluate_trials.decode_latency()]
     found: dict[str, list[Any]] = {}
     notes: list[str] = []
     known: dict[Any, list[Any]] = {}
@@ -134,8 +142,9 @@ def _require(suites: list[Any] | None, what: str) -> list[Any]:
 
     if not suites:
         raise UsageError(
-            f"{what}: nothing to ask; give --suite or --questions, or add evaluation: "
-            "{suites: [small]} to the sweep file and submit it again (trials that are done are not trained anew)"
+            f"{what}: nothing to ask; give --suite, --questions or --decode-latency, or add "
+            "evaluation: {suites: [small]} to the sweep file and submit it again (trials that are "
+            "done are not trained anew)"
         )
     return suites
 

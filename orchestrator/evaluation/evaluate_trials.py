@@ -45,6 +45,11 @@ def prepare(
         raise trained_trial.not_installed(error, "evaluate" if names else "torch") from error
 
 
+def decode_latency() -> Any:
+    """Return what times decoding (`workloads.evaluation.decode_latency`)."""
+    return registry.decode_latency().DecodeLatency()
+
+
 def scheduled(trial: TrialDir) -> list[Any]:
     """Return what the trial's sweep file asks, prepared; empty if it asks nothing.
 
@@ -139,6 +144,13 @@ def evaluate_model(
     Raises:
         UsageError: If its data have no tokenizer for text.
     """
+    for one in suites:
+        if not one.needs_text:
+            record = one.measure(trained, progress, precision=precision)
+            yield Evaluation(suite=one.name, record=record)
+    suites = [one for one in suites if one.needs_text]
+    if not suites:
+        return
     try:
         with registry.text_model().text_model(trained, precision=precision) as model:
             for one in suites:

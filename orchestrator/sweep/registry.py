@@ -148,6 +148,11 @@ def text_model() -> ModuleType:
     return importlib.import_module("workloads.evaluation.text_model")
 
 
+def decode_latency() -> ModuleType:
+    """Return workloads.evaluation.decode_latency: milliseconds per decoded token."""
+    return importlib.import_module("workloads.evaluation.decode_latency")
+
+
 def harness() -> ModuleType:
     """Return workloads.evaluation.evaluate_suites: suites through lm-evaluation-harness."""
     return importlib.import_module("workloads.evaluation.evaluate_suites")

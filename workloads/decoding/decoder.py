@@ -104,6 +104,16 @@ class Decoder:
         finally:
             self.model.train(was_training)
 
+    def step_after(self, prompts: Sequence[Sequence[int]], n_tokens: int) -> DecodeStep:
+        """Return a greedy step that goes on after prompts, with room for `n_tokens` more.
+
+        The model has to be in evaluation mode, this call and those of the step within
+        `only_forward`. A later call may reuse the step.
+        """
+        step = self._step(len(prompts), max(map(len, prompts)) + n_tokens, GREEDY)
+        step.read(self._read_prompts(step.cache, prompts))
+        return step
+
     def _continue(
         self,
         step: DecodeStep,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from jinja2 import Environment
 
@@ -33,6 +33,7 @@ class TokenCount(NamedTuple):
 class PreparedSuite:
     """A suite whose files were read and checked, for any number of models."""
 
+    needs_text: ClassVar[bool] = True
     suite: Suite
     rows: dict[str, tuple[list[Row], list[Row]]]
     """Task -> rows and solved examples."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from workloads.data.readers.lines import json_rows
 from workloads.data.readers.problems import Problems
@@ -48,6 +48,7 @@ class Question:
 class QuestionSet:
     """Questions of one file."""
 
+    needs_text: ClassVar[bool] = True
     task: str
     """The file's name without its ending: of its metrics."""
     examples: tuple[Question, ...]

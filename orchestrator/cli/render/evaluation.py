@@ -17,6 +17,8 @@ METRICS = {
     "exact_match": "exact match",
     "nll": "NLL",
     "bits_per_byte": "bits per byte",
+    "ms_per_token_batch1": "ms/token, batch 1",
+    "ms_per_token_batch64": "batch 64",
 }
 """Metric -> heading of its column."""
 

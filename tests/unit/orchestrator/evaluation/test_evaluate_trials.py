@@ -31,6 +31,7 @@ class Suite:
     name: str
     digest: str = "as it was"
     asked: list = field(default_factory=list)
+    needs_text: bool = True
 
     def measure(self, model, progress, *, step):
         self.asked.append(model)
@@ -222,7 +223,10 @@ def test_mistakes_of_the_command(tmp_path, monkeypatch):
     no_folder = memscale("evaluate", "s", "--suite", "last_word", *runs)
 
     assert unknown[0] == missing[0] == nothing_asked[0] == no_folder[0] == 2
-    assert "nothing to ask; give --suite or --questions, or add evaluation" in nothing_asked[1]
+    assert (
+        "nothing to ask; give --suite, --questions or --decode-latency, or add evaluation"
+        in nothing_asked[1]
+    )
     assert "needs the folder of the suites' files" in no_folder[1]
     assert unknown[1].startswith("suite 'zero': there are factual, gsm8k, last_word")
     assert "lastword_pd_novels.jsonl: not there" in missing[1]
