@@ -1,29 +1,74 @@
-"""Command `memscale export`: a trained model in Hugging Face's format."""
+"""Command `memscale export`: a trained model for transformers, a sweep for another tracker."""
 
+import shlex
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, find_trial, verb
+from orchestrator.cli.app import Runs, find_sweep, find_trial, verb
+from orchestrator.records.units import plural
+
+
+class Format(StrEnum):
+    """What is written."""
+
+    HUGGINGFACE = "huggingface"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+
+
+READ_BY = {
+    Format.WANDB: "wandb sync {}/wandb/offline-run-*",
+    Format.TRACKIO: "TRACKIO_DIR={} trackio show",
+}
 
 
 @verb(
-    epilog="Example: memscale export dense-1f0c --to models/dense",
+    epilog="Examples: memscale export dense-1f0c --to models/dense  ·  "
+    "memscale export quickstart --format wandb --to copies",
     help="Write a trained model as a folder that transformers loads "
-    "(AutoModelForCausalLM, AutoTokenizer).",
+    "(AutoModelForCausalLM, AutoTokenizer), or the measurements of a sweep as files of another "
+    "tracker.",
 )
 def export(
-    trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Trial id, or its beginning. For wandb and trackio: name of a submitted sweep.",
+            metavar="TRIAL|SWEEP",
+        ),
+    ],
     to: Annotated[Path, typer.Option(help="Folder to write; made if it is not there.")],
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="huggingface: one trial's model. wandb: offline runs of Weights & Biases. "
+            "trackio: its SQLite file. Neither opens a connection.",
+        ),
+    ] = Format.HUGGINGFACE,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Write a trained model in Hugging Face's format."""
+    """Write a trained model or a sweep's measurements in the format of others."""
+    if form is not Format.HUGGINGFACE:
+        _copy_sweep(runs, name, to, form)
+        return
     from orchestrator.evaluation import trained_trial
 
-    found = find_trial(runs, trial)
+    found = find_trial(runs, name)
     trained = trained_trial.export(found, to)
     typer.echo(f"Wrote {found.trial_id} to {to}. Load it with")
     typer.echo(f"  transformers.AutoModelForCausalLM.from_pretrained({str(to)!r})")
     if trained.tokenizer is None:
         typer.echo("It has no tokenizer: the data of this trial have words of their own.")
+
+
+def _copy_sweep(runs: Path, name: str, to: Path, form: Format) -> None:
+    """Write the measurements of a sweep as files of another tracker."""
+    from orchestrator.tracking.other_trackers import run_copy
+
+    written = run_copy.copy_sweep(find_sweep(runs, name), to, form=form.value)
+    typer.echo(f"Wrote {plural(written, 'trial')} of {name} to {to}. Look at them with")
+    typer.echo(f"  {READ_BY[form].format(shlex.quote(str(to)))}")

@@ -106,6 +106,13 @@ SbatchOptions = Annotated[
         show_default=False,
     ),
 ]
+Register = Annotated[
+    bool,
+    typer.Option(
+        "--register",
+        help="Register the models of finished trials in MLflow, under the sweep's name.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan; start nothing.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")]
 
@@ -138,6 +145,7 @@ def submit(
     partition: Partition = None,
     time: TimeLimit = None,
     slurm: SbatchOptions = None,
+    register: Register = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
 ) -> None:
@@ -162,7 +170,13 @@ def submit(
         return
     if slurm_request is not None:
         submit_slurm.submit_to_slurm(
-            sweep_files, runs, tracking_uri, slurm_request, detach=detach, quiet=quiet
+            sweep_files,
+            runs,
+            tracking_uri,
+            slurm_request,
+            register=register,
+            detach=detach,
+            quiet=quiet,
         )
         return
     priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
@@ -180,6 +194,7 @@ def submit(
             priority=priority or 0,
             weight=1.0 if weight is None else weight,
             argv=tuple(sys.argv),
+            register=register,
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

@@ -76,6 +76,7 @@ def submit_to_slurm(
     tracking_uri: str | None,
     request: "SlurmOptions",
     *,
+    register: bool,
     detach: bool,
     quiet: bool,
 ) -> None:
@@ -94,7 +95,12 @@ def submit_to_slurm(
     prepare_data(priced, runs)
     name, console = priced.sweep.name, console_here()
     submission = slurm_submission.SlurmSubmission(
-        plan=priced, runs=runs, tracking_uri=tracking_uri, argv=tuple(sys.argv), request=request
+        plan=priced,
+        runs=runs,
+        tracking_uri=tracking_uri,
+        argv=tuple(sys.argv),
+        register=register,
+        request=request,
     )
     sent = submission.send()
     where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"

@@ -83,6 +83,8 @@ class Submission:
     weight: float = 1.0
     """Share among sweeps of one priority."""
     argv: Sequence[str] = ()
+    register: bool = False
+    """Whether finished models are registered in MLflow's registry."""
 
     def __post_init__(self) -> None:
         if self.address is None:
@@ -185,6 +187,7 @@ class Submission:
             "question": self.plan.sweep.question,
             "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
             "trial_ids": [t.spec.trial_id for t in self.plan.readable],
+            **({"register": True} if self.register else {}),
             "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
             "run": {
                 "code": str(code),

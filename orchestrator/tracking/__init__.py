@@ -9,9 +9,11 @@ the original timestamps. So sending twice changes nothing, and an outage only de
     mlflow_page.py       columns and charts of the MLflow page; pure
     journal_reader.py    journal lines to batches of points
     sync_state.py        how far each run was sent: tracking.json
+    corpus_dataset.py    corpora as data sets of MLflow; pure
     mlflow_client.py     the only file that imports mlflow
     sync_sweep.py        one round over a sweep; sync_run.py: one run of it
     page_requests.py     cancel and retry tags of the page
     exporter.py          the process: rounds, outages, the way it ends
     exporter_process.py  its parent's side: start it beside a sweep, drain it
+    other_trackers/      copies for Weights & Biases and trackio
 """

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking import half_made_database
+from orchestrator.tracking.corpus_dataset import CorpusDataset
 from orchestrator.tracking.journal_reader import Point
 from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, SUBMISSION_KIND
 from orchestrator.tracking.tracking_uri import database_file, without_password
@@ -239,6 +240,40 @@ class TrackingClient:
         entities = [Param(key, value) for key, value in params.items()]
         for first in range(0, len(entities), MAX_PARAMS):
             self._client.log_batch(run_id, params=entities[first : first + MAX_PARAMS])
+
+    @opens_tracker
+    def log_datasets(self, run_id: str, datasets: Sequence[CorpusDataset]) -> None:
+        """Store what a run read. Data sets that are there already stay as they are."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                dataset=Dataset(
+                    name=one.name,
+                    digest=one.digest,
+                    source_type=one.source_type,
+                    source=one.source,
+                    profile=one.profile,
+                ),
+                tags=[InputTag("mlflow.data.context", one.context)],
+            )
+            for one in datasets
+        ]
+        self._client.log_inputs(run_id, datasets=inputs)
+
+    @opens_tracker
+    def register_model(
+        self, run_id: str, *, name: str, artifact: str, tags: Mapping[str, str]
+    ) -> str:
+        """Return the version of a registered model that a run's artifact has; made if missing."""
+        if not self._client.search_registered_models(f"name = '{name}'"):
+            self._client.create_registered_model(name)
+        asked = f"name = '{name}' and run_id = '{run_id}'"
+        for known in self._client.search_model_versions(asked):
+            return str(known.version)
+        source = f"{self._client.get_run(run_id).info.artifact_uri}/{artifact}"
+        made = self._client.create_model_version(name, source, run_id=run_id, tags=dict(tags))
+        return str(made.version)
 
     @opens_tracker
     def set_tags(self, run_id: str, tags: Mapping[str, str]) -> None:

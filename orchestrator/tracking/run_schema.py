@@ -107,6 +107,22 @@ def trial_tags(
     return {**tags, "mlflow.source.git.commit": str(commit)} if commit else tags
 
 
+def model_tags(spec: TrialSpec) -> dict[str, str]:
+    """Return the tags of a registered model's version."""
+    return {
+        "memscale.trial_id": spec.trial_id,
+        "memscale.architecture": spec.architecture,
+        "memscale.preset": spec.preset or "",
+        "memscale.seed": str(spec.seed),
+    }
+
+
+def registers_models(submissions: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the trials whose models somebody asked to register."""
+    asking = [submission for submission in submissions if submission.get("register")]
+    return frozenset(str(i) for submission in asking for i in submission.get("trial_ids", ()))
+
+
 SOURCE = {"mlflow.source.name": "memscale submit", "mlflow.source.type": "LOCAL"}
 """What the page's Source column shows."""
 

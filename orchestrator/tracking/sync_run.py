@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.tracking import run_schema, sweep_report, sync_state
+from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.journal_reader import MAX_POINTS, batches, final_points
 from orchestrator.tracking.mlflow_client import (
     RefusedError,
@@ -20,6 +21,8 @@ from orchestrator.tracking.sync_state import SubmissionProgress, TrialProgress
 from orchestrator.tracking.trial_view import ENDED, TrialSnapshot, terminal_states
 
 LOG = logging.getLogger(__name__)
+MODEL = "model"
+"""Among a run's artifacts: what the registry points at."""
 ProgressT = TypeVar("ProgressT", TrialProgress, SubmissionProgress)
 
 
@@ -153,6 +156,27 @@ class TrialSync(_RunSync[TrialProgress]):
             # A preset renamed, a default added: the first params stay, MLflow allows no change.
             LOG.warning("trial %s: its params stay as they were: %s", spec.trial_id, error)
         self.keep(described=digest)
+
+    def sync_datasets(self, spec: TrialSpec) -> None:
+        """Send which corpora the trial reads."""
+        datasets = trial_datasets(spec)
+        digest = sync_state.digest({"datasets": [asdict(one) for one in datasets]})
+        if digest != self.kept.datasets:
+            self._client.log_datasets(self._run_id, datasets)
+            self.keep(datasets=digest)
+
+    def sync_model(self, spec: TrialSpec) -> None:
+        """Store the final weights with their spec, and register them under the sweep's name."""
+        weights = self._trial.checkpoints / "final"
+        if self.kept.model_version or not weights.is_dir():
+            return
+        self._client.log_folder(self._run_id, weights, f"{MODEL}/{weights.name}")
+        spec_text = artifact_text(self._trial.path / "spec.json")
+        self._client.log_text(self._run_id, spec_text, f"{MODEL}/spec.json")
+        version = self._client.register_model(
+            self._run_id, name=spec.sweep, artifact=MODEL, tags=run_schema.model_tags(spec)
+        )
+        self.keep(model_version=version)
 
     def sync_journals(self, attempts: Sequence[AttemptDir]) -> None:
         """Send the measurements of all attempts, oldest first."""

@@ -40,6 +40,10 @@ class TrialProgress:
     """Digest of the tags that were sent."""
     status: str = ""
     artifacts: tuple[str, ...] = ()
+    datasets: str = ""
+    """Digest of the data sets that were sent."""
+    model_version: str = ""
+    """Its version in the registry; empty where it is not registered."""
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "TrialProgress":

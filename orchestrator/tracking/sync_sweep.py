@@ -67,6 +67,8 @@ class SweepSync:
         self._colours: dict[str, str] = {}
         self._labels: dict[str, str] = {}
         """What varies in the sweep, by trial id."""
+        self._registered: frozenset[str] = frozenset()
+        """Trials whose models somebody asked to register."""
 
     def round(self) -> bool:
         """Send what there is; return whether everything was taken.
@@ -81,6 +83,7 @@ class SweepSync:
         controlled = retry_requests.controlled_trial_ids(self._sweep, submissions.values())
         snapshots: dict[str, TrialSnapshot] = {}
         taken = True
+        self._registered = run_schema.registers_models(list(submissions.values()))
         specs = self._readable_specs(first)
         self._colours = mlflow_page.colours(spec.architecture for spec in specs)
         self._name_trials(specs)
@@ -253,6 +256,7 @@ class SweepSync:
             return
         submitted_at = float((submission or {}).get("submitted_at", 0.0))
         run.sync_params(spec, t=round(submitted_at * 1000))
+        run.sync_datasets(spec)
         run.sync_journals(attempts)
         if now.view.state is TrialState.DONE:
             run.sync_final_metrics()
@@ -269,6 +273,8 @@ class SweepSync:
         )
         run.sync_status(now.view.status, ended_at_s=now.view.ended_at_s)
         run.sync_artifacts(attempts)
+        if now.view.state is TrialState.DONE and trial.trial_id in self._registered:
+            run.sync_model(spec)
 
 
 def _with_runs(snapshots: Mapping[str, TrialSnapshot], tracked: Collection[str]) -> list[str]:

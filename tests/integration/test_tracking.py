@@ -17,7 +17,9 @@ from orchestrator.cli import mlflow_server
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.processes import ProcessId
+from orchestrator.records.trial_dir import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
 from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN
 from orchestrator.tracking.tracking_uri import default_tracking_uri
@@ -117,9 +119,19 @@ def waiting(exporter, fewer_than):
     return lambda: exporter.unsynced_points < fewer_than
 
 
-def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client, sweep):
+def test_sqlite_holds_the_journals_once_however_often_they_are_sent(
+    runs, client, sweep, monkeypatch
+):
+    from mlflow.artifacts import download_artifacts
+
     specs = submitted(sweep)
     # One of them takes several batches of points.
+    number = sweep.disk.submissions()[-1]["number"]
+    record = sweep.disk.path / "submissions" / f"{number:04d}.json"
+    write_json(record, {**read_json(record), "register": True})
+    weights = sweep.disk.trial(specs[0].trial_id).checkpoints / "final"
+    weights.mkdir(parents=True)
+    (weights / "state.pt").write_bytes(b"learnt")
     for spec, steps in zip(specs[:5], (800, 80, 80, 80, 80), strict=True):
         first = sweep.start(spec)
         sweep.measure(first, range(steps * 7 // 8))
@@ -144,6 +156,16 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(runs, client
     ids = run_ids(client, sweep)
     run = client.get_run(ids[specs[0].trial_id])
     assert run.info.status == "FINISHED"
+    (corpus,) = run.inputs.dataset_inputs
+    assert (corpus.dataset.name, corpus.tags[0].value) == ("biographies", "training")
+    assert corpus.dataset.digest == trial_datasets(specs[0])[0].digest
+    (version,) = client.search_model_versions(f"name = '{sweep.disk.name}'")
+    assert version.run_id == run.info.run_id
+    assert version.tags["memscale.trial_id"] == specs[0].trial_id
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", default_tracking_uri(runs))
+    stored = Path(download_artifacts(f"models:/{sweep.disk.name}/1"))
+    assert (stored / "final" / "state.pt").read_bytes() == b"learnt"
+    assert (stored / "spec.json").is_file()
     assert run.info.end_time == round((disk_sweep.T0 / 1000 + 99) * 1000)
     assert client.get_run(ids[specs[5].trial_id]).info.status == "SCHEDULED"
     parent = client.get_run(run.data.tags["mlflow.parentRunId"])

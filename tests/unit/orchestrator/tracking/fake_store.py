@@ -11,7 +11,7 @@ class FakeRun:
         self.experiment, self.tags, self.name, self.start_s = experiment, dict(tags), name, start_s
         self.points = set()
         """As in the database: the key is (metric, time, step, value); an existing point stays."""
-        self.params, self.artifacts = {}, {}
+        self.params, self.artifacts, self.datasets = {}, {}, {}
         self.status, self.ended_at_s, self.deleted = "RUNNING", None, False
 
 
@@ -20,7 +20,7 @@ class FakeStore:
 
     def __init__(self, uri="sqlite:///memory"):
         self.uri = uri
-        self.experiments, self.tags, self._runs = {}, {}, {}
+        self.experiments, self.tags, self._runs, self.models = {}, {}, {}, {}
         self.calls = 0
         self.fail_at = None
         self.after_effect = False
@@ -94,6 +94,23 @@ class FakeStore:
     def log_params(self, run_id, params):
         self._call("log_params", lambda: self._params(run_id, params))
 
+    def log_datasets(self, run_id, datasets):
+        def effect():
+            known = self._run(run_id).datasets
+            for one in datasets:
+                known.setdefault((one.name, one.digest), one)
+
+        self._call("log_datasets", effect)
+
+    def register_model(self, run_id, *, name, artifact, tags):
+        def effect():
+            held = {key.split("/")[0] for key in self._run(run_id).artifacts}
+            assert artifact in held, "registered before it was stored"
+            versions = self.models.setdefault(name, {})
+            return versions.setdefault(run_id, str(len(versions) + 1))
+
+        return self._call("register_model", effect)
+
     def set_tags(self, run_id, tags):
         self._call("set_tags", lambda: self._run(run_id).tags.update(tags))
 
@@ -126,6 +143,9 @@ class FakeStore:
     def submission(self, number):
         (run,) = [run for run in self.of_kind("submission") if run.tags[KEY] == str(number)]
         return run
+
+    def run_id(self, run):
+        return next(run_id for run_id, known in self._runs.items() if known is run)
 
     def delete(self, run, *, for_good=False):
         run.deleted = True

@@ -1,11 +1,12 @@
 """Rounds over a sweep, against a tracker in memory that fails anywhere."""
 
 import errno
+import json
 import time
 
 import pytest
 
-from orchestrator.records.trial_dir import write_json
+from orchestrator.records.trial_dir import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state, sync_sweep
 from orchestrator.tracking.mlflow_client import TrackerError
@@ -617,3 +618,30 @@ def test_names_say_what_varies_also_once_a_later_submission_varies_it(sweep, dis
         "dense 1m lr=1e-3 seed 0",
         "dense 1m lr=3e-3 seed 0",
     ]
+
+
+def test_a_finished_model_is_registered_once_and_only_where_asked(sweep, disk, store):
+    asked, other = disk.make_spec(0), disk.make_spec(1)
+    number = sweep.submit([asked])
+    sweep.submit([other])
+    record = sweep.disk.path / "submissions" / f"{number:04d}.json"
+    write_json(record, {**read_json(record), "register": True})
+    attempts = [sweep.start(spec) for spec in (asked, other)]
+    for spec in (asked, other):
+        weights = sweep.disk.trial(spec.trial_id).checkpoints / "final"
+        weights.mkdir(parents=True)
+        (weights / "state.pt").write_bytes(b"learnt")
+    SweepSync(sweep.disk, store).round()
+    assert store.models == {}, "it trains still"
+    for attempt in attempts:
+        sweep.finish(attempt, step=1)
+
+    SweepSync(sweep.disk, store).round()
+    (sweep.disk.trial(asked.trial_id).path / "tracking.json").unlink()
+    SweepSync(sweep.disk, store).round()
+
+    run = store.trial(asked.trial_id)
+    assert run.artifacts["model/final/state.pt"] == b"learnt"
+    assert json.loads(run.artifacts["model/spec.json"])["seed"] == 0
+    assert store.models == {"demo": {store.run_id(run): "1"}}
+    assert "model/spec.json" not in store.trial(other.trial_id).artifacts
