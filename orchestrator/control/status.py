@@ -25,7 +25,7 @@ MOST_SPECS = 1000
 NO_CONTROLLER = "no controller runs this sweep; submit it again to go on"
 SPEC_FIELDS = ("trial_id", "architecture", "preset", "seed", "steps")
 """Fields of a status that the spec alone determines."""
-RESULT_FIELDS = ("attempt", "step", "loss", "reason")
+RESULT_FIELDS = ("attempt", "step", "loss", "reason", "benchmarks")
 """Further fields that are final once a trial is done."""
 
 
@@ -375,7 +375,7 @@ def _benchmarks(metrics: Mapping[str, float]) -> str:
         return ""
     phrase = f"benchmarks took {100 * seconds / train_s:.2g} % of the training time"
     left_out = metrics.get("eval/unfinished_tasks")
-    return phrase if not left_out else f"{phrase}, {left_out:.0f} tasks left out"
+    return phrase if not left_out else f"{phrase}, tasks left out: {left_out:.0f}"
 
 
 def steps_of(spec: TrialSpec) -> int:

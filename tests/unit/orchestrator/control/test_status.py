@@ -5,8 +5,9 @@ import json
 import pytest
 
 from orchestrator.control import retry_requests
-from orchestrator.control.status import status_from_disk
+from orchestrator.control.status import cache_line, status_from_disk
 from orchestrator.control.terminal_text import printable
+from orchestrator.records import status_cache
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit.submission import cancel
@@ -92,3 +93,38 @@ def test_a_trial_that_cannot_be_read_is_one_sentence_beside_the_others(tmp_path)
         sweep, sweep.trials(), controlled=frozenset(), whole_sweep=True
     )
     assert plan.refused[0].startswith("unreadable (")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize(
+    ("metrics", "shown"),
+    [
+        ({"time/train_s": 200.0, "time/benchmarks_s": 7.0}, "3.5 % of the training time"),
+        (
+            {"time/train_s": 200.0, "time/benchmarks_s": 10.1, "eval/unfinished_tasks": 2.0},
+            "5 % of the training time, tasks left out: 2",
+        ),
+        ({"time/train_s": 200.0}, ""),
+    ],
+)
+def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "x"},
+        model={"architecture": "dense"},
+        train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
+        seed=0,
+    )
+    trial = sweep.trial(spec.trial_id)
+    trial.create(spec)
+    result = {"trial_id": spec.trial_id, "attempt": 1, "steps": 10, "metrics": metrics}
+    write_json(trial.path / "result.json", result)
+    (status,) = status_from_disk(sweep, now=1.0).trials
+    if cached:
+        times = (status_cache.result_ns(trial.path), status_cache.spec_ns(trial.path))
+        line = cache_line(status, result_ns=times[0], spec_ns=times[1])
+        (sweep.path / status_cache.FILE).write_text(json.dumps(line) + "\n")
+        (status,) = status_from_disk(sweep, now=1.0).trials
+
+    assert status.benchmarks == (f"benchmarks took {shown}" if shown else "")
