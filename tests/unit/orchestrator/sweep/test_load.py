@@ -77,7 +77,11 @@ def test_what_is_no_part_of_a_result_is_no_part_of_its_name(file: Path) -> None:
 def test_benchmarks_are_no_part_of_a_trials_name(file: Path) -> None:
     before = [trial.trial_id for trial in load_sweep(file).trials]
     (file.parent / "benchmarks").mkdir()
-    asked = "evaluation: {suites: [small, own.yaml], at: [0.25, 1], data: benchmarks}\n"
+    (file.parent / "qa.jsonl").touch()
+    asked = (
+        "evaluation: {suites: [small, own.yaml], questions: qa.jsonl, at: [0.25, 1], "
+        "data: benchmarks}\n"
+    )
     file.write_text(TEXT + asked)
 
     trials = load_sweep(file).trials
@@ -88,6 +92,7 @@ def test_benchmarks_are_no_part_of_a_trials_name(file: Path) -> None:
     # A suite's file that is not there stays as written, and planning names it.
     assert (schedule.suites, schedule.rows) == (("small", "own.yaml"), None)
     assert schedule.data == str(file.parent / "benchmarks")
+    assert schedule.questions == str(file.parent / "qa.jsonl")
     assert schedule.steps(10) == {3, 10}
     assert TrialSpec.from_json(json.loads(json.dumps(trials[0].to_json()))) == trials[0]
 
@@ -95,7 +100,9 @@ def test_benchmarks_are_no_part_of_a_trials_name(file: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "what"),
     [
-        ("{suites: []}", "must name at least one suite"),
+        ("{suites: []}", "must name at least one suite, unless there are questions"),
+        ("{at: [1.0]}", "must name at least one suite"),
+        ("{questions: [a, b]}", "questions"),
         ("{suites: [small], at: [0, 1]}", "must be shares of the training"),
         ("{suites: [small], rows: 0}", "rows"),
         ("{suite: [small]}", "suite"),

@@ -1,0 +1,202 @@
+"""Page of a finished sweep: what was run, a table of all trials, a figure.
+
+    python benchmarks/results_page.py simplewiki_10m --runs runs --out docs/results
+
+It writes `NAME.md` and `NAME.png`. The page holds numbers and the commands that made them; what they
+mean is left to be written under its first line. Means are over seeds; ± is the standard deviation
+between seeds, or with one seed the standard error over questions where it is known.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import pandas as pd
+
+import analysis
+from orchestrator.records.trial_dir import SweepDir
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+METRICS = {
+    "valid/bits_per_byte": "bits per byte",
+    "valid/loss": "held-out loss, nats per token",
+    "exact_match": "exact match",
+    "nll": "answer NLL, nats",
+    "recall/train_wording/exact_match": "recall",
+    "recall/train_wording/answer_nll": "answer NLL, nats",
+    "recall/heldout_wording/exact_match": "recall, held-out wordings",
+    "recall/question/exact_match": "recall, questions",
+    "recall/unseen_subject/exact_match": "recall, unseen subjects",
+    "knowledge/bits_per_param": "stored bits per parameter",
+    "ms_per_token_batch1": "ms per decoded token, batch 1",
+    "ms_per_token_batch64": "batch 64",
+}
+"""Metric, or the end of an `eval/TASK/` metric -> heading."""
+FIGURE_METRICS = 3
+"""Panels of the figure: the first metrics."""
+
+
+class Column(NamedTuple):
+    """A metric of the page."""
+
+    metric: str
+    heading: str
+
+
+def main() -> None:
+    """Write the page and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    arguments = parser.parse_args()
+    runs = analysis.load(arguments.runs, sweep=arguments.sweep)
+    if runs.table.empty:
+        parser.error(f"{arguments.runs}: sweep {arguments.sweep} has no finished trial")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    columns = _columns(runs.table)
+    figure = arguments.out / f"{arguments.sweep}.png"
+    _figure(runs.table, columns[:FIGURE_METRICS], figure)
+    page = arguments.out / f"{arguments.sweep}.md"
+    minutes = _minutes(SweepDir(arguments.runs / arguments.sweep))
+    page.write_text("\n".join(_page(runs, columns, figure.name, minutes)), encoding="utf-8")
+    print(f"wrote {page} and {figure}")
+
+
+def _columns(table: pd.DataFrame) -> list[Column]:
+    """Return the metrics that some trial has, in the order of METRICS."""
+    found = []
+    for metric, heading in METRICS.items():
+        if "/" in metric:
+            names = [metric] if metric in table else []
+        else:
+            names = [c for c in table if c.startswith("eval/") and c.endswith(f"/{metric}")]
+        several = len(names) > 1
+        for name in names:
+            if table[name].notna().any():
+                task = name.removeprefix("eval/").rpartition("/")[0]
+                found.append(Column(name, f"{task}: {heading}" if several else heading))
+    return found
+
+
+def _page(
+    runs: "analysis.Runs", columns: Sequence[Column], figure: str, minutes: float
+) -> list[str]:
+    sweep, table = str(runs.sweep), runs.table
+    question = (runs.question or sweep).strip()
+    lines = [
+        f"# {question[0].upper()}{question[1:]}",
+        "",
+        *_about(runs, minutes),
+        "",
+        "## What came out",
+        "",
+    ]
+    varied = _varied(table)
+    headings = [
+        "architecture",
+        *(name.rpartition(".")[2] for name in varied),
+        "total parameters",
+        "active",
+        "training FLOPs",
+        *(heading for _, heading in columns),
+        "training, s",
+    ]
+    lines += [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
+    keys = ["architecture", "preset", *varied]
+    for _, rows in table.sort_values([*varied, "architecture"]).groupby(keys, sort=False):
+        first = rows.iloc[0]
+        cells = [
+            f"{first['architecture']} {first['preset']}",
+            *(f"{first[name]:,}" for name in varied),
+            f"{first['total_params'] / 1e6:.1f} M",
+            f"{first['active_params'] / 1e6:.1f} M",
+            f"{first['training_flops']:.2e}",
+            *(_mean(rows, metric) for metric, _ in columns),
+            f"{rows['train_seconds'].mean():,.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", f"![{', '.join(heading for _, heading in columns[:FIGURE_METRICS])}]({figure})"]
+    if len(runs.excluded):
+        lines += ["", "Not finished:", ""]
+        lines += [f"* {row.trial_id}: {row.reason}" for row in runs.excluded.itertuples()]
+    return [*lines, ""]
+
+
+def _minutes(sweep: SweepDir) -> float:
+    """Return the time from the first start of a trial to the last end."""
+    starts, ends = [], []
+    for trial in sweep.trials():
+        starts += [launch["started_at"] for one in trial.attempts() if (launch := one.launch())]
+        ends += [result["finished_at"] for result in (trial.result(),) if result]
+    return (max(ends) - min(starts)) / 60
+
+
+def _about(runs: "analysis.Runs", minutes: float) -> list[str]:
+    """Return the table of what was run."""
+    table, facts = runs.table, runs.environment
+    device = facts.get("hardware.gpus") or facts.get("hardware.cpu", "unknown")
+    seeds = sorted(set(table["seed"]))
+    steps, batch = int(table["steps"].iloc[0]), int(table["train.batch_tokens"].iloc[0])
+    return [
+        "| | |",
+        "|---|---|",
+        f"| commands | `memscale submit sweeps/{runs.sweep}.yaml`, "
+        f"`python benchmarks/results_page.py {runs.sweep}` |",
+        f"| trials | {len(table)} finished, {len(runs.excluded)} not; seeds "
+        f"{', '.join(map(str, seeds))} |",
+        f"| training | {steps:,} steps of {batch:,} tokens of {int(table['train.seq_len'].iloc[0])} |",
+        f"| device | {device}, torch {facts.get('packages.torch', 'unknown')} |",
+        f"| time | {minutes:.1f} minutes from the first start to the last end, {table['train_seconds'].sum() / 60:.1f} trial-minutes of training; trials share "
+        "the device, so seconds of single trials cannot be compared |",
+    ]
+
+
+def _varied(table: pd.DataFrame) -> list[str]:
+    """Return the settings of the data that differ between trials and are numbers."""
+    return [
+        name
+        for name in table
+        if name.startswith("data.")
+        and pd.api.types.is_numeric_dtype(table[name])
+        and table[name].nunique() > 1
+    ]
+
+
+def _mean(rows: pd.DataFrame, metric: str) -> str:
+    """Return a metric's mean over seeds with its uncertainty, as the module says."""
+    values = rows[metric].dropna()
+    if values.empty:
+        return ""
+    error = values.std() if len(values) > 1 else math.nan
+    stderr = f"{metric}_stderr"
+    if len(values) == 1 and stderr in rows:
+        error = rows[stderr].dropna().mean()
+    mean = f"{values.mean():.4g}"
+    return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
+
+
+def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
+    """Draw each metric against what varies in the data, else total parameters."""
+    varied = _varied(table)
+    across = varied[0] if varied else "total_params"
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
+    )
+    for panel, (metric, heading) in zip(axes[0], columns, strict=True):
+        for architecture, rows in table.groupby("architecture"):
+            means = rows.groupby(across)[metric].mean()
+            panel.plot(means.index, means, marker="o", label=architecture)
+        panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
+    axes[0][-1].legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()
