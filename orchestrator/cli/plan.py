@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -41,6 +41,14 @@ Show = Annotated[
     bool, typer.Option("--show", help="Print the sweep file itself, to start one's own from.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print every number of every trial as JSON.")]
+Convention = Annotated[
+    Literal["paper"] | None,
+    typer.Option(
+        help="Also FLOPs of a block as MemoryFormer's tables count them: a multiply-add is one, "
+        "attention over the whole square, no head.",
+        show_default=False,
+    ),
+]
 Recipes = Annotated[
     bool,
     typer.Option(
@@ -109,6 +117,7 @@ def plan(
     show: Show = False,
     json: Json = False,
     recipes: Recipes = False,
+    convention: Convention = None,
     simulate: Simulate = None,
     picture: Picture = None,
     mtbf_node_hours: Mtbf = None,
@@ -145,15 +154,17 @@ def plan(
                 "needs --simulate, as in --simulate gpus=64", param_hint=option
             )
     priced = make_plan(sweep_files, runs)
+    papers = convention == "paper"
     if json:
-        echo_json([plan_row(trial, priced.sweep) for trial in priced.trials])
+        rows = [plan_row(trial, priced.sweep, papers=papers) for trial in priced.trials]
+        echo_json(rows)
         return
-    print_plan(priced, slots=slots)
+    print_plan(priced, slots=slots, papers=papers)
     if price is not None:
         console_here().print(_price_line(priced, price))
 
 
-def print_plan(priced: Any, *, slots: int | None = None) -> None:
+def print_plan(priced: Any, *, slots: int | None = None, papers: bool = False) -> None:
     """Print what `plan` and `submit --dry-run` say.
 
     Raises:
@@ -163,7 +174,7 @@ def print_plan(priced: Any, *, slots: int | None = None) -> None:
     from orchestrator.planning import memory_fit
     from orchestrator.records.errors import ConfigError
 
-    console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced)))
+    console_here().print(plans.plan_tables(priced, slots=slots or _slots(priced), papers=papers))
     if problems := memory_fit.fits_no_machine(priced):
         raise ConfigError(problems)
 
@@ -193,8 +204,10 @@ def _show(sweep_files: list[Path]) -> None:
     typer.echo(discovery.joined(sources), nl=False)
 
 
-def plan_row(trial: Any, sweep: Any) -> dict[str, Any]:
-    """Return what `plan --json` prints of a trial."""
+def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
+    """Return what `plan --json` prints of a trial, with `papers` by their convention, too."""
+    from orchestrator.planning.paper_convention import block_flops
+
     matched = sweep.matches.get(trial.spec.trial_id)
     return {
         "trial_id": trial.spec.trial_id,
@@ -210,6 +223,7 @@ def plan_row(trial: Any, sweep: Any) -> dict[str, Any]:
         "not_causal": trial.spec.not_causal,
         "match": None if matched is None else dataclasses.asdict(matched),
         **trial.spec.accounting,
+        **({"paper_block_flops": block_flops(trial.spec)} if papers else {}),
     }
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.retry_policy import memory_halvings, resources_for
-from orchestrator.control.status import steps_of
 from orchestrator.control.trial_state import ManagedTrial
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome, Resources
 from orchestrator.scheduling.demand import Demand, Node
@@ -83,7 +82,7 @@ class ResourceEstimator:
 
     def left_s(self, trial: ManagedTrial) -> float:
         """Return the predicted seconds that are left of a trial."""
-        return self._runtimes.seconds(trial.spec, done=trial.best_step / steps_of(trial.spec))
+        return self._runtimes.seconds(trial.spec, done=trial.best_step / trial.spec.steps)
 
 
 def _auto_gpus(ranks: int, nodes: Sequence[Node]) -> int:

@@ -291,7 +291,7 @@ def spec_fields(spec: TrialSpec) -> dict[str, Any]:
         "architecture": spec.architecture,
         "preset": spec.preset,
         "seed": spec.seed,
-        "steps": steps_of(spec),
+        "steps": spec.steps,
     }
 
 
@@ -376,11 +376,6 @@ def _benchmarks(metrics: Mapping[str, float]) -> str:
     phrase = f"benchmarks took {100 * seconds / train_s:.2g} % of the training time"
     left_out = metrics.get("eval/unfinished_tasks")
     return phrase if not left_out else f"{phrase}, tasks left out: {left_out:.0f}"
-
-
-def steps_of(spec: TrialSpec) -> int:
-    """Return the optimizer steps of the whole run."""
-    return -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
 
 
 def _eta_s(spec: TrialSpec, heartbeat: Mapping[str, Any]) -> float | None:

@@ -108,7 +108,7 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
     schedule = spec.evaluation
     if schedule is None or schedule.rows is None:
         return None
-    steps = -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
+    steps = spec.steps
 
     def keep(suite: str, record: dict[str, Any]) -> None:
         request.trial.add_evaluation(suite, record, final=record["step"] == steps)
@@ -218,7 +218,7 @@ def write_result(
     """
     target = request.trial.path / "result.json"
     aside = target.with_name(f".result-{request.attempt:04d}.json")
-    steps = reporter.steps or -(-int(spec.train["tokens"]) // int(spec.train["batch_tokens"]))
+    steps = reporter.steps or spec.steps
     write_json(
         aside,
         {

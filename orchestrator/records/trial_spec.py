@@ -291,6 +291,12 @@ class TrialSpec:
         """Name of the architecture in YAML."""
         return str(self.model["architecture"])
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        tokens = self.train.get("stop_at_tokens") or self.train["tokens"]
+        return -(-int(tokens) // int(self.train["batch_tokens"]))
+
     def identity(self) -> dict[str, Any]:
         """Return what decides the result, and nothing else."""
         data = {key: value for key, value in self.data.items() if key not in self.data_sha256}

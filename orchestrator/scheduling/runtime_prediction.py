@@ -77,7 +77,7 @@ class RuntimePredictor:
         predicted = self._predicted_s.get(spec.trial_id)
         if predicted is not None:
             return predicted
-        guess = GUESSED_FLOPS_PER_TOKEN * float(spec.train["tokens"])
+        guess = GUESSED_FLOPS_PER_TOKEN * float(spec.steps * spec.train["batch_tokens"])
         return float(spec.accounting.get("training_flops", guess)) / GUESSED_FLOPS_PER_S
 
 

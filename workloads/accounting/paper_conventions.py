@@ -11,12 +11,15 @@ PAPER_SEQ_LEN = 2048
 """Of MemoryFormer's tables 1 and 3."""
 
 
-def dense_block_paper_flops(d_model: int, *, seq_len: int = PAPER_SEQ_LEN) -> tuple[int, int]:
+def dense_block_paper_flops(
+    d_model: int, *, d_ff: int | None = None, seq_len: int = PAPER_SEQ_LEN
+) -> tuple[int, int]:
     """Return FLOPs of a Pythia block's linear maps, and of the block (table 1).
 
-    Linear maps: 12 s d**2. The block: 2 s**2 d more.
+    Linear maps: s (4 d**2 + 2 d d_ff), which is 12 s d**2 with the usual d_ff (None) of 4 d. The
+    block: 2 s**2 d more.
     """
-    linear = 12 * seq_len * d_model**2
+    linear = seq_len * d_model * (4 * d_model + 2 * (4 * d_model if d_ff is None else d_ff))
     return linear, linear + _mixing(d_model, seq_len)
 
 

@@ -40,6 +40,7 @@ from workloads.accounting.counts import (
     ParamCount,
     Precision,
 )
+from workloads.accounting.paper_conventions import memoryformer_paper_flops
 from workloads.field_error import NonNegativeInt, PositiveFloat, PositiveInt, Share, check_fields
 from workloads.layers.backbone.llama import SMALL, TINY, not_a_divisor
 from workloads.layers.backbone.neox import SUITE, rotary_columns
@@ -189,6 +190,13 @@ class Config(Accounted):
                 for counted in ((self.n_layers, shape), shape.tables(self.n_layers))
             ),
         ]
+
+    def paper_block_flops(self, seq_len: int) -> int:
+        """Return FLOPs of a block and sequence as the paper's table 1 counts them.
+
+        By its rule for its own blocks: hidden chunks and bits do not enter.
+        """
+        return memoryformer_paper_flops(self.d_model, tau=self.tau, seq_len=seq_len)[1]
 
     @classmethod
     def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":

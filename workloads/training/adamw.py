@@ -69,6 +69,7 @@ class Optimizer:
         self._values = groups[VALUES]
         self._rest = groups[MATRICES] + groups[UNDECAYED]
         self._clip = config.grad_clip
+        self._together = config.clip_values == "together"
         self._ratio = {VALUES: config.value_lr_ratio, MATRICES: 1.0, UNDECAYED: 1.0}
         # One fused kernel per group is elementwise, hence as deterministic as the plain loop, and
         # several times faster for models of many small tensors.
@@ -94,7 +95,9 @@ class Optimizer:
         return set() if self.tables is None else self.tables.parameters
 
     def clip(self) -> dict[str, Tensor]:
-        """Clip gradients by their norm to `grad_clip`, memory values and the rest separately.
+        """Clip gradients by their norm to `grad_clip`.
+
+        Memory values and the rest separately, unless `clip_values` says together.
 
         Returns:
             The Euclidean norms before clipping, 0-d: `grad_norm` over all but the memory values
@@ -109,9 +112,16 @@ class Optimizer:
     def clip_dense(self) -> dict[str, Tensor]:
         """Clip all gradients but the sparse ones of tables (result of `clip`)."""
         self._dense.take()
-        norms = {"grad_norm": self._clip_together(self._rest)}
+        norms = {"grad_norm": self._norm(self._rest)}
         if self._values:
-            norms["value_grad_norm"] = self._clip_together(self._values)
+            norms["value_grad_norm"] = self._norm(self._values)
+        if self._together:
+            of_all = torch.stack([norm.to(self._rest[0].device) for norm in norms.values()]).norm()
+            self._scale([*self._rest, *self._values], of_all)
+            return norms
+        self._scale(self._rest, norms["grad_norm"])
+        if self._values:
+            self._scale(self._values, norms["value_grad_norm"])
         return norms
 
     def reduce_lookups(self) -> None:
@@ -124,7 +134,8 @@ class Optimizer:
         if self.tables is not None:
             self.tables.gather()
 
-    def _clip_together(self, parameters: list[nn.Parameter]) -> Tensor:
+    def _norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Return the norm of the gradients of whole and sharded parameters."""
         whole = [p for p in parameters if p not in self._parts and p not in self._dense.all]
         norm = _norm(whole)
         for world, held in (
@@ -136,12 +147,15 @@ class Optimizer:
                 of_parts = _norm(held).to(held[0].device)
                 squares = of_parts.to(torch.promote_types(of_parts.dtype, torch.float32)).square()
                 norm = (norm.square() + all_reduce_copy(world, squares)).sqrt()
+        return norm
+
+    def _scale(self, parameters: list[nn.Parameter], norm: Tensor) -> None:
+        """Clip the gradients, whose norm is given."""
         largest = self._clip
         # On a CPU the norm is at hand, and a pass over a large table is worth skipping; on a GPU
         # reading it would make the step wait.
         if largest is not None and not (norm.device.type == "cpu" and norm.item() <= largest):
             nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-        return norm
 
     def step(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
         """Update the parameters with learning rate `lr` and drop the gradients.

@@ -23,13 +23,15 @@ class TrainConfig:
     """How long and how a model is trained."""
 
     tokens: PositiveInt
-    """Tokens in the whole run; rounded up to whole optimizer steps."""
+    """Tokens in the whole run, and of the schedule; rounded up to whole optimizer steps."""
     batch_tokens: PositiveInt
     """Tokens per optimizer step over all ranks; a multiple of seq_len."""
     seq_len: PositiveInt
     """Tokens per sequence."""
     lr: PositiveFloat
     """Peak learning rate."""
+    stop_at_tokens: PositiveInt | None = None
+    """Tokens after which the run ends; None is `tokens`, over which the schedule stretches."""
     schedule: Literal["cosine", "wsd", "constant", "linear"] = "cosine"
     """wsd: warm-up, stable, linear decay over the last `decay_fraction`. linear: one straight line
     after warm-up."""
@@ -73,6 +75,8 @@ class TrainConfig:
     eps: PositiveFloat = 1.0e-8
     grad_clip: PositiveFloat | None = 1.0
     """Largest gradient norm; memory values and the rest are clipped separately."""
+    clip_values: Literal["together"] | None = None
+    """together: clip memory values and the rest by the norm of both. Only with adamw."""
     document_mask: Literal[True] | None = None
     """Attention stays within documents, where windows hold several; None lets it cross them. For
     sources of text, and architectures whose positions meet in softmax attention alone."""
@@ -87,6 +91,11 @@ class TrainConfig:
         if self.tokens < self.batch_tokens:
             rule = f"must be at least batch_tokens ({self.batch_tokens})"
             raise FieldError("tokens", rule, self.tokens, others=("batch_tokens",))
+        stop = self.stop_at_tokens
+        if stop is not None and not self.batch_tokens <= stop < self.tokens:
+            rule = f"must be at least batch_tokens ({self.batch_tokens}) and below tokens"
+            fix = f"tokens ({self.tokens}) is the schedule's length, where a run ends anyway"
+            raise FieldError("stop_at_tokens", rule, stop, fix, ("tokens", "batch_tokens"))
         fraction = self.value_lr_decay_fraction
         if fraction is not None and self.value_lr_final_ratio is None:
             rule = "does nothing without value_lr_final_ratio"
@@ -103,6 +112,11 @@ class TrainConfig:
                     rule = f"must be {only} with table_optimizer adamw"
                     fix = "choose another table_optimizer, deferred_adamw makes the same steps"
                     raise FieldError(name, rule, value, fix, ("table_optimizer",))
+        elif self.clip_values == "together":
+            rule = "must be null where tables have an optimizer of their own"
+            got = f"together with table_optimizer {self.table_optimizer}"
+            fix = "remove it, or set table_optimizer to adamw"
+            raise FieldError("clip_values", rule, got, fix, ("table_optimizer",))
         if self.table_moments is not None:
             removed = "int8 was removed (docs/decisions/0001-no-int8-moments.md)"
             fix = (
@@ -114,7 +128,12 @@ class TrainConfig:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps: `tokens / batch_tokens`, rounded up."""
+        """Optimizer steps that are taken: `tokens / batch_tokens`, rounded up, or fewer."""
+        return -(-(self.stop_at_tokens or self.tokens) // self.batch_tokens)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Optimizer steps of the whole schedule: `tokens / batch_tokens`, rounded up."""
         return -(-self.tokens // self.batch_tokens)
 
     @property

@@ -11,6 +11,7 @@ from workloads.training.config import TrainConfig
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of optimizer step `step` (1..config.steps).
 
+    Shares are those of `schedule_steps`, of which a run with `stop_at_tokens` takes the first.
     Warm-up rises linearly and reaches the peak at its last step. After it, with t the share of the
     remaining steps that is done and f = final_lr_fraction:
 
@@ -26,7 +27,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
         ValueError: If step lies outside 1..config.steps.
     """
     _check(step, config)
-    warmup_steps = round(config.warmup_fraction * config.steps)
+    warmup_steps = round(config.warmup_fraction * config.schedule_steps)
     rise = step / warmup_steps if step < warmup_steps else 1.0
     return config.lr * min(rise, _fall(step, config, warmup_steps=warmup_steps))
 
@@ -37,7 +38,7 @@ def value_lr_ratio(step: int, config: TrainConfig) -> float:
     With c = value_lr_ratio, f = value_lr_final_ratio and rho = value_lr_decay_fraction (1 if
     absent):
 
-        f + (c - f) * max(0, 1 - step / (rho * steps))
+        f + (c - f) * max(0, 1 - step / (rho * schedule_steps))
 
     Without f it is c throughout. With f = 1 this is the schedule of UltraMem (Huang et al. 2024,
     arXiv 2411.12364, and its released code). It multiplies `learning_rate`, warm-up included.
@@ -50,7 +51,7 @@ def value_lr_ratio(step: int, config: TrainConfig) -> float:
     if final is None:
         return start
     fraction = config.value_lr_decay_fraction or 1.0
-    return final + (start - final) * max(0.0, 1.0 - step / (fraction * config.steps))
+    return final + (start - final) * max(0.0, 1.0 - step / (fraction * config.schedule_steps))
 
 
 def _check(step: int, config: TrainConfig) -> None:
@@ -63,13 +64,13 @@ def _fall(step: int, config: TrainConfig, *, warmup_steps: int) -> float:
     if config.schedule in ("cosine", "linear"):
         if step <= warmup_steps:
             return 1.0
-        done = (step - warmup_steps) / (config.steps - warmup_steps)
+        done = (step - warmup_steps) / (config.schedule_steps - warmup_steps)
         if config.schedule == "linear":
             return final + (1.0 - final) * (1.0 - done)
         return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * done))
     if config.schedule == "wsd":
-        decay_steps = round(config.decay_fraction * config.steps)
-        left = config.steps - step
+        decay_steps = round(config.decay_fraction * config.schedule_steps)
+        left = config.schedule_steps - step
         return 1.0 if left >= decay_steps else final + (1.0 - final) * left / decay_steps
     return 1.0
 

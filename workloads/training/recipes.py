@@ -123,7 +123,8 @@ def _memoryformer(lr: float, *, pythia: str) -> Recipe:
         ),
         source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, "
         "otherwise Pythia's optimizer and schedule. Tables are decayed at every step, hit or "
-        "not, as in the released code. Not stated: tokens; Pythia's length is meant by the "
+        "not, as in the released code, and clipped with all else (`clip_values: together`; apart "
+        "unless it is written). Not stated: tokens; Pythia's length is meant by the "
         "comparison. Embeddings are decayed there, here not.",
         tokens=143_000 * 2_097_152,
     )

@@ -12,9 +12,10 @@ from rich.text import Text
 from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.node.hardware import usable_cores, visible_gpus
 from orchestrator.planning import memory_fit
+from orchestrator.planning.paper_convention import block_flops
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
-from orchestrator.records.trial_spec import canonical_json
+from orchestrator.records.trial_spec import TrialSpec, canonical_json
 from orchestrator.records.varied_settings import trial_labels
 
 # Without memory values, which stand beside the total.
@@ -31,16 +32,20 @@ MOST_MATCHES = 40
 """Lines about what `match` chose; `plan --json` has them all."""
 
 
-def plan_tables(plan: Plan, *, slots: int, rows: int = 60) -> RenderableType:
+def plan_tables(plan: Plan, *, slots: int, rows: int = 60, papers: bool = False) -> RenderableType:
     """Return the price list of a sweep, a row per configuration, and why trials are new.
 
     Sizes and costs are two tables, so that both stay readable in 160 columns; a row has the same
-    number in both.
+    number in both. `papers` adds the FLOPs of a block by MemoryFormer's convention.
     """
     groups = by_configuration(plan.trials)
     labels = trial_labels(trial.spec for trial in plan.trials)
     shown = groups[:rows]
-    parts: list[RenderableType] = [_sizes(plan, shown, labels), Text(""), _costs(shown, labels)]
+    parts: list[RenderableType] = [
+        _sizes(plan, shown, labels),
+        Text(""),
+        _costs(shown, labels, papers=papers),
+    ]
     if len(groups) > rows:
         parts.append(Text(f"… and {units.plural(len(groups) - rows, 'more configuration')}"))
     parts.append(Text(""))
@@ -100,7 +105,9 @@ def _varied(labels: Mapping[str, str], trial_id: str) -> tuple[str, ...]:
     return (labels[trial_id],) if any(labels.values()) else ()
 
 
-def _costs(groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]) -> Table:
+def _costs(
+    groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str], *, papers: bool
+) -> Table:
     """Return what every configuration costs: FLOPs, bytes, memory, time."""
     table = _plan_table(
         numbers=(
@@ -113,6 +120,7 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]) 
             "peak\nmemory",
             "a step",
             "each",
+            *(("a block,\npaper",) if papers else ()),
         ),
         texts=("trials",),
         varied=any(labels.values()),
@@ -133,9 +141,15 @@ def _costs(groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]) 
             units.size(numbers["peak_memory_bytes"]),
             units.short_duration(first.runtime.seconds / max(1.0, numbers["steps"])),
             units.duration(first.runtime.seconds),
+            *((_by_paper(first.spec),) if papers else ()),
             _states(t.status for t in group),
         )
     return table
+
+
+def _by_paper(spec: TrialSpec) -> str:
+    counted = block_flops(spec)
+    return "" if counted is None else units.flops(counted)
 
 
 def _plan_table(

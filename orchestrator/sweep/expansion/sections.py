@@ -225,6 +225,10 @@ class Sections:
             defaults = dict(self._workloads.recipes()[recipe.content].fields)
         if draft.chooses_tokens:
             values.pop("tokens", None)
+            stop = values.get("stop_at_tokens")
+            if stop is not None and stop.content is not None:
+                message = "isoflop, ladder and solve: tokens choose themselves how long a run is"
+                raise InvalidError(stop.diagnostic_at_key(message, "remove stop_at_tokens"))
             defaults["tokens"] = UNSOLVED_TOKENS
         cls = self._workloads.train_config()
         return self._build("train", cls, values, defaults=defaults, defaults_from=recipe)

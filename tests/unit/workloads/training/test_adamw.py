@@ -175,6 +175,31 @@ def test_values_and_the_rest_are_clipped_apart():
     assert model.memory_values.grad[0, 0].item() == 0.5
 
 
+@pytest.mark.parametrize("largest", [1.0, 1e3])
+def test_values_and_the_rest_may_be_clipped_by_the_norm_of_both(largest):
+    model, optimizer = of_three(grad_clip=largest, clip_values="together")
+    model.double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).double()
+    plain = {name: p.grad.tolist() for name, p in model.named_parameters()}
+    numbers = [x for rows in plain.values() for row in rows for x in row]
+    factor = min(1.0, largest / (sum(x * x for x in numbers) ** 0.5 + 1e-6))
+
+    norms = optimizer.clip()
+
+    for name, parameter in model.named_parameters():
+        expected = torch.tensor(plain[name], dtype=torch.float64) * factor
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-12, atol=0.0)
+    of_values = sum(x * x for row in plain["values.weight"] for x in row) ** 0.5
+    assert norms["value_grad_norm"].item() == pytest.approx(of_values, rel=1e-12)
+
+
+def test_values_with_an_optimizer_of_their_own_are_clipped_apart():
+    with pytest.raises(ValueError, match="clip_values must be null where tables have an optimizer"):
+        train_config(clip_values="together", table_optimizer="lazy_adamw")
+
+
 def test_without_a_limit_nothing_is_clipped_and_without_values_no_norm_is_made_up():
     model = nn.Linear(2, 2, bias=False)
     model.PARAM_GROUP = "attention"

@@ -80,6 +80,26 @@ def test_linear_is_one_straight_line_after_warmup():
     assert rates == pytest.approx([0.5, 1, *(1 - 0.05 * i for i in range(1, 11))])
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_a_run_that_stops_early_takes_the_first_steps_of_the_whole_schedule(schedule):
+    fields = {"schedule": schedule, "value_lr_ratio": 5.0, "value_lr_final_ratio": 1.0}
+    whole = config(20, decay_fraction=0.5, **fields)
+    stopped = dataclasses.replace(whole, stop_at_tokens=12 * whole.batch_tokens - 1)
+
+    assert (stopped.steps, stopped.schedule_steps, whole.steps) == (12, 20, 20)
+    for rate in (learning_rate, value_lr_ratio):
+        assert [rate(s, stopped) for s in range(1, 13)] == [rate(s, whole) for s in range(1, 13)]
+        with pytest.raises(ValueError, match=r"step must lie in 1\.\.12, got 13"):
+            rate(13, stopped)
+
+
+def test_a_run_stops_within_its_schedule_or_is_refused():
+    whole = config(20)
+    for stop in (whole.tokens, whole.batch_tokens - 1):
+        with pytest.raises(ValueError, match=r"stop_at_tokens must be at least batch_tokens"):
+            dataclasses.replace(whole, stop_at_tokens=stop)
+
+
 def test_without_a_final_ratio_values_keep_theirs():
     train = config(10, value_lr_ratio=4.0)
 

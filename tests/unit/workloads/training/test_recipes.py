@@ -13,6 +13,8 @@ from workloads.training.recipes import RECIPES, cells, markdown
 PAGE = Path(__file__).parents[4] / "docs" / "recipes.md"
 OPTIONAL = {
     "tokens",
+    "stop_at_tokens",
+    "clip_values",
     "precision",
     "document_mask",
     "decay_fraction",

@@ -169,6 +169,23 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
     assert {phase for _, phase in reporter.phases} == {"data", "train", "evaluate", "checkpoint"}
 
 
+def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path, undisturbed):
+    class Stopping(Recorder):
+        def progress(self, step, steps, phase, values):
+            assert steps == 5
+
+    reporter = Stopping()
+    train = {**TRAIN, "stop_at_tokens": 5 * 96}
+    run(job_in(tmp_path, train=train, evaluations=1), reporter, clock=ticking())
+
+    rows, whole = comparable(reporter.rows), undisturbed["memory_plus"]
+    assert sorted(rows) == [1, 2, 3, 4, 5]
+    for step, values in rows.items():
+        assert values["train/loss"] == whole[step]["train/loss"]
+        assert values["train/lr"] == whole[step]["train/lr"]
+    assert "valid/loss" in rows[5]
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path, undisturbed):
     same, other = Recorder(), Recorder()
     run(job_in(tmp_path / "same", checkpoint_every_s=1e9), same, clock=ticking())
