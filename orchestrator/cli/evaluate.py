@@ -10,7 +10,7 @@ from orchestrator.cli.app import Runs, console_here, find_trial, verb
 if TYPE_CHECKING:
     from orchestrator.records.trial_dir import TrialDir
 
-SUITES = "zero_shot, factual, small, mmlu, nll, last_word, gsm8k"
+SUITES = "zero_shot, factual, small, mmlu, nll, code, last_word, gsm8k"
 
 
 @verb(

@@ -105,15 +105,15 @@ _ANSWER, _WHOLE = ("nll", "bits_per_byte"), ("acc", "nll", "bits_per_byte")
 
 def _likelihood(task: TaskSpec, target: str, name: str, metrics: Sequence[str]) -> dict[str, Any]:
     def continuation(row: Mapping[str, Any]) -> str:
-        return f" {apply_template(target, dict(row))}"
+        return f"{task.delimiter}{apply_template(target, dict(row))}"
 
     return {
         "task": name,
         "output_type": "loglikelihood",
         "doc_to_target": continuation,
-        # The space is the continuation's already, in examples too.
+        # It is the continuation's already, in examples too.
         "target_delimiter": "",
-        "process_results": likelihood_scores(continuation, metrics),
+        "process_results": likelihood_scores(continuation, metrics, len(task.delimiter)),
         "metric_list": _means(*metrics),
     }
 
@@ -152,7 +152,7 @@ def context_scores(row: Mapping[str, Any], scores: Scores) -> dict[str, float]:
 
 
 def likelihood_scores(
-    continuation: Callable[[Mapping[str, Any]], str], metrics: Sequence[str]
+    continuation: Callable[[Mapping[str, Any]], str], metrics: Sequence[str], n_delimiter: int
 ) -> Callable[[Mapping[str, Any], Scores], dict[str, float]]:
     """Return the function that makes metrics of a continuation's likelihood."""
 
@@ -161,7 +161,7 @@ def likelihood_scores(
         found = {
             "acc": float(greedy),
             "nll": -likelihood,
-            "bits_per_byte": bits_per_byte(likelihood, continuation(row)[1:]),
+            "bits_per_byte": bits_per_byte(likelihood, continuation(row)[n_delimiter:]),
         }
         return {name: found[name] for name in metrics}
 

@@ -31,6 +31,8 @@ class TaskSpec:
     """Jinja template over a row's fields; empty with contexts."""
     target: str = "{{continuation}}"
     """Jinja template of what follows the prompt, for continuation."""
+    delimiter: str = " "
+    """Between prompt and target, for continuation; no byte of the target."""
     description: str = ""
     """Text before everything else."""
     shots: NonNegativeInt = 0
@@ -48,6 +50,8 @@ class TaskSpec:
         check_fields(self)
         if bool(self.shots) != (self.shots_file is not None):
             raise FieldError("shots_file", "must be given with shots, and only then", self.shots)
+        if self.delimiter != " " and self.kind != "continuation":
+            raise FieldError("delimiter", "must be left out, except with continuation", self.kind)
         if (self.kind == "contexts") == bool(self.prompt):
             raise FieldError("prompt", "must be given, except with kind contexts", self.prompt)
 

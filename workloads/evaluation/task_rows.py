@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from workloads.data.readers.lines import json_rows
 from workloads.data.readers.problems import DataError, Problems
+from workloads.evaluation import row_forms
 from workloads.evaluation.suite import Suite, TaskSpec
 
 Row = dict[str, Any]
@@ -33,9 +33,10 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file of a name, plain or compressed; None if there is none."""
-    there = (path for path in (folder / name, folder / f"{name}.gz") if path.is_file())
-    return next(there, None)
+    """Return the file of a name, as JSON lines or CSV, plain or compressed; None without one."""
+    names = (name, f"{name.removesuffix('.jsonl')}.csv")
+    paths = (folder / f"{one}{ending}" for one in names for ending in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
@@ -56,7 +57,7 @@ def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
     _check_compression(path, problems)
     wanted = sorted(task.row_fields)
     if not problems.total:
-        for line, row in json_rows(path, problems):
+        for line, row in row_forms.rows(path, problems):
             wrong = _fault(row, task)
             if wrong is None:
                 rows.append({key: row[key] for key in wanted})

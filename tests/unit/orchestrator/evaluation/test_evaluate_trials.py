@@ -228,5 +228,5 @@ def test_mistakes_of_the_command(tmp_path, monkeypatch):
         in nothing_asked[1]
     )
     assert "needs the folder of the suites' files" in no_folder[1]
-    assert unknown[1].startswith("suite 'zero': there are factual, gsm8k, last_word")
+    assert unknown[1].startswith("suite 'zero': there are code, factual, gsm8k, last_word")
     assert "lastword_pd_novels.jsonl: not there" in missing[1]

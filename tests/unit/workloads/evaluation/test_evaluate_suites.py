@@ -191,6 +191,18 @@ def test_likelihoods_of_answers():
     assert answer == " The Poles"
 
 
+def test_solutions_follow_their_prompt_without_a_space():
+    (task,) = suite.load("code").tasks
+    row = {"task_id": "x/0", "prompt": "def f():\n", "canonical_solution": "    return 'ä'\n"}
+    model = Scripted()
+
+    found = evaluate_suites.evaluate_task(model, task, [row], [])
+
+    assert model.asked == [("def f():\n", "    return 'ä'\n")]
+    assert found.metrics["nll"] == 15.0
+    assert found.metrics["bits_per_byte"] == pytest.approx(15 / math.log(2) / 16)
+
+
 def test_examples_of_the_same_subject():
     rows = [
         {"question": f"{subject}?", "choices": ["a", "b"], "label": 0, "subject": subject}
@@ -304,6 +316,57 @@ def test_bad_files(tmp_path):
     )
 
 
+QUESTION = {"question": "What flows, or runs?", "choices": ["a", "b", "c", "d"], "label": 2}
+MMLU = {
+    "ours": json.dumps(QUESTION),
+    "letter": json.dumps(
+        {"question": QUESTION["question"], "choices": list("abcd"), "answer": "C"}
+    ),
+    "number": json.dumps({"question": QUESTION["question"], "choices": list("abcd"), "answer": 2}),
+    "columns": json.dumps(
+        {"question": QUESTION["question"], **dict(zip("ABCD", "abcd", strict=True)), "answer": "C"}
+    ),
+    "csv": '"What flows, or runs?",a,b,c,d,C',
+    "csv with a header": 'subject,question,A,B,C,D,answer\nart,"What flows, or runs?",a,b,c,d,C',
+}
+
+
+@pytest.mark.parametrize("form", MMLU)
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_forms_of_mmlu(form, ending, tmp_path):
+    name = f"mmlu_sample.{'csv' if 'csv' in form else 'jsonl'}{ending}"
+    text = f"{MMLU[form]}\n".encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if ending else text)
+    (task,) = (one for one in suite.load("nll").tasks if one.name == "mmlu_nll")
+
+    task_rows.require_files([suite.Suite(name="nll", about="", tasks=(task,))], tmp_path)
+    assert task_rows.read(tmp_path, task, name=task.file) == [QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("csv", "q,a,b,c,d,C\nq,a,b,c,C\n", "2: has 5 columns, not the 6: question, A, B, C, D"),
+        ("csv", 'q,"a\nb",b,c,d,C\nq,a,b,c,d,E\n', "3: label must lie in 0..3, got 4"),
+        ("csv", "q,a,b,c,d,\n", "1: label must lie in 0..3, got ''"),
+        ("csv", "q,,b,c,d,A\n", "1: choices must be a list of texts"),
+        ("csv", "", ": holds no row"),
+        (
+            "jsonl",
+            '{"question": "q", "A": "x", "B": "y", "answer": "C"}',
+            "1: label must lie in 0..1",
+        ),
+        ("jsonl", '{"question": "q", "A": "x", "answer": "A"}', "1: has no choices, label"),
+    ],
+)
+def test_bad_rows_of_mmlu(name, text, what, tmp_path):
+    (tmp_path / f"a.{name}").write_text(text)
+    with pytest.raises(DataError) as raised:
+        task_rows.read(tmp_path, task_of("choices"), name="a.jsonl")
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"{tmp_path}/a.{name}:{what}".replace("::", ":"))
+
+
 @pytest.mark.parametrize(
     ("tasks", "what"),
     [
@@ -312,6 +375,7 @@ def test_bad_files(tmp_path):
         ({"mine": {**CHOICES, "fil": "x"}}, "mine: no field fil; there are file, origin, kind"),
         ({"mine": {"file": "x"}}, "mine: .*missing"),
         ({"mine": {**CHOICES, "prompt": ""}}, "mine: prompt must be given"),
+        ({"mine": {**CHOICES, "delimiter": ""}}, "mine: delimiter must be left out"),
     ],
 )
 def test_a_suite_written_wrongly(tasks, what, tmp_path):
@@ -323,7 +387,7 @@ def test_a_suite_written_wrongly(tasks, what, tmp_path):
 
 def test_an_unknown_suite_lists_those_there_are():
     with pytest.raises(
-        ValueError, match="there are factual, gsm8k, last_word, mmlu, nll, small, zero_shot"
+        ValueError, match="there are code, factual, gsm8k, last_word, mmlu, nll, small, zero_shot"
     ):
         suite.load("zero-shot")
 
