@@ -35,6 +35,8 @@ class ReportContents:
     differences: Table
     laws: Mapping[str, Any]
     """Further fits by title."""
+    spent: str | None = None
+    """What the sweep has cost, in a sentence; None where nobody said a price."""
 
     @property
     def tables(self) -> list[Table]:
@@ -59,6 +61,7 @@ class ReportContents:
             "answer": {"status": str(self.answer.status), "sentences": [*self.answer.sentences]},
             "rests_on": self.answer.rests_on,
             "next": [*self.advice],
+            "spent": self.spent,
             "tables": [as_json(table) for table in self.tables],
         }
 
@@ -79,6 +82,7 @@ def report_contents(
     *,
     laws: Mapping[str, Any] | None = None,
     trials: Sequence[Any] = (),
+    spent: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> ReportContents:
     """Return the contents of a sweep's report.
@@ -89,6 +93,7 @@ def report_contents(
         laws: Further fits by title: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`.
         trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), to choose the next
             runs from; their further seeds count.
+        spent: What the sweep has cost, in a sentence.
         progress: Called with a line before each long part.
     """
     best = best_runs(runs, fits)
@@ -105,6 +110,7 @@ def report_contents(
         compared=architecture_sections(comparison),
         differences=differences_table(answer.differences, fits),
         laws=dict(laws or {}),
+        spent=spent,
     )
 
 

@@ -129,6 +129,7 @@ def render(
         n_excluded=len(runs.excluded),
         n_configurations=len(fits.summaries),
         device_share=device_share(runs.table),
+        spent=contents.spent,
         pictures=pictures,
         drawn=drawn,
         laws=laws_table(contents.laws),

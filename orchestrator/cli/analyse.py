@@ -93,15 +93,21 @@ def report(
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
     earlier = figure_paths(folder)
     pictures = in_second_process(lambda: draw_sweep(runs_table, fits, folder))
-    contents = report_contents(runs_table, fits, trials=trials, progress=_echo_part)
+    spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
+    contents = report_contents(
+        runs_table,
+        fits,
+        trials=trials,
+        spent=spent and f"{spent[0].upper()}{spent[1:]}.",
+        progress=_echo_part,
+    )
     page = write_contents(
         contents, folder, sweep_pictures=pictures, earlier=earlier, progress=_echo_part
     )
     figures = figure_paths(folder)
-    spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
     if json:
         written = {"report": str(page), "figures": [str(figure) for figure in figures]}
-        echo_json({**written, **contents.as_json(), "spent": spent})
+        echo_json({**written, **contents.as_json()})
         return
     if csv:
         _print_tables(contents.tables, json=False, csv=True)

@@ -83,6 +83,7 @@ def status(
     from orchestrator.control import status_filter
     from orchestrator.control.status import SweepStatus, status_from_disk
     from orchestrator.launchers.slurm.job_records import queue_reasons
+    from orchestrator.tracking import sync_state
 
     if watch and json:
         raise typer.BadParameter("is a table; leave --json out", param_hint="--watch")
@@ -103,10 +104,13 @@ def status(
     if json:
         totals = {state.value: n for state, n in status.totals.items()}
         spent = {} if price is None else {"spent": spent_text(sweep, price)}
-        echo_json({**dataclasses.asdict(status), "totals": totals, **spent})
+        behind = {"trackers_behind": sync_state.problems(sweep)}
+        echo_json({**dataclasses.asdict(status), "totals": totals, **behind, **spent})
     else:
         rows = len(status.trials) if every else progress.MOST_ROWS
         console_here().print(progress.status_table(status, rows=rows))
+        for uri, problem in sync_state.problems(sweep).items():
+            console_here().print(progress.tracker_text(uri, problem))
         if price is not None:
             console_here().print(f"{name}: {spent_text(sweep, price)}")
 

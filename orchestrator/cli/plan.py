@@ -219,6 +219,7 @@ def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
         "status": trial.status,
         "why": trial.why,
         "predicted_s": trial.runtime.seconds,
+        "predicted_between_s": [trial.runtime.seconds * f for f in trial.runtime.factors],
         "predicted_from": trial.runtime.source,
         "not_causal": trial.spec.not_causal,
         "match": None if matched is None else dataclasses.asdict(matched),

@@ -5,7 +5,7 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -84,11 +84,29 @@ class Plan:
 
     def predicted_s(self, *, slots: int = 1) -> float:
         """Return wall seconds with `slots` trials at a time, longest first onto the freest slot."""
-        ends = [0.0] * max(1, slots)
-        work = (t.runtime.seconds * t.remaining for t in self.trials if t.to_train)
-        for seconds in sorted(work, reverse=True):
-            ends[ends.index(min(ends))] += seconds
-        return max(ends)
+        return _makespan([t.runtime.seconds * t.remaining for t in self._to_train], slots)
+
+    def predicted_range_s(self, *, slots: int = 1) -> tuple[float, float]:
+        """Return the smallest and largest wall seconds, as far as trials are guesses."""
+        low, high = (
+            _makespan(
+                [t.runtime.seconds * t.runtime.factors[end] * t.remaining for t in self._to_train],
+                slots,
+            )
+            for end in (0, 1)
+        )
+        return low, high
+
+    @property
+    def _to_train(self) -> list[PlannedTrial]:
+        return [trial for trial in self.trials if trial.to_train]
+
+
+def _makespan(seconds: Iterable[float], slots: int) -> float:
+    ends = [0.0] * max(1, slots)
+    for one in sorted(seconds, reverse=True):
+        ends[ends.index(min(ends))] += one
+    return max(ends)
 
 
 def make_plan(

@@ -21,6 +21,14 @@ GUESS_SHARE_OF_MATMUL = 0.1
 """Share of a large matrix product's rate that training reaches on a CPU core."""
 
 
+GUESS_RANGE_CPU = (1 / 3, 10.0)
+"""True time over the guess. 92 trials of dense, memory and table models (0.04 to 0.2 MFLOP a token)
+took 0.35 to 9.6 times the guess, on two cores that up to twenty other processes shared."""
+GUESS_RANGE_GPU = (1 / 25, 2.0)
+"""True time over the guess: steps reached 10 to 500 TFLOP/s on an H100 and an H200, from a dense
+model of width 32 to one of 1.3 billion parameters (docs/benchmarks.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What one finished trial took."""
@@ -39,6 +47,8 @@ class RuntimePrediction:
     seconds: float
     source: str
     """measured (same architecture here), scaled (another architecture here) or guess."""
+    factors: tuple[float, float] = (1.0, 1.0)
+    """Smallest and largest true time over `seconds`; of a guess alone."""
 
 
 def measurements(
@@ -121,11 +131,11 @@ def predict_runtime(
             seconds=tokens * nearest.s_per_token * scale, source="measured" if same else "scaled"
         )
     if on_gpu:
-        s_per_token = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND
+        s_per_token, factors = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND, GUESS_RANGE_GPU
     else:
         rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
-        s_per_token = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN
-    return RuntimePrediction(seconds=tokens * s_per_token, source="guess")
+        s_per_token, factors = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN, GUESS_RANGE_CPU
+    return RuntimePrediction(seconds=tokens * s_per_token, source="guess", factors=factors)
 
 
 def params_within(seconds: float, flops_per_second: float | None) -> float:

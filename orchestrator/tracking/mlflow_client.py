@@ -29,6 +29,9 @@ SETTINGS = {
 }
 """The exporter waits out an outage and can be stopped; MLflow's own retries block for minutes."""
 
+LOCKED = "another process has locked the database"
+"""Of SQLite. What is measured waits in the journals until it lets go."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -357,6 +360,8 @@ def _translated(error: Exception) -> TrackerError:
         return TrackerError(
             f"mlflow cannot be imported ({message}); pip install 'memscale[mlflow]'"
         )
+    if "database is locked" in message:
+        return TrackerError(LOCKED)
     if code == "RESOURCE_DOES_NOT_EXIST":
         return RunGoneError(message)
     if code in {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST"}:

@@ -114,6 +114,13 @@ def problem(sweep: SweepDir, uri: str) -> str | None:
     return None if found is None else str(found)
 
 
+def problems(sweep: SweepDir) -> dict[str, str]:
+    """Return why trackers lack something, by URI without password; needs no tracker."""
+    records = (read_json(sweep.path / FILE) or {}).items()
+    found = {uri: kept.get("problem") for uri, kept in records if isinstance(kept, Mapping)}
+    return {uri: str(sentence) for uri, sentence in found.items() if sentence is not None}
+
+
 def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
     """Keep, or clear, the reason why the tracker does not take things."""
     kept = _tracker(sweep, uri)

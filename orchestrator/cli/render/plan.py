@@ -226,11 +226,13 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         return Text("Nothing to train: every trial has its result.", style="green")
     total_flops = sum(t.spec.accounting["training_flops"] * t.remaining for t in todo)
     seconds = plan.predicted_s(slots=slots)
+    low, high = plan.predicted_range_s(slots=slots)
+    between = f"between {units.duration(low)} and {units.duration(high)}"
     sources = sorted({t.runtime.source for t in todo})
     how = {
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",
-        "guess": "a guess; measured after the first run",
+        "guess": f"a guess, {between}; measured after the first run",
     }
     return Text(
         f"To train: {units.plural(len(todo), 'trial')}, {units.flops(total_flops)} FLOPs, "

@@ -158,6 +158,12 @@ def totals_text(status: SweepStatus) -> Text:
     return text
 
 
+def tracker_text(uri: str, problem: str) -> Text:
+    """Return why a tracker lacks measurements."""
+    said = f"{uri} lacks measurements, which wait in the trials' folders: {problem}"
+    return Text(said, style="yellow")
+
+
 class LiveSweep:
     """Shows a sweep while it runs: a live table on a terminal, else a line now and then."""
 

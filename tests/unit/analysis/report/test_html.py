@@ -248,8 +248,12 @@ def test_text_from_runs_is_escaped(runs, fits):
         question="is 1 < 2?",
     )
 
-    text = render(report_contents(nasty, fits), SweepPictures(), ContentPictures())
+    spent = "Spent so far: $<b>2.50."
+    contents = report_contents(nasty, fits, spent=spent)
+    text = render(contents, SweepPictures(), ContentPictures())
 
+    assert contents.as_json()["spent"] == spent
+    assert "Spent so far: $&lt;b&gt;2.50." in text
     assert "<script>" not in text
     assert "<b>" not in text
     assert "is 1 &lt; 2?" in text

@@ -1,9 +1,12 @@
 import dataclasses
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from orchestrator.cli.render.plan import plan_tables
 from orchestrator.control import node_exclusion
 from orchestrator.planning.pricing import PlannedTrial, account, make_plan, why_new
 from orchestrator.planning.runtime_prior import Measurement, RuntimePrediction
@@ -269,6 +272,26 @@ def test_the_longest_trial_starts_first(loaded, sweep):
     ]
 
     assert dataclasses.replace(plan, trials=tuple(trials)).predicted_s(slots=2) == 7200
+
+
+def test_guesses_alone_widen_the_predicted_wall_time(loaded, sweep):
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+    first, *others = plan.trials
+    guess = RuntimePrediction(seconds=3600.0, source="guess", factors=(0.5, 4.0))
+    known = RuntimePrediction(seconds=3600.0, source="measured")
+    trials = [dataclasses.replace(first, runtime=guess)]
+    trials += [dataclasses.replace(t, runtime=known) for t in others]
+    plan = dataclasses.replace(plan, trials=tuple(trials))
+
+    rest = 3600 * len(others)
+    assert plan.predicted_range_s(slots=1) == (1800 + rest, 4 * 3600 + rest)
+    slots = len(plan.trials)
+    assert plan.predicted_range_s(slots=slots) == (3600, 4 * 3600)
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_tables(plan, slots=slots))
+    shown = console.file.getvalue()
+    assert f"about 1 h 00 min with {slots} at a time" in shown
+    assert "a guess, between 1 h 00 min and 4 h 00 min; measured after the first run" in shown
 
 
 def test_what_cannot_be_fitted_is_noted_until_it_is_trained(tmp_path):

@@ -2,6 +2,8 @@ import itertools
 import math
 import time
 
+import pytest
+
 from orchestrator.planning.runtime_prior import (
     Measurement,
     matmul_flops_per_second,
@@ -76,6 +78,29 @@ def test_without_measurements_the_guess_says_that_it_is_one():
 
     assert found.source == "guess"
     assert found.seconds > 3.0
+    low, high = (found.seconds * factor for factor in found.factors)
+    assert low < found.seconds < high
+
+
+@pytest.mark.parametrize(
+    ("flops_per_token", "tokens_per_s"),
+    [(70.4e6, 186_320), (221.8e6, 694_734), (770.3e6, 288_376)],
+    ids=["memoryformer 30m", "dense 30m", "dense 134m"],
+)
+def test_the_range_of_a_guess_holds_steps_that_were_measured_on_a_gpu(
+    flops_per_token, tokens_per_s
+):
+    """docs/benchmarks.md, training steps of all architectures."""
+    found = predict_runtime(
+        spec(flops=flops_per_token * 1e6), [], flops_per_second=None, on_gpu=True
+    )
+
+    low, high = (found.seconds * factor for factor in found.factors)
+    assert low < 1e6 / tokens_per_s < high
+
+
+def test_what_was_measured_has_no_range():
+    assert predict_runtime(spec(), [measured()], flops_per_second=None).factors == (1.0, 1.0)
 
 
 def test_a_matrix_product_has_a_rate():
