@@ -202,6 +202,8 @@ def next_(
     from orchestrator.records.errors import UsageError
     from orchestrator.sweep.parsing.discovery import Source, joined
 
+    if tracking_uri is None:
+        find_sweep(runs, sweep)
     table = analysis.load(tracking_uri or runs, sweep=sweep).table
     files = candidates or [_recorded(runs, sweep)]
     if out.exists():

@@ -35,8 +35,11 @@ def list_(runs: Runs = Path("runs"), tracking_uri: ReadFrom = None, json: Json =
     from orchestrator.cli.render import sweeps
     from orchestrator.control.sweep_list import list_sweeps
     from orchestrator.launchers.slurm.job_records import queue_reasons
+    from orchestrator.records.errors import NotFoundError
 
     if tracking_uri is None:
+        if runs != Path("runs") and not runs.is_dir():
+            raise NotFoundError(f"{runs}: no such folder; is the path of --runs right?")
         found = list_sweeps(runs, ask_queue=queue_reasons)
     else:
         from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps

@@ -44,6 +44,12 @@ class RefusedError(TrackerError):
     """The tracker answered no: the same request will get the same answer."""
 
 
+class BadAddressError(RefusedError):
+    """MLflow knows no store with such an address."""
+
+    exit_code = 2
+
+
 class RunGoneError(RefusedError):
     """The tracker has no such run."""
 
@@ -356,6 +362,11 @@ def schema_lock(uri: str) -> Iterator[None]:
 def _translated(error: Exception) -> TrackerError:
     message = without_password(" ".join(str(error).split()))[:500]
     code = getattr(error, "error_code", "")
+    if type(error).__name__.startswith("Unsupported"):
+        return BadAddressError(
+            f"{message.partition(';')[2].partition(' for ')[0].strip() or message}; "
+            "use http://HOST:PORT, sqlite:///FILE or postgresql+psycopg2://…"
+        )
     if isinstance(error, ImportError):
         return TrackerError(
             f"mlflow cannot be imported ({message}); pip install 'memscale[mlflow]'"

@@ -138,3 +138,25 @@ def test_a_model_that_fits_no_machine(tiny, tmp_path):
     assert "and the largest machines have 32.0 TiB; make the model smaller" in planned[1]
     assert "smaller micro batches do not help" in submitted[1]
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("list", "--runs", "typo"), "typo: no such folder; is the path of --runs right?"),
+        (
+            ("list", "--tracking-uri", "foo://bar"),
+            "got unsupported URI 'foo://bar'; use http://HOST:PORT, sqlite:///FILE or "
+            "postgresql+psycopg2://…",
+        ),
+        (("next", "gone", "--runs", "typo"), "sweep 'gone': there is no folder typo;"),
+    ],
+    ids=["no folder", "no tracker", "no sweep"],
+)
+def test_what_is_not_there_is_one_sentence(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+
+    code, said = memscale(*words)
+
+    assert code == 2, said
+    assert said.startswith(sentence)

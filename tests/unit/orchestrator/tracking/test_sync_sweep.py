@@ -2,14 +2,17 @@
 
 import errno
 import json
+import sqlite3
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
 from orchestrator.records.trial_dir import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state, sync_sweep
-from orchestrator.tracking.mlflow_client import TrackerError
+from orchestrator.tracking.mlflow_client import TrackerError, opens_tracker
 from orchestrator.tracking.run_schema import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
 from orchestrator.tracking.sync_sweep import SweepSync
 
@@ -645,3 +648,31 @@ def test_a_finished_model_is_registered_once_and_only_where_asked(sweep, disk, s
     assert json.loads(run.artifacts["model/spec.json"])["seed"] == 0
     assert store.models == {"demo": {store.run_id(run): "1"}}
     assert "model/spec.json" not in store.trial(other.trial_id).artifacts
+
+
+def test_status_says_which_tracker_lacks_measurements_and_why(sweep, disk):
+    sweep.submit([disk.make_spec(0)])
+    words = ["status", sweep.disk.name, "--runs", str(sweep.disk.path.parent)]
+    sync_state.save_problem(sweep.disk, "http://ada:secret@tracker:5000", "it is away")
+
+    shown = " ".join(CliRunner().invoke(app, words).output.split())
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    sync_state.save_problem(sweep.disk, "http://ada:secret@tracker:5000", None)
+
+    said = "http://tracker:5000 lacks measurements, which wait in the trials' folders: it is away"
+    assert said in shown
+    assert found["trackers_behind"] == {"http://tracker:5000": "it is away"}
+    assert "lacks" not in CliRunner().invoke(app, words).output
+
+
+def test_a_locked_database_is_told_from_other_outages(tmp_path):
+    holder = sqlite3.connect(tmp_path / "held.db", isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+
+    @opens_tracker
+    def read():
+        sqlite3.connect(tmp_path / "held.db", timeout=0.0).execute("SELECT * FROM sqlite_master")
+
+    with pytest.raises(TrackerError, match="^another process has locked the database$"):
+        read()
+    holder.close()
