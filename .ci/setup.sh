@@ -45,3 +45,12 @@ else
     "$venv/bin/python" -m pip install --disable-pip-version-check -c constraints.txt -e "$extras"
 fi
 say "installed in $((SECONDS - start)) s; the command is $venv/bin/memscale"
+
+# uv leaves compiling to whoever imports first: half a minute for each process of a first test run, all of the same files.
+say "compiling what commands and tests import (half a minute)"
+packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+used=(alembic fontTools/ttLib IPython mlflow opentelemetry ray/_private ray/autoscaler ray/core ray/dashboard sqlalchemy
+    torch/_inductor torch/distributed transformers/generation transformers/integrations transformers/quantizers)
+"$venv/bin/python" -m compileall -q "${used[@]/#/$packages/}" >/dev/null || true &
+"$venv/bin/python" -m pytest --collect-only -q >/dev/null || true
+wait

@@ -1,10 +1,11 @@
 """Settings of all tests."""
 
+import gc
 import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,16 @@ def unexpected_skips(
         else:
             unexpected[test] = reason
     return unexpected, counts
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spare the garbage collector what imports and collection made: it stays until the end anyway."""
+    gc.disable()
+    found = yield
+    gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.hookimpl(trylast=True)

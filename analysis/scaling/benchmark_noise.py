@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 PREFIX = "eval/"
 MEASURES = ("acc", "acc_norm", "exact_match", "nll", "bits_per_byte")
@@ -72,7 +72,7 @@ class BenchmarkNoise:
         """
         if not self.noise or self.freedom < 1:
             return None
-        quantiles = stats.t.ppf([1 - LEVEL / 2, POWER], self.freedom)
+        quantiles = stdtrit(self.freedom, [1 - LEVEL / 2, POWER])
         return float(quantiles.sum() * self.noise * math.sqrt(2 / self.n_seeds))
 
     @property

@@ -10,6 +10,7 @@ path of everything that a submission starts: no upload, no limit on its size, an
 read when the cluster is gone.
 """
 
+import email
 import hashlib
 import importlib.metadata
 import os
@@ -138,10 +139,15 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def _name_and_version(package: importlib.metadata.Distribution) -> tuple[str, str | None]:
+    """Read both from the headers; parsing the description below them takes most of the time."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    headers = email.message_from_string(text.partition("\n\n")[0])
+    return str(headers["Name"]), headers["Version"]
+
+
 def _record(source: Path) -> dict[str, Any]:
-    packages = {
-        str(found.metadata["Name"]): found.version for found in importlib.metadata.distributions()
-    }
+    packages = dict(_name_and_version(found) for found in importlib.metadata.distributions())
     return {
         "taken_at": time.time(),
         "from": str(source),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import linalg, stats
+from scipy import linalg
 
 from analysis.fitting.covariance_tests import (
     GROWTH,
@@ -23,19 +23,24 @@ def projected(errors, tangent):
     return errors - tangent @ (tangent.T @ errors)
 
 
-def log_density(errors, tangent, covariance):
+@pytest.fixture(scope="module")
+def log_density(stats):
     """Highest log density of the contrasts of errors over the scale of their covariance."""
-    contrasts = linalg.null_space(tangent.T)
-    left, within = contrasts.T @ errors, contrasts.T @ covariance @ contrasts
-    scale = left @ np.linalg.solve(within, left) / len(left)
-    return stats.multivariate_normal.logpdf(left, cov=scale * within)
+
+    def density(errors, tangent, covariance):
+        contrasts = linalg.null_space(tangent.T)
+        left, within = contrasts.T @ errors, contrasts.T @ covariance @ contrasts
+        scale = left @ np.linalg.solve(within, left) / len(left)
+        return stats.multivariate_normal.logpdf(left, cov=scale * within)
+
+    return density
 
 
 def log_mean(logs):
     return np.log(np.mean(np.exp(logs)))
 
 
-def test_uneven_noise_is_the_ratio_of_normal_densities():
+def test_uneven_noise_is_the_ratio_of_normal_densities(log_density):
     sizes, tangent = design(2)
     errors = projected(np.random.default_rng(0).standard_normal(24), tangent)
     even = log_density(errors, tangent, np.eye(24))
@@ -50,7 +55,7 @@ def test_uneven_noise_is_the_ratio_of_normal_densities():
 
 
 @pytest.mark.parametrize("n_seeds", [np.full(12, 1), np.full(12, 2), np.r_[np.full(6, 1), 6 * [3]]])
-def test_shared_noise_is_the_ratio_of_normal_densities(n_seeds):
+def test_shared_noise_is_the_ratio_of_normal_densities(n_seeds, log_density):
     sizes, tangent = design(n_seeds)
     place = np.repeat(np.arange(12), n_seeds)
     errors = projected(np.random.default_rng(1).standard_normal(len(place)), tangent)

@@ -53,7 +53,7 @@ def test_a_law_without_numbers_comes_last():
 def test_the_law_is_chosen_among_all_that_the_table_has_columns_for():
     runs = make_runs(KAPLAN, 24, noise=0.002)
 
-    choice = choose_law(runs, n_draws=5)
+    choice = choose_law(runs, n_draws=2)
 
     assert choice.fit.law is KAPLAN
     candidates = choice.table["candidate"].tolist()

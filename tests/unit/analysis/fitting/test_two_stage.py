@@ -22,7 +22,8 @@ def runs(loss_noise=0.01, outcome_noise=0.01, n=60, seed=0):
 
 
 def chain(table, n_draws=0, **options):
-    return fit_chain(CHINCHILLA, Sigmoid(chance=0.25), table, n_draws=n_draws, **options)
+    link = Sigmoid(chance=0.25)
+    return fit_chain(CHINCHILLA, link, table, n_draws=n_draws, hold_out=False, **options)
 
 
 def test_without_noise_the_target_is_met():
@@ -38,16 +39,16 @@ def test_it_takes_what_load_returns():
     """An object with a table, as well as the table."""
     loaded = SimpleNamespace(table=runs())
 
-    found = fit_chain(CHINCHILLA, Sigmoid(chance=0.25), loaded, n_draws=0)
+    found = chain(loaded)
 
-    plain = fit_chain(CHINCHILLA, Sigmoid(chance=0.25), runs(), n_draws=0)
+    plain = chain(runs())
     assert dict(found.to_outcome.parameters) == dict(plain.to_outcome.parameters)
 
 
 def test_the_interval_holds_both_steps():
-    both = chain(runs(), 100).predict(TARGET)
-    link_only = chain(runs(loss_noise=1e-6), 100).predict(TARGET)
-    law_only = chain(runs(outcome_noise=1e-6), 100).predict(TARGET)
+    both = chain(runs(), 60).predict(TARGET)
+    link_only = chain(runs(loss_noise=1e-6), 60).predict(TARGET)
+    law_only = chain(runs(outcome_noise=1e-6), 60).predict(TARGET)
 
     def width(at):
         return float(at.high[0] - at.low[0])
@@ -61,12 +62,12 @@ def test_the_interval_holds_both_steps():
 
 def test_both_steps_see_the_same_resamples():
     """Runs whose loss and outcome err together: resampled apart, the target's interval would be another."""
-    fitted = chain(runs(), 30, seed=3)
-    again = chain(runs(), 30, seed=3)
+    fitted = chain(runs(), 10, seed=3)
+    again = chain(runs(), 10, seed=3)
 
     np.testing.assert_array_equal(fitted.to_loss.draws, again.to_loss.draws)
     np.testing.assert_array_equal(fitted.to_outcome.draws, again.to_outcome.draws)
-    assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 30
+    assert len(fitted.to_loss.draws) == len(fitted.to_outcome.draws) == 10
 
 
 @pytest.mark.parametrize("residual", ["log", "value"])

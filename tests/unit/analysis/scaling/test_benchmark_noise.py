@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from analysis.report.benchmark_table import benchmarks
 from analysis.scaling.benchmark_noise import benchmark_noise
@@ -56,7 +55,7 @@ def test_rows_give_it_where_nothing_is_repeated():
 
 
 @pytest.mark.parametrize("n_seeds", [3, 5])
-def test_a_test_finds_the_smallest_difference_in_80_of_100_sweeps(n_seeds):
+def test_a_test_finds_the_smallest_difference_in_80_of_100_sweeps(n_seeds, stats):
     generator, n_configurations, found, differences = np.random.default_rng(0), 6, 0, []
     n_sweeps = 2_000
     noise = 0.03 * generator.standard_normal((n_sweeps, n_configurations, n_seeds))

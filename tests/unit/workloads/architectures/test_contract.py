@@ -286,7 +286,7 @@ def test_twenty_steps_on_one_batch_lower_the_loss_the_same_way_bit_for_bit(confi
     losses = _train(config, 20)
 
     assert losses[-1] < 0.8 * losses[0]
-    assert _train(config, 5) == losses[:5]
+    assert _train(config, 2) == losses[:2]
 
 
 def test_a_run_that_is_saved_and_resumed_is_the_undisturbed_one_bit_for_bit(config, tmp_path):

@@ -99,7 +99,7 @@ def test_bombs_do_not_go_off(line: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert "more than 2,000 values once aliases (*name) are expanded" in message
 
 
-@pytest.mark.parametrize("levels", [MAX_DEPTH + 5, 100_000])
+@pytest.mark.parametrize("levels", [MAX_DEPTH + 5, 20_000])
 def test_depth_is_limited(levels: int) -> None:
     (message,) = told("a: " + "[" * levels + "]" * levels)
 
