@@ -23,11 +23,11 @@ settings.register_profile(
     "repeatable",
     derandomize=True,
     deadline=None,
-    max_examples=24,
+    max_examples=16,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
-    "explore", settings.get_profile("repeatable"), derandomize=False, max_examples=200
+    "explore", settings.get_profile("repeatable"), derandomize=False, max_examples=128
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 

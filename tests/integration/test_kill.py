@@ -46,6 +46,7 @@ def another(tiny, *, than):
     return attempt, rank
 
 
+@pytest.mark.long
 def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undisturbed):
     controller = tiny.submit(1, "ray")
     first, rank = tiny.middle()

@@ -83,7 +83,7 @@ def test_it_has_a_question_stored_outputs_and_a_conclusion(path):
     assert path.stat().st_size < 600_000, "docs/notebooks.py stores small pictures"
 
 
-@pytest.mark.long  # of seconds of a core each; the next test is the one of `make test`
+@pytest.mark.long
 @every_notebook
 def test_it_runs_through_and_shows_what_is_stored(path, execute):
     notebook = execute(path)
@@ -113,6 +113,7 @@ def test_outputs_differ_by_words_and_by_numbers_beyond_the_tolerance(one, other,
     assert notebooks.alike(one, other, tolerance=notebooks.TOLERANCE) is are_alike
 
 
+@pytest.mark.long
 def test_first_curves_of_a_whole_sweep(on_a_sweep):
     load, table, fit, figure, doubt, compare, predict, page = code_cells(
         on_a_sweep(FIRST_CURVES, seeds=(0, 1))

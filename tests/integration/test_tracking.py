@@ -232,6 +232,7 @@ def test_no_exporter_survives_its_parent(runs, sweep):
     until(lambda: not exporter.alive(), timeout_s=60)
 
 
+@pytest.mark.long  # the next one sets a tag on the page, too
 def test_a_cancel_tag_on_the_page_reaches_the_trial(runs, client, sweep):
     (spec, *_) = submitted(sweep, 1)
     with exporting(sweep.disk) as exporter:
