@@ -11,11 +11,12 @@ full pass:
 * Queries: the largest exponent of a token's features is subtracted, which cancels in the quotient;
   so does |y|^2 / 2, which is left out, so that a long query is not drowned by eps. As in the source
   but for that.
-* Keys: nothing is subtracted, where the source takes the largest exponent over all positions, later
-  ones included. Nothing has to be: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2,
-  whatever the key. In fp32 that is safe up to heads of some 150 columns, and far beyond for keys
-  that do not point along a random vector. A key too long for all its features counts with eps
-  alone; `qk_norm` gives all keys about one length instead.
+* Keys: the source subtracts the largest exponent over all positions, later ones included. By
+  default nothing is subtracted here: `w . y - |y|^2 / 2` is at most `|w|^2 / 2`, about d_head / 2,
+  whatever the key, so features do not overflow. They do vanish where keys are long, and then eps
+  takes their place. `key_stabiliser: running_max` subtracts the largest exponent up to each
+  position (`mixers/stabilised_attention.py`), which needs no eps; `qk_norm` gives all keys about
+  one length instead.
 
 Further departures: features are drawn once per layer, from the seed, and never again; the released
 codes draw anew during training. The factor 1 / sqrt(m) cancels and is left out. Their eps is 1e-6
@@ -25,7 +26,7 @@ far from enough to approximate softmax: see Performer as attention with a kernel
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -44,11 +45,25 @@ from workloads.layers.mixers.linear_attention import (
     LinearAttentionShape,
     normalised_mix,
 )
+from workloads.layers.mixers.stabilised_attention import stabilised_mix
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerformerShape(LinearAttentionShape):
     """Sizes of one mixer."""
+
+    stabilised: bool = False
+    """Whether keys are kept below their running maximum, by sums in fp32."""
+
+    def mixing_activation_bytes(self, seq_len: int, precision: Precision) -> float:
+        """Return what mixing keeps; stabilised, also features and scores before their factors."""
+        if not self.stabilised:
+            return super().mixing_activation_bytes(seq_len, precision)
+        n_chunks = -(-seq_len // self.chunk)
+        length, columns, width = seq_len / n_chunks, self.d_head + 1, self.n_features
+        per_head = 3 * width + 3 * length + 3 * columns + 2 * self.d_head
+        per_head += (2 if n_chunks > 1 else 1) * width * columns / length
+        return 4.0 * self.n_heads * per_head + self.map_bytes(precision)
 
     def mixing_flops(self, seq_len: int) -> float:
         """Return FLOPs of mixing positions, random projections of query and key included."""
@@ -76,6 +91,9 @@ class Config(NeoXBackbone):
     """Give all random vectors the length sqrt(d_head) instead of those of Gaussian ones."""
     qk_norm: bool = False
     """Normalise queries and keys per head, so that all keys count about equally."""
+    key_stabiliser: Literal["running_max"] | None = None
+    """running_max: keep features of long keys in range by the largest exponent so far. Write
+    feature_eps: 0 beside it, for eps counts beside the largest feature there."""
     chunk_tokens: PositiveInt = 64
     """Tokens mixed at once by their products; changes speed and counted FLOPs, not the result."""
 
@@ -104,12 +122,18 @@ class Config(NeoXBackbone):
             rotary_columns=self.rotary_columns,
             n_features=self.feature_count,
             chunk=self.chunk_tokens,
+            stabilised=self.key_stabiliser is not None,
         )
 
     def build(self, vocab_size: int) -> Transformer:
         """Return the model on the default device, its values open until `initialise`."""
         mixers = (
-            self.mixer(PerformerAttention, eps=self.feature_eps, equal_lengths=self.equal_lengths)
+            self.mixer(
+                PerformerAttention,
+                eps=self.feature_eps,
+                equal_lengths=self.equal_lengths,
+                stabilised=self.key_stabiliser is not None,
+            )
             for _ in range(self.n_layers)
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
@@ -135,10 +159,16 @@ class PerformerAttention(MultiHead):
     random_vectors: Tensor
 
     def __init__(
-        self, shape: PerformerShape, *, eps: float, equal_lengths: bool, **initial: Any
+        self,
+        shape: PerformerShape,
+        *,
+        eps: float,
+        equal_lengths: bool,
+        stabilised: bool = False,
+        **initial: Any,
     ) -> None:
         super().__init__(shape, **initial)
-        self.eps, self.equal_lengths = eps, equal_lengths
+        self.eps, self.equal_lengths, self.stabilised = eps, equal_lengths, stabilised
         self.register_buffer("random_vectors", torch.empty(shape.n_features, shape.d_head))
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
@@ -155,11 +185,30 @@ class PerformerAttention(MultiHead):
         context: Context,
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Return the mixture by products of features."""
+        if self.stabilised:
+            return self._stabilised_mix(query, key, value, context)
         query, key = (
             self._features(query, value.dtype, is_key=False),
             self._features(key, value.dtype, is_key=True),
         )
         return normalised_mix(query, key, value, chunk=self.shape.chunk, context=context)
+
+    def _stabilised_mix(
+        self, query: Tensor, key: Tensor, value: Tensor, context: Context
+    ) -> Float[Tensor, "batch heads seq d_head"]:
+        """Return the mixture with keys below the largest exponent up to each of them."""
+        before = None if context.cache is None else context.cache.state("level")
+        wide, scale = self.random_vectors.dtype, key.shape[-1] ** -0.25
+        with torch.autocast(key.device.type, enabled=False):
+            y = key.to(wide) * scale
+            exponent = functional.linear(y, self.random_vectors)
+            exponent = exponent - y.square().sum(dim=-1, keepdim=True) / 2
+            level = exponent.detach().amax(dim=-1).cummax(dim=-1).values
+            if before is not None:
+                level = torch.maximum(level, before[..., None])
+            keys = (exponent - level[..., None]).exp() + self.eps
+        queries = self._features(query, wide, is_key=False)
+        return stabilised_mix(queries, keys, value, level, chunk=self.shape.chunk, context=context)
 
     def _features(
         self, x: Float[Tensor, "batch heads seq d_head"], dtype: torch.dtype, *, is_key: bool

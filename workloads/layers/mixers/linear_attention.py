@@ -85,7 +85,7 @@ def causal_linear_attention(
     seq = query.shape[-2]
     n_chunks = -(-seq // chunk)
     with torch.autocast(query.device.type, enabled=False):
-        query, key, value = (_in_chunks(x, n_chunks) for x in (query, key, value))
+        query, key, value = (in_chunks(x, n_chunks) for x in (query, key, value))
         if state is None and not keep_state:
             mixed: Tensor = _Chunked.apply(query, key, value)  # type: ignore[no-untyped-call]
             return mixed.flatten(2, 3)[:, :, :seq], None
@@ -146,7 +146,7 @@ class _Chunked(autograd.Function):
         return of_query, of_key, of_value
 
 
-def _in_chunks(
+def in_chunks(
     x: Float[Tensor, "... seq width"], n_chunks: int
 ) -> Float[Tensor, "... chunks length width"]:
     """Return `x` in chunks of even length, the last one filled up with zeros."""

@@ -29,7 +29,10 @@ def _model(**fields: object) -> Transformer:
 def _mixer(**fields: object) -> PerformerAttention:
     config = Config(**{**SMALL, "rotary_fraction": 0.0, **fields})
     mixer = config.mixer(
-        PerformerAttention, eps=config.feature_eps, equal_lengths=config.equal_lengths
+        PerformerAttention,
+        eps=config.feature_eps,
+        equal_lengths=config.equal_lengths,
+        stabilised=config.key_stabiliser is not None,
     ).double()
     initialise(mixer, 0)
     return mixer
@@ -60,10 +63,12 @@ def _by_the_formula(mixer: PerformerAttention, x: torch.Tensor) -> torch.Tensor:
     return mixer.output(mixed.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.parametrize("stabiliser", [None, "running_max"])
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize("chunk", [3, 64])
-def test_equals_the_formula_with_gradients(chunk, qk_norm):
-    mixer, x = _mixer(feature_eps=0.0, chunk_tokens=chunk, qk_norm=qk_norm), _x()
+def test_equals_the_formula_with_gradients(chunk, qk_norm, stabiliser):
+    fields = {"chunk_tokens": chunk, "qk_norm": qk_norm, "key_stabiliser": stabiliser}
+    mixer, x = _mixer(feature_eps=0.0, **fields), _x()
     found, expected = mixer(x, _context(x)), _by_the_formula(mixer, x)
 
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
@@ -86,6 +91,65 @@ def test_gradients(check_gradients):
     check_gradients(Config(**SMALL, chunk_tokens=2, feature_eps=0.0))
 
 
+def _kernel_by_hand(vectors, query, key, value):
+    """The exact mixture for one head, weight by weight in float64 and by logarithms."""
+    width = len(query[0])
+    q, k = ([[x / width**0.25 for x in row] for row in rows] for rows in (query, key))
+
+    def exponents(y):
+        half = sum(x * x for x in y) / 2
+        return [sum(a * b for a, b in zip(w, y, strict=True)) - half for w in vectors]
+
+    of_q, of_k, mixed = [exponents(y) for y in q], [exponents(y) for y in k], []
+    for t, one in enumerate(of_q):
+        logs = []
+        for other in of_k[: t + 1]:
+            sums = [a + b for a, b in zip(one, other, strict=True)]
+            top = max(sums)
+            logs.append(top + math.log(sum(math.exp(s - top) for s in sums)))
+        weights = [math.exp(log - max(logs)) for log in logs]
+        columns = zip(*value[: t + 1], strict=True)
+        mixed.append(
+            [sum(w * x for w, x in zip(weights, c, strict=True)) / sum(weights) for c in columns]
+        )
+    return torch.tensor(mixed, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("std", "lost_without"), [(1.0, (0.0, 0.01)), (3.0, (0.3, 1.0)), (6.0, (0.8, 1.1))]
+)
+def test_a_running_maximum_keeps_the_kernel_of_long_keys(std, lost_without):
+    """In fp32, against float64; without it eps and underflow take the place of the features."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 20, 64, generator=generator) for _ in range(3))
+    lost = {}
+    for stabiliser, eps in ((None, 1e-6), ("running_max", 0.0)):
+        fields = {"d_model": 64, "n_heads": 1, "n_features": 64, "chunk_tokens": 7}
+        mixer = _mixer(**fields, key_stabiliser=stabiliser, feature_eps=eps).float()
+        found = mixer.mix(std * q, std * k, v, _context(v[:, 0])).double()[0, 0]
+        rows = [x[0, 0].double().tolist() for x in (std * q, std * k, v)]
+        exact = _kernel_by_hand(mixer.random_vectors.double().tolist(), *rows)
+        lost[stabiliser] = float((found - exact).norm() / exact.norm())
+
+    assert lost["running_max"] < 1e-4
+    assert lost_without[0] <= lost[None] < lost_without[1]
+
+
+@pytest.mark.parametrize("feature_eps", [0.0, 1e-4])
+def test_a_later_token_has_no_say_with_a_running_maximum(feature_eps):
+    fields = {"feature_eps": feature_eps, "key_stabiliser": "running_max", "chunk_tokens": 4}
+    mixer, x = _mixer(**fields), _x()
+    before = mixer(x, _context(x))
+    for position in (1, 5, 9):
+        changed = x.clone()
+        changed[:, position:] *= 30.0
+
+        after = mixer(changed, _context(x))
+
+        torch.testing.assert_close(after[:, :position], before[:, :position], rtol=1e-9, atol=0)
+        assert torch.isfinite(after).all()
+
+
 @pytest.mark.parametrize("feature_eps", [0.0, 1e-4])
 def test_a_later_token_has_no_say_however_large_its_key(feature_eps):
     """The source's common largest exponent of all keys would: earlier features would vanish beside it."""
@@ -101,9 +165,10 @@ def test_a_later_token_has_no_say_however_large_its_key(feature_eps):
         assert torch.isfinite(after).all()
 
 
+@pytest.mark.parametrize("stabiliser", [None, "running_max"])
 @pytest.mark.parametrize("feature_eps", [0.0, 1e-4])
-def test_decoding_equals_the_full_pass(feature_eps):
-    model = _model(feature_eps=feature_eps).eval().double()
+def test_decoding_equals_the_full_pass(feature_eps, stabiliser):
+    model = _model(feature_eps=feature_eps, key_stabiliser=stabiliser).eval().double()
     tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
     cache = Cache(2, 9)
 
@@ -213,3 +278,12 @@ def test_cost():
     # features.
     mixing = 16 * (64 * (256 + 65) + 4 * 256 * 65 + 4 * 64 * 256)
     assert ours.flops_per_token(50_304, 2048).attention == 24 * (8 * 1024**2 + mixing)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_with_a_running_maximum_are_about_those_that_autograd_keeps(
+    check_activations, precision
+):
+    config = Config(**SMALL, key_stabiliser="running_max", chunk_tokens=8)
+
+    check_activations(config, precision, rel=0.1)
