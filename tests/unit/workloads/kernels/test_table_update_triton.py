@@ -120,17 +120,17 @@ def test_rowwise_takes_the_mean_squares_of_rows_that_are_wider_than_the_table(cl
 @settings(INTERPRETED, max_examples=2)
 @given(
     shape=st.tuples(
-        *(st.sampled_from(sizes) for sizes in [(1, 5), (1, 16, 33), (0, 1, 4), (1, 3)])
+        *(st.sampled_from(sizes) for sizes in [(1, 5), (1, 16, 17), (0, 1, 2), (1, 3)])
     ),
     kind=st.sampled_from(KINDS),
     exact=st.booleans(),
     whole_rows=st.booleans(),
 )
-@example((5, 33, 4, 3), "adamw", False, True)
-@example((5, 33, 4, 3), "lazy_adamw", True, True)
-@example((5, 16, 4, 3), "rowwise", False, True)
-@example((5, 33, 4, 3), "rowwise", True, False)
-@example((5, 33, 4, 3), "sgd", False, True)
+@example((5, 17, 2, 3), "adamw", False, True)
+@example((5, 17, 2, 3), "lazy_adamw", True, True)
+@example((5, 16, 2, 3), "rowwise", False, True)
+@example((5, 17, 2, 3), "rowwise", True, False)
+@example((5, 17, 2, 3), "sgd", False, True)
 def test_with_a_master_a_table_is_the_fp32_one_rounded(shape, kind, exact, whole_rows):
     """Bit for bit, from any state on.
 
