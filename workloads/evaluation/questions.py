@@ -5,8 +5,8 @@ A file of JSON lines, plain or compressed:
     {"question": "Who wrote it?", "answer": "Ann Lee", "aliases": ["Lee"], "split": "train"}
 
 `answers: [...]` stands for an answer and its aliases. Rows of the split `train` are solved examples
-in the prompt, all others are asked. Where no row says its split, a tenth of them, chosen by the
-hash of the question, is the train split.
+in the prompt, all others are asked. Where no row says its split, the questions of the lowest hashes
+are the examples, and not asked: five, but at most a tenth of all.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from workloads.evaluation.text_model import GreedyPrompt, TextModel
 
 SHOTS = 5
 """Solved examples before a question, the first ones of the train split, as NQ-open has it."""
-TRAIN_SHARE = 0.1
+MOST_TRAIN_SHARE = 0.1
 """Of the questions of a file that names no split."""
 MAX_TOKENS = 24
 """Of a generated answer."""
@@ -192,17 +192,16 @@ def _prompt(question: Question) -> str:
 
 def _split(rows: Sequence[tuple[Question, Any]]) -> tuple[list[Question], list[Question]]:
     """Return the questions of the train split, and those to ask."""
-    named = any(split is not None for _, split in rows)
-    parts: tuple[list[Question], list[Question]] = ([], [])
-    for question, split in rows:
-        train = split == "train" if named else _place(question.text) < TRAIN_SHARE
-        parts[0 if train else 1].append(question)
-    return parts
+    if any(split is not None for _, split in rows):
+        train = [question for question, split in rows if split == "train"]
+        return train, [question for question, split in rows if split != "train"]
+    n_train = min(SHOTS, int(MOST_TRAIN_SHARE * len(rows)))
+    train = sorted((question for question, _ in rows), key=_hash)[:n_train]
+    return train, [question for question, _ in rows if question not in set(train)]
 
 
-def _place(text: str) -> float:
-    """Return a number in [0, 1) that depends on the text alone."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) / 2**32
+def _hash(question: Question) -> str:
+    return hashlib.sha256(question.text.encode()).hexdigest()
 
 
 def _mean_and_error(name: str, values: Sequence[float]) -> dict[str, float]:

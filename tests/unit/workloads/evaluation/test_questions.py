@@ -62,17 +62,18 @@ def test_the_split_of_the_file_gives_the_examples(tmp_path):
     )
 
 
-def test_without_a_split_a_tenth_are_examples_in_whichever_order(tmp_path):
-    rows = [{"question": f"question {n}", "answer": "x"} for n in range(500)]
+@pytest.mark.parametrize(("n", "n_examples"), [(2, 0), (19, 1), (49, 4), (500, 5)])
+def test_without_a_split_examples_are_chosen_by_hash(n, n_examples, tmp_path):
+    rows = [{"question": f"question {n}", "answer": "x"} for n in range(n)]
     found, back = (
         questions.read(written(tmp_path / f"{name}.jsonl", order))
         for name, order in (("a", rows), ("b", rows[::-1]))
     )
 
-    n_train = 500 - len(found.asked)
-    assert 30 <= n_train <= 70  # 50, and three standard deviations
-    assert set(found.asked) == set(back.asked)
-    assert not set(found.examples) & set(found.asked)
+    assert len(found.examples) == n_examples
+    assert found.examples == back.examples
+    assert found.asked == back.asked[::-1]
+    assert len({*found.examples, *found.asked}) == n
 
 
 def test_likelihoods_are_the_harnesss(model, tmp_path):
