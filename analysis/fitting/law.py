@@ -447,9 +447,12 @@ def grid_starts(loss: Array, n_minima: int, n_spread: int) -> NDArray[np.int64]:
         n_minima: Most minima; a plateau of equal values would count every cell as one.
         n_spread: Places from end to end of the flat grid.
     """
-    from scipy.ndimage import minimum_filter  # slow to import
-
-    lowest = minimum_filter(loss, 3, mode="constant", cval=np.inf)
+    lowest = loss  # of each cell and its neighbours, corners too
+    for axis in range(loss.ndim):
+        line = np.pad(np.moveaxis(lowest, axis, -1), [(0, 0)] * (loss.ndim - 1) + [(1, 1)])
+        line[..., 0] = line[..., -1] = np.inf
+        nearest = np.fmin(np.fmin(line[..., :-2], line[..., 1:-1]), line[..., 2:])
+        lowest = np.moveaxis(nearest, -1, axis)
     minima = np.flatnonzero(loss == lowest)
     chosen = minima[np.argsort(loss.ravel()[minima])][:n_minima]
     spread = np.linspace(0, loss.size - 1, n_spread).round().astype(int)

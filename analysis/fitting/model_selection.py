@@ -114,6 +114,7 @@ def choose_law(
         for name, (law, objective) in candidates.items()
         if name in kept
     }
+    refits = {name: replace(fit, n_judged=len(refits)) for name, fit in refits.items()}
     sound = [name for name in kept if not refits[name].verdict.is_misfit] or kept
     rows = [
         _row(name, fits[name], errors, name in sound) for name in [*order, *(fits.keys() - errors)]
@@ -221,6 +222,7 @@ def compare_laws(
         options: The rest of its arguments, the same for all laws.
     """
     fits = {law.name: fit_law(law, runs, **options) for law in map(as_law, laws)}
+    fits = {name: replace(fit, n_judged=len(fits)) for name, fit in fits.items()}
     rows = []
     for name, fit in fits.items():
         held = fit.hold_out

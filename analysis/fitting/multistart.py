@@ -196,6 +196,9 @@ def refit(problem: LawProblem, optimum: Optimum, weights: Array) -> Draws:
     pool = optimum.theta[None, :]
     if optimum.pool is not None:
         pool = np.concatenate([pool, optimum.pool])
+    # Few configurations give the same resample often: five have 126 different ones.
+    weights_of_all = weights
+    weights, same = np.unique(weights, axis=0, return_inverse=True)
     found = _fit(
         problem, weights, pool[_losses(problem, pool, huber, weights).argmin(axis=1)], huber
     )
@@ -215,10 +218,10 @@ def refit(problem: LawProblem, optimum: Optimum, weights: Array) -> Draws:
         )
     settled = converged | (objective <= NEGLIGIBLE * _constant_objective(problem, huber))
     return Draws(
-        theta=theta,
-        objective=objective,
-        weights=weights,
-        share_unsettled=float(1 - settled.mean()),
+        theta=theta[same],
+        objective=objective[same],
+        weights=weights_of_all,
+        share_unsettled=float(1 - settled[same].mean()),
     )
 
 

@@ -216,6 +216,8 @@ class LawFit:
     """Name of the column that was explained."""
     conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Columns of the table that the law does not use, (n,) each."""
+    n_judged: int = 1
+    """Fits that are judged together, this one included; the verdict corrects for them."""
 
     @cached_property
     def verdict(self) -> FitVerdict:

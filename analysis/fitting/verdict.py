@@ -25,6 +25,9 @@ Array = NDArray[np.float64]
 P_MISFIT = 0.045
 """p-value of a lack-of-fit test, corrected for the number of tests, from which on it counts."""
 
+SMALLEST_P = 0.001
+"""Of a simulated p-value: no correction for several fits asks for less."""
+
 LARGE_ERROR = 0.75
 """Systematic error, in standard deviations of the noise, from which on a pattern is a misfit. A
 smaller one is said, and the verdict is doubtful."""
@@ -110,23 +113,36 @@ def judge(fit: "LawFit") -> FitVerdict:
     against, smaller = _against(fit, found)
     open_ = _undetermined(fit)
     numbers = MappingProxyType(_numbers(fit, found))
+    corrected = _correction(fit, found)
     for status, reasons, advice in (
         (VerdictStatus.MISFIT, against, _MISFIT_ADVICE),
         (VerdictStatus.UNDERDETERMINED, open_ and [*open_, *smaller], _UNDETERMINED_ADVICE),
         (VerdictStatus.DOUBTFUL, [*smaller, *fit.warnings, *_unchecked(fit, found)], ""),
     ):
         if reasons:
-            sentence = "; ".join([*reasons, *([advice] if advice else [])])
+            said = [] if status is VerdictStatus.UNDERDETERMINED else corrected
+            sentence = "; ".join([*reasons, *said, *([advice] if advice else [])])
             return FitVerdict(status=status, sentence=sentence, numbers=numbers)
-    return FitVerdict(
-        status=VerdictStatus.ADEQUATE, sentence=_in_favour(fit, found), numbers=numbers
-    )
+    sentence = "; ".join([_in_favour(fit, found), *corrected])
+    return FitVerdict(status=VerdictStatus.ADEQUATE, sentence=sentence, numbers=numbers)
 
 
 _MISFIT_ADVICE = (
     "try another law (analysis.choose_law), one fit per condition, or a narrower range of sizes"
 )
 _UNDETERMINED_ADVICE = "add sizes further apart, or fit a law with fewer parameters"
+
+
+def _threshold(fit: "LawFit") -> float:
+    """Return the p-value up to which a test counts: Bonferroni's, for all fits judged together."""
+    return max(P_MISFIT / fit.n_judged, SMALLEST_P)
+
+
+def _correction(fit: "LawFit", found: LackOfFit | None) -> list[str]:
+    """Return what the verdict says of the other fits that are judged with this one."""
+    if fit.n_judged < 2 or found is None:
+        return []
+    return [f"one of {fit.n_judged} fits judged together, so p counts up to {_p(_threshold(fit))}"]
 
 
 def _tested(fit: "LawFit") -> LackOfFit | None:
@@ -165,32 +181,33 @@ def _against(fit: "LawFit", found: LackOfFit | None) -> tuple[list[str], list[st
     """Return what makes the law a misfit, and what speaks against it but is small."""
     large: list[str] = []
     small: list[str] = []
+    counts = _threshold(fit)
     if found is not None:
         error = f"up to {_amount(fit, found.systematic)}, noise {_amount(fit, found.noise)}"
         is_large = found.systematic >= LARGE_ERROR * found.noise
         inputs = " and ".join(fit.law.inputs)
-        if found.curve <= P_MISFIT:
+        if found.curve <= counts:
             text = f"residuals follow a curve in {inputs} ({error}; p {_p(found.curve)})"
             (large if is_large else small).append(text)
-        if found.neighbours <= P_MISFIT and not large:
+        if found.neighbours <= counts and not large:
             text = (
                 f"neighbouring runs err alike, by {min(found.shared, 10):.1f} times a run's own "
                 f"noise (p {_p(found.neighbours)}), so they count for fewer than they are"
             )
             (large if found.shared >= LARGE_ERROR else small).append(text)
-        if found.seeds <= P_MISFIT:
+        if found.seeds <= counts:
             text = (
                 f"residuals are {_amount(fit, found.scale)} where seeds differ by "
                 f"{_amount(fit, found.seed_noise)} (p {_p(found.seeds)})"
             )
             (large if found.scale >= 1.5 * found.seed_noise else small).append(text)
-        if found.spread <= P_MISFIT:
+        if found.spread <= counts:
             small.append(
                 f"residuals change in size along {inputs} (p {_p(found.spread)}), and intervals "
                 "take them as even; leave out the noisiest sizes, or add seeds there"
             )
         for name, p in found.conditions.items():
-            if p <= P_MISFIT:
+            if p <= counts:
                 large.append(f"runs of different {name} are pooled and differ (p {_p(p)})")
     ratio = _hold_out_ratio(fit)
     if ratio >= HOLD_OUT_RATIO and fit.hold_out is not None:

@@ -61,7 +61,8 @@ def settle_layout(figure: Figure) -> None:
     if engine is not None:
         with styled():
             engine.execute(figure)
-        figure.set_layout_engine("none")
+        # Not "none": that leaves an empty engine, for which every file is drawn twice.
+        figure.set_layout_engine(None)
 
 
 def image(figure: Figure, kind: str) -> bytes:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from analysis.report.fit_tables import (
 )
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops
 from analysis.scaling.experimental_design import ExperimentalDesign
-from analysis.scaling.series_curves import CurveSpec
+from analysis.scaling.series_curves import CurveSpec, SeriesFit
 from analysis.scaling.sweep_summary import SweepFits
 
 OUTCOME_LABELS = {
@@ -314,7 +315,33 @@ def curves(fits: SweepFits) -> Table:
             f" (a 95 % one held the truth in {held} of simulated sweeps);"
             " six sizes or more make it fair"
         )
-    return Table.of("Fitted curves", fits.curves, columns, notes)
+    table = Table.of("Fitted curves", fits.curves, columns, notes)
+    return replace(table, rows=_without_repeats(fits.curves, table.rows))
+
+
+MOST_REPEATED = 12
+"""Curves without numbers and for one reason that have a row each; more share one."""
+
+
+def _without_repeats(
+    fitted: Sequence[SeriesFit], rows: Sequence[tuple[str, ...]]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the rows; many without numbers and for one reason are one row, with their count."""
+    alike: dict[str, list[int]] = {}
+    for i, curve in enumerate(fitted):
+        if not curve.fit.usable:
+            alike.setdefault(curve.fit.sentence, []).append(i)
+    merged: dict[int, tuple[str, ...] | None] = {}
+    for places in alike.values():
+        if len(places) > MOST_REPEATED:
+            names, outcomes, sizes = (
+                list(dict.fromkeys(rows[i][column] for i in places)) for column in range(3)
+            )
+            name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            row = (f"{len(places)} curves: {name}", ", ".join(outcomes), ", ".join(sizes))
+            merged |= dict.fromkeys(places, None) | {places[0]: (*row, *rows[places[0]][3:])}
+    kept = (merged.get(i, row) for i, row in enumerate(rows))
+    return tuple(row for row in kept if row is not None)
 
 
 def _outcome(spec: CurveSpec) -> str:

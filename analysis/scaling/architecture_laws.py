@@ -2,7 +2,8 @@
 
     laws = analysis.fit_families(runs)                              # one Chinchilla law each
     laws = analysis.fit_families(runs, shared=("E", "B", "beta"))
-    laws = analysis.fit_families(runs, law=analysis.laws.law_named("sparse_effective"))
+    laws = analysis.fit_families(runs, law="sparse_effective")      # knows memory: one for all
+    laws = analysis.fit_families(runs, law="routed_joint")          # knows experts: one for all
 
 Multipliers, the frontier and the next runs are functions of these laws; their bands are the same
 functions over the draws. A draw resamples the configurations of every architecture, seeds
@@ -17,14 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fitting.fit_law import FitControls, Runs, fit_law
-from analysis.fitting.law import Law
+from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
 from analysis.loading.columns import HasTable
-from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure, cost_at, fit_cost
+from analysis.scaling.cost_measures import (
+    COST_MEASURES,
+    CostMeasure,
+    cost_at,
+    cost_terms,
+    fit_cost,
+)
 from analysis.scaling.run_columns import SIZE_INPUTS, RunColumns
 
 Array = NDArray[np.float64]
@@ -49,6 +56,8 @@ class Domain:
     """(r,) memory per parameter M/N of its models; (0,) if the law knows no memory."""
     memory: tuple[Array, Array] | None
     """ln N and M/N of its models, where the table has memory and the law does not know it."""
+    experts: float | None
+    """Of its models, where the law knows them."""
     amounts: Mapping[str, tuple[float, float]]
     """Cost measure to its smallest and largest run."""
     unpriced: Mapping[str, str]
@@ -104,16 +113,42 @@ class Curve:
         """
         return cost_at(self.costs[measure.name][0], params, memory)
 
+    def prices(self, measure: CostMeasure, params: Array, memory: Array) -> Array:
+        """Return the cost (r, m) of sizes (r, m), row i under set i; units as in `price`."""
+        terms = cost_terms(params, memory)
+        coefficients = self.costs[measure.name][: len(params)]
+        return np.asarray(np.einsum("rp,prm->rm", coefficients, terms))
+
+    def loss_each(self, params: Array, memory: Array, tokens: Array) -> Array:
+        """Return the loss (k, m) of sizes (k, m), row i under set i; NaN where a size is NaN."""
+        values = self._inputs(params, memory, tokens)
+        loss = np.full(params.shape, np.nan)
+        for i, known in enumerate(np.isfinite(params)):
+            if known.any():
+                inputs = {name: values[name][i, known] for name in self.law.inputs}
+                loss[i, known] = self.law.evaluate(inputs, self.parameters[[i]])[0]
+        return loss
+
     def loss(self, params: Array, memory: Array, tokens: Array) -> Array:
         """Return the loss (k, ...) at sizes and tokens of one shape (...)."""
         shape = np.broadcast_shapes(params.shape, memory.shape, tokens.shape)
-        values = {"n_memory": memory, "tokens": tokens} | dict.fromkeys(SIZE_INPUTS, params)
+        values = self._inputs(params, memory, tokens)
         inputs = {name: np.broadcast_to(values[name], shape).ravel() for name in self.law.inputs}
         step = max(1, AT_ONCE // max(1, int(np.prod(shape))))
         parts = [
             self.law.evaluate(inputs, self.parameters[i : i + step]) for i in range(0, self.k, step)
         ]
         return np.concatenate(parts).reshape(self.k, *shape)
+
+    def _inputs(self, params: Array, memory: Array, tokens: Array) -> dict[str, Array]:
+        """Return what a law may take, by name; experts have the shape of params."""
+        experts = np.full(params.shape, self.domain.experts or 1.0)
+        return {
+            **dict.fromkeys(SIZE_INPUTS, params),
+            "n_memory": memory,
+            "tokens": tokens,
+            "experts": experts,
+        }
 
     def memory_at(self, params: Array, ratio: Array | float) -> Array:
         """Return the memory of models: at that ratio, or as the runs of their size had it."""
@@ -211,7 +246,7 @@ class ArchitectureLaws:
 def fit_families(
     runs: Runs | HasTable,
     *,
-    law: Law = CHINCHILLA,
+    law: Law | str = CHINCHILLA,
     outcome: str = "loss",
     architecture: str = "architecture",
     columns: Mapping[str, str] | None = None,
@@ -225,12 +260,13 @@ def fit_families(
 ) -> ArchitectureLaws:
     """Fit a law to each architecture of a table, and what its sizes cost.
 
-    A law that knows memory (`sparse_effective` and the like) contains the dense law, so it is
-    fitted to the runs of all architectures at once.
+    A law that knows memory or experts (`sparse_effective`, `routed_joint` and the like) contains
+    the dense law, so it is fitted to the runs of all architectures at once.
 
     Args:
         runs: Of `analysis.load`, or columns with one row per run.
-        law: Of a model's size, of tokens, of memory, or some of them.
+        law: Of a model's size, of tokens, of memory, of experts, or some of them; or its name. With
+            experts, each architecture has one number of them, dense ones 1.
         outcome: Column that falls with size.
         architecture: Column that names the architecture.
         columns: The law's input names to columns, where not of `run_columns.COLUMNS`.
@@ -246,6 +282,7 @@ def fit_families(
         ValueError: If a column is missing, a value cannot be (the row is named), or no
             architecture has a usable law.
     """
+    law = as_law(law)
     table = RunColumns(
         runs,
         law,
@@ -254,14 +291,18 @@ def fit_families(
         columns=columns or {},
         clusters=clusters,
     )
+    for name in table.names:
+        table.experts_of(name)  # refuses several, before anything is fitted
     options = {"objective": objective, "level": level, "hold_out": hold_out}
     found: dict[str, ArchitectureLaw] = {}
     left_out: dict[str, str] = {}
-    for names, joint in _fitted_together(table, law, shared):
+    together = _fitted_together(table, law, shared)
+    for names, joint in together:
         # A resample of one architecture has to determine its part of the coefficients.
         needed = -(-joint.n_free // len(names)) + (len(names) > 1)
         weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
         fit = _fit_together(table, joint, names, weights, options)
+        fit = replace(fit, n_judged=len(together))
         if not fit.usable:
             left_out |= dict.fromkeys(names, f"its law is {fit.status}: {fit.sentence}")
             continue
@@ -275,10 +316,10 @@ def _fitted_together(
     """Return the architectures of each fit, and its law.
 
     One architecture without a usable law must not cost the others theirs, so each is fitted, and
-    left out, by itself. A law of memory holds the dense law as a special case, so splitting it
-    would leave the memory coefficients of dense runs open.
+    left out, by itself. A law of memory or experts holds the dense law as a special case, so
+    splitting it would leave those coefficients open.
     """
-    one_for_all = "n_memory" in law.inputs
+    one_for_all = bool({"n_memory", "experts"} & set(law.inputs))
     if one_for_all and shared:
         raise ValueError(
             f"shared: {law.name} is one law for all architectures already; leave shared out"
@@ -393,6 +434,7 @@ def _architecture_law(
         tokens=None if table.tokens is None else _span(table.tokens[rows]),
         ratios=_ratios(M / N) if knows_memory else np.zeros(1),
         memory=None if knows_memory or not M.any() else _memory_profile(N, M),
+        experts=table.experts_of(name),
         amounts=amounts,
         unpriced=unpriced,
         price_error=errors,

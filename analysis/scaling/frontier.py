@@ -67,7 +67,8 @@ def allocate(
             f"tokens: {measure.label} do not depend on them,"
             " so say how many both are trained on, as tokens=1e9"
         )
-    if curve.k > 1 and not curve.one_price(measure):
+    free = curve.has_tokens and measure.with_tokens and tokens is None
+    if free and curve.k > 1 and not curve.one_price(measure):
         each = [allocate(curve.row(i), measure, amount, tokens) for i in range(curve.k)]
         return Allocation(
             amount=amount, **{n: np.concatenate([getattr(e, n) for e in each]) for n in _PARTS}
@@ -90,24 +91,26 @@ _PARTS = ("params", "memory", "tokens", "loss", "at_edge")
 def _along(
     curve: Curve, measure: CostMeasure, amount: Array, tokens: float | None, ratio: float
 ) -> Allocation:
-    """Return the best size at `ratio` memory per parameter, at one price for all sets."""
+    """Return the best size at `ratio` memory per parameter.
+
+    Where tokens are free, at one price for all sets of coefficients.
+    """
     low, high = curve.domain.params
     n = int(PER_E_FOLD * np.log(high / low * REACH**2)) + 1
     log_N = np.linspace(np.log(low / REACH), np.log(high * REACH), n)
-
-    def price(at: Array) -> Array:
-        N = np.exp(at)
-        return curve.price(measure, N, curve.memory_at(N, ratio))
-
     if curve.has_tokens and measure.with_tokens and tokens is None:
+
+        def price(at: Array) -> Array:
+            N = np.exp(at)
+            return curve.price(measure, N, curve.memory_at(N, ratio))
+
         return _best_on_grid(curve, price, amount, ratio, log_N)
-    return _at_fixed_tokens(curve, measure, price, amount, tokens, ratio, log_N)
+    return _at_fixed_tokens(curve, measure, amount, tokens, ratio, log_N)
 
 
 def _at_fixed_tokens(
     curve: Curve,
     measure: CostMeasure,
-    price: Callable[[Array], Array],
     amount: Array,
     tokens: float | None,
     ratio: float,
@@ -115,19 +118,28 @@ def _at_fixed_tokens(
 ) -> Allocation:
     """Return the size that costs each amount: costs grow with N, so there is one."""
     each = amount / tokens if measure.with_tokens and tokens is not None else amount
-    log_price = np.log(np.maximum.accumulate(price(log_N)))
-    at = np.interp(np.log(each), log_price, log_N, left=np.nan, right=np.nan)
+    sets = 1 if curve.one_price(measure) else curve.k
+    shape = (curve.k, len(amount))
+
+    def price(at: Array) -> Array:
+        N = np.exp(at)  # (sets, ...)
+        return curve.prices(measure, N, curve.memory_at(N, ratio))
+
+    log_price = np.log(np.maximum.accumulate(price(np.tile(log_N, (sets, 1))), axis=1))
+    wanted = np.log(each)
+    at = np.stack([np.interp(wanted, row, log_N, left=np.nan, right=np.nan) for row in log_price])
     for _ in range(3):  # Newton in ln: the cost is nearly a straight line there
         slope = (np.log(price(at + 1e-4)) - np.log(price(at - 1e-4))) / 2e-4
-        at = at + (np.log(each) - np.log(price(at))) / np.maximum(slope, 1e-3)
+        at = at + (wanted - np.log(price(at))) / np.maximum(slope, 1e-3)
     N = np.exp(at)
     M = curve.memory_at(N, ratio)
     D = np.full(len(amount), np.nan if tokens is None else tokens)
-    shape = (curve.k, len(amount))
     loss = np.full(shape, np.nan)
-    known = np.isfinite(at)
-    if known.any():
-        loss[:, known] = curve.loss(N[known], M[known], D[known])
+    known = np.isfinite(at).all(axis=0)
+    if sets == 1 and known.any():
+        loss[:, known] = curve.loss(N[0, known], M[0, known], D[known])
+    if sets > 1:
+        loss = curve.loss_each(N, M, np.broadcast_to(D, shape))
     return Allocation(
         amount=amount,
         params=np.broadcast_to(N, shape),

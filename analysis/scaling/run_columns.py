@@ -23,6 +23,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "x": ("x", "total_params", "params"),
     "tokens": ("tokens", "training_tokens"),
     "n_memory": ("n_memory", "memory_params"),
+    "experts": ("experts", "n_experts"),
 }
 """Columns in which a law's input is looked for, in this order, unless `columns` says.
 
@@ -53,11 +54,11 @@ class RunColumns:
         columns: Mapping[str, str],
         clusters: str | None,
     ) -> None:
-        unknown = set(law.inputs) - {*SIZE_INPUTS, "tokens", "n_memory"}
+        unknown = set(law.inputs) - {*SIZE_INPUTS, "tokens", "n_memory", "experts"}
         if unknown:
             raise ValueError(
                 f"law: {law.name} needs {', '.join(sorted(unknown))};"
-                " architectures are compared by laws of size, tokens and memory"
+                " architectures are compared by laws of size, tokens, memory and experts"
             )
         runs = as_columns(runs)
         self.runs, self.columns, self.notes = runs, columns, list[str]()
@@ -115,6 +116,22 @@ class RunColumns:
             )
             weights[:, rows] = drawn.weights
         return weights
+
+    def experts_of(self, name: str) -> float | None:
+        """Return the number of experts of an architecture, None where the law does not know them.
+
+        Raises:
+            ValueError: If its runs have several.
+        """
+        if "experts" not in self.inputs:
+            return None
+        counts = np.unique(self.inputs["experts"][self.rows_of(name)])
+        if len(counts) > 1:
+            raise ValueError(
+                f"experts: {name} has {counts[0]:g} to {counts[-1]:g};"
+                f" make each count an architecture of its own, as '{name} {counts[0]:g}'"
+            )
+        return float(counts[0])
 
     def cost(self, measure: CostMeasure, rows: NDArray[np.int64]) -> Array | str:
         """Return what runs took of a measure (len(rows),), or the sentence that says why not."""

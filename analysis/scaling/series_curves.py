@@ -6,7 +6,7 @@ series is fitted once per specification in CURVE_SPECS; further curves are furth
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from analysis.laws.power import PowerLaw
 from analysis.laws.saturating import Saturating
 from analysis.loading.schema import IDENTITY, SETTINGS
 from analysis.loading.validation import ALL_KINDS
+from analysis.scaling.second_process import in_second_process
 from orchestrator.records.varied_settings import SIZES, setting_label, varied_settings
 
 
@@ -65,21 +66,30 @@ def fit_series(
         specs: Curves to fit.
         options: n_draws, seed and level of the fits.
     """
-    curves = []
+    found = []
     for name in sorted(set(series.values())):
         rows = table[table["configuration"].map(series) == name]
         for spec in specs:
             columns = [spec.outcome, spec.x]
             if set(columns) <= set(rows.columns) and rows[columns].notna().all(axis=None):
-                curves.append(
-                    SeriesFit(
-                        series=name,
-                        architecture=str(rows["architecture"].iloc[0]),
-                        spec=spec,
-                        fit=_fit(spec, rows, **options),
-                    )
-                )
-    return curves
+                found.append((name, spec, rows))
+    half = len(found) // 2
+
+    def fits(part: slice) -> list[LawFit]:
+        return [_fit(spec, rows, **options) for _, spec, rows in found[part]]
+
+    # Twelve curves take a second; one is not worth a process.
+    first = in_second_process(lambda: fits(slice(half))) if half > 1 else lambda: fits(slice(half))
+    second = fits(slice(half, None))
+    return [
+        SeriesFit(
+            series=name,
+            architecture=str(rows["architecture"].iloc[0]),
+            spec=spec,
+            fit=replace(fit, n_judged=len(found)),
+        )
+        for (name, spec, rows), fit in zip(found, [*first(), *second], strict=True)
+    ]
 
 
 def name_series(table: pd.DataFrame, *, by: Sequence[str] | None = None) -> dict[str, str]:

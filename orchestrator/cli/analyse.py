@@ -84,8 +84,8 @@ def report(
     from analysis.report.contents import report_contents
     from analysis.report.figure_files import draw_sweep, figure_paths
     from analysis.report.html import write_contents
-    from analysis.report.second_process import in_second_process
     from analysis.report.tables import tables
+    from analysis.scaling.second_process import in_second_process
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render.progress import STATUS_STYLE
+from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.node.hardware import usable_cores, visible_gpus
 from orchestrator.planning import memory_fit
 from orchestrator.planning.paper_convention import block_flops
@@ -76,7 +77,7 @@ def _matches(plan: Plan) -> list[str]:
 
 def _sizes(
     plan: Plan, groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str]
-) -> Table:
+) -> WideTable:
     """Return the parameters of every configuration: total, active, in the memory, and by group."""
     used = [key for key in PARAMETER_GROUPS if any(g[0].spec.accounting[key] for g in groups)]
     recipes = any(g[0].spec.recipe for g in groups)
@@ -97,7 +98,7 @@ def _sizes(
             *(units.count(spec.accounting[key]) for key in keys),
             *((spec.recipe or "",) if recipes else ()),
         )
-    return table
+    return WideTable(table, keys=3 + any(labels.values()))
 
 
 def _varied(labels: Mapping[str, str], trial_id: str) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ def _varied(labels: Mapping[str, str], trial_id: str) -> tuple[str, ...]:
 
 def _costs(
     groups: Sequence[Sequence[PlannedTrial]], labels: Mapping[str, str], *, papers: bool
-) -> Table:
+) -> WideTable:
     """Return what every configuration costs: FLOPs, bytes, memory, time."""
     table = _plan_table(
         numbers=(
@@ -144,7 +145,7 @@ def _costs(
             *((_by_paper(first.spec),) if papers else ()),
             _states(t.status for t in group),
         )
-    return table
+    return WideTable(table, keys=3 + any(labels.values()))
 
 
 def _by_paper(spec: TrialSpec) -> str:

@@ -9,7 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render.command_name import command
+from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.diagnostics import Check, Severity
+
+MOST_KEYS = 3
+"""Columns that name a row, those of text before the first number."""
 
 
 class PrintedTable(Protocol):
@@ -37,9 +41,11 @@ class PrintedTable(Protocol):
 
 
 def printed(tables: Sequence[PrintedTable]) -> RenderableType:
-    """Return tables of text cells."""
+    """Return tables of text cells; one without rows is its notes, or nothing."""
     parts: list[RenderableType] = []
     for given in tables:
+        if not given.rows and not given.notes:
+            continue
         table = Table(
             title=given.title, title_justify="left", title_style="bold", box=None, pad_edge=False
         )
@@ -47,7 +53,13 @@ def printed(tables: Sequence[PrintedTable]) -> RenderableType:
             table.add_column(column, justify="right" if numeric else "left")
         for row in given.rows:
             table.add_row(*(Text(cell) for cell in row))
-        parts += [table, *(Text(note, style="dim") for note in given.notes), Text("")]
+        numbers = [i for i, numeric in enumerate(given.numeric) if numeric]
+        keys = min(numbers[0] if numbers else len(given.columns), MOST_KEYS)
+        parts += [
+            WideTable(table, keys=keys),
+            *(Text(note, style="dim") for note in given.notes),
+            Text(""),
+        ]
     return Group(*parts)
 
 

@@ -1,10 +1,12 @@
 """Verdicts: each word for what earns it, with what to do."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
 
+from analysis.fitting import verdict as judging
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.verdict import FitVerdict, VerdictStatus, worst
@@ -39,6 +41,18 @@ def test_a_wrong_law_is_a_misfit_although_it_converged():
     assert "residuals follow a curve in params and tokens" in fitted.verdict.sentence
     assert "try another law" in fitted.verdict.sentence
     assert fitted.verdict.numbers["systematic"] > fitted.verdict.numbers["noise"]
+
+
+def test_of_several_fits_judged_together_one_oddity_is_no_misfit(monkeypatch):
+    fitted = fit(CHINCHILLA, chinchilla_runs())
+    odd = dataclasses.replace(judging._tested(fitted), curve=0.02, systematic=1.0)
+    monkeypatch.setattr(judging, "lack_of_fit", lambda *_, **__: odd)
+
+    alone, third = (dataclasses.replace(fitted, n_judged=n).verdict for n in (1, 3))
+
+    assert alone.is_misfit
+    assert third.status is VerdictStatus.ADEQUATE
+    assert "one of 3 fits judged together, so p counts up to 0.015" in third.sentence
 
 
 def test_pooled_conditions_are_named():

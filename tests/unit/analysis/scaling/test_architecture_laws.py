@@ -3,12 +3,14 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import brentq, minimize_scalar
 
 import analysis
 from analysis.fitting.objective import SQUARES
 from analysis.laws.power import POWER
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
+from analysis.scaling.compute_multiplier import multipliers
 from analysis.scaling.cost_measures import COST_MEASURES, cost_at, cost_measure, fit_cost
 
 FAST = {"objective": SQUARES, "n_draws": 20, "hold_out": False}
@@ -126,7 +128,7 @@ def test_one_architecture_too_small_to_fit_is_left_out_with_its_reason(two_archi
         ({"loss": -1.0}, "loss, row 5: must be positive"),
         ({"tokens": np.nan}, "tokens, row 5: must be positive"),
         ({"shared": ("gamma",)}, "shared: must name parameters of chinchilla"),
-        ({"law": law_named("routed")}, "law: routed needs experts"),
+        ({"law": law_named("fine_grained")}, "law: fine_grained needs granularity"),
     ],
 )
 def test_what_cannot_be_is_said_with_its_row(two_architectures, change, message):
@@ -199,3 +201,52 @@ def test_text_among_numbers_is_named_by_its_row(two_architectures):
 
     with pytest.raises(ValueError, match=r"tokens, row 3: not a number, got 'many'"):
         fit_families(runs, n_draws=0)
+
+
+ROUTED = law_named("routed_joint")
+
+
+def routed_runs(counts=(1, 4, 16, 64)):
+    """Runs of the published joint law, without noise: an architecture for each number of experts."""
+    cells = [(e, n, 20 * n * r) for e in counts for n in np.geomspace(3e7, 1e9, 4) for r in (1, 4)]
+    experts, size, tokens = np.asarray(cells).T
+    inputs = {"n_active": size, "tokens": tokens, "experts": experts}
+    coefficients = np.asarray([ROUTED.example[name] for name in ROUTED.parameter_names])
+    return pd.DataFrame(
+        {
+            "architecture": [f"moe {e:g}" if e > 1 else "dense" for e in experts],
+            "active_params": size,
+            "tokens": tokens,
+            "experts": experts,
+            "loss": ROUTED.evaluate(inputs, coefficients),
+        }
+    )
+
+
+def test_a_law_of_experts_gives_the_multipliers_of_a_plain_search():
+    coefficients = np.asarray([ROUTED.example[name] for name in ROUTED.parameter_names])
+
+    def best_loss(flops, experts):
+        def loss(log_n):
+            inputs = {"n_active": np.exp([log_n]), "tokens": flops / 6 / np.exp([log_n])}
+            return ROUTED.evaluate({**inputs, "experts": np.asarray([experts])}, coefficients)[0]
+
+        return minimize_scalar(loss, bounds=(10, 30), method="bounded").fun
+
+    wanted = best_loss(1e19, 16.0)
+    oracle = brentq(
+        lambda log_c: best_loss(np.exp(log_c), 1.0) - wanted, np.log(1e18), np.log(1e21)
+    )
+
+    laws = fit_families(routed_runs(), law="routed_joint", n_draws=0, hold_out=False)
+
+    found = multipliers(laws, "moe 16", amounts=1e19).multiplier[0]
+    assert found == pytest.approx(np.exp(oracle) / 1e19, rel=0.01)
+
+
+def test_an_architecture_of_several_numbers_of_experts_is_refused():
+    runs = routed_runs()
+    runs["architecture"] = np.where(runs["experts"] > 1, "moe", "dense")
+
+    with pytest.raises(ValueError, match="experts: moe has 4 to 64; make each count"):
+        fit_families(runs, law="routed_joint", n_draws=0, hold_out=False)

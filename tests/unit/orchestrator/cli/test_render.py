@@ -2,11 +2,16 @@
 
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from orchestrator.cli.render import plan as plans
+from orchestrator.cli.render import results
+from orchestrator.cli.render.wide_table import blocks
 from orchestrator.planning.pricing import make_plan
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.trial_dir import SweepDir
@@ -80,3 +85,40 @@ def test_every_recipe_is_listed_with_its_source():
 
     for source, names in registry.recipes_module().by_source().items():
         assert f"{', '.join(names)}: {source}" in text
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=15), st.integers(40, 200), st.integers(1, 4)
+)
+def test_every_column_is_in_one_block_and_those_that_name_the_row_in_each(widths, room, keys):
+    found = blocks(widths, room, keys=keys)
+
+    names = list(range(min(keys, len(widths))))
+    assert all(block[: len(names)] == names for block in found)
+    assert [i for block in found for i in block[len(names) :]] == list(
+        range(len(names), len(widths))
+    )
+    for block in found:
+        alone = len(block) <= len(names) + 1  # one column beside the names has nowhere to go
+        assert alone or sum(widths[i] + 2 for i in block) - 2 <= room
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_no_number_and_no_name_of_a_wide_table_is_cut(width):
+    rows = [
+        (f"memory_plus (n_keys={k})", "d8", *(f"{k}.{i}e+09" for i in range(12))) for k in (8, 16)
+    ]
+    table = SimpleNamespace(
+        title="Wide",
+        columns=("architecture", "preset", *(f"amount {i}" for i in range(12))),
+        rows=rows,
+        numeric=(False, False, *(True,) * 12),
+        notes=(),
+    )
+
+    text = "\n".join(printed(results.printed([table]), width=width))
+
+    assert "…" not in text
+    for row in rows:
+        assert all(cell in text for cell in row[1:])
+    assert text.count("(n_keys=16)") == (1 if width == 200 else text.count("(n_keys=8)"))

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from analysis.report.second_process import in_second_process
+from analysis.scaling.second_process import in_second_process
 
 HERE = os.getpid()
 

@@ -1,7 +1,7 @@
-"""Work in a second process, which shares the memory of this one: a core for the figures.
+"""Work in a second process, which shares the memory of this one: a core for curves and figures.
 
-Figures are half of a report's time and need none of what is computed meanwhile. A fork has runs and
-fits already, where a new interpreter would take a second to import and read them.
+Curves do not need each other, and figures none of what is computed meanwhile. A fork has the runs
+already, where a new interpreter would take a second to import and read them.
 """
 
 import multiprocessing
