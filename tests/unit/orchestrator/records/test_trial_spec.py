@@ -90,6 +90,17 @@ def test_a_record_survives_json_and_tampering_is_seen() -> None:
         TrialSpec.from_json(record)
 
 
+def test_a_record_holds_every_field_of_its_parts() -> None:
+    written = spec(
+        resources=Resources(gpus=0.25, time_limit_s=60.0),
+        retries=Retries(failure=3),
+        logging=Logging(usage_every_steps=7),
+    )
+
+    record, whole = written.to_json(), dataclasses.asdict(written)
+    assert {key: record[key] for key in whole} == whole
+
+
 def test_a_record_of_an_earlier_version_can_be_read() -> None:
     record = spec().to_json()
     for added in ("recipe", "not_causal"):
