@@ -12,6 +12,9 @@ COEFFICIENTS = 3
 ENOUGH_SIZES = 5
 """One to check the form of the curve, and the largest to be held out and predicted."""
 TUNED = "train.lr"
+FAST_VALUES = ("engram", "memory", "memory_plus", "ultramem_v2")
+"""Architectures whose papers train memory values at 3.3 to 10 times the rate of the rest
+(`workloads/training/recipes.py`)."""
 MOST_NAMED = 3
 
 
@@ -22,7 +25,9 @@ def notes(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
         specs: All trials that the fits will see, priced.
     """
     return tuple(
-        note for check in (_few_sizes, _unequal_tuning, _one_seed) for note in check(specs)
+        note
+        for check in (_few_sizes, _unequal_tuning, _one_seed, _slow_values)
+        for note in check(specs)
     )
 
 
@@ -70,6 +75,22 @@ def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:
     if not seeds or max(map(len, seeds.values())) > 1:
         return []
     return ["one seed: a difference cannot be told from chance; write seeds: [0, 1, 2]"]
+
+
+def _slow_values(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if memory values learn at the rate of the rest, and nobody seems to have meant it."""
+    slow = [
+        name
+        for name, members in _by_architecture(specs).items()
+        if name in FAST_VALUES
+        and all(spec.train.get("value_lr_ratio") == 1 and not spec.recipe for spec in members)
+    ]
+    if not slow:
+        return []
+    return [
+        f"{_named(sorted(slow))}: train.value_lr_ratio is 1, their papers have 3.3 to 10; "
+        "write value_lr_ratio: 4.0, or a recipe"
+    ]
 
 
 def _size(spec: TrialSpec) -> Hashable:

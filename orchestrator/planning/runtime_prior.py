@@ -21,6 +21,8 @@ GUESS_SHARE_OF_MATMUL = 0.1
 """Share of a large matrix product's rate that training reaches on a CPU core."""
 
 
+FAR = 30.0
+"""Factor in FLOPs per token over which a small model's time is no longer carried as it is."""
 GUESS_RANGE_CPU = (1 / 3, 10.0)
 """True time over the guess. 92 trials of dense, memory and table models (0.04 to 0.2 MFLOP a token)
 took 0.35 to 9.6 times the guess, on two cores that up to twenty other processes shared."""
@@ -48,7 +50,7 @@ class RuntimePrediction:
     source: str
     """measured (same architecture here), scaled (another architecture here) or guess."""
     factors: tuple[float, float] = (1.0, 1.0)
-    """Smallest and largest true time over `seconds`; of a guess alone."""
+    """Smallest and largest true time over `seconds`; of a guess, and of what is carried `FAR`."""
 
 
 def measurements(
@@ -111,7 +113,8 @@ def predict_runtime(
 
     The nearest measured trial in log FLOPs per token, of the same architecture if there is one,
     gives seconds per token. The difference in FLOPs is scaled linearly above it and not at all
-    below it, since a small model is bound by launch overhead.
+    below it, since a small model is bound by launch overhead. Over a factor of more than `FAR` that
+    is the upper end of a range, of which the fastest of a guess is the lower one.
 
     Args:
         spec: With accounting filled in.
@@ -124,18 +127,21 @@ def predict_runtime(
     flops_per_token = spec.accounting["training_flops"] / tokens
     same = [m for m in measured if m.architecture == spec.architecture]
     candidates = same or list(measured)
+    if on_gpu:
+        guess, factors = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND, GUESS_RANGE_GPU
+    else:
+        rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
+        guess, factors = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN, GUESS_RANGE_CPU
     if candidates:
         nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
         scale = max(1.0, flops_per_token / nearest.flops_per_token)
+        carried = nearest.s_per_token * scale
         return RuntimePrediction(
-            seconds=tokens * nearest.s_per_token * scale, source="measured" if same else "scaled"
+            seconds=tokens * carried,
+            source="measured" if same else "scaled",
+            factors=(1.0, 1.0) if scale <= FAR else (min(1.0, guess * factors[0] / carried), 1.0),
         )
-    if on_gpu:
-        s_per_token, factors = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND, GUESS_RANGE_GPU
-    else:
-        rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
-        s_per_token, factors = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN, GUESS_RANGE_CPU
-    return RuntimePrediction(seconds=tokens * s_per_token, source="guess", factors=factors)
+    return RuntimePrediction(seconds=tokens * guess, source="guess", factors=factors)
 
 
 def params_within(seconds: float, flops_per_second: float | None) -> float:

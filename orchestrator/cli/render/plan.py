@@ -230,15 +230,17 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     low, high = plan.predicted_range_s(slots=slots)
     between = f"between {units.duration(low)} and {units.duration(high)}"
     sources = sorted({t.runtime.source for t in todo})
+    far = any(t.runtime.source != "guess" and t.runtime.factors[0] < 1 for t in todo)
     how = {
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",
         "guess": f"a guess, {between}; measured after the first run",
     }
+    carried = f"carried from much smaller models, {between}"
     return Text(
         f"To train: {units.plural(len(todo), 'trial')}, {units.flops(total_flops)} FLOPs, "
         f"about {units.duration(seconds)} with {slots} at a time"
-        f" ({'; '.join(how[s] for s in sources)}).",
+        f" ({'; '.join([how[s] for s in sources] + [carried] * far)}).",
         style="bold",
     )
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,24 @@ def test_three_sizes_are_too_few_for_three_coefficients() -> None:
         "dense and memory: 3 sizes for a curve of 3 coefficients or more, which cannot be checked; "
         "5 sizes or more can"
     )
+
+
+def test_values_at_the_rate_of_the_rest_are_said_unless_they_are_meant() -> None:
+    def of(ratios: Sequence[float], name: str = "memory_plus", recipe: str | None = None):
+        return [
+            replace(spec, train={**spec.train, "value_lr_ratio": ratio}, recipe=recipe)
+            for ratio in ratios
+            for spec in specs({name: FIVE})
+        ]
+
+    (note,) = design_checks.notes(of([1.0]))
+
+    assert note == (
+        "memory_plus: train.value_lr_ratio is 1, their papers have 3.3 to 10; "
+        "write value_lr_ratio: 4.0, or a recipe"
+    )
+    for meant in (of([1.0, 4.0]), of([1.0], "memoryformer"), of([1.0], recipe="peer"), of([4.0])):
+        assert design_checks.notes(meant) == ()
 
 
 def test_each_number_of_sizes_is_one_line() -> None:

@@ -22,7 +22,7 @@ from workloads.architectures import dense
 SWEEP = """
 name: small
 data: {source: biographies, n_people: 100, style: compact}
-train: {tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}
+train: {tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2, value_lr_ratio: 4.0}
 model: {architecture: dense, preset: d16}
 trials:
   - grid: {model.preset: [d16]}

@@ -1,6 +1,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -47,6 +48,24 @@ def test_a_larger_model_takes_longer_and_a_smaller_one_no_less():
 
     assert math.isclose(larger.seconds, 100.0)
     assert math.isclose(smaller.seconds, 10.0)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_time_carried_far_is_the_upper_end_of_a_range(on_gpu):
+    device = "NVIDIA H100" if on_gpu else "cpu"
+    small = replace(measured(flops_per_token=3.0e3, s_per_token=1e-4), device=device)
+
+    def at(ratio: float):
+        wanted = spec(flops=ratio * 3.0e9)
+        return predict_runtime(wanted, [small], flops_per_second=1.0e11, on_gpu=on_gpu)
+
+    assert at(30.0).factors == (1.0, 1.0)
+    far = at(1.0e4)
+    assert math.isclose(far.seconds, 1.0e6)
+    assert far.factors[1] == 1.0
+    # At the fastest that was seen: 5e14 FLOP/s on a GPU; three times the guess on a core.
+    seconds = 3.0e13 / 5.0e14 if on_gpu else (3.0e13 / 1.0e10 + 20.0) / 3
+    assert far.seconds * far.factors[0] == pytest.approx(seconds)
 
 
 def test_the_same_architecture_is_preferred_to_a_nearer_size():
