@@ -9,6 +9,9 @@ from rich.text import Text
 LONG = 40
 """Characters from which on a cell of text is prose, which may wrap."""
 
+KEY_SHARE = 0.6
+"""Most of a line that is kept for the columns that name the row."""
+
 GAP = 2
 """Characters between columns."""
 
@@ -24,6 +27,10 @@ class WideTable:
         """Yield the table, or its blocks one below the other."""
         columns = self._table.columns
         least = [_least_width(column) for column in columns]
+        room_of_keys = int(KEY_SHARE * options.max_width)
+        if sum(least[: self._keys]) > room_of_keys:  # long names wrap, so that others have room
+            each = max(1, room_of_keys // self._keys)
+            least = [min(w, each) if i < self._keys else w for i, w in enumerate(least)]
         for number, block in enumerate(blocks(least, options.max_width, keys=self._keys)):
             part = Table(
                 title=self._table.title if number == 0 else None,
@@ -32,12 +39,14 @@ class WideTable:
                 box=None,
                 pad_edge=False,
             )
-            for i in block:
+            whole = [_whole_width(columns[i]) for i in block]
+            widths = fitted([least[i] for i in block], whole, options.max_width)
+            for i, width in zip(block, widths, strict=True):
                 part.add_column(
                     columns[i].header,
                     justify=columns[i].justify,
                     style=columns[i].style,
-                    min_width=min(least[i], options.max_width),
+                    width=width,
                     overflow="fold",
                 )
             cells = [list(columns[i].cells) for i in block]
@@ -64,6 +73,32 @@ def blocks(widths: Sequence[int], room: int, *, keys: int) -> list[list[int]]:
         found[-1].append(i)
         taken += widths[i] + GAP
     return found
+
+
+def fitted(least: Sequence[int], whole: Sequence[int], room: int) -> list[int]:
+    """Return widths of a block's columns that fill no more than a line.
+
+    Columns get what they need, then from left to right up to their whole width. Where there is
+    no room, the last one has what is left.
+    """
+    widths = list(least)
+    spare = room - sum(widths) - GAP * (len(widths) - 1)
+    if spare < 0:
+        widths[-1] = max(1, widths[-1] + spare)
+    for i, wanted in enumerate(whole):
+        more = min(max(wanted - widths[i], 0), max(spare, 0))
+        widths[i] += more
+        spare -= more
+    return widths
+
+
+def _whole_width(column: Column) -> int:
+    """Return the characters of a column's longest line."""
+    texts = [
+        str(column.header),
+        *(c.plain if isinstance(c, Text) else str(c) for c in column.cells),
+    ]
+    return max(len(line) for text in texts for line in text.splitlines() or [""])
 
 
 def _least_width(column: Column) -> int:

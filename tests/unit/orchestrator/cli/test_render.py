@@ -103,6 +103,24 @@ def test_every_column_is_in_one_block_and_those_that_name_the_row_in_each(widths
         assert alone or sum(widths[i] + 2 for i in block) - 2 <= room
 
 
+@pytest.mark.parametrize("width", [60, 100, 124, 200])
+def test_prose_beside_long_names_wraps_and_loses_no_word(width):
+    name, prose = "a name of two words " * 4, "a curve through too few sizes " * 6
+    table = SimpleNamespace(
+        title="Prose",
+        columns=("architecture", "outcome", "against", "why"),
+        rows=[(name, name, name, prose)],
+        numeric=(False,) * 4,
+        notes=(),
+    )
+
+    lines = printed(results.printed([table]), width=width)
+
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    assert words.count("curve") == words.count("through") == words.count("few") == 6
+
+
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_no_number_and_no_name_of_a_wide_table_is_cut(width):
     rows = [
