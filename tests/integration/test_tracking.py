@@ -147,7 +147,7 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(
     with second.journal.open("a") as file:
         file.write('{"t": 1700000000001, "step": 2000, "metrics": {"odd": NaN, "big": Infinity}}\n')
     for _ in range(2):
-        with exporting(sweep.disk) as exporter:
+        with exporting(sweep.disk, drain_s=600) as exporter:
             sweep.uncontrol()
         assert (exporter.unsynced_points, exporter.problem) == (0, None)
         for trial in sweep.disk.trials():
