@@ -51,6 +51,7 @@ from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, apply_slot
 from workloads.layers.context import Context
 from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
+from workloads.layers.memory.ngram_table import NgramTableComponent
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU
@@ -230,23 +231,6 @@ class EngramShape(Component):
         if self.conv_kernel is not None:
             kept += 4.0 * self.d_model * (3 + self.conv_span / seq_len) + 4.0
         return kept
-
-
-@dataclass(frozen=True, kw_only=True)
-class NgramTableComponent(TableComponent):
-    """Table whose rows are concatenated. Layers that share it read the same rows."""
-
-    def active_params(self) -> int:
-        """Count the rows that one token reads, the same in every layer."""
-        return min(self.n_rows, self.bag_size) * self.width
-
-    def flops_per_token(self, seq_len: int) -> FlopCount:
-        """Return nothing: reading is no product."""
-        return FlopCount()
-
-    def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
-        """Return bytes of a deferred gradient; each row read is a bag of its own."""
-        return self.reads * (4 + element_bytes + self.width * element_bytes)
 
 
 class Engram(nn.Module):

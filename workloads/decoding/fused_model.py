@@ -57,7 +57,7 @@ class FusedModel:
         model = self._model
         context = self._context(tokens, cache)
         rotation = self._rotation_for(cache)
-        x = to_autocast_dtype(model.embed(tokens, context))
+        x = to_autocast_dtype(model.embed(tokens, context.for_layer(cache.embedding)))
         for index, layer in enumerate(self._layers):
             mine = context.for_layer(cache.layer(index))
             if isinstance(layer, _Block):

@@ -37,6 +37,11 @@ class Cache:
         """Return what the layer of this index remembers."""
         return self.layers.setdefault(index, LayerCache(self))
 
+    @property
+    def embedding(self) -> "LayerCache":
+        """Return what the embedding remembers, in models where it reads earlier tokens."""
+        return self.layer(_EMBEDDING)
+
     def positions(self, seq: int) -> Int[Tensor, "batch seq"] | None:
         """Return the positions of the next `seq` tokens; None in an empty cache: 0, 1, ….
 
@@ -72,6 +77,10 @@ class Cache:
                 if name not in mine:
                     mine[name] = value.new_zeros(len(self.lengths), *value.shape[1:])
                 mine[name][rows] = value
+
+
+_EMBEDDING = -1
+"""Before the first layer."""
 
 
 class LayerCache:

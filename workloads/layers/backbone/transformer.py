@@ -74,9 +74,10 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the last residual stream, before norm and head (arguments of `forward`)."""
         context = self.context(tokens, cache)
+        before = context.for_layer(None if cache is None else cache.embedding)
         # Half the bytes of an fp32 stream pass through every norm and sum of the blocks. Norms
         # compute in fp32 all the same.
-        x = to_autocast_dtype(self.embed(tokens, context))
+        x = to_autocast_dtype(self.embed(tokens, before))
         for index, layer in enumerate(self.layers):
             x = layer(x, context.for_layer(None if cache is None else cache.layer(index)))
         if cache is not None:

@@ -115,7 +115,16 @@ class MultiHead(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
-        query, key, value = self.heads(x)
+        return self.attend(*self.heads(x), context)
+
+    def attend(
+        self,
+        query: Float[Tensor, "batch seq heads d_head"],
+        key: Float[Tensor, "batch seq kv_heads d_head"],
+        value: Float[Tensor, "batch seq kv_heads d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return what heads mix, projected back; queries and keys turn first."""
         # Apart: a rotation of both at once would split its gradient and join it again.
         query, key = rotate(query, context.rotation), rotate(key, context.rotation)
         mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), context)

@@ -18,7 +18,10 @@ class Linear(nn.Linear):
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool = False, std: float | None = None
     ) -> None:
-        """Make a map that begins with standard deviation `std`, 1 / sqrt(in_features) if None."""
+        """Make a map that begins with standard deviation `std`, 1 / sqrt(in_features) if None.
+
+        Zero is zeros.
+        """
         super().__init__(in_features, out_features, bias=bias)
         self.std = in_features**-0.5 if std is None else std
 
@@ -27,7 +30,7 @@ class Linear(nn.Linear):
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write the initial weight or bias."""
-        if name == "bias":
+        if name == "bias" or self.std == 0:
             value.zero_()
         else:
             truncated_normal(value, self.std, generator)
