@@ -153,7 +153,7 @@ class ValueEmbedding(nn.Module):
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, once)
-        rows = self.table.module(ids, once).to(x.dtype)
+        rows: Tensor = self.table.module(ids, once).to(x.dtype)
         rows = rows.view(*context.tokens.shape, -1, self.shape.attention.d_head)
         if self.gate is None:
             return rows
