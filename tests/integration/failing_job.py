@@ -79,6 +79,11 @@ def killed(trial):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stopped(trial):
+    """SIGSTOP, as of a debugger or a frozen container: it runs no line, and answers nothing."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def preempted(trial):
     """Only one rank is told."""
     if trial.request.rank == 1:
@@ -118,6 +123,7 @@ CAUSES = {
         hang,
         lost_connection,
         killed,
+        stopped,
         preempted,
         slow,
         disk_full,

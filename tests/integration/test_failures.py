@@ -228,6 +228,21 @@ def test_hang_tells_where_every_rank_stood_and_leaves_all_stacks_in_the_log(fail
     assert "workloads/training/train.py" in log
 
 
+@pytest.mark.faults
+@pytest.mark.long
+def test_a_rank_that_stands_still_is_ended_as_a_hang_and_the_trial_goes_on(tmp_path, make_spec):
+    sweep = Sweep(tmp_path / "stopped", make_spec)
+    sweep.add("stopped", hang_after_s=12.0)
+
+    sweep.run()
+
+    outcome, reason, _ = sweep.first("stopped")
+    assert (outcome, "it was stopped by a signal" in reason) == ("hang", True), reason
+    trial = sweep.trials["stopped"]
+    assert [end["outcome"] for end in sweep.ends("stopped")] == ["hang", "done"]
+    assert sorted(trial.metrics()["train/loss"]) == list(range(1, STEPS + 1))
+
+
 def test_an_attempt_costs_at_most_the_steps_since_the_last_checkpoint(failed):
     for trial in failed.trials.values():
         saved = 0
