@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from orchestrator.cli import mlflow_server
+from orchestrator.cli import app, mlflow_server
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.processes import ProcessId
@@ -439,6 +441,62 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
     assert_equal_to_journals(client, sweep)
     statuses = [client.get_run(run_id).info.status for run_id in run_ids(client, sweep).values()]
     assert statuses == ["FINISHED"] * len(specs)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_an_exporter_that_stands_still_delays_no_end_and_the_next_sends_all(runs, client, sweep):
+    specs = submitted(sweep, 1)
+    attempts = [sweep.start(spec) for spec in specs]
+    for attempt in attempts:
+        sweep.measure(attempt, range(30))
+    exporter = ExporterProcess(sweep.disk)
+    until(lambda: has_points(client, sweep))
+    os.kill(exporter.pid, signal.SIGSTOP)
+    for attempt in attempts:
+        sweep.measure(attempt, range(30, 60))
+        sweep.finish(attempt, step=59)
+    sweep.uncontrol()
+
+    drained = exporter.drain(1.0)
+
+    assert not exporter.alive()
+    assert drained.points_waiting >= 2 * 30 * len(attempts)
+    assert drained.problem == "the exporter did not finish in 1 s"
+    with exporting(sweep.disk) as second:
+        pass
+    assert (second.unsynced_points, second.problem) == (0, None)
+    assert_equal_to_journals(client, sweep)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_a_database_that_another_process_locks_delays_and_loses_nothing(runs, client, sweep):
+    """An exclusive lock, as of a backup or a browser of databases that was left open."""
+    specs = submitted(sweep, 1)
+    for spec in specs:
+        sweep.measure(sweep.start(spec), range(30))
+    exporter = ExporterProcess(sweep.disk)
+    until(lambda: has_points(client, sweep))
+    lock = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        for trial in sweep.disk.trials():
+            sweep.measure(trial.attempts()[0], range(30, 60))
+        until(lambda: exporter.problem is not None)
+        shown = CliRunner().invoke(app, ["status", sweep.disk.name, "--runs", str(runs)]).output
+        assert "another process has locked the database" in " ".join(shown.split())
+        assert exporter.alive()
+    finally:
+        lock.close()
+    for trial in sweep.disk.trials():
+        sweep.finish(trial.attempts()[0], step=59)
+    sweep.uncontrol()
+
+    drained = exporter.drain(120)
+
+    assert (drained.points_waiting, drained.problem) == (0, None)
+    assert_equal_to_journals(client, sweep)
 
 
 def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
