@@ -29,7 +29,8 @@ def in_second_process(work: Callable[[], T]) -> Callable[[], T]:
         return work
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(work, sending))
+    # A daemon: an error here must not wait for a result that nobody takes.
+    process = context.Process(target=_send, args=(work, sending), daemon=True)
     with warnings.catch_warnings():
         # Python 3.12 warns of any thread; those of the linear algebra wait, and survive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -201,8 +201,11 @@ def test_list_names_the_sweeps_of_a_folder(submitted, tmp_path):
     assert code == 0
     assert table.startswith("sweep trials waiting failed submitted state s 2 1 1 ")
     assert (row["name"], row["trials"], row["counts"]) == ("s", 2, {"failed": 1, "waiting": 1})
-    nothing = memscale("list", "--runs", tmp_path / "none")
-    assert nothing == (0, f"Nothing was submitted into {tmp_path}/none yet.")
+    (tmp_path / "empty").mkdir()
+    nothing = memscale("list", "--runs", tmp_path / "empty")
+    assert nothing == (0, f"Nothing was submitted into {tmp_path}/empty yet.")
+    missing = memscale("list", "--runs", tmp_path / "none")
+    assert missing == (2, f"{tmp_path}/none: no such folder; is the path of --runs right?")
 
 
 def test_the_doctor_answers_as_json(monkeypatch, tmp_path):
