@@ -23,7 +23,7 @@ class Config(LlamaBackbone):
 
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        return self.frame_components(vocab_size, n_feed_forward=self.n_layers)
+        return self.frame_components(vocab_size)
 
     @classmethod
     def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":

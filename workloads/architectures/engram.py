@@ -40,7 +40,8 @@ from workloads.accounting.counts import Component, Components, FlopCount, ParamC
 from workloads.architectures import dense
 from workloads.field_error import FieldError, PositiveInt
 from workloads.layers.backbone.layer_placement import check_placement
-from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, nearest_divisor
+from workloads.layers.backbone.moe_base import MoeBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
     FreeDimension,
@@ -54,21 +55,20 @@ from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_fr
 from workloads.layers.memory.ngram_table import NgramTableComponent
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.mixers.attention import CausalAttention
-from workloads.layers.modules.feed_forward import SwiGLU
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LlamaBackbone):
+class Config(MoeBackbone):
     """Transformer with a memory of n-grams before the attention of some layers."""
 
     DOCUMENT_MASK: ClassVar[bool] = False
 
-    rows_per_head: Annotated[int, Interval(ge=2)]
-    """Fewest rows of each hash head's part of a table; parts have the next primes, all
-    different."""
+    rows_per_head: PositiveInt
+    """Fewest rows of each hash head's part of a table; parts have the next primes, all different.
+    1 is a control without memory: one row each, which all n-grams read."""
     max_order: Annotated[int, Interval(ge=2)] = 3
     """Tokens in the longest n-gram; the shortest has two."""
     n_hash_heads: PositiveInt = 8
@@ -154,7 +154,7 @@ class Config(LlamaBackbone):
         """Return what the model consists of; a shared table once."""
         layers, tables = len(self.placement), self.table_primes
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size),
             (layers, self.engram),
             *(
                 (1, self.engram.table(sum(map(sum, primes)), n_readers=layers // len(tables)))
@@ -397,7 +397,7 @@ class EngramTransformer(Transformer):
             return EngramBlock(
                 norm=partial(RMSNorm, config.d_model, eps=config.norm_eps),
                 mixer=CausalAttention(config.attention, norm_eps=config.norm_eps),
-                feed_forward=SwiGLU(config.d_model, config.d_ff),
+                feed_forward=config.feed_forward(),
                 engram=Engram(shape, hashes[place], tables[place], norm_eps=config.norm_eps),
             )
 

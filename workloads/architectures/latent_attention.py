@@ -149,7 +149,7 @@ class Config(LlamaBackbone):
 
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        frame = self.frame_components(vocab_size, n_feed_forward=self.n_layers)
+        frame = self.frame_components(vocab_size)
         kept = [(n, component) for n, component in frame if component != self.attention]
         return [*kept, (self.n_layers, self.latent_attention)]
 

@@ -116,6 +116,11 @@ class Config(LlamaBackbone):
         return (layer,)
 
     @property
+    def n_feed_forward(self) -> int:
+        """Layers with a feed-forward block."""
+        return self.n_layers if self.beside_ffn else self.n_layers - 1
+
+    @property
     def non_causal_reasons(self) -> dict[str, str]:
         """Mode -> why outputs can depend on later tokens there."""
         return {"training": LEAK} if self.query_batch_norm else {}
@@ -126,9 +131,8 @@ class Config(LlamaBackbone):
 
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
-        n_feed_forward = self.n_layers if self.beside_ffn else self.n_layers - 1
         return [
-            *self.frame_components(vocab_size, n_feed_forward=n_feed_forward),
+            *self.frame_components(vocab_size),
             (1, self.memory),
             (1, self.memory.table()),
         ]

@@ -14,7 +14,8 @@ from workloads.accounting.counts import Components
 from workloads.architectures import dense
 from workloads.field_error import PositiveInt
 from workloads.layers.backbone.layer_placement import centred, check_absent, check_placement
-from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY
+from workloads.layers.backbone.moe_base import MoeBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
     FreeDimension,
@@ -33,7 +34,7 @@ from workloads.layers.memory.table import MemoryTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LlamaBackbone):
+class Config(MoeBackbone):
     """Transformer with a feed-forward block in some layers and a memory in the others."""
 
     n_keys: PositiveInt
@@ -119,6 +120,11 @@ class Config(LlamaBackbone):
         stride = self.memory_stride or min(8, -(-self.n_layers // count))
         return centred(self.n_layers, count=count, stride=stride, first=self.memory_first)
 
+    @property
+    def n_feed_forward(self) -> int:
+        """Layers without a memory."""
+        return self.n_layers - len(self.placement)
+
     def build(self, vocab_size: int) -> nn.Module:
         """Return the model on the default device, its values open until `initialise`."""
         return MemoryPlus(self, vocab_size=vocab_size)
@@ -128,7 +134,7 @@ class Config(LlamaBackbone):
         layers = len(self.placement)
         tables = 1 if self.share_values is None else layers
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers - layers),
+            *self.frame_components(vocab_size),
             (layers, self.memory),
             (tables, self.memory.table(n_readers=layers // tables)),
         ]

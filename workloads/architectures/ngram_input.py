@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.field_error import FieldError, PositiveInt
-from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone, nearest_divisor
+from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, nearest_divisor
+from workloads.layers.backbone.moe_base import MoeBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
     FreeDimension,
@@ -46,14 +47,14 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LlamaBackbone):
+class Config(MoeBackbone):
     """Transformer whose first residual stream knows the n-grams that end at each token."""
 
     DOCUMENT_MASK: ClassVar[bool] = False
 
-    rows_per_head: Annotated[int, Interval(ge=2)]
-    """Fewest rows of each hash head's part of the table; parts have the next primes, all
-    different."""
+    rows_per_head: PositiveInt
+    """Fewest rows of each hash head's part of the table; parts have the next primes, all different.
+    1 is a control without memory: one row each, which all n-grams read."""
     max_order: Annotated[int, Interval(ge=2)] = 3
     """Tokens in the longest n-gram; the shortest has two."""
     n_hash_heads: PositiveInt = 4
@@ -107,7 +108,7 @@ class Config(LlamaBackbone):
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size),
             (1, self.ngram_input),
             (1, self.ngram_input.table(self.hash(vocab_size).n_rows)),
         ]

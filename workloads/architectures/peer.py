@@ -115,6 +115,11 @@ class Config(LlamaBackbone):
         return (layer,)
 
     @property
+    def n_feed_forward(self) -> int:
+        """Layers without experts."""
+        return self.n_layers - 1
+
+    @property
     def non_causal_reasons(self) -> dict[str, str]:
         """Mode -> why outputs can depend on later tokens there."""
         return {"training": LEAK} if self.query_batch_norm else {}
@@ -126,7 +131,7 @@ class Config(LlamaBackbone):
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of: of the experts both tables."""
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers - 1),
+            *self.frame_components(vocab_size),
             (1, self.experts),
             (2, self.experts.table()),
         ]

@@ -65,7 +65,7 @@ class Config(LlamaBackbone):
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size),
             (1, self.per_layer),
             (1, self.per_layer.table(vocab_size)),
         ]

@@ -128,7 +128,7 @@ class Config(LlamaBackbone):
         """Return what the model consists of; each table once, with the layers that read it."""
         readers = Counter(self.table_of_layer).values()
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size),
             (self.n_layers, self.memory),
             *((1, table) for n_readers in readers for table in self.memory.tables(n_readers)),
         ]

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.field_error import FieldError, NonNegativeInt
 from workloads.layers.backbone.layer_placement import check_placement
-from workloads.layers.backbone.llama import BACKBONES, LlamaBackbone
+from workloads.layers.backbone.llama import BACKBONES
+from workloads.layers.backbone.moe_base import MoeBackbone
 from workloads.layers.backbone.size_family import D_FF, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
@@ -36,7 +37,7 @@ from workloads.layers.modules.usage_stats import MemoryUsage
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(LlamaBackbone):
+class Config(MoeBackbone):
     """Transformer whose attention adds a token's own vector to its values in some layers."""
 
     value_layers: tuple[int, ...] | None = None
@@ -76,7 +77,7 @@ class Config(LlamaBackbone):
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""
         return [
-            *self.frame_components(vocab_size, n_feed_forward=self.n_layers),
+            *self.frame_components(vocab_size),
             (len(self.placement), self.value_embedding),
             (len(self.placement), self.value_embedding.table(vocab_size)),
         ]

@@ -109,17 +109,24 @@ class LlamaBackbone(LlamaFrame):
         """Sizes of one dense feed-forward block."""
         return SwiGLUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_components(
-        self, vocab_size: int, *, n_feed_forward: int
-    ) -> list[tuple[int, Component]]:
-        """Return the parts of the frame, attention in every layer, SwiGLU in some."""
-        return [*self.attention_parts(vocab_size), (n_feed_forward, self.swiglu)]
+    @property
+    def n_feed_forward(self) -> int:
+        """Layers with a feed-forward block."""
+        return self.n_layers
+
+    def feed_forward(self) -> nn.Module:
+        """Return a feed-forward block."""
+        return SwiGLU(self.d_model, self.d_ff)
+
+    def frame_components(self, vocab_size: int) -> list[tuple[int, Component]]:
+        """Return the parts of the frame, attention in every layer, feed-forward blocks."""
+        return [*self.attention_parts(vocab_size), (self.n_feed_forward, self.swiglu)]
 
     def block(
         self, feed_forward: nn.Module | None = None, *, mixer: nn.Module | None = None
     ) -> Block:
-        """Return a block with these in its slots; attention and SwiGLU where None."""
-        return self.block_with(feed_forward or SwiGLU(self.d_model, self.d_ff), mixer=mixer)
+        """Return a block with these in its slots; attention and `feed_forward` where None."""
+        return self.block_with(feed_forward or self.feed_forward(), mixer=mixer)
 
 
 def check_heads(d_model: int, n_heads: int) -> None:

@@ -90,7 +90,12 @@ def multipliers(*, seed: int, layer: int, order: int, vocab_size: int) -> tuple[
 
 @cache
 def primes_from(start: int, *, number: int) -> tuple[int, ...]:
-    """Return the first `number` primes that are at least `start`, rising."""
+    """Return the first `number` primes that are at least `start`, rising.
+
+    For a start of 1 all are 1, which is no prime but what a part of one row takes the remainder by.
+    """
+    if start == 1:
+        return (1,) * number
     return tuple(islice(filter(is_prime, count(max(2, start))), number))
 
 

@@ -43,6 +43,8 @@ class MixtureShape(Component):
     d_expert: int
     top_k: int
     n_shared_experts: int = 0
+    shared_remainder: int = 0
+    """Columns that the shared experts have besides."""
     routing: Routing = "token_choice"
     capacity: float = 1.0
     """Where experts choose: how many work on a token on average."""
@@ -63,7 +65,8 @@ class MixtureShape(Component):
     @property
     def shared(self) -> SwiGLUShape:
         """Sizes of all shared experts together: one block as wide as all of them."""
-        return SwiGLUShape(d_model=self.d_model, d_ff=self.n_shared_experts * self.d_expert)
+        d_ff = self.n_shared_experts * self.d_expert + self.shared_remainder
+        return SwiGLUShape(d_model=self.d_model, d_ff=d_ff)
 
     @property
     def params_per_expert(self) -> int:

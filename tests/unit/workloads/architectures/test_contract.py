@@ -51,6 +51,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"share_values": False, "n_layers": 6, "gate": "scalar", "score": "softmax_sink"},
     ),
     "engram with a shared table": ("engram", {"shared_table": True}),
+    "engram without memory, on experts": ("engram", {"rows_per_head": 1, "base": "moe"}),
+    "memory_plus on experts": ("memory_plus", {"base": "moe", "n_layers": 3}),
 }
 
 

@@ -43,7 +43,7 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rows_per_head": 1}, "rows_per_head must be at least 2, got 1; the nearest is 2"),
+        ({"rows_per_head": 0}, "rows_per_head must be at least 1, got 0; the nearest is 1"),
         ({"max_order": 1}, "max_order must be at least 2, got 1; the nearest is 2"),
         ({"n_hash_heads": 0}, "n_hash_heads must be at least 1, got 0; the nearest is 1"),
         ({"ngram_dim": 0}, "ngram_dim must be at least 1 or null, got 0; the nearest is 1"),

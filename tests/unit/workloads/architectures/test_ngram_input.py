@@ -33,7 +33,7 @@ def _model(**fields: Any) -> Any:
         ({"n_hash_heads": 3}, r"n_hash_heads must divide ngram_dim \(8, an even share of d_model"),
         ({"ngram_dim": 9}, r"n_hash_heads must divide ngram_dim \(9\), got 2; the nearest is 1"),
         ({"max_order": 1}, "max_order must be at least 2, got 1"),
-        ({"rows_per_head": 1}, "rows_per_head must be at least 2, got 1"),
+        ({"rows_per_head": 0}, "rows_per_head must be at least 1, got 0"),
     ],
 )
 def test_refuses(fields, message):
