@@ -161,9 +161,7 @@ def test_plan_as_json_holds_every_number(place, call):
 
 @pytest.mark.long
 def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_store, tmp_path):
-    # Twelve seconds of training on a quick machine: long enough to be stopped twice.
-    tokens = 204_800
-    place.write(tokens=tokens)
+    place.write(tokens=76_800)
     make_store(place.sweep.path.parent)
     furthest = 0
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -180,7 +178,7 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
     place.run("submit", "tiny.yaml", "--launcher", "process")
     undisturbed = Place(tmp_path / "undisturbed")
     undisturbed.folder.mkdir()
-    undisturbed.write(tokens=tokens)
+    undisturbed.write(tokens=76_800)
     make_store(undisturbed.sweep.path.parent)
     undisturbed.run("submit", "tiny.yaml", "--launcher", "process")
     assert place.losses() == undisturbed.losses()
