@@ -51,7 +51,7 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 
-test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (about five minutes)
+test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (five to eight minutes)
 	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="$(QUICK)"
 
 # Both to their end, also where one fails. What integration tests print waits for theirs, so that it stays together.

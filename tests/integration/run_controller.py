@@ -1,4 +1,4 @@
-"""Run a sweep's controller as a process of its own, which tests may kill: python run_controller.py SWEEP SUBMISSION LAUNCHER [ADDRESS JOB].
+"""Run a sweep's controller as a process of its own, which tests may kill: python run_controller.py SWEEP SUBMISSION LAUNCHER [ADDRESS JOB [PRIORITY]].
 
 Ctrl-C and SIGTERM stop it gracefully, as `memscale submit` does. Exits with 0 when every trial is done.
 """
@@ -15,11 +15,11 @@ from orchestrator.records.trial_dir import SweepDir
 
 def main() -> int:
     sweep, submission, kind = SweepDir(Path(sys.argv[1])), int(sys.argv[2]), sys.argv[3]
-    address, job = sys.argv[4:6] if len(sys.argv) == 6 else (None, TRAIN)
+    address, job, priority = (*sys.argv[4:], *(None, TRAIN, "0")[len(sys.argv) - 4 :])
     if kind == "ray":
         from orchestrator.launchers.ray import RayLauncher
 
-        launcher = RayLauncher(sweep, cpus=2, address=address, job=job)
+        launcher = RayLauncher(sweep, cpus=2, address=address, job=job, priority=int(priority))
     else:
         launcher = ProcessLauncher(sweep, cpus=2)
     controller = Controller(

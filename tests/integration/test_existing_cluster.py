@@ -18,13 +18,15 @@ import pytest
 from orchestrator.control import node_exclusion
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
+from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.launchers.ray import RayLauncher
 from orchestrator.records.processes import pids_writing_below
-from orchestrator.records.rank_registry import registered
+from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.fair_share import SweepUsage
+from orchestrator.sweep.load import load_sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
 JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'}:run"
@@ -230,6 +232,93 @@ def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
         assert launcher.exchange_usage(wants).grant.closed == frozenset()
     finally:
         launcher.close()
+
+
+TRAINED = """
+name: {name}
+data: {{source: biographies, style: compact, n_people: 60}}
+train: {{tokens: {tokens}, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}}
+model: {{architecture: dense, preset: d12}}
+resources: {{gpus: 0}}
+logging: {{every_steps: 1, evaluations: 1, checkpoint_every_s: 1000}}
+seeds: {seeds}
+"""
+
+
+def trained_sweep(folder, name, *, tokens, seeds):
+    file = folder / f"{name}.yaml"
+    file.write_text(TRAINED.format(name=name, tokens=tokens, seeds=seeds))
+    sweep = SweepDir(folder / "runs" / name)
+    for spec in load_sweep(file).trials:
+        sweep.trial(spec.trial_id).create(spec)
+    return sweep
+
+
+def losses(trial):
+    return {step: value for step, (_, value) in trial.metrics()["train/loss"].items()}
+
+
+@pytest.mark.long
+def test_a_higher_priority_makes_others_checkpoint_and_wait_and_changes_no_number(
+    cluster, tmp_path
+):
+    low = trained_sweep(tmp_path, "low", tokens=512_000, seeds=[0, 1, 2, 3])
+    high = trained_sweep(tmp_path, "high", tokens=51_200, seeds=[0, 1])
+    controllers = []
+
+    def submit(sweep, priority):
+        with (sweep.path / "controller.log").open("wb") as log:
+            command = [sys.executable, str(RUN_CONTROLLER), str(sweep.path), "1", "ray"]
+            command += [cluster.address, TRAIN, str(priority)]
+            controllers.append(subprocess.Popen(command, stdout=log, stderr=log))
+
+    try:
+        submit(low, 0)
+        wait_until(lambda: all((t.heartbeat() or {}).get("step", 0) > 20 for t in low.trials()))
+        submit(high, 1)
+        # Six processes on a machine of two cores: its controller and supervisors start slowly.
+        wait_until(lambda: any(t.attempts() for t in high.trials()), timeout_s=600.0)
+        started = [t.attempts()[0].launch()["started_at"] for t in high.trials() if t.attempts()]
+        assert not any(trial.result() for trial in low.trials()), "low was to hold every core"
+        for controller, sweep in zip(controllers[::-1], (high, low), strict=True):
+            assert controller.wait(timeout=600) == 0, (sweep.path / "controller.log").read_text()
+    finally:
+        for controller in controllers:
+            controller.kill()
+            controller.wait()
+    attempts = {trial: [a.end() for a in trial.attempts()] for trial in low.trials()}
+    yielded = [trial for trial, ends in attempts.items() if ends[0]["outcome"] == "yielded"]
+    assert len(yielded) == 2, "as few as needed"
+    for trial, ends in attempts.items():
+        assert [end["outcome"] for end in ends] == ["yielded"] * (trial in yielded) + ["done"]
+        steps = [
+            line.step
+            for a in trial.attempts()
+            for line in a.lines()
+            if line.metrics.get("train/loss")
+        ]
+        assert steps == list(range(1, 2001)), "every step once"
+    first_end = min(attempts[trial][0]["ended_at"] for trial in yielded)
+    assert (
+        "made way for a sweep of higher priority; it checkpointed first"
+        in attempts[yielded[0]][0]["reason"]
+    )
+    assert first_end <= min(started) + 1.0, "it gave the room"
+
+    alone = SweepDir(tmp_path / "alone" / "low")
+    spec = yielded[0].spec()
+    alone.trial(spec.trial_id).create(spec)
+    reference = Controller(
+        alone,
+        submission=1,
+        trial_ids=[spec.trial_id],
+        launcher=ProcessLauncher(alone, cpus=1),
+        cache=tmp_path / "runs" / "low" / "cache",
+    )
+    assert reference.run().complete
+    assert losses(alone.trial(spec.trial_id)) == losses(yielded[0])
+    final = [t.result()["metrics"]["train/loss"] for t in (alone.trial(spec.trial_id), yielded[0])]
+    assert final[0] == final[1]
 
 
 SWEEP = """
