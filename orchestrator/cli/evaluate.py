@@ -77,33 +77,41 @@ def evaluate(
     asked = _asked(suite, questions, data, limit)
     if decode_latency:
         asked = [*(asked or []), evaluate_trials.decode_latency()]
-    found: dict[str, list[Any]] = {}
     notes: list[str] = []
-    known: dict[Any, list[Any]] = {}
-    with showing_progress() as progress:
-        if Path(what).is_dir() and not (runs / what / "trials").is_dir():
-            suites = _require(asked, what)
-            found[what] = list(
-                evaluate_trials.evaluate_folder(Path(what), suites, progress=progress(what))
-            )
-        else:
-            for trial in _trials(runs, what):
-                name = trial.trial_id
-                suites = _require(asked or _scheduled(trial, known), name)
-                if asked is None and (steps := evaluate_trials.missing_steps(trial, suites)):
-                    notes.append(_gone(name, steps))
-                found[name] = list(
-                    evaluate_trials.evaluate_trial(
-                        trial,
-                        suites,
-                        again=again,
-                        keep=limit is None,
-                        progress=progress(name),
-                    )
-                )
+    if Path(what).is_dir() and not (runs / what / "trials").is_dir():
+        suites = _require(asked, what)
+        with showing_progress() as progress:
+            results = evaluate_trials.evaluate_folder(Path(what), suites, progress=progress(what))
+            found = {what: list(results)}
+    else:
+        found, notes = _evaluate_trials(_trials(runs, what), asked, again=again, keep=limit is None)
     console_here().print(evaluation_tables(found))
     for note in notes:
         console_here().print(f"note: {note}", style="yellow")
+
+
+def _evaluate_trials(
+    trials: "list[TrialDir]", asked: list[Any] | None, *, again: bool, keep: bool
+) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the results of each trial, and notes on what can no longer be measured."""
+    from orchestrator.cli.render.evaluation import showing_progress
+    from orchestrator.evaluation import evaluate_trials
+
+    found: dict[str, list[Any]] = {}
+    notes: list[str] = []
+    # Trials of a sweep name the same suites: each is read once.
+    known: dict[Any, list[Any]] = {}
+    with showing_progress() as progress:
+        for trial in trials:
+            name = trial.trial_id
+            suites = _require(asked or _scheduled(trial, known), name)
+            if asked is None and (steps := evaluate_trials.missing_steps(trial, suites)):
+                notes.append(_gone(name, steps))
+            results = evaluate_trials.evaluate_trial(
+                trial, suites, again=again, keep=keep, progress=progress(name)
+            )
+            found[name] = list(results)
+    return found, notes
 
 
 def _asked(

@@ -230,7 +230,8 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     low, high = plan.predicted_range_s(slots=slots)
     between = f"between {units.duration(low)} and {units.duration(high)}"
     sources = sorted({t.runtime.source for t in todo})
-    far = any(t.runtime.source != "guess" and t.runtime.factors[0] < 1 for t in todo)
+    # A measured time whose range is wide was extrapolated (`planning/runtime_prior.py`).
+    extrapolated = any(t.runtime.source != "guess" and t.runtime.factors[0] < 1 for t in todo)
     how = {
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",
@@ -240,7 +241,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     return Text(
         f"To train: {units.plural(len(todo), 'trial')}, {units.flops(total_flops)} FLOPs, "
         f"about {units.duration(seconds)} with {slots} at a time"
-        f" ({'; '.join([how[s] for s in sources] + [carried] * far)}).",
+        f" ({'; '.join([how[s] for s in sources] + [carried] * extrapolated)}).",
         style="bold",
     )
 

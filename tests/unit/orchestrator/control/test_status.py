@@ -30,16 +30,20 @@ def test_control_characters_are_written_out(text, shown):
     assert printable(text) == shown
 
 
-def test_no_escape_of_a_record_reaches_the_status(tmp_path):
-    sweep = SweepDir(tmp_path / "s")
-    spec = TrialSpec(
+def make_spec(**fields):
+    return TrialSpec(
         sweep="s",
         data={"source": "x"},
         model={"architecture": "dense"},
         train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
         seed=0,
-        preset=ESCAPE,
+        **fields,
     )
+
+
+def test_no_escape_of_a_record_reaches_the_status(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    spec = make_spec(preset=ESCAPE)
     trial = sweep.trial(spec.trial_id)
     trial.create(spec)
     attempt = trial.new_attempt({"submission": 1})
@@ -109,13 +113,7 @@ def test_a_trial_that_cannot_be_read_is_one_sentence_beside_the_others(tmp_path)
 )
 def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
     sweep = SweepDir(tmp_path / "s")
-    spec = TrialSpec(
-        sweep="s",
-        data={"source": "x"},
-        model={"architecture": "dense"},
-        train={"tokens": 100, "batch_tokens": 10, "seq_len": 10},
-        seed=0,
-    )
+    spec = make_spec()
     trial = sweep.trial(spec.trial_id)
     trial.create(spec)
     result = {"trial_id": spec.trial_id, "attempt": 1, "steps": 10, "metrics": metrics}
