@@ -51,7 +51,7 @@ from workloads.layers.backbone.size_family import (
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.block import Block, apply_slot
 from workloads.layers.context import Context
-from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
+from workloads.layers.memory.ngram_hash import NgramHash, multipliers, table_rows
 from workloads.layers.memory.ngram_table import NgramTableComponent
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.mixers.attention import CausalAttention
@@ -127,9 +127,9 @@ class Config(MoeBackbone):
         """Rows of every part, by table, order and head."""
         n_tables = 1 if self.shared_table else len(self.placement)
         heads, per_table = self.n_hash_heads, self.engram.rows_read
-        primes = primes_from(self.rows_per_head, number=n_tables * per_table)
+        rows = table_rows(self.rows_per_head, number=n_tables * per_table)
         return tuple(
-            tuple(primes[start : start + heads] for start in range(first, first + per_table, heads))
+            tuple(rows[start : start + heads] for start in range(first, first + per_table, heads))
             for first in range(0, n_tables * per_table, per_table)
         )
 

@@ -39,7 +39,7 @@ from workloads.layers.backbone.size_family import (
 )
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
-from workloads.layers.memory.ngram_hash import NgramHash, multipliers, primes_from
+from workloads.layers.memory.ngram_hash import NgramHash, multipliers, table_rows
 from workloads.layers.memory.ngram_table import NgramTableComponent
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.modules.linear import Linear
@@ -92,12 +92,12 @@ class Config(MoeBackbone):
     def hash(self, vocab_size: int) -> NgramHash:
         """Return which rows the n-grams name."""
         heads = self.n_hash_heads
-        primes = primes_from(self.rows_per_head, number=self.ngram_input.rows_read)
+        rows = table_rows(self.rows_per_head, number=self.ngram_input.rows_read)
         return NgramHash(
             multipliers=multipliers(
                 seed=self.hash_seed, layer=0, order=self.max_order, vocab_size=vocab_size
             ),
-            primes=tuple(primes[i : i + heads] for i in range(0, len(primes), heads)),
+            primes=tuple(rows[i : i + heads] for i in range(0, len(rows), heads)),
             padding=vocab_size,
         )
 

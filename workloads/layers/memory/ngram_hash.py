@@ -89,13 +89,19 @@ def multipliers(*, seed: int, layer: int, order: int, vocab_size: int) -> tuple[
 
 
 @cache
-def primes_from(start: int, *, number: int) -> tuple[int, ...]:
-    """Return the first `number` primes that are at least `start`, rising.
+def table_rows(rows_per_head: int, *, number: int) -> tuple[int, ...]:
+    """Return the rows of `number` tables: different primes of at least `rows_per_head`, rising.
 
-    For a start of 1 all are 1, which is no prime but what a part of one row takes the remainder by.
+    `rows_per_head: 1` is the control without memory: all tables have one row. One is no prime, but
+    every hash modulo one is the same row.
     """
-    if start == 1:
+    if rows_per_head == 1:
         return (1,) * number
+    return primes_from(rows_per_head, number=number)
+
+
+def primes_from(start: int, *, number: int) -> tuple[int, ...]:
+    """Return the first `number` primes that are at least `start`, rising."""
     return tuple(islice(filter(is_prime, count(max(2, start))), number))
 
 

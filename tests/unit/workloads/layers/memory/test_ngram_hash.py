@@ -3,11 +3,17 @@
 import pytest
 import sympy
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workloads.layers.cache import Cache
-from workloads.layers.memory.ngram_hash import NgramHash, is_prime, multipliers, primes_from
+from workloads.layers.memory.ngram_hash import (
+    NgramHash,
+    is_prime,
+    multipliers,
+    primes_from,
+    table_rows,
+)
 
 
 def _hash(
@@ -116,6 +122,7 @@ def test_strong_pseudoprimes_are_no_primes(n):
 
 
 @given(start=st.integers(-3, 10**6), number=st.integers(0, 20))
+@example(start=1, number=1)
 def test_primes_from_a_number_on(start, number):
     expected, last = [], start - 1
     for _ in range(number):
@@ -123,3 +130,8 @@ def test_primes_from_a_number_on(start, number):
         expected.append(last)
 
     assert list(primes_from(start, number=number)) == expected
+
+
+def test_a_table_of_one_row_is_the_control_without_memory():
+    assert table_rows(1, number=3) == (1, 1, 1)
+    assert table_rows(2, number=3) == (2, 3, 5)
