@@ -1,8 +1,8 @@
-"""`dense` and `pythia` against implementations that are not ours: Llama and GPT-NeoX of the transformers library.
+"""Whole models against the transformers library: Llama, Qwen3, GPT-NeoX and DeepSeek-V2.
 
 Small random models, no downloads. Llama has query, key and value apart where ours are one tensor;
 GPT-NeoX holds query, key and value of one head after the other, ours all queries, then all keys,
-then all values.
+then all values; DeepSeek-V2 turns neighbouring columns, ours column i with the one half a head on.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workloads.architectures import dense, pythia
+from workloads.architectures import dense, latent_attention, pythia
 from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 
@@ -44,21 +44,15 @@ class Llama:
     def theirs(self, kind: str) -> nn.Module:
         import transformers  # seconds, so only where a test of this file runs
 
-        config = self.config
-        theirs = transformers.LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=config.d_model,
-            intermediate_size=config.d_ff,
-            num_hidden_layers=config.n_layers,
-            num_attention_heads=config.n_heads,
-            num_key_value_heads=config.n_kv_heads or config.n_heads,
-            rms_norm_eps=config.norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
-            tie_word_embeddings=config.tied_embeddings,
-            max_position_embeddings=64,
-            attn_implementation=kind,
-        )
-        model: nn.Module = transformers.LlamaForCausalLM(theirs)
+        config, n_kv_heads = self.config, self.config.n_kv_heads or self.config.n_heads
+        fields = {**_llama_fields(config, kind), "num_key_value_heads": n_kv_heads}
+        model: nn.Module
+        if config.qk_norm:  # which is all that Qwen3 has and Llama has not
+            d_head = config.d_model // config.n_heads
+            theirs = transformers.Qwen3Config(**fields, head_dim=d_head)
+            model = transformers.Qwen3ForCausalLM(theirs)
+        else:
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields))
         return model
 
     def to_ours(self, theirs: State) -> dict[str, Tensor]:
@@ -75,21 +69,105 @@ class Llama:
 
     def _names(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Their names of what we keep in one tensor, in the order of its rows, and our name."""
-        yield ("model.embed_tokens.weight",), "embedding.weight"
-        yield ("model.norm.weight",), "norm.gain"
-        if not self.config.tied_embeddings:
-            yield ("lm_head.weight",), "head.weight"
+        for name, our in _llama_names(self.config):
+            yield (name,), our
         for i in range(self.config.n_layers):
-            their, our = f"model.layers.{i}", f"layers.{i}"
-            yield (f"{their}.input_layernorm.weight",), f"{our}.mixer_norm.gain"
-            yield (f"{their}.post_attention_layernorm.weight",), f"{our}.feed_forward_norm.gain"
+            their, our = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
             yield (
-                tuple(f"{their}.self_attn.{part}_proj.weight" for part in "qkv"),
-                f"{our}.mixer.query_key_value.weight",
+                tuple(f"{their}.{part}_proj.weight" for part in "qkv"),
+                f"{our}.query_key_value.weight",
             )
-            yield (f"{their}.self_attn.o_proj.weight",), f"{our}.mixer.output.weight"
-            for part in ("gate", "up", "down"):
-                yield (f"{their}.mlp.{part}_proj.weight",), f"{our}.feed_forward.{part}.weight"
+            if self.config.qk_norm:
+                yield (f"{their}.q_norm.weight",), f"{our}.query_norm.gain"
+                yield (f"{their}.k_norm.weight",), f"{our}.key_norm.gain"
+
+
+def _llama_fields(config: Any, kind: str) -> dict[str, Any]:
+    """Fields that the configs of all models on Llama's backbone have."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "tie_word_embeddings": config.tied_embeddings,
+        "max_position_embeddings": 64,
+        "attn_implementation": kind,
+    }
+
+
+def _llama_names(config: Any) -> Iterator[tuple[str, str]]:
+    """Their name and ours of what all models on Llama's backbone hold alike."""
+    yield "model.embed_tokens.weight", "embedding.weight"
+    yield "model.norm.weight", "norm.gain"
+    if not config.tied_embeddings:
+        yield "lm_head.weight", "head.weight"
+    for i in range(config.n_layers):
+        their, our = f"model.layers.{i}", f"layers.{i}"
+        yield f"{their}.input_layernorm.weight", f"{our}.mixer_norm.gain"
+        yield f"{their}.post_attention_layernorm.weight", f"{our}.feed_forward_norm.gain"
+        yield f"{their}.self_attn.o_proj.weight", f"{our}.mixer.output.weight"
+        for part in ("gate", "up", "down"):
+            yield f"{their}.mlp.{part}_proj.weight", f"{our}.feed_forward.{part}.weight"
+
+
+class DeepSeekV2:
+    """Latent attention, with dense feed-forward blocks in every layer."""
+
+    def __init__(self, **fields: Any) -> None:
+        # The norm of the latent vector has an eps of its own there, which no field reaches.
+        self.config = latent_attention.Config(
+            **{"d_model": 24, "n_layers": 2, "n_heads": 3, "d_ff": 40, "norm_eps": 1e-6, **fields}
+        )
+
+    def theirs(self, kind: str) -> nn.Module:
+        import transformers  # seconds, so only where a test of this file runs
+
+        shape = self.config.latent_attention
+        theirs = transformers.DeepseekV2Config(
+            **_llama_fields(self.config, kind),
+            first_k_dense_replace=self.config.n_layers,
+            q_lora_rank=None,
+            kv_lora_rank=shape.latent_dim,
+            qk_rope_head_dim=shape.rope_dim,
+            qk_nope_head_dim=shape.d_head - shape.rope_dim,
+            v_head_dim=shape.d_head,
+        )
+        model: nn.Module = transformers.DeepseekV2ForCausalLM(theirs)
+        return model
+
+    def to_ours(self, theirs: State) -> dict[str, Tensor]:
+        return {our: self._turned(theirs[their], our) for their, our in self._names()}
+
+    def to_theirs(self, ours: State) -> dict[str, Tensor]:
+        return {their: self._turned(ours[our], our, back=True) for their, our in self._names()}
+
+    def _turned(self, value: Tensor, our_name: str, *, back: bool = False) -> Tensor:
+        """Exchange the orders of a head's rotary rows: pairs one after the other, and halves."""
+        shape = self.config.latent_attention
+        rows = {
+            "query.weight": (shape.n_heads, shape.d_head),
+            "down.weight": (1, shape.latent_dim + shape.rope_dim),
+        }
+        of = rows.get(our_name.partition("mixer.")[2])
+        if of is None:
+            return value
+        plain, rotary = value.unflatten(0, of).tensor_split([of[1] - shape.rope_dim], dim=1)
+        pairs = (2, -1) if back else (-1, 2)
+        rotary = rotary.unflatten(1, pairs).transpose(1, 2).flatten(1, 2)
+        return torch.cat((plain, rotary), dim=1).flatten(0, 1)
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        """Their name and ours of every parameter."""
+        yield from _llama_names(self.config)
+        for i in range(self.config.n_layers):
+            their, our = f"model.layers.{i}.self_attn", f"layers.{i}.mixer"
+            yield f"{their}.q_proj.weight", f"{our}.query.weight"
+            yield f"{their}.kv_a_proj_with_mqa.weight", f"{our}.down.weight"
+            yield f"{their}.kv_a_layernorm.weight", f"{our}.latent_norm.gain"
+            yield f"{their}.kv_b_proj.weight", f"{our}.up.weight"
 
 
 NEOX_BLOCK = {
@@ -170,6 +248,8 @@ CASES: dict[str, Oracle] = {
     "dense, one key head": Llama(n_kv_heads=1),
     "dense, tied": Llama(tied_embeddings=True),
     "dense, another base and eps": Llama(rope_base=500_000.0, norm_eps=1e-3),
+    "dense, norms of queries and keys": Llama(qk_norm=True, n_kv_heads=2),
+    "latent_attention": DeepSeekV2(latent_dim=6, rope_dim=4),
     "pythia, quarter rotary": GPTNeoX(),
     "pythia, full rotary": GPTNeoX(rotary_fraction=1.0),
     "pythia, half rotary, another base and eps": GPTNeoX(

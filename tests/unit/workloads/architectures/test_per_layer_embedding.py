@@ -6,10 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from workloads.accounting.counts import ParamCount
 from workloads.architectures import dense
 from workloads.architectures.per_layer_embedding import PRESETS, Config, PerLayerTransformer
+from workloads.layers.context import Context
+from workloads.layers.memory.per_layer_embedding import PER_LAYER_INPUTS
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
 
@@ -161,3 +164,62 @@ def test_papers_shapes_read_256_numbers_a_layer():
 @pytest.mark.parametrize("size", [30_000, 3_000_000, 100_000_000])
 def test_members_of_a_size(size):
     assert Config.nearest_size(size).param_count(1).non_embedding == pytest.approx(size, rel=0.1)
+
+
+class _NoMixer(nn.Module):
+    """In place of their attention, which the test does not ask about."""
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        return torch.zeros_like(hidden_states), None
+
+
+def test_inputs_and_gates_are_those_of_gemma_4(monkeypatch):
+    """In float64, with random values everywhere; attention and feed-forward add nothing."""
+    from transformers.models.gemma4 import modeling_gemma4  # seconds, so only where it runs
+
+    ours = _model().double()
+    theirs = modeling_gemma4.Gemma4TextModel(
+        modeling_gemma4.Gemma4TextConfig(
+            vocab_size=11,
+            vocab_size_per_layer_input=11,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            num_kv_shared_layers=0,
+            head_dim=8,
+            layer_types=["full_attention"] * 3,
+            hidden_size_per_layer_input=5,
+            rms_norm_eps=Config(**SMALL).norm_eps,
+        )
+    ).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in ours.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
+        theirs.embed_tokens_per_layer.weight.copy_(ours.per_layer_table.weight)
+        theirs.per_layer_model_projection.weight.copy_(ours.per_layer_inputs.projection.weight)
+        theirs.per_layer_projection_norm.weight.copy_(ours.per_layer_inputs.norm.gain)
+        for their, our in zip(theirs.layers, ours.layers, strict=True):
+            their.per_layer_input_gate.weight.copy_(our.per_layer.gate.weight)
+            their.per_layer_projection.weight.copy_(our.per_layer.output.weight)
+            their.post_per_layer_input_norm.weight.copy_(our.per_layer.norm.gain)
+            their.self_attn = _NoMixer()
+            their.mlp.down_proj.weight.zero_()
+    tokens = torch.randint(11, (2, 7), generator=generator)
+    embedded = ours.embedding.weight[tokens].detach()
+    context = Context(tokens=tokens)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)  # their norms work in fp32
+
+    found = ours.per_layer_inputs(embedded, tokens, context)
+    # Their first residual stream is sqrt(d_model) times the embedding.
+    looked_up = theirs.get_per_layer_inputs(tokens, None)
+    expected = theirs.project_per_layer_inputs(embedded * 16**0.5, looked_up)
+
+    # The factor sqrt(width) is fp32 on both sides.
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    context.shared[PER_LAYER_INPUTS] = expected
+    for i, (their, our) in enumerate(zip(theirs.layers, ours.layers, strict=True)):
+        added = our.per_layer(embedded, context)
+        torch.testing.assert_close(embedded + added, their(embedded.clone(), expected[:, :, i]))

@@ -1,50 +1,86 @@
-"""The mixture of experts against one that is not ours: OLMoE's of the transformers library.
+"""The mixture of experts against ones that are not ours: those of the transformers library.
 
-With weights over the chosen experts it is Mixtral's rule. Its router takes the softmax in fp32, for
-the comparison in float64.
+OLMoE; the same with weights over the chosen experts, which is Mixtral's rule; and DeepSeek-V2, which
+has shared experts besides. Their routers work in fp32, for the comparison in float64.
 """
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.layers.context import Context
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.moe import MixtureOfExperts, MixtureShape
 
+OLMOE = MixtureShape(d_model=6, n_experts=5, d_expert=4, top_k=2)
+MIXTRAL = MixtureShape(d_model=6, n_experts=5, d_expert=4, top_k=2, renormalise=True)
+DEEPSEEK_V2 = MixtureShape(d_model=6, n_experts=5, d_expert=4, top_k=2, n_shared_experts=3)
 
-@pytest.mark.parametrize("renormalise", [False, True], ids=["olmoe", "mixtral"])
-def test_outputs_and_gradients_are_those_of_olmoe(renormalise, monkeypatch):
-    from transformers.models.olmoe import modeling_olmoe  # seconds, so only where a test runs
 
-    monkeypatch.setattr(functional, "softmax", lambda x, dim, dtype: x.softmax(dim))
-    shape = MixtureShape(d_model=6, n_experts=5, d_expert=4, top_k=2, renormalise=renormalise)
-    ours = MixtureOfExperts(shape).double()
+def _theirs(shape: MixtureShape) -> nn.Module:
+    """Return their block, its values open."""
+    # Seconds to import, so only where a test of this file runs.
+    from transformers.models.deepseek_v2 import modeling_deepseek_v2
+    from transformers.models.olmoe import modeling_olmoe
+
+    fields = {
+        "hidden_size": shape.d_model,
+        "num_attention_heads": 1,
+        "num_experts_per_tok": shape.top_k,
+        "norm_topk_prob": shape.renormalise,
+    }
+    block: nn.Module
+    if shape.n_shared_experts:
+        block = modeling_deepseek_v2.DeepseekV2Moe(
+            modeling_deepseek_v2.DeepseekV2Config(
+                **fields,
+                n_routed_experts=shape.n_experts,
+                moe_intermediate_size=shape.d_expert,
+                n_shared_experts=shape.n_shared_experts,
+            )
+        )
+    else:
+        block = modeling_olmoe.OlmoeSparseMoeBlock(
+            modeling_olmoe.OlmoeConfig(
+                **fields, num_experts=shape.n_experts, intermediate_size=shape.d_expert
+            )
+        )
+    return block.double()
+
+
+def _to_theirs(ours: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return our numbers, or their gradients, under their names and in their layout."""
+    renamed = {
+        "gate.weight": ours["router.weight"],
+        "experts.gate_up_proj": torch.cat((ours["experts.gate"].mT, ours["experts.up"].mT), dim=1),
+        "experts.down_proj": ours["experts.down"].mT,
+    }
+    for part in ("gate", "up", "down"):
+        if f"shared.{part}.weight" in ours:
+            renamed[f"shared_experts.{part}_proj.weight"] = ours[f"shared.{part}.weight"]
+    return renamed
+
+
+@pytest.mark.parametrize(
+    "shape", [OLMOE, MIXTRAL, DEEPSEEK_V2], ids=["olmoe", "mixtral", "deepseek_v2"]
+)
+def test_outputs_and_gradients(shape, monkeypatch):
+    ours, theirs = MixtureOfExperts(shape).double(), _theirs(shape)
     initialise(ours, 0)
-    config = modeling_olmoe.OlmoeConfig(
-        hidden_size=6,
-        intermediate_size=4,
-        num_experts=5,
-        num_experts_per_tok=2,
-        norm_topk_prob=renormalise,
-    )
-    theirs = modeling_olmoe.OlmoeSparseMoeBlock(config).double()
-    gate, up, down = (p.detach() for p in (ours.experts.gate, ours.experts.up, ours.experts.down))
-    with torch.no_grad():
-        theirs.gate.weight.copy_(ours.router.weight)
-        theirs.experts.gate_up_proj.copy_(torch.cat((gate.mT, up.mT), dim=1))
-        theirs.experts.down_proj.copy_(down.mT)
+    theirs.load_state_dict(_to_theirs(ours.state_dict()))
     x = torch.randn(2, 9, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     context = Context(tokens=torch.zeros(2, 9, dtype=torch.long))
 
-    found, expected = ours(x, context), theirs(x)
+    found = ours(x, context)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "float32", torch.float64)
+        patch.setattr(functional, "softmax", lambda x, dim, dtype: x.softmax(dim))
+        expected = theirs(x)
 
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    routers = [ours.router.weight, theirs.gate.weight]
-    downs = [ours.experts.down, theirs.experts.down_proj]
-    of = [
-        torch.autograd.grad(y.square().sum(), list(parameters))
-        for y, parameters in zip((found, expected), zip(routers, downs, strict=True), strict=True)
-    ]
-    torch.testing.assert_close(of[0][0], of[1][0], rtol=1e-11, atol=1e-13)
-    torch.testing.assert_close(of[0][1], of[1][1].mT, rtol=1e-11, atol=1e-13)
+    gradients = []
+    for model, y in ((ours, found), (theirs, expected)):
+        y.square().sum().backward()
+        gradients.append({name: value.grad for name, value in model.named_parameters()})
+    torch.testing.assert_close(_to_theirs(gradients[0]), gradients[1], rtol=1e-11, atol=1e-13)
