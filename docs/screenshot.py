@@ -91,6 +91,27 @@ class Browser:
                 )
             time.sleep(0.25)
 
+    @contextlib.contextmanager
+    def frame(self, *, timeout_s: float = 60.0) -> Iterator[None]:
+        """Look into the first frame of the page for the body, once it is there.
+
+        Raises:
+            BrowserError: If there is none in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                request("POST", f"{self._base}/frame", {"id": 0})
+                break
+            except BrowserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.25)
+        try:
+            yield
+        finally:
+            request("POST", f"{self._base}/frame", {"id": None})
+
     def screenshot(self, path: Path) -> None:
         """Write a PNG of the window."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
 """The exporter against real MLflow: SQLite, a server that dies, kills, the page in a browser."""
 
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -555,3 +556,50 @@ def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path
 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 20_000
+
+
+@pytest.mark.long
+@pytest.mark.browser
+def test_the_parent_run_shows_question_answer_and_report(runs, client, sweep):
+    (spec,) = submitted(sweep, 1)[:1]
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, range(3))
+    sweep.finish(attempt, step=2)
+    numbers = {
+        "question": "Which grows?",
+        "answer": {"status": "told apart", "sentences": ["memory_plus is better by 0.25 nats."]},
+        "rests_on": "Of 1 fitted curve: 1 adequate.",
+        "next": [],
+        "tables": [
+            {
+                "name": "fitted_curves",
+                "rows": [
+                    {"architecture": "dense", "outcome": "loss", "x": "total_params"}
+                    | {"alpha": 0.3125, "verdict": "adequate", "why": "no pattern"}
+                ],
+            }
+        ],
+    }
+    folder = sweep.disk.path / "report"
+    folder.mkdir()
+    (folder / "report.html").write_text("<h1>Curves of the sweep</h1>")
+    (folder / "report.json").write_text(json.dumps(numbers))
+    with exporting(sweep.disk):
+        sweep.uncontrol()
+    experiment = client.get_experiment_by_name(sweep.disk.name).experiment_id
+    (parent,) = client.search_runs([experiment], "tags.`memscale.kind` = 'submission'")
+    try:
+        with (
+            screenshot.browser() as browser,
+            mlflow_server.server(default_tracking_uri(runs), runs) as url,
+        ):
+            at = f"{url}/#/experiments/{experiment}/runs/{parent.info.run_id}"
+            browser.open(at)
+            browser.wait_for(["Which grows?", "Answer: told apart.", "better by 0.25 nats"])
+            browser.wait_for(["fit/dense/loss_against_total_params/alpha", "0.3125"])
+            browser.open(f"{at}/artifacts/report/report.html")
+            browser.wait_for(["report.html", "report.json"])
+            with browser.frame():
+                browser.wait_for(["Curves of the sweep"])
+    except screenshot.MissingBrowserError as missing:
+        pytest.skip(str(missing))
