@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.node.hardware import visible_gpus
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.rank_registry import TRAIN
@@ -27,6 +28,16 @@ TRAINING_MODULES = (
 )
 """What a fork server imports for ranks that train; architectures and data sources come on top. A
 custom job imports what it needs by itself."""
+COMPILER_MODULES = (
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._inductor.codegen.triton",
+    "torch._inductor.compile_fx",
+    "torch._inductor.runtime.triton_heuristics",
+)
+"""What the first compilation would import in every rank: 2 s of a core. None asks for a device,
+which would forbid forking. Imported where there are GPUs, since a CPU never compiles."""
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
 REPLACEMENTS = 2
@@ -46,6 +57,8 @@ class ForkServerProcess:
         self._environment = dict(environment)
         self._modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
         self._optional = workload_modules() if job == TRAIN else []
+        if job == TRAIN and visible_gpus():
+            self._optional += COMPILER_MODULES
         self._own_group = own_group
         self._start()
 

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from orchestrator.node.progress_board import ProgressWriter, RankProgress
+from orchestrator.node.start_times import StartTimes
 from orchestrator.node.system_metrics import SystemSampler
 from orchestrator.records import storage_errors
 from orchestrator.records.journal import Journal
@@ -121,6 +122,8 @@ class RankReporter:
         self._journal = (
             Journal(request.attempt_dir.journal, clock=wall_clock) if request.rank == 0 else None
         )
+        launch = request.attempt_dir.launch() or {}
+        self._start_times = StartTimes(launch.get("started_at"), wall_clock)
         self._shares_gpus = shares_gpus
         self._sampler: SystemSampler | None = None
         self._logged_at = -math.inf
@@ -152,6 +155,8 @@ class RankReporter:
         self._values.update(values)
         self._n_reports += 1
         self._lap_timer.record(step, phase)
+        if (seconds := self._start_times.record(phase)) is not None:
+            self.event("first_step", step=step, seconds=seconds)
         if self._progress_writer is not None:
             self._progress_writer.write(
                 RankProgress(

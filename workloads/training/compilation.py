@@ -26,6 +26,9 @@ from workloads.layers.modules.usage_stats import Usage
 _GRAPHS_PER_KIND = 16
 """Graphs that dynamo may keep of one kind: shapes, precisions. Beyond it runs uncompiled."""
 
+INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable: where Inductor keeps what it compiled."""
+
 _compiled: dict[object, Callable[..., Tensor]] = {}
 """Compiled functions by what they were made of and by kind, for all models of this process."""
 
@@ -115,8 +118,12 @@ def share_compile_cache(folder: Path, *, threads: int) -> None:
         folder: Made where it is missing.
         threads: Processes that may compile at once.
     """
-    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
-        os.environ.setdefault(variable, str(folder / name))
     # By name: importing Inductor takes seconds, and a CPU never compiles.
     inductor: Any = import_module("torch._inductor.config")
+    inductor_folders: Any = import_module("torch._inductor.runtime.cache_dir_utils")
+    # Importing Inductor sets the variable to its default, which therefore is nobody's wish.
+    if os.environ.get(INDUCTOR_FOLDER) == inductor_folders.default_cache_dir():
+        del os.environ[INDUCTOR_FOLDER]
+    for variable, name in ((INDUCTOR_FOLDER, "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        os.environ.setdefault(variable, str(folder / name))
     inductor.compile_threads = max(1, threads)

@@ -18,9 +18,10 @@ class Reporter(Protocol):
         """Announce that `path` is complete and enough to resume after `step`."""
 
     def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
-        """Report progress (phase: data, train, evaluate, checkpoint).
+        """Report progress (phase: data, model, start, train, evaluate, checkpoint).
 
-        Called every step; may drop calls.
+        Called every step; may drop calls. `start` is what precedes the end of the first step:
+        optimizer, compilation, the step itself.
         """
 
     def should_stop(self) -> bool:

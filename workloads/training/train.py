@@ -104,7 +104,8 @@ def run(
         if "metrics" in saved:  # the last step and its evaluation were done before a crash
             return dict(saved["metrics"])
 
-        tell = partial(_preparing, reporter, saved["step"], sections.config.steps)
+        begin = partial(_begin, reporter, saved["step"], sections.config.steps)
+        tell = partial(begin, "data")
         with stopwatch.on("data"):
             tell("hashing the input files")
             require_unchanged(sections.source.files(), job.data_sha256, job.cache)
@@ -113,7 +114,9 @@ def run(
         if benchmarks is not None:
             # Before the first step: what cannot be asked must not cost a training.
             asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(sections.source, corpus))
+        begin("model", "building the model")
         model = _model(job, sections, corpus, mesh, here, resumes=bool(path))
+        begin("start", "preparing the first step")
         step, use = _step(job, sections, corpus, mesh, model, here, bf16=bf16)
         state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:
@@ -278,10 +281,10 @@ class Benchmarks(NamedTuple):
     tokenizer: TextTokenizer
 
 
-def _preparing(reporter: Reporter, step: int, steps: int, said: str) -> None:
-    """Log what preparing the data says. Each sentence is a sign of life: this is no hang."""
+def _begin(reporter: Reporter, step: int, steps: int, phase: str, said: str) -> None:
+    """Log what is done before the first step. Each sentence is a sign of life: this is no hang."""
     LOG.info(said)
-    reporter.progress(step, steps, "data", {})
+    reporter.progress(step, steps, phase, {})
 
 
 class Trainer:

@@ -101,6 +101,8 @@ def _remark(trial: TrialStatus) -> str:
     if trial.state is TrialState.RUNNING:
         remark = {
             "data": "preparing data",
+            "model": "building the model",
+            "start": "taking its first step",
             "evaluate": "evaluating",
             "checkpoint": "checkpointing",
         }.get(trial.phase or "", "")

@@ -1,3 +1,5 @@
+import importlib
+import os
 from contextlib import nullcontext
 
 import pytest
@@ -98,3 +100,19 @@ def test_a_model_that_records_nothing_is_never_asked_to():
 
     assert not dense.recording_usage
     assert memory.recording_usage
+
+
+@pytest.mark.parametrize("own", [None, "/their/own"])
+def test_compiled_kernels_are_kept_where_all_trials_find_them_unless_the_user_says_where(
+    tmp_path, monkeypatch, own
+):
+    folders = importlib.import_module("torch._inductor.runtime.cache_dir_utils")
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    # As importing Inductor leaves it.
+    monkeypatch.setenv(compilation.INDUCTOR_FOLDER, own or folders.default_cache_dir())
+
+    compilation.share_compile_cache(tmp_path, threads=1)
+
+    assert os.environ[compilation.INDUCTOR_FOLDER] == (own or str(tmp_path / "inductor"))
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    assert own or folders.cache_dir() == str(tmp_path / "inductor")

@@ -165,8 +165,9 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
     assert "train/loss" not in reporter.rows[1][1]
     assert metrics["train/tokens"] == STEPS * 96
     assert all(np.isfinite(value) for value in metrics.values())
-    assert list(dict.fromkeys(phase for _, phase in reporter.phases))[:2] == ["data", "train"]
-    assert {phase for _, phase in reporter.phases} == {"data", "train", "evaluate", "checkpoint"}
+    phases = list(dict.fromkeys(phase for _, phase in reporter.phases))
+    assert phases[:4] == ["data", "model", "start", "train"]
+    assert {*phases[4:]} == {"evaluate", "checkpoint"}
 
 
 def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path, undisturbed):

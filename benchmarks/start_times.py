@@ -1,0 +1,86 @@
+"""Seconds from the launch of a trial to its first step, for the trials of one sweep in turn.
+
+    python benchmarks/start_times.py                          # four trials of dense 3m on one GPU
+    python benchmarks/start_times.py --device cpu --preset d16 --trials 2
+    python benchmarks/start_times.py --gpus 0.125             # eight at once, as clients of MPS
+
+The first trial prepares the data and fills the caches of compiled kernels. The later ones are what
+most trials of a sweep are. Phases are those of the journal's event `first_step`
+(docs/metrics.md). `memscale submit` runs the sweep with its defaults: Ray, fork server, exporter.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import yaml
+from training_speed import text
+
+from orchestrator.records.trial_dir import SweepDir
+
+PHASES = ("launch", "rank", "data", "model", "start", "total")
+
+
+def main() -> None:
+    arguments = _arguments()
+    on_gpu = arguments.device == "cuda"
+    print(f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}, torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(arguments.keep or name)
+        folder.mkdir(parents=True, exist_ok=True)
+        text(folder / "text.txt")
+        sweep = {
+            "name": "start",
+            "data": {"source": "text", "path": str(folder / "text.txt"), "vocab_size": 4096},
+            "model": {"architecture": arguments.architecture, "preset": arguments.preset},
+            "train": {"tokens": 2**14 * 100, "batch_tokens": 2**14, "seq_len": 256, "lr": 1e-3},
+            "resources": {"gpus": arguments.gpus if on_gpu else 0, "cpus": arguments.cpus},
+            "logging": {"evaluations": 1},
+            "seeds": list(range(arguments.trials)),
+        }
+        if not on_gpu:
+            sweep["train"] |= {"tokens": 2**11, "batch_tokens": 2**9}
+        (folder / "start.yaml").write_text(yaml.safe_dump(sweep), encoding="utf-8")
+        command = [sys.executable, "-m", "orchestrator.cli", "submit", str(folder / "start.yaml")]
+        subprocess.run(
+            [*command, "--runs", str(folder / "runs"), "--quiet"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=os.environ if on_gpu else {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        table(SweepDir(folder / "runs" / "start"))
+
+
+def table(sweep: SweepDir) -> None:
+    """Print seconds by phase, a trial a line, in the order of their launches."""
+    print("| trial | " + " | ".join(f"{phase} s" for phase in PHASES) + " |")
+    print("|---" * (1 + len(PHASES)) + "|")
+    attempts = [trial.attempts()[0] for trial in sweep.trials() if trial.attempts()]
+    attempts.sort(key=lambda attempt: float((attempt.launch() or {})["started_at"]))
+    for number, attempt in enumerate(attempts, start=1):
+        events = (line.event for line in attempt.lines() if line.event is not None)
+        seconds = next(e["seconds"] for e in events if e["event"] == "first_step")
+        cells = (f"{seconds.get(phase, 0.0):.2f}" for phase in PHASES)
+        print(f"| {number} | " + " | ".join(cells) + " |", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--architecture", default="dense")
+    parser.add_argument("--preset", default="3m")
+    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--gpus", type=float, default=1, help="of a trial")
+    parser.add_argument("--cpus", type=int, default=1, help="of a trial")
+    parser.add_argument("--keep", help="folder for the sweep; default: a temporary one")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
