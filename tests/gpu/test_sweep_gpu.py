@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.node import mps
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import TrialState
 
@@ -121,6 +123,20 @@ def test_who_outgrows_a_whole_gpu_goes_on_with_half_the_micro_batch(swept):
 def test_neighbours_of_those_that_ran_out_never_noticed(swept):
     for name in ("tenth", "quarter"):
         assert {len(trial.attempts()) for trial in swept[name]} == {1}
+
+
+@pytest.mark.skipif(shutil.which(mps.CONTROL) is None, reason="needs NVIDIA's MPS")
+def test_trials_with_a_share_are_clients_of_mps_and_others_are_not(swept):
+    clients = {
+        name: {
+            mps.PIPES in json.loads((attempt.path / "environment.json").read_text())["variables"]
+            for trial in swept[name]
+            for attempt in trial.attempts()
+        }
+        for name in ("tenth", "quarter", "whole")
+    }
+
+    assert clients == {"tenth": {True}, "quarter": {True}, "whole": {False}}
 
 
 @pytest.mark.skipif(GPUS < 4, reason="needs 4 GPUs")
