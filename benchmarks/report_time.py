@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FORMATS: dict[str, float] = {}
-"""Figure format, or `layout`, to CPU seconds."""
+"""Figure format, or function of `analysis/plotting/canvas.py`, to CPU seconds."""
 
 
 def cpu_seconds() -> float:
@@ -39,7 +39,7 @@ def count_formats() -> None:
     """Sum the time of every figure's layout and formats into FORMATS."""
     from analysis.plotting import canvas
 
-    image, settle = canvas.image, canvas.settle_layout
+    image = canvas.image
 
     def timed_image(figure, kind):
         began = cpu_seconds()
@@ -47,17 +47,26 @@ def count_formats() -> None:
         FORMATS[kind] = FORMATS.get(kind, 0.0) + cpu_seconds() - began
         return found
 
-    def timed_layout(figure):
-        began = cpu_seconds()
-        settle(figure)
-        FORMATS["layout"] = FORMATS.get("layout", 0.0) + cpu_seconds() - began
+    def timed(part):
+        work = getattr(canvas, part)
 
-    canvas.image, canvas.settle_layout = timed_image, timed_layout
+        def call(figure):
+            began = cpu_seconds()
+            found = work(figure)
+            FORMATS[part] = FORMATS.get(part, 0.0) + cpu_seconds() - began
+            return found
+
+        setattr(canvas, part, call)
+
+    canvas.image = timed_image
+    timed("settle_layout")
+    timed("drawn_once")
 
 
 def parts(runs: Path, sweep: str, out: Path) -> None:
     """Print the CPU seconds of each part of a report."""
     began = cpu_seconds()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command
     with measured("imports"):
         import analysis
         from analysis.report.contents import report_contents

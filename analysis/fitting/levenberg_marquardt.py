@@ -178,8 +178,10 @@ def _minimise_block(
         if step_number == iterations or not unfinished.any():
             break
         active = active[unfinished]
-        step = _step(equations.of(unfinished), damping[active])
-        trial = np.clip(theta[active] + step, model.lower, model.upper)
+        if not unfinished.all():
+            equations = equations.of(unfinished)
+        step = _step(equations, damping[active])
+        trial = np.minimum(np.maximum(theta[active] + step, model.lower), model.upper)
         trial_residual = model.values(trial) - model.y
         rows = slice(None) if len(active) == n_problems else active
         loss = rho(trial_residual, model.huber)
@@ -210,21 +212,26 @@ def _normal_equations(
     model: _Model, theta: Array, weights: Array, residual: Array, objective: Array, damping: Array
 ) -> _NormalEquations:
     J = model.jacobian(theta).transpose(0, 2, 1)
-    slope, curvature = _influence(residual, model.huber, damping)
+    if model.huber is None:
+        slope, curved = residual, weights
+    else:
+        slope, curvature = _influence(residual, model.huber, damping)
+        curved = weights * curvature
     gradient = (J @ (weights * slope)[:, :, None])[:, :, 0]
-    hessian = (J * (weights * curvature)[:, None, :]) @ J.transpose(0, 2, 1)
+    hessian = (J * curved[:, None, :]) @ J.transpose(0, 2, 1)
     outward = ((theta <= model.lower) & (gradient > 0)) | ((theta >= model.upper) & (gradient < 0))
     frozen = outward | (model.lower == model.upper)
     gradient = np.where(frozen, 0.0, gradient)
     # The floor stands for rounding: with residuals of exactly zero the cosine has no meaning.
-    diagonal = np.einsum("bpp->bp", hessian)
+    diagonal = hessian.diagonal(axis1=1, axis2=2)
     reach = np.sqrt(diagonal) * (np.sqrt(2 * objective) + 1e-7)[:, None]
-    cosines = np.abs(gradient) / np.where(reach > 0, reach, 1.0)
+    reach = np.where(reach > 0, reach, 1.0)
+    cosines = np.abs(gradient) / reach
     return _NormalEquations(
         gradient=gradient,
         hessian=hessian,
         frozen=frozen,
-        cosine=np.max(cosines, axis=1, initial=0.0),
+        cosine=cosines.max(axis=1, initial=0.0),
     )
 
 
@@ -232,7 +239,7 @@ def _step(equations: _NormalEquations, damping: Array) -> Array:
     """Return the damped step (b, p)."""
     frozen, hessian = equations.frozen, equations.hessian
     # A frozen parameter leaves the system with its row and column.
-    diagonal = np.einsum("bpp->bp", hessian).copy()
+    diagonal = hessian.diagonal(axis1=1, axis2=2).copy()
     if frozen.any():
         hessian = np.where(frozen[:, :, None] | frozen[:, None, :], 0.0, hessian)
     # Marquardt's scaling by the diagonal, and a floor where a parameter has no influence.
@@ -243,10 +250,8 @@ def _step(equations: _NormalEquations, damping: Array) -> Array:
     return np.asarray(np.linalg.solve(system, -equations.gradient[:, :, None])[:, :, 0])
 
 
-def _influence(residual: Array, huber: float | None, damping: Array) -> tuple[Array, Array]:
+def _influence(residual: Array, huber: float, damping: Array) -> tuple[Array, Array]:
     """Return d rho / d r, and the weight of r^2 in the Gauss-Newton matrix (module docstring)."""
-    if huber is None:
-        return residual, np.ones_like(residual)
     slope = np.clip(residual, -huber, huber)
     curvature = np.minimum(damping, 1.0)[:, None] * (huber / np.maximum(np.abs(residual), huber))
     curvature += slope == residual

@@ -5,12 +5,17 @@ from typing import Any
 
 from analysis.formatting import Column, Table, number
 from analysis.loading.load import Runs, histories
-from analysis.scaling.benchmark_noise import PREFIX, BenchmarkNoise, benchmark_noise
+from analysis.scaling.benchmark_noise import (
+    PREFIX,
+    BenchmarkNoise,
+    benchmark_columns,
+    benchmark_noise,
+)
 
 
 def benchmarks(runs: Runs) -> Table:
     """Return signal, noise and the smallest difference of every benchmark; no row without any."""
-    measured = any(str(column).startswith(PREFIX) for column in runs.table.columns)
+    measured = benchmark_columns(runs.table)  # histories are many files or requests
     found = benchmark_noise(runs.table, histories(runs, (PREFIX,))) if measured else []
     columns = [
         Column("task", lambda b: b.task, fields=_numbers),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from analysis.fitting.result import LawFit
@@ -38,7 +39,7 @@ class ReportContents:
     spent: str | None = None
     """What the sweep has cost, in a sentence; None where nobody said a price."""
 
-    @property
+    @cached_property
     def tables(self) -> list[Table]:
         """All tables, in the order of the page."""
         runs, fits, compared = self.runs, self.fits, self.compared

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.fitting.bootstrap import MeanEstimate
@@ -230,11 +231,13 @@ def usage(runs: Runs, fits: SweepFits) -> Table:
     known = {(kind, stat): names for kind, stat, names in usage_columns(runs.table.columns)}
     order = [*USAGE_LABELS, *sorted({stat for _, stat in known} - set(USAGE_LABELS))]
     stats = [stat for stat in order if any(stat == known_stat for _, known_stat in known)]
+    names = [n for c in known.values() for n in (c.mean, *c.layers) if n is not None]
     rows, values = [], []
     for s in fits.summaries:
-        group = runs.table[runs.table["configuration"] == s.configuration]
+        group = runs.table.loc[runs.table["configuration"] == s.configuration, names]
+        means = group.mean().to_dict()
         for kind in dict.fromkeys(kind for kind, _ in known):
-            uses = {stat: _last_use(group, known.get((kind, stat))) for stat in stats}
+            uses = {stat: _last_use(means, known.get((kind, stat))) for stat in stats}
             if any(use is not None for use in uses.values()):
                 cells = map(_use, uses.values())
                 rows.append((s.series, s.preset or "–", KIND_WORDS[kind], *cells))
@@ -265,17 +268,23 @@ def _use(use: tuple[float, float, float] | None) -> str:
 
 
 def _last_use(
-    group: pd.DataFrame, columns: UsageColumns | None
+    means: Mapping[Hashable, float], columns: UsageColumns | None
 ) -> tuple[float, float, float] | None:
-    """Return the mean and the smallest and largest layer, the mean alone thrice without layers."""
+    """Return the mean and the smallest and largest layer, the mean alone thrice without layers.
+
+    Args:
+        means: Of each column, over seeds.
+        columns: Of one statistic.
+    """
     if columns is None:
         return None
-    layers = group[list(columns.layers)].mean().dropna()
-    mean = group[columns.mean].mean() if columns.mean is not None else layers.mean()
-    if pd.isna(mean):
+    layers = [means[name] for name in columns.layers if not math.isnan(means[name])]
+    mean = float(np.mean(layers)) if layers else math.nan
+    if columns.mean is not None:
+        mean = means[columns.mean]
+    if math.isnan(mean):
         return None
-    ends = (layers.min(), layers.max()) if len(layers) > 1 else (mean, mean)
-    return float(mean), float(ends[0]), float(ends[1])
+    return (mean, min(layers), max(layers)) if len(layers) > 1 else (mean, mean, mean)
 
 
 def curves(fits: SweepFits) -> Table:

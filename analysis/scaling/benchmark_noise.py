@@ -89,14 +89,19 @@ def benchmark_noise(table: pd.DataFrame, histories: pd.DataFrame) -> list[Benchm
         histories: Of `analysis.histories(runs, ("eval/",))`; may be empty.
     """
     found = []
-    for column in table.columns:
-        task, _, measure = str(column).removeprefix(PREFIX).rpartition("/")
-        if str(column).startswith(PREFIX) and measure in MEASURES:
-            rows = table[table[column].notna()]
-            if len(rows):
-                last = _last_checkpoints(histories, str(column))
-                found.append(_noise_of(rows, str(column), task, measure, last))
+    for column in benchmark_columns(table):
+        task, _, measure = column.removeprefix(PREFIX).rpartition("/")
+        rows = table[table[column].notna()]
+        if len(rows):
+            last = _last_checkpoints(histories, column)
+            found.append(_noise_of(rows, column, task, measure, last))
     return found
+
+
+def benchmark_columns(table: pd.DataFrame) -> list[str]:
+    """Return the columns of a table of runs that are scores of benchmarks."""
+    names = [str(column) for column in table.columns]
+    return [n for n in names if n.startswith(PREFIX) and n.rpartition("/")[2] in MEASURES]
 
 
 def _noise_of(

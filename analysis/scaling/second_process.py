@@ -4,6 +4,7 @@ Curves do not need each other, and figures none of what is computed meanwhile. A
 already, where a new interpreter would take a second to import and read them.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -51,5 +52,6 @@ def in_second_process(work: Callable[[], T]) -> Callable[[], T]:
 
 def _send(work: Callable[[], object], sending: Connection) -> None:
     """Send the result; without one the pipe closes, and the error is raised where it is redone."""
+    gc.disable()  # looking through what the fork inherited would copy its pages
     with sending, suppress(Exception):
         sending.send(work())

@@ -1,5 +1,7 @@
 """Commands `memscale fit`, `report` and `next`: results and next runs."""
 
+import gc
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +48,7 @@ def fit(
     csv: Csv = False,
 ) -> None:
     """Fit the curves of a sweep and print the numbers with intervals."""
+    _run_lightly()
     from analysis.report.tables import tables
 
     fitted = tables(*_fits(sweep, runs, tracking_uri, by), everything=json or csv)
@@ -81,6 +84,7 @@ def report(
     csv: Csv = False,
 ) -> None:
     """Answer the question: fit, draw and write report.html, one self-contained page."""
+    _run_lightly()
     from analysis.report.contents import report_contents
     from analysis.report.figure_files import draw_sweep, figure_paths
     from analysis.report.html import write_contents
@@ -192,6 +196,7 @@ def next_(
     json: Json = False,
 ) -> None:
     """Write the most informative next runs as a sweep file."""
+    _run_lightly()
     import analysis
     from analysis.report.table_files import as_json
     from analysis.report.tables import next_runs_table
@@ -238,6 +243,13 @@ def next_(
         f"Look:    {command()} plan {out}{option}\n"
         f"Train:   {command()} submit {out}{option}"
     )
+
+
+def _run_lightly() -> None:
+    """Set up this process for many small matrices and objects, before numpy is imported."""
+    # Threads of linear algebra that wait for each other take three times the CPU seconds of one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    gc.set_threshold(100_000, 20, 20)
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:

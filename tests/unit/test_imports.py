@@ -13,7 +13,7 @@ import analysis
 import orchestrator
 import workloads.data
 
-HEAVY = ("torch", "ray", "mlflow", "matplotlib", "pandas")
+HEAVY = ("torch", "ray", "mlflow", "matplotlib", "pandas", "numpy")
 
 
 def modules(package, *, skip=()):
@@ -54,19 +54,20 @@ print(json.dumps(found))
 
 
 def test_the_command_imports_nothing_heavy(heavy):
+    """Not numpy either: it counts its threads when it is imported (orchestrator/cli/analyse.py)."""
     assert heavy["the command"] == set()
 
 
 def test_the_orchestrator_imports_without_torch_ray_or_mlflow(heavy):
-    assert heavy["orchestrator"] == set()
+    assert heavy["orchestrator"] <= {"numpy"}
 
 
 def test_import_analysis_alone_draws_nothing(heavy):
-    assert heavy["import analysis"] <= {"pandas"}
+    assert heavy["import analysis"] <= {"pandas", "numpy"}
 
 
 def test_analysis_imports_without_torch_ray_or_mlflow(heavy):
-    assert heavy["analysis"] <= {"pandas", "matplotlib"}
+    assert heavy["analysis"] <= {"pandas", "matplotlib", "numpy"}
 
 
 def test_data_sources_are_planned_without_torch(heavy):
