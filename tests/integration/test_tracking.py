@@ -312,13 +312,10 @@ def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, ma
     store = tmp_path / "runs" / "mlflow.db"
 
     def sync():
-        command = ("-P", "-m", "orchestrator.cli", "sync", "lost", "--runs", tmp_path / "runs")
-        environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, env=environment, timeout=400
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "The tracker has every point of lost" in done.stdout
+        words = ["sync", "lost", "--runs", str(tmp_path / "runs")]
+        done = CliRunner().invoke(app, words, env={"MLFLOW_TRACKING_URI": None, "COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        assert "The tracker has every point of lost" in done.output
         client = MlflowClient(tracking_uri=default_tracking_uri(tmp_path / "runs"))
         assert_equal_to_journals(client, sweep)
         ids = run_ids(client, sweep).values()

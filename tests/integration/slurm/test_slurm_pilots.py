@@ -12,6 +12,7 @@ pytestmark = pytest.mark.integration
 PILOT = "slurm"
 
 
+@pytest.mark.long
 def test_a_sweep_in_one_allocation(slurm, sweep, eventually):
     whole = sweep.spec(0, gate=True, gpus=1.0)
     halves = [sweep.spec(seed, gpus=0.5) for seed in (1, 2)]

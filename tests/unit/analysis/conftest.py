@@ -215,6 +215,15 @@ def write_tracker(uri: str, trials, *, artifacts: Path, states=None):
     return uri
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Let figures be made and not drawn, where a report's files are not the point: they take half of its time."""
+    from analysis.plotting import canvas
+
+    monkeypatch.setattr(canvas, "settle_layout", lambda figure: None)
+    monkeypatch.setattr(canvas, "image", lambda figure, kind: kind.encode())
+
+
 @pytest.fixture(scope="session")
 def synthetic():
     """The writers above: tests have no package to import them from."""

@@ -114,7 +114,13 @@ def test_the_order_of_the_rows_changes_nothing(law):
     np.testing.assert_array_equal(fit.residuals[shuffled], other.residuals)
 
 
-@every_law
+@pytest.mark.parametrize(
+    "law",
+    [
+        pytest.param(law, id=name, marks=() if i % 4 == 0 else pytest.mark.long)
+        for i, (name, law) in enumerate(LAWS)
+    ],
+)
 def test_the_unit_of_the_outcome_only_scales_it(law):
     runs = make_runs(law, 40, noise=0.01)
     same_unit = {"loss", "data_bits"}

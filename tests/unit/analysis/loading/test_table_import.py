@@ -96,6 +96,7 @@ def test_columns_and_units_are_those_that_were_said():
     assert runs.table["pile"].tolist() == pytest.approx((2 * runs.table["loss"]).tolist())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_loaded_goes_through_the_report(tmp_path):
     text = table().assign(arch=["a", "b"] * 6).to_csv(index=False)
     runs = loaded(text, tmp_path / "theirs.csv")

@@ -18,13 +18,13 @@ from orchestrator.records.trial_dir import SweepDir
 
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
-    monkeypatch.setattr(comparison, "FEWEST_DRAWS", 40)
-    monkeypatch.setattr(comparison, "DRAWS", 40)
+    monkeypatch.setattr(comparison, "FEWEST_DRAWS", 12)
+    monkeypatch.setattr(comparison, "DRAWS", 12)
 
 
 def compared(table, **options):
     runs = analysis.load(table)
-    fits = analysis.fit_sweep(runs, n_draws=5)
+    fits = analysis.fit_sweep(runs, n_draws=5, specs=())  # the laws say it, no curve
     return architecture_sections(compare_architectures(runs, fits, **options))
 
 
@@ -45,7 +45,7 @@ def sections(alike):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "DRAWS", 60)
         said = []
-        fits = analysis.fit_sweep(alike, n_draws=5)
+        fits = analysis.fit_sweep(alike, n_draws=5, specs=())
         found = compare_architectures(alike, fits, progress=said.append)
     return architecture_sections(found), said
 
@@ -122,25 +122,19 @@ def test_along_a_ladder_there_are_multipliers_of_compute_and_no_sizes(two_archit
     assert "× the size that dense needs" not in found.multipliers.table.columns
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_too_few_runs_are_one_sentence_with_what_to_add(two_architectures, tmp_path):
+    (tmp_path / "next_runs.svg").write_text("of last week")
     table = two_architectures(noise=0.002).groupby("architecture").head(4)
     runs = analysis.load(table)
 
-    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5), tmp_path)
+    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5, specs=()), tmp_path)
 
     text = page.read_text()
     assert "Not for these runs: families: no architecture has a usable law" in text
     assert "a fit needs at least" in text
     assert "multipliers.svg" not in {p.name for p in tmp_path.iterdir()}
-
-
-def test_an_earlier_picture_does_not_stay(two_architectures, tmp_path):
-    (tmp_path / "next_runs.svg").write_text("of last week")
-    runs = analysis.load(two_architectures().groupby("architecture").head(4))
-
-    analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5), tmp_path)
-
-    assert not (tmp_path / "next_runs.svg").exists()
+    assert not (tmp_path / "next_runs.svg").exists(), "an earlier picture does not stay"
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +181,7 @@ def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
     runs = analysis.load(folder, sweep="synthetic")
     trials = recorded(SweepDir(folder / "synthetic"), [])
 
-    fits = analysis.fit_sweep(runs, n_draws=5)
+    fits = analysis.fit_sweep(runs, n_draws=5, specs=())
     found = architecture_sections(compare_architectures(runs, fits, trials=trials))
 
     table = found.next_runs.table
@@ -198,6 +192,7 @@ def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
     assert " ±" in table.notes[0]
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_every_fit_of_a_report_is_made_once(synthetic, tmp_path, monkeypatch):
     """The page and the printed tables share laws, multipliers and missing sizes."""
     for trial in synthetic.make_sweep(seeds=(0,)):

@@ -81,7 +81,7 @@ def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _train(config: Any, steps: int) -> list[float]:
     model, tokens = _model(config), _tokens(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(steps):
         loss = _loss(model, tokens)
@@ -218,31 +218,32 @@ def test_later_tokens_leave_earlier_logits_unchanged(config, training):
     model = _model(config).train(training)
     tokens = _tokens(0, seq=9)
     before = model(tokens)
-    for position in range(1, 9):
-        changed = tokens.clone()
-        changed[:, position:] = (changed[:, position:] + 1) % VOCAB_SIZE
+    later = torch.arange(9) >= torch.arange(1, 9)[:, None]  # one row for each first position
 
-        after = model(changed)
+    # In one pass: which sequences are read together changes no logit of a causal architecture.
+    changed = (tokens + later[:, None]) % VOCAB_SIZE
+    after = model(changed.flatten(0, 1)).unflatten(0, (8, 3))
 
-        torch.testing.assert_close(after[:, :position], before[:, :position], rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(after[:, position], before[:, position], atol=1e-3)
+    for position, found in enumerate(after, start=1):
+        torch.testing.assert_close(found[:, :position], before[:, :position], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(found[:, position], before[:, position], atol=1e-3)
 
 
 def test_decoding_with_a_cache_equals_the_full_pass(config):
     model = _model(config).eval()
-    tokens = _tokens(0, seq=11)
+    tokens = _tokens(0, seq=8)
     with torch.no_grad():
         whole = model(tokens)
-        for pieces in ([1] * 11, [4, 1, 1, 5], [10, 1]):
-            cache = Cache(3, 11)
+        for pieces in ([1] * 8, [3, 1, 1, 3]):
+            cache = Cache(3, 8)
 
             parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
 
-            assert cache.lengths.tolist() == [11] * 3
+            assert cache.lengths.tolist() == [8] * 3
             torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_greedy_decoding_adds_what_the_full_passes_say(config):
+def test_greedy_decoding_adds_what_a_full_pass_says(config):
     model = _model(config)
     prompts = [row[:length].tolist() for row, length in zip(_tokens(1), (5, 2, 5), strict=True)]
 
@@ -250,10 +251,9 @@ def test_greedy_decoding_adds_what_the_full_passes_say(config):
 
     model.eval()
     for prompt, found in zip(prompts, added, strict=True):
-        expected = prompt
-        for _ in range(4):
-            expected = [*expected, int(model(torch.tensor([expected]))[0, -1].argmax())]
-        assert prompt + found == expected
+        # One pass says what follows each token: evaluation is causal, as the test above shows.
+        following = model(torch.tensor([prompt + found]))[0].argmax(-1).tolist()
+        assert following[len(prompt) - 1 : -1] == found
 
 
 def test_position_matters(config):
@@ -284,8 +284,8 @@ def test_starts_near_an_even_guess(config):
     )
 
 
-def test_twenty_steps_on_one_batch_lower_the_loss_the_same_way_bit_for_bit(config):
-    losses = _train(config, 20)
+def test_ten_steps_on_one_batch_lower_the_loss_the_same_way_bit_for_bit(config):
+    losses = _train(config, 10)
 
     assert losses[-1] < 0.8 * losses[0]
     assert _train(config, 2) == losses[:2]
@@ -306,18 +306,18 @@ def test_a_run_that_is_saved_and_resumed_is_the_undisturbed_one_bit_for_bit(conf
         return losses
 
     whole = _model(config)
-    expected = steps(whole, Optimizer(whole, train_config), range(6))
+    expected = steps(whole, Optimizer(whole, train_config), range(4))
     first = _model(config)
     optimizer = Optimizer(first, train_config)
-    steps(first, optimizer, range(3))
+    steps(first, optimizer, range(2))
     state = {"weights": weights(first), "optimizer": optimizer.adamw.state_dict()}
-    state = checkpoint.load(checkpoint.save(tmp_path, 3, state))
+    state = checkpoint.load(checkpoint.save(tmp_path, 2, state))
     second = _model(config, seed=1)
     optimizer = Optimizer(second, train_config)
     load_weights(second, state["weights"])
     optimizer.adamw.load_state_dict(state["optimizer"])
 
-    assert steps(second, optimizer, range(3, 6)) == expected[3:]
+    assert steps(second, optimizer, range(2, 4)) == expected[2:]
     assert _statistics(second) == _statistics(whole)
 
 

@@ -158,6 +158,29 @@ def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
     return compile_kernel
 
 
+def _change_the_language_once_a_launch(interpreter: ModuleType, patch: pytest.MonkeyPatch) -> None:
+    """Spare the interpreter changing the language anew in every call of a device function.
+
+    What a launch or an earlier call changed for a module stays until the launch ends. Finding that
+    out took two fifths of these tests' time.
+    """
+    change, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    changed: set[str] = set()
+
+    def change_once(function: Callable[..., Any]) -> Any:
+        if function.__module__ in changed:
+            return None  # only what begins a launch undoes its changes
+        changed.add(function.__module__)
+        return change(function)
+
+    def launch_anew(executor: Any, *arguments: Any, **named: Any) -> None:
+        changed.clear()
+        launch(executor, *arguments, **named)
+
+    patch.setattr(interpreter, "_patch_lang", change_once)
+    patch.setattr(interpreter.GridExecutor, "__call__", launch_anew)
+
+
 @pytest.fixture
 def interpreted() -> Iterator[Callable[[ModuleType], None]]:
     """Return a function that runs a module's kernels in Triton's interpreter on the CPU.
@@ -170,6 +193,7 @@ def interpreted() -> Iterator[Callable[[ModuleType], None]]:
     # Triton loads this at a first call, and it wants the language as it was.
     importlib.import_module("triton.experimental.gluon")
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
@@ -194,7 +218,9 @@ def interpreted() -> Iterator[Callable[[ModuleType], None]]:
 
     for place in (tl.standard, tl, tl.math):
         interpret(place)
-    yield interpret
+    with pytest.MonkeyPatch.context() as patch:
+        _change_the_language_once_a_launch(interpreter, patch)
+        yield interpret
     for place, before in saved:
         # It keeps the functions that it has rewritten, and they use names that it added to their
         # modules.

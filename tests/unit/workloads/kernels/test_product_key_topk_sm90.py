@@ -22,10 +22,11 @@ def _number(name: str, value: int) -> dict[str, str]:
     ("n_keys", "width", "query_parts", "key_parts"),
     [
         (1024, 128, 1, 1),
-        (1024, 128, 1, 2),
-        (3000, 256, 1, 2),
-        (1024, 512, 1, 2),
         (10_000, 256, 2, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(1024, 128, 1, 2), (3000, 256, 1, 2), (1024, 512, 1, 2)]
+        ),
         *(
             pytest.param(n_keys, width, *parts, marks=pytest.mark.slow)
             for n_keys in (512, 1024, 2000, 2048, 3163, 4096, 10_000, kernels.MAX_KEYS)
@@ -167,7 +168,7 @@ OF_GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("slots", [32, 64])
+@pytest.mark.parametrize("slots", [pytest.param(32, marks=pytest.mark.long), 64])
 def test_weights_are_added_up_in_registers(compile_for_sm90, slots):
     made = compile_for_sm90(
         gradient_kernels._scatter_weights,

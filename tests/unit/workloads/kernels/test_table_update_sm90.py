@@ -26,6 +26,7 @@ NUMBERS = {
 }
 
 
+LONG = pytest.mark.long
 RULES = [
     ("squares", None),
     ("adamw", None),
@@ -38,7 +39,10 @@ RULES = [
 
 @pytest.mark.parametrize(
     ("rule", "variant", "table"),
-    [(*rule, table) for rule in RULES for table in ("bf16", "fp32", "bf16_master")],
+    [
+        *((*rule, "bf16_master") for rule in RULES),
+        *(pytest.param(*rule, t, marks=LONG) for rule in RULES for t in ("bf16", "fp32")),
+    ],
 )
 def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, variant, table):
     master = table == "bf16_master" and rule != "squares"

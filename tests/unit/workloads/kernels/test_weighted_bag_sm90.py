@@ -10,11 +10,13 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
-TYPES = ["bf16", "fp32"]
+LONG = pytest.mark.long
+TYPES = ["bf16", pytest.param("fp32", marks=LONG)]
+IDS = [pytest.param("i32", marks=LONG), "i64"]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("ids", ["i32", "i64"])
+@pytest.mark.parametrize("ids", IDS)
 def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
     rows = 64 if dtype == "bf16" else 32
     made = compile_for_sm90(
@@ -35,7 +37,7 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
     assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
 
 
-@pytest.mark.parametrize("ids", ["i32", "i64"])
+@pytest.mark.parametrize("ids", IDS)
 def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
     made = compile_for_sm90(
         kernel._forward,
@@ -54,8 +56,8 @@ def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
     assert made.sass.count("LDG.E.128") >= 64 * 64 * 2 // 512
 
 
-@pytest.mark.parametrize("dtype", [*TYPES, "fp16"])
-@pytest.mark.parametrize("ids", ["i32", "i64"])
+@pytest.mark.parametrize("dtype", [*TYPES, pytest.param("fp16", marks=LONG)])
+@pytest.mark.parametrize("ids", IDS)
 def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90, dtype, ids):
     made = compile_for_sm90(
         kernel._row_products,
@@ -74,7 +76,11 @@ def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90,
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("products", [True, False], ids=["with products", "sums alone"])
+@pytest.mark.parametrize(
+    "products",
+    [True, pytest.param(False, marks=LONG)],
+    ids=["with products", "sums alone"],
+)
 @pytest.mark.parametrize("name", ["_sum_rows", "_sum_splits"])
 def test_sums_over_readers_spill_nothing(compile_for_sm90, name, products, dtype):
     width, pointers = (256 if dtype == "bf16" else 128), ("x", "table", "sums")
