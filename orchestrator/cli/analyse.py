@@ -203,7 +203,6 @@ def next_(
     from analysis.scaling.candidate_trials import propose
     from analysis.scaling.design_sweep import sweep_texts
     from orchestrator.cli.render import results
-    from orchestrator.cli.render.command_name import command
     from orchestrator.records.errors import UsageError
     from orchestrator.sweep.parsing.discovery import Source, joined
 
@@ -237,6 +236,13 @@ def next_(
         answer = {"sentence": found.sentence, "notes": list(found.notes)}
         echo_json({"written": str(out), **answer, "tables": [as_json(t) for t in chosen]})
         return
+    _print_next_steps(out, runs)
+
+
+def _print_next_steps(out: Path, runs: Path) -> None:
+    """Print where the sweep file is, and the commands that take it further."""
+    from orchestrator.cli.render.command_name import command
+
     option = runs_option(runs)
     console_here().print(
         f"Written: {out}\n"

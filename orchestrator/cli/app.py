@@ -4,6 +4,7 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 """
 
 import dataclasses
+import gc
 import math
 import os
 import sys
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from orchestrator.records.trial_dir import SweepDir, TrialDir
+
+
+MANY = 1000
+"""From so many trials on, what a plan holds is left out of garbage collection for good."""
 
 
 @contextmanager
@@ -206,15 +211,29 @@ def make_plan(
     from orchestrator.records.trial_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
-    with log_to_stderr("orchestrator.sweep.matching.step_time"):
+    with log_to_stderr("orchestrator.sweep.matching.step_time"), _garbage_kept():
         sweep = load_sweep(sweep_files)
-    snapshot = sweep_dir(runs, sweep.name).snapshot()
-    measured = runtime_prior.measurements(runs, snapshot=snapshot)
-    priced = planning.make_plan(
-        sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
-    )
-    notes = input_data.check_data(priced)
+        snapshot = sweep_dir(runs, sweep.name).snapshot()
+        measured = runtime_prior.measurements(runs, snapshot=snapshot)
+        priced = planning.make_plan(
+            sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
+        )
+        notes = input_data.check_data(priced)
+    if len(priced.trials) >= MANY:
+        gc.freeze()
     return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """Leave the collector out: it would look through torch and all trials, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def read_price(text: str | None) -> Any:

@@ -11,6 +11,56 @@ data_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Prepare corpora fo
 app.add_typer(data_app, name="data")
 
 
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        help="JSON lines, text (plain, .gz, .zst), Parquet, folders and patterns of these, "
+        "hf:DATASET of the Hugging Face hub; or tokens: .bin, .npy, Megatron's .bin with .idx.",
+        metavar="SOURCE...",
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="bpe:SIZE trains one on the text. Or a file: tokenizer.json, SentencePiece's "
+        ".model, tiktoken's.",
+        show_default=False,
+    ),
+]
+TextField = Annotated[
+    str, typer.Option(help="Field of JSON lines, column of Parquet, that holds the text.")
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        help="Token of a loaded tokenizer that begins each document. Default: a usual one.",
+        show_default=False,
+    ),
+]
+Valid = Annotated[
+    list[str] | None,
+    typer.Option(help="Held-out text; may be given several times.", show_default=False),
+]
+ValidShare = Annotated[
+    float, typer.Option(help="Share of the documents held out, by hash, without --valid.")
+]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Evaluation file: report which of its items occur in the text. May be given "
+        "several times.",
+        show_default=False,
+    ),
+]
+VocabSize = Annotated[
+    int | None, typer.Option(help="Vocabulary of sources that are tokens.", show_default=False)
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Processes. Default: one per core.", min=1, show_default=False),
+]
+
+
 @data_app.command(
     cls=Verb,
     epilog="Examples: memscale data prepare corpus/ --tokenizer bpe:16384 --out tokens  ·  "
@@ -22,55 +72,16 @@ app.add_typer(data_app, name="data")
     "it goes on. A sweep reads the folder with `data: {source: tokens, path: DIR}`.",
 )
 def prepare(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="JSON lines, text (plain, .gz, .zst), Parquet, folders and patterns of these, "
-            "hf:DATASET of the Hugging Face hub; or tokens: .bin, .npy, Megatron's .bin with .idx.",
-            metavar="SOURCE...",
-        ),
-    ],
+    sources: Sources,
     out: Annotated[Path, typer.Option(help="Folder to fill.")],
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="bpe:SIZE trains one on the text. Or a file: tokenizer.json, SentencePiece's "
-            ".model, tiktoken's.",
-            show_default=False,
-        ),
-    ] = None,
-    text_field: Annotated[
-        str, typer.Option(help="Field of JSON lines, column of Parquet, that holds the text.")
-    ] = "text",
-    separator: Annotated[
-        str | None,
-        typer.Option(
-            help="Token of a loaded tokenizer that begins each document. Default: a usual one.",
-            show_default=False,
-        ),
-    ] = None,
-    valid: Annotated[
-        list[str] | None,
-        typer.Option(help="Held-out text; may be given several times.", show_default=False),
-    ] = None,
-    valid_share: Annotated[
-        float, typer.Option(help="Share of the documents held out, by hash, without --valid.")
-    ] = 0.01,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Evaluation file: report which of its items occur in the text. May be given "
-            "several times.",
-            show_default=False,
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Vocabulary of sources that are tokens.", show_default=False)
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Processes. Default: one per core.", min=1, show_default=False),
-    ] = None,
+    tokenizer: Tokenizer = None,
+    text_field: TextField = "text",
+    separator: Separator = None,
+    valid: Valid = None,
+    valid_share: ValidShare = 0.01,
+    against: Against = None,
+    vocab_size: VocabSize = None,
+    workers: Workers = None,
 ) -> None:
     """Tokenise text into memory-mapped shards."""
     # Imported here, so that the command answers at once. Above is what typer reads as its options.

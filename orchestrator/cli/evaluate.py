@@ -13,6 +13,51 @@ if TYPE_CHECKING:
 SUITES = "zero_shot, factual, small, mmlu, nll, code, last_word, gsm8k"
 
 
+Models = Annotated[
+    str,
+    typer.Argument(
+        help="A sweep, a trial id or its beginning, or a folder in Hugging Face's format.",
+        metavar="SWEEP|TRIAL|FOLDER",
+    ),
+]
+Suites = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"{SUITES}, or a YAML file; may be given several times. Default: what "
+        "`evaluation:` of the sweep file names, where it was not measured yet.",
+        show_default=False,
+    ),
+]
+Questions = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with question and answer, asked without the harness.",
+        show_default=False,
+    ),
+]
+DecodeLatency = Annotated[
+    bool,
+    typer.Option("--decode-latency", help="Time greedy decoding, one and 64 sequences at a time."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MEMSCALE_BENCHMARKS",
+        help="Folder of the benchmarks' JSON lines; needed with --suite.",
+        show_default=False,
+    ),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of each task, for a first look; the numbers are not kept.",
+        min=1,
+        show_default=False,
+    ),
+]
+Again = Annotated[bool, typer.Option("--again", help="Measure what was measured before, too.")]
+
+
 @verb(
     epilog="Examples: memscale evaluate my_sweep --suite small --data benchmarks  ·  "
     "memscale evaluate dense-1f0c --suite zero_shot --suite factual --data benchmarks  ·  "
@@ -21,54 +66,14 @@ SUITES = "zero_shot, factual, small, mmlu, nll, code, last_word, gsm8k"
     "Numbers are kept beside the trial's result and enter tables, reports and MLflow.",
 )
 def evaluate(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="A sweep, a trial id or its beginning, or a folder in Hugging Face's format.",
-            metavar="SWEEP|TRIAL|FOLDER",
-        ),
-    ],
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{SUITES}, or a YAML file; may be given several times. Default: what "
-            "`evaluation:` of the sweep file names, where it was not measured yet.",
-            show_default=False,
-        ),
-    ] = None,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines with question and answer, asked without the harness.",
-            show_default=False,
-        ),
-    ] = None,
-    decode_latency: Annotated[
-        bool,
-        typer.Option(
-            "--decode-latency", help="Time greedy decoding, one and 64 sequences at a time."
-        ),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="MEMSCALE_BENCHMARKS",
-            help="Folder of the benchmarks' JSON lines; needed with --suite.",
-            show_default=False,
-        ),
-    ] = None,
+    what: Models,
+    suite: Suites = None,
+    questions: Questions = None,
+    decode_latency: DecodeLatency = False,
+    data: Data = None,
     runs: Runs = Path("runs"),
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Rows of each task, for a first look; the numbers are not kept.",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure what was measured before, too.")
-    ] = False,
+    limit: Limit = None,
+    again: Again = False,
 ) -> None:
     """Measure trained models on benchmarks."""
     from orchestrator.cli.render.evaluation import evaluation_tables, showing_progress

@@ -7,6 +7,42 @@ import typer
 
 from orchestrator.cli.app import Json, Runs, echo_json, find_trial, verb
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="Trial id or its beginning, or a folder in Hugging Face's format.",
+        metavar="TRIAL|FOLDER",
+    ),
+]
+Prompt = Annotated[
+    list[str] | None,
+    typer.Option(help="Text to continue; may be given several times.", show_default=False),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of prompts, one a line, or JSON lines with a field `prompt`.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens to add to each.", min=1)]
+Temperature = Annotated[
+    float, typer.Option(help="What logits are divided by before a draw; 0 is greedy.", min=0.0)
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(help="Draw from as many likeliest tokens.", min=1, show_default=False),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Draw from the fewest likeliest tokens of this probability.", show_default=False
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(help="Of the first prompt's draws; each further one has the next.")
+]
+
 
 @verb(
     epilog="Examples: memscale generate dense-1f0c --prompt 'The river'  ·  "
@@ -15,41 +51,14 @@ from orchestrator.cli.app import Json, Runs, echo_json, find_trial, verb
     help="Continue prompts with a trained model: greedily, or drawn with a temperature.",
 )
 def generate(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="Trial id or its beginning, or a folder in Hugging Face's format.",
-            metavar="TRIAL|FOLDER",
-        ),
-    ],
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(help="Text to continue; may be given several times.", show_default=False),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of prompts, one a line, or JSON lines with a field `prompt`.",
-            show_default=False,
-        ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to add to each.", min=1)] = 64,
-    temperature: Annotated[
-        float, typer.Option(help="What logits are divided by before a draw; 0 is greedy.", min=0.0)
-    ] = 0.0,
-    top_k: Annotated[
-        int | None,
-        typer.Option(help="Draw from as many likeliest tokens.", min=1, show_default=False),
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Draw from the fewest likeliest tokens of this probability.", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of the first prompt's draws; each further one has the next.")
-    ] = 0,
+    what: Model,
+    prompt: Prompt = None,
+    prompts: Prompts = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json: Json = False,
     runs: Runs = Path("runs"),

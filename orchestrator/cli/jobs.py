@@ -112,8 +112,8 @@ def status(
     else:
         rows = len(status.trials) if every else progress.MOST_ROWS
         console_here().print(progress.status_table(status, rows=rows))
-        for uri, problem in sync_state.problems(sweep).items():
-            console_here().print(progress.tracker_text(uri, problem))
+        for text in progress.tracker_texts(sync_state.problems(sweep)):
+            console_here().print(text)
         if price is not None:
             console_here().print(f"{name}: {spent_text(sweep, price)}")
 

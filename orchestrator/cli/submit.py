@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -150,8 +150,6 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Train what is missing of a sweep."""
-    from orchestrator.submit import submission
-
     _check_options(launcher, address, {"--priority": priority, "--weight": weight})
     slurm_request = submit_slurm.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
@@ -169,39 +167,43 @@ def submit(
         print_plan(make_plan(sweep_files, runs, gpus_there=gpus_there))
         return
     if slurm_request is not None:
-        submit_slurm.submit_to_slurm(
-            sweep_files,
-            runs,
-            tracking_uri,
-            slurm_request,
-            register=register,
-            detach=detach,
-            quiet=quiet,
-        )
+        how = {"register": register, "detach": detach, "quiet": quiet}
+        submit_slurm.submit_to_slurm(sweep_files, runs, tracking_uri, slurm_request, **how)
         return
     priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
     submit_slurm.check_memory(priced, here=address is None)
     prepare_data(priced, runs)
+    request = _submission(
+        plan=priced,
+        runs=runs,
+        tracking_uri=tracking_uri,
+        launcher=launcher,
+        cpus=cpus,
+        gpus=gpus,
+        address=address,
+        priority=priority or 0,
+        weight=1.0 if weight is None else weight,
+        register=register,
+    )
+    _run(request, detach=detach, quiet=quiet)
+
+
+def _submission(**fields: Any) -> "Submission":
+    """Return a submission by this command; options that do not go together are wrong usage."""
+    from orchestrator.submit.submission import Submission
+
     try:
-        request = submission.Submission(
-            plan=priced,
-            runs=runs,
-            tracking_uri=tracking_uri,
-            launcher=launcher,
-            cpus=cpus,
-            gpus=gpus,
-            address=address,
-            priority=priority or 0,
-            weight=1.0 if weight is None else weight,
-            argv=tuple(sys.argv),
-            register=register,
-        )
+        return Submission(argv=tuple(sys.argv), **fields)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _run(request: "Submission", *, detach: bool, quiet: bool) -> None:
+    """Run a submission here or in another process."""
     # Through the Ray client a sweep would end with this connection, so it runs on the cluster and
     # is watched from here.
-    hosted = address is not None and address.startswith("ray://")
-    if (detach or hosted) and any(trial.to_train for trial in priced.trials):
+    hosted = request.address is not None and request.address.startswith("ray://")
+    if (detach or hosted) and any(trial.to_train for trial in request.plan.trials):
         _run_in_background(request, watched=not detach and not quiet)
     else:
         _run_here(request, quiet=quiet)

@@ -18,6 +18,7 @@ from orchestrator.control.attempt_exits import AttemptExits
 from orchestrator.control.attempt_starts import AttemptStarter
 from orchestrator.control.controller_state import ControllerState
 from orchestrator.control.launcher_port import Launcher
+from orchestrator.control.launcher_start import LauncherStart
 from orchestrator.control.recovery import orphaned, recover_trial
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.status import SweepStatus
@@ -51,6 +52,7 @@ class Controller:
         predicted_s: Mapping[str, float] | None = None,
         job: str = TRAIN,
         lock: ControllerLock | None = None,
+        start: LauncherStart | None = None,
         snapshot: SweepSnapshot | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -68,6 +70,7 @@ class Controller:
             predicted_s: Predicted seconds of whole trials. Longer ones start first.
             job: What ranks run; see `orchestrator.node.worker`.
             lock: The right to run these trials; default: to run the whole sweep.
+            start: Of the launcher, where it has begun; `run` waits for it.
             snapshot: Of the sweep as this submission left it; read anew where another controller
                 ran since. None: read under the lock. Not for sweeps that Slurm jobs run trial by
                 trial, whose controllers leave no trace in the sweep's controller.json.
@@ -77,6 +80,7 @@ class Controller:
         """
         self._sleep = sleep
         self._snapshot = snapshot
+        self._start = start or LauncherStart(launcher)
         self._lock = lock or ControllerLock(sweep, submission=submission, wall_clock=wall_clock)
         self._state = ControllerState(
             sweep=sweep,
@@ -140,7 +144,7 @@ class Controller:
         finally:
             # Whatever went wrong: end the ranks, record what they came to, then free the lock.
             try:
-                state.launcher.close()
+                self._start.close()
             finally:
                 self._exits.close_running(self._failure)
                 self._exits.write_ends()
@@ -164,16 +168,17 @@ class Controller:
         for trial_id, why in snapshot.unreadable.items():
             LOG.error("trial %s is set aside: %s", trial_id, why)
         state.trial_ids = tuple(i for i in state.trial_ids if i not in snapshot.unreadable)
+        cancelled = state.sweep.cancel_requested()
         for trial_id in state.trial_ids:
             record = snapshot.trials.get(trial_id) or state.sweep.trial(trial_id).record()
-            state.trials[trial_id] = recover_trial(state, record)
+            state.trials[trial_id] = recover_trial(state, record, sweep_cancelled=cancelled)
         self._publisher.reset_cache()
         # Of all trials under our lock, those too that this submission did not ask for.
         orphans = orphaned(snapshot.trials.values())
         del snapshot  # with the specs of ten thousand trials
         if orphans or state.waiting:
             self._publisher.publish(on_update)
-            state.launcher.start()
+            self._start.wait()
             self._exits.close_orphans(orphans)
             self._loop(on_update)
 
@@ -264,7 +269,9 @@ class Controller:
             folder = self._state.sweep.trial(trial_id)
             if folder.retry_requested() and not folder.cancel_requested():
                 del final[trial_id]
-                self._state.trials[trial_id] = recover_trial(self._state, folder.record())
+                self._state.trials[trial_id] = recover_trial(
+                    self._state, folder.record(), sweep_cancelled=False
+                )
                 LOG.info("trial %s: somebody asked for a retry", trial_id)
 
     def _forward_stops(self) -> None:

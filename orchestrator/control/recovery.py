@@ -9,7 +9,9 @@ from orchestrator.records.trial_dir import AttemptDir, TrialDir
 from orchestrator.records.trial_spec import Outcome
 
 
-def recover_trial(state: ControllerState, record: TrialRecord) -> ManagedTrial:
+def recover_trial(
+    state: ControllerState, record: TrialRecord, *, sweep_cancelled: bool
+) -> ManagedTrial:
     """Return the state of a trial as its files tell it."""
     request = record.retry_request or {"after": 0, "by": None}
     trial = ManagedTrial(
@@ -35,7 +37,7 @@ def recover_trial(state: ControllerState, record: TrialRecord) -> ManagedTrial:
             attempt.end, again=again, by=request["by"] if open_request else None
         )
         trial.finished = bool(attempt.end["final"]) and not again and not open_request
-    if state.cancel_requested(trial):
+    if record.cancel_requested or sweep_cancelled:
         trial.finished = True
     return trial
 

@@ -116,11 +116,13 @@ class StatusPublisher:
         since = state.wall_clock() if self._full_since is None else self._full_since
         full_disk = storage_errors.full_disk(state.sweep.path, since=since)
         self._full_since = since if full_disk else None
+        cancelled = state.sweep.cancel_requested()
         return SweepStatus(
             sweep=state.sweep.name,
             submission=state.submission,
             trials=tuple(
-                self.final.get(trial_id) or self._read_trial(state.trials[trial_id])
+                self.final.get(trial_id)
+                or self._read_trial(state.trials[trial_id], sweep_cancelled=cancelled)
                 for trial_id in state.trial_ids
                 # A trial is in neither if reading the sweep's folder failed at the start.
                 if trial_id in self.final or trial_id in state.trials
@@ -134,7 +136,7 @@ class StatusPublisher:
             excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
         )
 
-    def _read_trial(self, trial: ManagedTrial) -> TrialStatus:
+    def _read_trial(self, trial: ManagedTrial, *, sweep_cancelled: bool) -> TrialStatus:
         waits = trial.attempt is None and not trial.finished
         if waits and trial.waiting_status is not None:
             if trial.waiting_status.wait != trial.wait:
@@ -146,7 +148,7 @@ class StatusPublisher:
             trial.spec,
             wait=trial.wait if waits else None,
             controlled=True,
-            sweep_cancelled=self._state.sweep.cancel_requested(),
+            sweep_cancelled=sweep_cancelled,
         )
         status = replace(status, varied=self._labels.get(status.trial_id, ""))
         if waits:
@@ -169,7 +171,8 @@ class StatusPublisher:
 
     def predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
         """Return when an attempt will end, in monotonic seconds: by its own rate if it has one."""
-        eta_s = self._read_trial(trial).eta_s
+        cancelled = self._state.sweep.cancel_requested()
+        eta_s = self._read_trial(trial, sweep_cancelled=cancelled).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
     def _time_left_s(self, now: float) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants, services
+from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
@@ -28,6 +29,9 @@ PING_TIMEOUT_S = 15.0
 """How long a cluster may take to accept a connection."""
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum is 75 MiB; nothing passes through it."""
+UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
+"""What Ray's node starts and an embedded cluster does without: autoscaler, dashboard, logs sent to
+the driver."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Binds the processes of an embedded cluster to the loopback interface."""
 
@@ -95,18 +99,25 @@ def start_cluster(
 def _isolated() -> Iterator[None]:
     """Give what Ray starts within this block sessions of their own and loopback addresses.
 
-    Signals that are meant for this process, and other machines, do not reach it then.
+    Signals that are meant for this process, and other machines, do not reach it then. Processes of
+    Ray's that serve a person or a growing cluster are left out: starting them takes two cores for
+    seconds, which the first attempt waits for.
     """
     popen, clusters = services.ConsolePopen, ray_constants.ENABLE_RAY_CLUSTER
+    unused = {name: getattr(Node, name) for name in UNUSED}
     in_session = functools.partial(popen, start_new_session=True)
     services.ConsolePopen = in_session  # type: ignore[misc, assignment]
     # Read from the environment when Ray was imported.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    for name in UNUSED:
+        setattr(Node, name, lambda node, **settings: None)
     try:
         yield
     finally:
         services.ConsolePopen = popen  # type: ignore[misc]
         ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, method in unused.items():
+            setattr(Node, name, method)
 
 
 def reread_settings() -> None:

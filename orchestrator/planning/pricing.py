@@ -28,6 +28,7 @@ from orchestrator.records.trial_spec import (
     Resources,
     TrialSpec,
     TrialState,
+    canonical_json,
     identity_difference,
 )
 from orchestrator.scheduling.gpu_sharing import largest_peak, ranks_per_gpu
@@ -37,6 +38,11 @@ from orchestrator.sweep.load import Sweep
 BATCH = 64
 """Sequences decoded together in `bytes_read_per_token_batch64`: they share weights,
 hardly rows of a table."""
+RATES = frozenset(
+    ("lr", "warmup_fraction", "decay_fraction", "final_lr_fraction", "weight_decay", "eps")
+)
+"""Fields of the train section on which no price depends: trials that differ in them alone are
+priced once."""
 UNREADABLE = "unreadable"
 MOST_COMPARED = 200
 """Trials on disk that a new one is compared with to say why it is new."""
@@ -133,8 +139,8 @@ def make_plan(
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[Hashable, dict[str, float]] = {}
-    planned = []
-    for spec in sweep.trials:
+
+    def plan_trial(spec: TrialSpec) -> PlannedTrial:
         on_gpu = on_gpus and spec.resources.gpus != 0
         spec = spec.with_accounting(_account_once(spec, prices, on_gpu, gpu_bytes))
         status, why, remaining = (
@@ -142,20 +148,10 @@ def make_plan(
             if spec.trial_id in snapshot.unreadable
             else _compare(spec, snapshot.trials.get(spec.trial_id), known, alive=alive)
         )
-        planned.append(
-            PlannedTrial(
-                spec=spec,
-                status=status,
-                why=why,
-                runtime=predict_runtime(
-                    spec,
-                    measured,
-                    flops_per_second=rate,
-                    on_gpu=on_gpu,
-                ),
-                remaining=remaining,
-            )
-        )
+        time = predict_runtime(spec, measured, flops_per_second=rate, on_gpu=on_gpu)
+        return PlannedTrial(spec=spec, status=status, why=why, runtime=time, remaining=remaining)
+
+    planned = [plan_trial(spec) for spec in sweep.trials]
     planned, evaluations = _with_evaluations(planned, on_gpus=on_gpus)
     wanted = {t.spec.trial_id for t in planned}
     left_over = [spec for spec in known if spec.trial_id not in wanted]
@@ -338,10 +334,14 @@ def _account_once(
     on_gpu: bool,
     gpu_bytes: float | None,
 ) -> dict[str, float]:
-    """Price a trial; its seeds cost the same, so they are priced once."""
+    """Price a trial; its seeds and other rates cost the same, so they are priced once."""
     key = (spec.configuration_id, spec.resources, on_gpu)
     if key not in prices:
-        prices[key] = account(spec, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+        train = {name: value for name, value in spec.train.items() if name not in RATES}
+        shape = (canonical_json((spec.data, spec.model, train)), spec.resources, on_gpu)
+        if shape not in prices:
+            prices[shape] = account(spec, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+        prices[key] = prices[shape]
     return prices[key]
 
 

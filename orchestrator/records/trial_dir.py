@@ -300,12 +300,15 @@ class TrialDir:
     def create(self, spec: TrialSpec, *, durable: bool = True) -> None:
         """Write spec.json. An existing one is replaced only in what is not part of the identity.
 
-        `durable` is that of `write_json`.
+        `durable` is that of `write_json`. One process at a time does it: what a killed one left of
+        its file is deleted.
         """
         if spec.trial_id != self.trial_id:
             raise ValueError(
                 f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name"
             )
+        if self.path.is_dir():
+            remove_temporary(self.path, of="spec.json")
         write_json(self.path / "spec.json", spec.to_json(), durable=durable)
 
     def spec(self) -> TrialSpec:

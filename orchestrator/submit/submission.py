@@ -6,11 +6,13 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.control.launcher_port import Launcher
+from orchestrator.control.launcher_start import LauncherStart
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.detached_controller import controller_command
@@ -113,16 +115,25 @@ class Submission:
             ExperimentError: If the launcher cannot start. Without a cluster nothing is written.
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
-        record = self.write_records(sweep)
-        snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.readable)
-        return run_recorded(
-            sweep,
-            record,
-            on_update,
-            tracking_uri=self.tracking_uri,
-            # Slurm jobs may have run single trials since, without a trace in the sweep's own files.
-            snapshot=None if job_records.used(sweep) else snapshot,
-        )
+        self._refuse_what_cannot_run()
+        with ExitStack() as until_the_end:
+            with submitting(sweep):
+                how = self._how(code_snapshot.take(sweep))
+                start = until_the_end.enter_context(LauncherStart(_launcher(sweep, how)))
+                if self._trains:
+                    # It takes longest and leaves this process idle, which writes specs meanwhile.
+                    start.begin()
+                record = self._write_records(sweep, how)
+            snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.readable)
+            return run_recorded(
+                sweep,
+                record,
+                on_update,
+                tracking_uri=self.tracking_uri,
+                # Slurm jobs may have run single trials since, without a trace in the sweep's files.
+                snapshot=None if job_records.used(sweep) else snapshot,
+                start=start,
+            )
 
     def detach(self) -> Path:
         """Write the records and have another process run the sweep; return its log once it does.
@@ -165,14 +176,35 @@ class Submission:
             BusyError: If a live controller runs this sweep already.
             ExperimentError: If no cluster answers at its address. Then nothing is written.
         """
-        refuse_if_busy(self.plan.snapshot)
-        if self.address is not None and any(trial.to_train for trial in self.plan.trials):
-            _ray("ray_connect").ping(self.address)
+        self._refuse_what_cannot_run()
         with submitting(sweep):
-            return self._write_records(sweep)
+            return self._write_records(sweep, self._how(code_snapshot.take(sweep)))
 
-    def _write_records(self, sweep: SweepDir) -> Mapping[str, Any]:
-        code = code_snapshot.take(sweep)
+    @property
+    def _trains(self) -> bool:
+        """Whether there is anything to train."""
+        return any(trial.to_train for trial in self.plan.trials)
+
+    def _refuse_what_cannot_run(self) -> None:
+        """Raise what `write_records` raises."""
+        refuse_if_busy(self.plan.snapshot)
+        if self.address is not None and self._trains:
+            _ray("ray_connect").ping(self.address)
+
+    def _how(self, code: Path) -> dict[str, Any]:
+        """Return how to run it, for any process that has the code."""
+        return {
+            "code": str(code),
+            "launcher": self.launcher,
+            "address": self.address,
+            "cpus": self.cpus,
+            "gpus": self.gpus,
+            "priority": self.priority,
+            "weight": self.weight,
+            "predicted_s": {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials},
+        }
+
+    def _write_records(self, sweep: SweepDir, how: Mapping[str, Any]) -> Mapping[str, Any]:
         (sweep.path / "cancel.json").unlink(missing_ok=True)
         for trial in self.plan.readable:
             folder = sweep.trial(trial.spec.trial_id)
@@ -189,16 +221,7 @@ class Submission:
             "trial_ids": [t.spec.trial_id for t in self.plan.readable],
             **({"register": True} if self.register else {}),
             "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
-            "run": {
-                "code": str(code),
-                "launcher": self.launcher,
-                "address": self.address,
-                "cpus": self.cpus,
-                "gpus": self.gpus,
-                "priority": self.priority,
-                "weight": self.weight,
-                "predicted_s": {t.spec.trial_id: t.runtime.seconds for t in self.plan.trials},
-            },
+            "run": how,
         }
         return {"number": sweep.add_submission(record), **record}
 
@@ -220,6 +243,7 @@ def run_recorded(
     tracking_uri: str | None = None,
     address: str | None = None,
     snapshot: SweepSnapshot | None = None,
+    start: LauncherStart | None = None,
 ) -> SubmissionResult:
     """Run a recorded submission, in the process that recorded it or in another, on any machine.
 
@@ -231,6 +255,7 @@ def run_recorded(
             in the record, for it may hold a password.
         address: Of the Ray cluster as seen from here, if not as it was given.
         snapshot: The sweep as the submission left it; None: the controller reads it.
+        start: Of the launcher, where it exists; None: it begins here. It is closed at the end.
 
     Raises:
         BusyError: If a live controller runs this sweep already.
@@ -238,21 +263,31 @@ def run_recorded(
     """
     how = record["run"]
     code = Path(how["code"])
+    if start is None:
+        start = LauncherStart(_launcher(sweep, {**how, "address": address or how["address"]}))
+        start.begin()
     controller = Controller(
         sweep,
         submission=int(record["number"]),
         trial_ids=record["trial_ids"],
-        launcher=_launcher(sweep, {**how, "address": address or how["address"]}, code),
+        launcher=start.launcher,
+        start=start,
         cache=(sweep.path.parent / "cache").absolute(),
         predicted_s=how["predicted_s"],
         snapshot=snapshot,
     )
     with (
-        exporting(sweep, tracking_uri, code=code) as exporter,
+        start,
+        exporting(
+            sweep, tracking_uri, code=code, environment=start.environment, at_once=False
+        ) as exporter,
         stop_signals(controller.stop) as stops,
     ):
 
         def tell(status: SweepStatus) -> None:
+            if status.totals[TrialState.RUNNING]:
+                # Not before: importing MLflow takes a core that the first attempt waits for.
+                exporter.begin()
             exporter.keep_alive()
             with stops.output():
                 on_update(status)
@@ -262,8 +297,10 @@ def run_recorded(
     return SubmissionResult(status=status, interrupted=bool(stops.came), drained=exporter.drained)
 
 
-def _launcher(sweep: SweepDir, how: Mapping[str, Any], code: Path) -> Launcher:
+def _launcher(sweep: SweepDir, how: Mapping[str, Any]) -> Launcher:
     from orchestrator.launchers import local
+
+    code = Path(how["code"])
 
     if how["launcher"] == "process":
         return local.ProcessLauncher(sweep, cpus=how["cpus"], gpus=how["gpus"], code=code)

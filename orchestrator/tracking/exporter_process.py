@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,13 @@ class ExporterProcess:
     """None until the end."""
 
     def __init__(
-        self, sweep: SweepDir, tracking_uri: str | None = None, *, code: Path | None = None
+        self,
+        sweep: SweepDir,
+        tracking_uri: str | None = None,
+        *,
+        code: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        at_once: bool = True,
     ) -> None:
         """Start it; returns at once. It logs to RUNS/SWEEP/tracking.log.
 
@@ -51,11 +57,20 @@ class ExporterProcess:
             sweep: Its folder exists.
             tracking_uri: Default: the SQLite store beside the sweeps.
             code: Folder that it imports from; None: where this program is.
+            environment: Its variables; None: those of this process.
+            at_once: False: `begin` starts it, or `keep_alive`.
         """
-        self._code = code
         self.sweep = SweepDir(sweep.path.absolute())
         self.tracking_uri = tracking_uri or default_tracking_uri(self.sweep.path.parent)
-        self._start()
+        # Not an argument: a URI may hold a password, and all users of a machine see arguments.
+        uri = {"MLFLOW_TRACKING_URI": self.tracking_uri}
+        self._environment = with_code(
+            code, {**(os.environ if environment is None else environment), **uri}
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = time.monotonic()
+        if at_once:
+            self._start()
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
@@ -67,22 +82,29 @@ class ExporterProcess:
                 bufsize=0,
                 stdout=log,
                 stderr=log,
-                # Not an argument: a URI may hold a password, and all users of a machine see
-                # arguments.
-                env=with_code(self._code, {**os.environ, "MLFLOW_TRACKING_URI": self.tracking_uri}),
+                env=self._environment,
             )
 
     @property
     def pid(self) -> int:
         """Process id."""
+        assert self._process is not None, "it was started"
         return self._process.pid
 
     def alive(self) -> bool:
         """Return whether it runs. One that ended by itself is replaced; training goes on."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
+
+    def begin(self) -> None:
+        """Start it, unless it was started before."""
+        if self._process is None:
+            self._start()
 
     def keep_alive(self, *, wait_s: float = RESTART_S) -> None:
-        """Start it again if it died, but not more than once in `wait_s` seconds."""
+        """Start it if it does not run, but not in the `wait_s` seconds after it was last started.
+
+        One that is to begin later does so after as many.
+        """
         if not self.alive() and time.monotonic() - self._started_at >= wait_s:
             self.stop()
             self._start()
@@ -114,6 +136,8 @@ class ExporterProcess:
         self._end("drain 0\n", 0.0)
 
     def _end(self, words: str, timeout_s: float) -> int | None:
+        if self._process is None:
+            return 0
         assert self._process.stdin is not None, "it was opened as a pipe"
         if not self._process.stdin.closed:
             # A broken pipe: it has ended.
@@ -134,6 +158,8 @@ def exporting(
     *,
     drain_s: float = DRAIN_S,
     code: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    at_once: bool = True,
 ) -> Iterator[ExporterProcess]:
     """Export a sweep while the body runs, and what is left at its end.
 
@@ -144,8 +170,12 @@ def exporting(
         tracking_uri: Default: the SQLite store beside the sweeps.
         drain_s: What the end may take. A body that raised is not kept waiting.
         code: Folder that it imports from; None: where this program is.
+        environment: Its variables; None: those of this process.
+        at_once: False: the body says when it begins.
     """
-    exporter = ExporterProcess(sweep, tracking_uri, code=code)
+    exporter = ExporterProcess(
+        sweep, tracking_uri, code=code, environment=environment, at_once=at_once
+    )
     try:
         yield exporter
     except BaseException:

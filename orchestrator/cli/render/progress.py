@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -20,6 +20,7 @@ from orchestrator.records import units
 from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.tracking import sync_state
 
 # Imports the scheduler and numpy, which is half of the time that `memscale status` takes.
 if TYPE_CHECKING:
@@ -156,14 +157,29 @@ def totals_text(status: SweepStatus) -> Text:
     if status.stopping:
         text.append("  stopping: waiting for checkpoints", style="yellow")
     elif not status.controller_alive and not status.complete:
-        text.append("  nothing is running it; submit it again to go on", style="dim")
+        text.append(f"  {_what_is_left(status)}", style="dim")
     return text
 
 
-def tracker_text(uri: str, problem: str) -> Text:
-    """Return why a tracker lacks measurements."""
-    said = f"{uri} lacks measurements, which wait in the trials' folders: {problem}"
-    return Text(said, style="yellow")
+def _what_is_left(status: SweepStatus) -> str:
+    """Return what submitting again would do for a sweep that nothing is running."""
+    left = {trial.state for trial in status.trials} - {TrialState.DONE}
+    if left == {TrialState.CANCELLED}:
+        return "ended; what was cancelled is trained only if it is submitted again"
+    if left <= {TrialState.CANCELLED, TrialState.FAILED} and left:
+        return "ended; submit it again to retry what failed or was cancelled"
+    return "nothing is running it; submit it again to go on"
+
+
+def tracker_texts(problems: Mapping[str, str]) -> list[Text]:
+    """Return why trackers lack measurements, from the problem of each."""
+    return [
+        Text(
+            f"{uri} lacks measurements, which wait in the trials' folders: {problem}",
+            style="yellow",
+        )
+        for uri, problem in problems.items()
+    ]
 
 
 class LiveSweep:
@@ -194,14 +210,18 @@ class LiveSweep:
         if self._live:
             self._live.__exit__(kind, error, trace)
 
-    def update(self, status: SweepStatus) -> None:
-        """Show the current status."""
+    def update(
+        self, status: SweepStatus, trackers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Show the current status, and the problems of trackers."""
+        behind = tracker_texts(trackers)
         if self._live:
-            self._live.update(status_table(status, rows=MOST_ROWS))
+            self._live.update(Group(status_table(status, rows=MOST_ROWS), *behind))
             return
         ended = (
             *(status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)),
             bool(status.full_disk),
+            len(behind),
         )
         now = time.monotonic()
         if ended != self._printed or now - self._printed_at >= QUIET_EVERY_S:
@@ -209,6 +229,8 @@ class LiveSweep:
             self._console.print(totals_text(status))
             if status.full_disk:
                 self._console.print(Text(status.full_disk, style="red"))
+            for text in behind:
+                self._console.print(text)
 
 
 def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableType:
@@ -266,7 +288,7 @@ def watch(
             with breaker.guarded():
                 now = status_from_disk(sweep, ask_queue=queue_reasons)
                 breaker.close()
-                live.update(select(now))
+                live.update(select(now), sync_state.problems(sweep))
                 if not now.controller_alive:
                     return
             time.sleep(1.0)

@@ -3,10 +3,12 @@
 import dataclasses
 import io
 
+import pytest
 from rich.console import Console
 
-from orchestrator.cli.render.progress import LiveSweep, status_table
-from orchestrator.control.status import SweepStatus
+from orchestrator.cli.render.progress import LiveSweep, status_table, totals_text
+from orchestrator.control.status import SweepStatus, TrialStatus
+from orchestrator.records.trial_spec import TrialState
 
 STATUS = SweepStatus(
     sweep="s",
@@ -31,3 +33,45 @@ def test_a_full_disk_is_told_at_once_and_when_it_is_over():
     lines = [line.strip() for line in console.file.getvalue().splitlines()]
     assert [FULL.full_disk == line for line in lines[:4]] == [False, False, True, False]
     assert lines.count(FULL.full_disk) == 2, "once in lines, once in the table"
+
+
+def test_a_tracker_that_lacks_something_is_told_once_and_when_it_is_over():
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    away = {"http://tracker:5000": "it is away"}
+    with LiveSweep(console, quiet=True) as live:
+        for trackers in ({}, away, away, {}):
+            live.update(STATUS, trackers)
+
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert [line.endswith("folders: it is away") for line in lines] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (
+            ["done", "cancelled"],
+            "ended; what was cancelled is trained only if it is submitted again",
+        ),
+        (["failed", "cancelled"], "ended; submit it again to retry what failed or was cancelled"),
+        (["failed", "done"], "ended; submit it again to retry what failed or was cancelled"),
+        (["waiting", "cancelled"], "nothing is running it; submit it again to go on"),
+        (["done"], ""),
+    ],
+)
+def test_a_sweep_that_nothing_runs_says_what_submitting_again_would_do(states, said):
+    trials = tuple(
+        TrialStatus(
+            trial_id=f"dense-{i}",
+            architecture="dense",
+            preset=None,
+            seed=i,
+            steps=5,
+            state=TrialState(state),
+            step=0,
+        )
+        for i, state in enumerate(states)
+    )
+    status = dataclasses.replace(STATUS, controller_alive=False, trials=trials)
+
+    assert totals_text(status).plain.endswith(said or "waiting  ")

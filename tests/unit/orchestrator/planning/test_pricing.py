@@ -8,7 +8,7 @@ from rich.console import Console
 
 from orchestrator.cli.render.plan import plan_tables
 from orchestrator.control import node_exclusion
-from orchestrator.planning.pricing import PlannedTrial, account, make_plan, why_new
+from orchestrator.planning.pricing import RATES, PlannedTrial, account, make_plan, why_new
 from orchestrator.planning.runtime_prior import Measurement, RuntimePrediction
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import Resources, TrialSpec
@@ -261,6 +261,32 @@ def test_trials_that_differ_in_their_shards_only_are_priced_apart(loaded, sweep)
     peaks = [t.spec.accounting["peak_memory_bytes"] for t in planned]
     assert peaks == [account(s)["peak_memory_bytes"] for s in (by_columns, by_rows)]
     assert len(set(peaks)) == 2
+
+
+def test_no_price_depends_on_the_rates_by_which_trials_share_one(loaded):
+    changed = {"lr": 0.5, "warmup_fraction": 0.25, "decay_fraction": 0.125, "eps": 1e-3}
+    changed |= {"final_lr_fraction": 0.75, "weight_decay": 0.0}
+    assert changed.keys() == RATES
+    for spec in loaded.trials:
+        price = account(spec, on_gpu=True, gpu_bytes=1e9)
+        for name, value in changed.items():
+            assert spec.train[name] != value, name
+            other = dataclasses.replace(spec, train={**spec.train, name: value})
+            assert account(other, on_gpu=True, gpu_bytes=1e9) == price, name
+
+
+def test_trials_that_differ_in_other_settings_of_training_are_priced_apart(loaded, sweep):
+    spec = loaded.trials[0]
+    twice = dataclasses.replace(spec, train={**spec.train, "tokens": 2 * spec.train["tokens"]})
+    faster = dataclasses.replace(twice, train={**twice.train, "lr": 0.5})
+    asked = dataclasses.replace(loaded, trials=(spec, twice, faster))
+
+    flops = [
+        trial.spec.accounting["training_flops"]
+        for trial in make_plan(asked, sweep.snapshot(), MEASURED).trials
+    ]
+
+    assert flops == [flops[0], 2 * flops[0], 2 * flops[0]]
 
 
 def test_the_longest_trial_starts_first(loaded, sweep):

@@ -657,10 +657,12 @@ def test_status_says_which_tracker_lacks_measurements_and_why(sweep, disk):
 
     shown = " ".join(CliRunner().invoke(app, words).output.split())
     found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+    watched = " ".join(CliRunner().invoke(app, [*words, "--watch"]).output.split())
     sync_state.save_problem(sweep.disk, "http://ada:secret@tracker:5000", None)
 
     said = "http://tracker:5000 lacks measurements, which wait in the trials' folders: it is away"
     assert said in shown
+    assert said in watched
     assert found["trackers_behind"] == {"http://tracker:5000": "it is away"}
     assert "lacks" not in CliRunner().invoke(app, words).output
 
