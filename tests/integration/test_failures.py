@@ -283,6 +283,30 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.faults
+@pytest.mark.long
+def test_a_full_disk_that_grows_is_used_by_itself(small_disk, make_spec):
+    sweep = Sweep(small_disk / "grown", make_spec)
+    sweep.add("disk_full", logging=Logging(every_steps=1, checkpoint_every_s=0.0))
+    waits = []
+
+    def enlarge(status):
+        told = [trial.wait for trial in status.trials if "is full" in trial.wait]
+        if told and not waits:
+            resize = ["mount", "-o", "remount,size=24m", str(small_disk)]
+            subprocess.run(resize, check=True, capture_output=True)
+        waits.extend(told)
+
+    sweep.run(enlarge)
+
+    assert sweep.status.complete
+    ends = [end["outcome"] for end in sweep.ends("disk_full")]
+    assert (ends[0], ends[-1]) == ("disk_full", "done")
+    assert "of 6.00 MiB free" in waits[0]
+    assert sorted(sweep.trials["disk_full"].metrics()["train/loss"]) == list(range(1, STEPS + 1))
+    assert (small_disk / "grown" / "trials" / "filler").exists(), "nobody made room but the disk"
+
+
+@pytest.mark.faults
 def test_full_disk_pauses_the_sweep_and_costs_nothing_but_time(small_disk, make_spec):
     sweep = Sweep(small_disk / "full", make_spec)
     sweep.add("disk_full", logging=Logging(every_steps=1, checkpoint_every_s=0.0))

@@ -61,7 +61,8 @@ def client(runs):
 @pytest.fixture
 def sweep(runs, request):
     """An empty sweep of its own, with this process as its controller."""
-    written = disk_sweep.DiskSweep(runs, request.node.name.split("[")[0].removeprefix("test_"))
+    name = request.node.name.removeprefix("test_").replace("[", "-").rstrip("]")
+    written = disk_sweep.DiskSweep(runs, name)
     yield written
     written.uncontrol()
 
@@ -390,6 +391,9 @@ class Server:
             return False
         return True
 
+    def send(self, number):
+        os.killpg(self._process.pid, number)
+
     def kill(self):
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -398,7 +402,9 @@ class Server:
 
 
 @pytest.mark.long
-def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sweep, tmp_path):
+@pytest.mark.faults
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_a_server_lost_in_the_middle_delays_and_loses_nothing(runs, client, sweep, tmp_path, fault):
     specs = submitted(sweep)
     server = Server(default_tracking_uri(runs), tmp_path / "server.log")
     server.start()
@@ -419,14 +425,14 @@ def test_a_server_killed_in_the_middle_delays_and_loses_nothing(runs, client, sw
         writer = threading.Thread(target=train, daemon=True)
         writer.start()
         until(lambda: has_points(client, sweep))
-        server.kill()
+        server.kill() if fault == "killed" else server.send(signal.SIGSTOP)
         killed.set()
         writer.join()
         until(lambda: exporter.problem is not None)
         assert exporter.unsynced_points >= 2 * 90 * len(attempts)
         assert exporter.alive()
 
-        server.start()
+        server.start() if fault == "killed" else server.send(signal.SIGCONT)
         until(server.answers)
         for attempt in attempts:
             sweep.finish(attempt, step=299)
