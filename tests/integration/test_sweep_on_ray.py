@@ -84,7 +84,7 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     assert status.complete
     assert {both, none} in together
     assert {whole, *halves} in together
-    assert [seen_gpus(sweep, both, rank) for rank in (0, 1)] == ["5", "7"]
+    assert {seen_gpus(sweep, both, rank) for rank in (0, 1)} == {"5", "7"}, "one each"
     assert seen_gpus(sweep, none) == ""
     shared = {seen_gpus(sweep, half) for half in halves}
     assert len(shared) == 1
