@@ -14,7 +14,7 @@ is wrong for some; `averaged` is what `analysis.next_runs` does, from nothing or
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -212,12 +212,14 @@ def averaged(task: Task, done: Choice, targets, free, left: float, n: int) -> Ch
     runs = np.log(task.train.iloc[done][task.inputs].to_numpy(dtype=float))
     y = task.outcome(task.train.iloc[done]["loss"].to_numpy(dtype=float))
     found = kriging(runs, y, logs, box=np.concatenate([runs, logs[len(targets) :]]))
-    models = [DesignModel(covariance=found.covariance, noise=np.full(len(free), found.noise))]
+    without_law = DesignModel(covariance=found.covariance, noise=np.full(len(free), found.noise))
+    models = [without_law, replace(without_law, over_candidates=True)]
     of_laws = law_model(task, task.laws, done, places)
     if of_laws is not None:
         noise = np.full(len(free), of_laws[1])
         models.append(DesignModel(covariance=of_laws[0], noise=noise))
-    plan = spread_plan(models, task.cost[free], budget=left, n_runs=n)
+    # The budget is for all batches, and the only limit.
+    plan = spread_plan(models, task.cost[free], budget=left, n_runs=n, n_later=np.inf)
     return [int(free[i]) for i, _ in plan]
 
 

@@ -15,8 +15,9 @@ which does not assume that the law is linear.
 
 Variance by one law asks for extremes, where that law is least sure, and for the cheapest runs. If
 the law is wrong that is worse than no design. So the default, `by="averaged"`, counts what a run
-brings under several laws and under kriging, which needs no law (`analysis/scaling/kriging.py`), and
-chooses runs of many sizes (`analysis/scaling/greedy_design.py`). A law that misfits does not count.
+brings under several laws and under kriging, which needs no law (`analysis/scaling/kriging.py`), to
+the target and to all candidates, and chooses runs of many sizes
+(`analysis/scaling/greedy_design.py`). A law that misfits does not count.
 Every candidate comes with its tokens per parameter and how far outside the runs it lies.
 """
 
@@ -230,7 +231,8 @@ def next_runs(
         laws.named(name)
     target = parse_target(target, laws) if isinstance(target, str) else target
     basis = _basis(laws, given, target, by=by, others=others)
-    start = [model.target_variance for model in basis.models]
+    of_target = [model for model in basis.models if not model.over_candidates]
+    start = [model.variance for model in of_target]
     if not min(start) > 0:
         raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
     hours = np.asarray([c.gpu_hours for c in given])
@@ -246,7 +248,7 @@ def next_runs(
         plan = spread_plan(basis.models, hours, **limits)
     else:
         plan = greedy_plan(basis.models[0], hours, **limits)
-    left_alone = 1 - mean_removed(basis.models, start)
+    left_alone = 1 - mean_removed(of_target, start)
     everyone = _ranked(given, outside, list(enumerate(left_alone.tolist())), [1.0] * len(given))
     chosen = _ranked(given, outside, plan, [1.0, *(left for _, left in plan)])
     return ExperimentalDesign(
@@ -318,8 +320,9 @@ def _basis(
         if wrong and without_law is not None:
             model, value = without_law
             notes = _misfit_notes(laws, advice=WITHOUT_LAW)
-            sd = math.sqrt(model.target_variance)
-            return _Basis(models=[model], value=math.exp(value), sd=sd, notes=notes)
+            sd = math.sqrt(model.variance)
+            models = [model, replace(model, over_candidates=True)]
+            return _Basis(models=models, value=math.exp(value), sd=sd, notes=notes)
     if by == "draws":
         covariance = _by_draws(laws, candidates, target)
     elif by == "information":
@@ -330,7 +333,7 @@ def _basis(
     models = [DesignModel(covariance=covariance, noise=noise)]
     sd = math.sqrt(max(float(covariance[0, 0]), 0.0))
     if by == "averaged" and without_law is not None:
-        models.append(without_law[0])
+        models += [without_law[0], replace(without_law[0], over_candidates=True)]
         notes = [*notes, "width: averaged over what laws tell and what kriging tells without one"]
     return _Basis(models=models, value=math.exp(_value_of(target, laws)), sd=sd, notes=notes)
 

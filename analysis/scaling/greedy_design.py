@@ -1,13 +1,15 @@
 """Greedy experimental designs: one run after the other, by the variance that each removes.
 
-Several models of the loss count equally: a run's gain is the mean, over them, of the share of the
-targets' variance that it removes. So one wrong model cannot spend the whole budget (model-robust
-design: Läuter 1974, a mean of criteria over candidate models).
+Several criteria count equally: a run's gain is the mean, over them, of the share of a variance that
+it removes. So one wrong model cannot spend the whole budget (model-robust design: Läuter 1974, a
+mean of criteria over candidate models). A criterion may ask for the variance at the targets, or for
+that at all candidates, which fills the space (I-optimality: Box and Draper 1959, the mean variance
+over a region).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,8 @@ class DesignModel:
     """(m + c, m + c): targets first."""
     noise: Array
     """(c,) variance of what each candidate adds; inf where it adds nothing."""
+    over_candidates: bool = False
+    """Whether it is the candidates' variance that runs have to remove, not the targets'."""
 
     @property
     def n_targets(self) -> int:
@@ -38,22 +42,28 @@ class DesignModel:
         return len(self.covariance) - len(self.noise)
 
     @property
-    def target_variance(self) -> float:
-        """Sum over the targets."""
-        return float(np.trace(self.covariance[: self.n_targets, : self.n_targets]))
+    def variance(self) -> float:
+        """Sum over the targets, or over the candidates."""
+        return float(np.diag(self.covariance)[self._asked].sum())
+
+    @property
+    def _asked(self) -> slice:
+        m = self.n_targets
+        return slice(m, None) if self.over_candidates else slice(m)
 
     def removed(self) -> Array:
-        """Return how much of the targets' variance each candidate (c,) removes."""
+        """Return how much of its variance each candidate (c,) removes."""
         m = self.n_targets
         spread = self.noise + np.diag(self.covariance)[m:]
-        return np.asarray((self.covariance[:m, m:] ** 2).sum(axis=0) / np.maximum(spread, 1e-300))
+        squares = (self.covariance[self._asked, m:] ** 2).sum(axis=0)
+        return np.asarray(squares / np.maximum(spread, 1e-300))
 
     def after(self, i: int) -> "DesignModel":
         """Return the model once candidate i has run (Sherman and Morrison's update)."""
         m = self.n_targets
         column = self.covariance[:, m + i]
         update = np.outer(column, column) / max(self.noise[i] + column[m + i], 1e-300)
-        return DesignModel(covariance=self.covariance - update, noise=self.noise)
+        return replace(self, covariance=self.covariance - update)
 
 
 Plan = list[tuple[int, float]]
@@ -66,36 +76,46 @@ def spread_plan(
     *,
     budget: float = math.inf,
     n_runs: int,
+    n_later: float = 0,
     least: float = 0.0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Plan:
     """Return a plan of runs of many sizes, by what they bring under all models.
 
     Args:
-        models: Equally credible.
+        models: Equally credible. Those over candidates say which run comes first among those that
+            the others find worth their while.
         costs: (c,) of the candidates.
         budget: Most to spend, in units of the costs.
         n_runs: Most runs.
+        n_later: Runs for which the budget has to last besides, chosen another time; inf where
+            their number has no limit.
         least: Share of the variance that a run has to remove.
         allowed: (c,) which candidates may be chosen.
     """
-    start = [model.target_variance for model in models]
+    start = [model.variance for model in models if not model.over_candidates]
     free = np.ones(len(costs), dtype=bool) if allowed is None else allowed.copy()
     plan: Plan = []
     while len(plan) < n_runs:
-        good = free & (costs <= budget * (1 + 1e-12)) & (mean_removed(models, start) >= least)
+        of_targets = [model for model in models if not model.over_candidates]
+        good = free & (costs <= budget * (1 + 1e-12)) & (mean_removed(of_targets, start) >= least)
         if not good.any():
             break
         cheap = good & (costs <= LARGEST_SHARE * budget)
         good = cheap if cheap.any() else good
         # By what is left of each model's variance, so that the better known one still counts.
-        now = [model.target_variance for model in models]
-        worth = mean_removed(models, now) / costs**COST_POWER
+        now = [model.variance for model in models]
+        # A run below its even share of the budget is not better for being cheaper still: what it
+        # saves, no other run can spend.
+        n_left = n_runs + n_later - len(plan)
+        even_share = 0.0 if math.isinf(budget) else budget / n_left
+        worth = mean_removed(models, now) / np.maximum(costs, even_share) ** COST_POWER
         i = int(np.where(good, worth, -np.inf).argmax())
         models = [model.after(i) for model in models]
         free[i] = False
         budget -= costs[i]
-        plan.append((i, _share_left(models, start)))
+        of_targets = [model for model in models if not model.over_candidates]
+        plan.append((i, _share_left(of_targets, start)))
     return plan
 
 
@@ -115,7 +135,7 @@ def greedy_plan(
     """
 
     def one(per_cost: bool) -> Plan:
-        given, free, left, start = model, allowed.copy(), budget, [model.target_variance]
+        given, free, left, start = model, allowed.copy(), budget, [model.variance]
         plan: Plan = []
         while len(plan) < n_runs:
             gain = mean_removed([given], start)
@@ -142,5 +162,5 @@ def mean_removed(models: Sequence[DesignModel], variances: Sequence[float]) -> A
 
 
 def _share_left(models: Sequence[DesignModel], start: Sequence[float]) -> float:
-    left = [m.target_variance / max(s, 1e-300) for m, s in zip(models, start, strict=True)]
+    left = [m.variance / max(s, 1e-300) for m, s in zip(models, start, strict=True)]
     return max(float(np.mean(left)), 0.0)

@@ -1,3 +1,4 @@
+import dataclasses
 from itertools import pairwise
 
 import numpy as np
@@ -52,16 +53,33 @@ def test_what_is_left_is_that_of_conditioning_on_all_at_once(order):
     C = given_.covariance
     among = C[np.ix_(rows, rows)] + 0.1 * np.eye(4)
     expected = C[:2, :2] - C[:2, rows] @ np.linalg.inv(among) @ C[rows, :2]
-    assert after.target_variance == pytest.approx(np.trace(expected), rel=1e-6)
+    assert after.variance == pytest.approx(np.trace(expected), rel=1e-6)
 
 
 def test_gains_are_averaged_over_models():
     models = [model(1), model(2)]
-    start = [m.target_variance for m in models]
+    start = [m.variance for m in models]
 
     shares = [m.removed() / s for m, s in zip(models, start, strict=True)]
 
     assert mean_removed(models, start) == pytest.approx((shares[0] + shares[1]) / 2)
+
+
+def test_over_candidates_it_is_their_variance_that_falls():
+    targets = model(7)
+    region = dataclasses.replace(targets, over_candidates=True)
+
+    removed = region.removed()
+
+    assert region.variance == pytest.approx(np.trace(targets.covariance[2:, 2:]))
+    for i, value in enumerate(removed):
+        assert region.variance - region.after(i).variance == pytest.approx(value)
+    # It chooses, and the share that is left is the targets' alone.
+    costs = np.ones(8)
+    plan = spread_plan([targets, region], costs, n_runs=1)
+    shares = (mean_removed([m], [m.variance]) for m in (targets, region))
+    assert plan[0][0] == int(sum(shares).argmax())
+    assert plan[0][1] == pytest.approx(1 - targets.removed()[plan[0][0]] / targets.variance)
 
 
 def sizes_and_lengths():
