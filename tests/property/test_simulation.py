@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.scheduling.cluster_state import ClusterState
@@ -138,7 +138,7 @@ def assert_gangs_lie_whole(simulation):
             nodes = [simulation.nodes[piece.node] for piece in run.allocation]
             assert len({piece.node for piece in run.allocation}) == len(nodes)
             assert {len(node.gpus) for node in simulation.nodes} != {0}
-            assert all(len(node.gpus) < demand.gpus for node in nodes)
+            assert all(len(node.gpus) < demand.gpus or node.cpus < demand.cpus for node in nodes)
             assert sum(len(node.gpus) for node in nodes) >= demand.gpus
             assert all(
                 piece.cpus == node.cpus and len(piece.gpus) == len(node.gpus)
@@ -146,7 +146,15 @@ def assert_gangs_lie_whole(simulation):
             )
 
 
+TWO_CORES = cluster_spec.parse("nodes=2,gpus_per_node=2,cpus_per_node=2").nodes
+SHORT_OF_CORES = Waiting(
+    trial_id="t0", demand=Demand(cpus=3, gpus=2.0, gang_size=2), predicted_s=1.0, order=0
+)
+"""A gang whose GPUs one node of `TWO_CORES` has, and whose cores it has not."""
+
+
 @given(st.one_of(st.tuples(NODES, trials()), crowds()), FACTORS)
+@example((TWO_CORES, [SHORT_OF_CORES]), [1.0] * 24)
 def test_nothing_is_over_committed_gangs_lie_whole_and_everyone_who_fits_starts(
     nodes_and_trials, factors
 ):
