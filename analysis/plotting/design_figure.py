@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.plotting.axes import (
     GREY,
@@ -111,7 +111,7 @@ def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
         ylabel="Width of the interval afterwards / now",
     )
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:.3g}%"))
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))  # as many digits as ticks need
     every = margins((r.candidate.gpu_hours for r in design.ranked), least=1.15)
     log_scale(axes, "x", *every, show="{:g}".format)
 
