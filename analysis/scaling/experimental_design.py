@@ -39,6 +39,7 @@ from analysis.scaling.greedy_design import (
     Plan,
     greedy_plan,
     mean_removed,
+    of_targets,
     spread_plan,
 )
 from analysis.scaling.kriging import kriging
@@ -231,8 +232,7 @@ def next_runs(
         laws.named(name)
     target = parse_target(target, laws) if isinstance(target, str) else target
     basis = _basis(laws, given, target, by=by, others=others)
-    of_target = [model for model in basis.models if not model.over_candidates]
-    start = [model.variance for model in of_target]
+    start = [model.variance for model in of_targets(basis.models)]
     if not min(start) > 0:
         raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
     hours = np.asarray([c.gpu_hours for c in given])
@@ -248,7 +248,7 @@ def next_runs(
         plan = spread_plan(basis.models, hours, **limits)
     else:
         plan = greedy_plan(basis.models[0], hours, **limits)
-    left_alone = 1 - mean_removed(of_target, start)
+    left_alone = 1 - mean_removed(of_targets(basis.models), start)
     everyone = _ranked(given, outside, list(enumerate(left_alone.tolist())), [1.0] * len(given))
     chosen = _ranked(given, outside, plan, [1.0, *(left for _, left in plan)])
     return ExperimentalDesign(

@@ -93,12 +93,12 @@ def spread_plan(
         least: Share of the variance that a run has to remove.
         allowed: (c,) which candidates may be chosen.
     """
-    start = [model.variance for model in models if not model.over_candidates]
+    start = [model.variance for model in of_targets(models)]
     free = np.ones(len(costs), dtype=bool) if allowed is None else allowed.copy()
     plan: Plan = []
     while len(plan) < n_runs:
-        of_targets = [model for model in models if not model.over_candidates]
-        good = free & (costs <= budget * (1 + 1e-12)) & (mean_removed(of_targets, start) >= least)
+        removed = mean_removed(of_targets(models), start)
+        good = free & (costs <= budget * (1 + 1e-12)) & (removed >= least)
         if not good.any():
             break
         cheap = good & (costs <= LARGEST_SHARE * budget)
@@ -114,8 +114,7 @@ def spread_plan(
         models = [model.after(i) for model in models]
         free[i] = False
         budget -= costs[i]
-        of_targets = [model for model in models if not model.over_candidates]
-        plan.append((i, _share_left(of_targets, start)))
+        plan.append((i, _share_left(of_targets(models), start)))
     return plan
 
 
@@ -151,6 +150,11 @@ def greedy_plan(
 
     plans = [one(True)] if math.isinf(budget) else [one(True), one(False)]
     return min(plans, key=lambda plan: plan[-1][1] if plan else 1.0)
+
+
+def of_targets(models: Sequence[DesignModel]) -> list[DesignModel]:
+    """Return the models that say what is left of the targets' variance."""
+    return [model for model in models if not model.over_candidates]
 
 
 def mean_removed(models: Sequence[DesignModel], variances: Sequence[float]) -> Array:

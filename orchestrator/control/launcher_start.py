@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Mapping
-from types import TracebackType
 
 from orchestrator.control.launcher_port import Launcher
 
@@ -54,19 +53,6 @@ class LauncherStart:
         finally:
             self._closed.set()
             self._thread.join()
-
-    def __enter__(self) -> "LauncherStart":
-        """Close the launcher at the end of the block, whatever happens in it."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the launcher."""
-        self.close()
 
     def _run(self) -> None:
         try:

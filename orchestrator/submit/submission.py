@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,8 @@ class Submission:
         with ExitStack() as until_the_end:
             with submitting(sweep):
                 how = self._how(code_snapshot.take(sweep))
-                start = until_the_end.enter_context(LauncherStart(_launcher(sweep, how)))
+                start = LauncherStart(_launcher(sweep, how))
+                until_the_end.callback(start.close)
                 if self._trains:
                     # It takes longest and leaves this process idle, which writes specs meanwhile.
                     start.begin()
@@ -277,7 +278,7 @@ def run_recorded(
         snapshot=snapshot,
     )
     with (
-        start,
+        closing(start),
         exporting(
             sweep, tracking_uri, code=code, environment=start.environment, at_once=False
         ) as exporter,

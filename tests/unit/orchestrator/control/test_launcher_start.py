@@ -1,6 +1,7 @@
 """A launcher starts once, beside other work or when it is waited for, and its thread outlives the start."""
 
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_what_began_goes_on_beside_and_its_thread_lives_until_it_is_closed():
 def test_without_a_begin_waiting_starts_it_here():
     launcher = Launcher()
     launcher.may_start.set()
-    with LauncherStart(launcher) as start:
+    with closing(LauncherStart(launcher)) as start:
         start.wait()
         assert launcher.thread is threading.current_thread()
     assert launcher.said == ["started", "closed"]
@@ -53,7 +54,7 @@ def test_without_a_begin_waiting_starts_it_here():
 def test_a_start_that_fails_is_told_where_it_is_waited_for():
     launcher = Launcher(ValueError("no room"))
     launcher.may_start.set()
-    with LauncherStart(launcher) as start:
+    with closing(LauncherStart(launcher)) as start:
         start.begin()
         with pytest.raises(ValueError, match="no room"):
             start.wait()
