@@ -3,8 +3,9 @@
     python benchmarks/results_page.py simplewiki_10m --runs runs --out docs/results
 
 It writes `NAME.md` and `NAME.png`. The page holds numbers and the commands that made them; what they
-mean is left to be written under its first line. Means are over seeds; ± is the standard deviation
-between seeds, or with one seed the standard error over questions where it is known.
+mean is left to be written under its first line. A row is a configuration: means are over its seeds;
+± is the standard deviation between seeds, or with one seed the standard error over questions where
+it is known.
 """
 
 import argparse
@@ -17,7 +18,9 @@ import matplotlib as mpl
 import pandas as pd
 
 import analysis
+from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.varied_settings import trial_labels
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -55,7 +58,10 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
-    runs = analysis.load(arguments.runs, sweep=arguments.sweep)
+    try:
+        runs = analysis.load(arguments.runs, sweep=arguments.sweep)
+    except ExperimentError as error:
+        parser.error(str(error))
     if runs.table.empty:
         parser.error(f"{arguments.runs}: sweep {arguments.sweep} has no finished trial")
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -63,8 +69,8 @@ def main() -> None:
     figure = arguments.out / f"{arguments.sweep}.png"
     _figure(runs.table, columns[:FIGURE_METRICS], figure)
     page = arguments.out / f"{arguments.sweep}.md"
-    minutes = _minutes(SweepDir(arguments.runs / arguments.sweep))
-    page.write_text("\n".join(_page(runs, columns, figure.name, minutes)), encoding="utf-8")
+    lines = _page(runs, columns, figure.name, SweepDir(arguments.runs / arguments.sweep))
+    page.write_text("\n".join(lines), encoding="utf-8")
     print(f"wrote {page} and {figure}")
 
 
@@ -85,22 +91,22 @@ def _columns(table: pd.DataFrame) -> list[Column]:
 
 
 def _page(
-    runs: "analysis.Runs", columns: Sequence[Column], figure: str, minutes: float
+    runs: "analysis.Runs", columns: Sequence[Column], figure: str, sweep_dir: SweepDir
 ) -> list[str]:
     sweep, table = str(runs.sweep), runs.table
     question = (runs.question or sweep).strip()
     lines = [
         f"# {question[0].upper()}{question[1:]}",
         "",
-        *_about(runs, minutes),
+        *_about(runs, _minutes(sweep_dir)),
         "",
         "## What came out",
         "",
     ]
-    varied = _varied(table)
+    labels = trial_labels(sweep_dir.trial(str(name)).spec() for name in table["trial_id"])
     headings = [
         "architecture",
-        *(name.rpartition(".")[2] for name in varied),
+        *(["settings"] if any(labels.values()) else []),
         "total parameters",
         "active",
         "training FLOPs",
@@ -108,12 +114,12 @@ def _page(
         "training, s",
     ]
     lines += [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
-    keys = ["architecture", "preset", *varied]
-    for _, rows in table.sort_values([*varied, "architecture"]).groupby(keys, sort=False):
+    ordered = table.sort_values([*_varied(table), "architecture"], kind="stable")
+    for _, rows in ordered.groupby("configuration", sort=False):
         first = rows.iloc[0]
         cells = [
-            f"{first['architecture']} {first['preset']}",
-            *(f"{first[name]:,}" for name in varied),
+            f"{first['architecture']} {first['preset'] or ''}".strip(),
+            *([labels[first["trial_id"]]] if any(labels.values()) else []),
             f"{first['total_params'] / 1e6:.1f} M",
             f"{first['active_params'] / 1e6:.1f} M",
             f"{first['training_flops']:.2e}",

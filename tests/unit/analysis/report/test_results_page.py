@@ -1,0 +1,138 @@
+"""benchmarks/results_page.py: every number of the page, from runs whose numbers are written here."""
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[4] / "benchmarks" / "results_page.py"
+EXACT = "eval/facts/exact_match"
+
+
+@pytest.fixture(scope="module")
+def results_page():
+    spec = importlib.util.spec_from_file_location("results_page", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def write(synthetic, tmp_path):
+    """Return a function that writes a finished trial of 100 steps, in the sweep `facts`."""
+
+    def one(architecture, seed, *, people=1_000, n_keys=None, preset="32w", **metrics):
+        trial = synthetic.make_trial(architecture, 32, seed, sweep="facts", **metrics)
+        model = trial.spec.model | ({"n_keys": n_keys} if n_keys else {})
+        spec = replace(
+            trial.spec,
+            preset=preset,
+            model=model,
+            data={"source": "biographies", "n_people": people},
+            train={"tokens": 2_000_000, "batch_tokens": 20_000, "seq_len": 256},
+        )
+        return synthetic.write_done(tmp_path / "runs", replace(trial, spec=spec))
+
+    return one
+
+
+@pytest.fixture
+def page(results_page, tmp_path, monkeypatch):
+    """Return a function that makes the page: its lines, and the figures that were drawn."""
+
+    def make():
+        figures = []
+        monkeypatch.setattr(results_page.plt, "close", figures.append)
+        words = ["results_page.py", "facts", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        results_page.main()
+        monkeypatch.undo()
+        return (tmp_path / "out" / "facts.md").read_text().splitlines(), figures
+
+    return make
+
+
+def rows(lines):
+    """Return the table of what came out, its headings first."""
+    start = lines.index("## What came out") + 2
+    cells = [line.strip("| ").split(" | ") for line in lines[start : lines.index("", start)]]
+    return [cells[0], *cells[2:]]
+
+
+def points(figures):
+    """Return the curves of all panels: heading of the panel and architecture to what is drawn."""
+    return {
+        (axes.get_ylabel(), line.get_label()): line.get_xydata().tolist()
+        for figure in figures
+        for axes in figure.axes
+        for line in axes.lines
+    }
+
+
+def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results_page):
+    recall = {"valid/bits_per_byte": 1.5, EXACT: 0.2, f"{EXACT}_stderr": 0.125}
+    write("dense", 0, people=1_000, **recall, **{"time/train_s": 1_000.0})
+    write("dense", 1, people=1_000, **recall | {EXACT: 0.6}, **{"time/train_s": 2_001.0})
+    last = write("memory_plus", 0, people=4_000, **recall | {"valid/bits_per_byte": 1.25})
+    result = json.loads((last.path / "result.json").read_text())
+    (last.path / "result.json").write_text(json.dumps(result | {"finished_at": 301.0}))
+    synthetic.start(tmp_path / "runs", synthetic.make_trial("dense", 48, 7, sweep="facts"))
+
+    lines, figures = page()
+    headings, dense, memory = rows(lines)
+    curves = points(figures)
+    results_page.plt.close("all")
+
+    # 30 · 32² + 200 · 32 parameters, with a table 40 · 32² more; 30 · 32² of them times 6 M are FLOPs.
+    assert headings[:6] == ["architecture", "settings", "total parameters", "active", "training FLOPs", "bits per byte"]  # fmt: skip
+    assert dense[:6] == ["dense 32w", "n_people=1000", "0.0 M", "0.0 M", "2.23e+11", "1.5 ± 0"]
+    assert memory[:6] == ["memory_plus 32w", "n_people=4000", "0.1 M", "0.0 M", "2.23e+11", "1.25"]
+    # Two seeds: (0.2 + 0.6) / 2 and their deviation 0.4 / √2. One: the error over its questions.
+    where = headings.index("exact match")
+    assert [dense[where], memory[where]] == ["0.4 ± 0.28", "0.2 ± 0.12"]
+    assert [headings[-1], dense[-1], memory[-1]] == ["training, s", "1,500", "12"]
+    assert curves["bits per byte", "dense"] == [[1_000, 1.5]]
+    assert curves["exact match", "dense"] == [[1_000, pytest.approx(0.4)]]
+    assert curves["bits per byte", "memory_plus"] == [[4_000, 1.25]]
+    assert (tmp_path / "out" / "facts.png").stat().st_size > 1_000
+    text = "\n".join(lines)
+    assert "| trials | 3 finished, 1 not; seeds 0, 1 |" in text
+    assert "| training | 100 steps of 20,000 tokens of 256 |" in text
+    # From 1 s to 301 s; 1,000 + 2,001 + 12.5 s of training.
+    assert "| time | 5.0 minutes from the first start to the last end, 50.2 trial-minutes" in text
+    assert text.count("\n* dense-") == 1
+
+
+def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monkeypatch):
+    monkeypatch.setattr(results_page, "_figure", lambda *_: None)
+    for n_keys, loss in ((8, 2.0), (16, 3.0)):
+        for seed in (0, 1):
+            write("memory_plus", seed, n_keys=n_keys, preset=None, **{"valid/loss": loss + seed})
+
+    headings, *found = rows(page()[0])
+
+    where = headings.index("held-out loss, nats per token")
+    assert [(row[1], row[where]) for row in found] == [
+        ("n_keys=8", "2.5 ± 0.71"),
+        ("n_keys=16", "3.5 ± 0.71"),
+    ]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_sweep_that_is_not_there_is_one_sentence(
+    there, write, results_page, tmp_path, monkeypatch, capsys
+):
+    if there:
+        write("dense", 0)
+    monkeypatch.setattr(sys, "argv", ["results_page.py", "fact", "--runs", str(tmp_path / "runs")])
+
+    with pytest.raises(SystemExit) as ended:
+        results_page.main()
+
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("results_page.py: error: ")
+    assert ("no sweep 'fact' here; there are facts" in said) if there else ("runs" in said)
