@@ -36,8 +36,13 @@ COMPILER_MODULES = (
     "torch._inductor.compile_fx",
     "torch._inductor.runtime.triton_heuristics",
 )
-"""What the first compilation would import in every rank: 2 s of a core. None asks for a device,
-which would forbid forking. Imported where there are GPUs, since a CPU never compiles."""
+"""What the first compilation would import in every rank: 2 s of a core. Imported where there are
+GPUs, since a CPU never compiles. None may open CUDA, which would forbid forking."""
+COMPILER_ENVIRONMENT = {
+    # torch 2.11 asks for a device when it imports Inductor's own benchmarker, and opens CUDA.
+    "TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER": "0",
+}
+"""What keeps them from it."""
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
 REPLACEMENTS = 2
@@ -57,8 +62,7 @@ class ForkServerProcess:
         self._environment = dict(environment)
         self._modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
         self._optional = workload_modules() if job == TRAIN else []
-        if job == TRAIN and visible_gpus():
-            self._optional += COMPILER_MODULES
+        self._compiler = COMPILER_MODULES if job == TRAIN and visible_gpus() else ()
         self._own_group = own_group
         self._start()
 
@@ -72,12 +76,13 @@ class ForkServerProcess:
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONUNBUFFERED": "1",
+            **COMPILER_ENVIRONMENT,
             **self._environment,
         }
         command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *self._modules, "--if-possible", *self._optional],
+                [*command, *self._modules, "--if-possible", *self._optional, *self._compiler],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -101,6 +106,8 @@ class ForkServerProcess:
     def wait_until_ready(self) -> float:
         """Return the seconds that importing took. One that is killed meanwhile is replaced.
 
+        One that fails with the compiler imported goes on without: ranks then import it themselves.
+
         Raises:
             ExperimentError: If it died; shows what it printed last.
         """
@@ -114,6 +121,11 @@ class ForkServerProcess:
                 if self._process.returncode < 0 and n_replaced < REPLACEMENTS:
                     n_replaced += 1
                     LOG.warning("%s: killed while importing; started again", self._log)
+                    self.replace()
+                    continue
+                if self._process.returncode > 0 and self._compiler:
+                    LOG.warning("%s: started again without the compiler", self._log)
+                    self._compiler = ()
                     self.replace()
                     continue
                 tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
