@@ -28,21 +28,14 @@ TRAINING_MODULES = (
 )
 """What a fork server imports for ranks that train; architectures and data sources come on top. A
 custom job imports what it needs by itself."""
-COMPILER_MODULES = (
-    "torch._dynamo.backends.inductor",
-    "torch._dynamo.repro.after_dynamo",
-    "torch._functorch.aot_autograd",
-    "torch._inductor.codegen.triton",
-    "torch._inductor.compile_fx",
-    "torch._inductor.runtime.triton_heuristics",
-)
-"""What the first compilation would import in every rank: 2 s of a core. Imported where there are
-GPUs, since a CPU never compiles. None may open CUDA, which would forbid forking."""
+COMPILER_MODULES = ("workloads.training.compiler_imports",)
+"""What the first compilation would do in every rank: 3 s of a core. Imported where there are GPUs,
+since a CPU never compiles."""
 COMPILER_ENVIRONMENT = {
     # torch 2.11 asks for a device when it imports Inductor's own benchmarker, and opens CUDA.
     "TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER": "0",
 }
-"""What keeps them from it."""
+"""What keeps the compiler's imports from opening CUDA, which would forbid forking."""
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
 REPLACEMENTS = 2

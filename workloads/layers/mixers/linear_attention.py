@@ -119,7 +119,7 @@ class _Chunked(autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if query.shape[2] == 1:
-            scores = _product("cm,em->ce", query, key).tril_()
+            scores = _product("cm,em->ce", query, key).tril()
             ctx.save_for_backward(query, key, value, scores)
             return _product("ce,ed->cd", scores, value)
         mixed, scores, before, _ = _forward(query, key, value, None)
@@ -130,7 +130,7 @@ class _Chunked(autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, scores, *before = ctx.saved_tensors
-        of_scores = _product("cd,ed->ce", gradient, value).tril_()
+        of_scores = _product("cd,ed->ce", gradient, value).tril()
         of_query = _product("ce,em->cm", of_scores, key)
         of_key = _product("ce,cm->em", of_scores, query, like=key)
         of_value = _product("ce,cd->ed", scores, gradient, like=value)
