@@ -57,6 +57,7 @@ ACCOUNTING = (
     "activation_bytes",
     "peak_memory_bytes",
     "vocab_size",
+    "paper_block_flops",
 )
 
 SETTINGS = ("model.", "train.", "data.")

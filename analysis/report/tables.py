@@ -76,6 +76,7 @@ def configurations(fits: SweepFits) -> Table:
         ("bytes per token", "bytes_read_per_token", count),
         ("bytes per token, batch 64", "bytes_read_per_token_batch64", count),
         ("training FLOPs", "training_flops", flops),
+        ("block FLOPs, paper", "paper_block_flops", flops),
         ("train s", "train_seconds", seconds),
     ]
     known = [c for c in costs if any(getattr(s, c[1]) is not None for s in fits.summaries)]
@@ -101,6 +102,8 @@ def configurations(fits: SweepFits) -> Table:
     meanings = {
         "active params": "active: non-embedding parameters that one token touches",
         "bytes per token": "bytes per token: weights and rows read to decode one token, bf16",
+        "block FLOPs, paper": "block FLOPs, paper: one block, one sequence, as MemoryFormer counts"
+        " (a multiply-add is one)",
         "train s": "train s: wall time measured, mean over seeds",
     }
     shown = [meanings[label] for label, _, _ in known if label in meanings]

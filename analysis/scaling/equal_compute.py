@@ -39,6 +39,7 @@ _SIZES_AND_COSTS = (
     "memory_params",
     "bytes_read_per_token",
     "bytes_read_per_token_batch64",
+    "paper_block_flops",
 )
 """Columns that a summary takes over as they are, where the table has them."""
 
@@ -66,6 +67,8 @@ class ConfigurationSummary:
     """Decoding one sequence alone."""
     bytes_read_per_token_batch64: float | None = None
     """Decoding 64 sequences at once."""
+    paper_block_flops: float | None = None
+    """Of one block and one sequence, as MemoryFormer's tables count them."""
     train_seconds: float | None = None
     """Measured, mean over seeds."""
     not_causal: str | None = None

@@ -39,6 +39,14 @@ DecodeLatency = Annotated[
     bool,
     typer.Option("--decode-latency", help="Time greedy decoding, one and 64 sequences at a time."),
 ]
+TableReads = Annotated[
+    bool,
+    typer.Option(
+        "--table-reads",
+        help="Count how often each row of each memory table is read over held-out text, and draw "
+        "it.",
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -70,6 +78,7 @@ def evaluate(
     suite: Suites = None,
     questions: Questions = None,
     decode_latency: DecodeLatency = False,
+    table_reads: TableReads = False,
     data: Data = None,
     runs: Runs = Path("runs"),
     limit: Limit = None,
@@ -82,6 +91,8 @@ def evaluate(
     asked = _asked(suite, questions, data, limit)
     if decode_latency:
         asked = [*(asked or []), evaluate_trials.decode_latency()]
+    if table_reads:
+        asked = [*(asked or []), evaluate_trials.table_reads()]
     notes: list[str] = []
     if Path(what).is_dir() and not (runs / what / "trials").is_dir():
         suites = _require(asked, what)
@@ -89,7 +100,10 @@ def evaluate(
             results = evaluate_trials.evaluate_folder(Path(what), suites, progress=progress(what))
             found = {what: list(results)}
     else:
-        found, notes = _evaluate_trials(_trials(runs, what), asked, again=again, keep=limit is None)
+        trials, keep = _trials(runs, what), limit is None
+        found, notes = _evaluate_trials(trials, asked, again=again, keep=keep)
+        if table_reads and keep:
+            notes += _draw_reads(trials)
     console_here().print(evaluation_tables(found))
     for note in notes:
         console_here().print(f"note: {note}", style="yellow")
@@ -117,6 +131,23 @@ def _evaluate_trials(
             )
             found[name] = list(results)
     return found, notes
+
+
+def _draw_reads(trials: "list[TrialDir]") -> list[str]:
+    """Draw what was counted of each trial; return where, or that it has no tables."""
+    from analysis.loading.table_reads import FOLDER, read_table_reads
+    from analysis.plotting.canvas import save
+    from analysis.plotting.table_reads_figure import table_reads_figure
+
+    notes = []
+    for trial in trials:
+        layers = read_table_reads(trial.path)
+        if layers:
+            svg, *_ = save(table_reads_figure(layers), trial.path / FOLDER / "reads")
+            notes.append(f"{trial.trial_id}: figure {svg}, numbers {svg.with_name('tables.csv')}")
+        else:
+            notes.append(f"{trial.trial_id}: {trial.spec().architecture} reads no memory table")
+    return notes
 
 
 def _asked(
@@ -155,9 +186,9 @@ def _require(suites: list[Any] | None, what: str) -> list[Any]:
 
     if not suites:
         raise UsageError(
-            f"{what}: nothing to ask; give --suite, --questions or --decode-latency, or add "
-            "evaluation: {suites: [small]} to the sweep file and submit it again (trials that are "
-            "done are not trained anew)"
+            f"{what}: nothing to ask; give --suite, --questions, --decode-latency or "
+            "--table-reads, or add evaluation: {suites: [small]} to the sweep file and submit it "
+            "again (trials that are done are not trained anew)"
         )
     return suites
 

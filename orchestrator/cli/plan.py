@@ -205,9 +205,10 @@ def _show(sweep_files: list[Path]) -> None:
 
 
 def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
-    """Return what `plan --json` prints of a trial, with `papers` by their convention, too."""
-    from orchestrator.planning.paper_convention import block_flops
+    """Return what `plan --json` prints of a trial.
 
+    With `papers`, `paper_block_flops` is null where that convention counts nothing.
+    """
     matched = sweep.matches.get(trial.spec.trial_id)
     return {
         "trial_id": trial.spec.trial_id,
@@ -223,8 +224,8 @@ def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
         "predicted_from": trial.runtime.source,
         "not_causal": trial.spec.not_causal,
         "match": None if matched is None else dataclasses.asdict(matched),
+        **({"paper_block_flops": None} if papers else {}),
         **trial.spec.accounting,
-        **({"paper_block_flops": block_flops(trial.spec)} if papers else {}),
     }
 
 

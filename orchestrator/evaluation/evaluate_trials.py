@@ -1,7 +1,7 @@
 """Evaluation of trained trials, or of a pretrained folder, on benchmarks and questions."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ class Evaluation:
     suite: str
     record: dict[str, Any]
     """`metrics` by name, `tasks` with their sizes and chances, and what it rests on."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Contents of files, by path in the trial's folder; `record` has their names."""
 
 
 def prepare(
@@ -48,6 +50,11 @@ def prepare(
 def decode_latency() -> Any:
     """Return what times decoding (`workloads.evaluation.decode_latency`)."""
     return registry.decode_latency().DecodeLatency()
+
+
+def table_reads() -> Any:
+    """Return what counts the reads of table rows (`workloads.evaluation.table_reads`)."""
+    return registry.table_reads().TableReads()
 
 
 def scheduled(trial: TrialDir) -> list[Any]:
@@ -103,7 +110,7 @@ def evaluate_trial(
     open_suites = []
     for one in suites:
         record = known.get(one.name)
-        if record is not None and record["digest"] == one.digest:
+        if record is not None and record["digest"] == one.digest and _has_files(trial, record):
             yield Evaluation(suite=one.name, record=record)
         else:
             open_suites.append(one)
@@ -115,8 +122,12 @@ def evaluate_trial(
         trained, open_suites, precision=precision, name=trial.trial_id, progress=progress
     ):
         if keep:
-            trial.add_evaluation(evaluation.suite, evaluation.record)
+            trial.add_evaluation(evaluation.suite, evaluation.record, files=evaluation.files)
         yield evaluation
+
+
+def _has_files(trial: TrialDir, record: Mapping[str, Any]) -> bool:
+    return all((trial.path / name).is_file() for name in record.get("files", ()))
 
 
 def evaluate_folder(
@@ -142,16 +153,18 @@ def evaluate_model(
     """Yield each suite's evaluation of a loaded model.
 
     Raises:
-        UsageError: If its data have no tokenizer for text.
+        UsageError: If its data have no tokenizer for text, or hold none out that a suite needs.
     """
-    for one in suites:
-        if not one.needs_text:
-            record = one.measure(trained, progress, precision=precision)
-            yield Evaluation(suite=one.name, record=record)
-    suites = [one for one in suites if one.needs_text]
-    if not suites:
-        return
     try:
+        for one in suites:
+            if not one.needs_text:
+                record = one.measure(trained, progress, precision=precision)
+                files = record.pop("files", {})
+                named = {"files": sorted(files)} if files else {}
+                yield Evaluation(suite=one.name, record={**record, **named}, files=files)
+        suites = [one for one in suites if one.needs_text]
+        if not suites:
+            return
         with registry.text_model().text_model(trained, precision=precision) as model:
             for one in suites:
                 record = registry.evaluation().measure(one, model, progress, step=trained.step)

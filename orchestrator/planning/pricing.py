@@ -14,6 +14,7 @@ from orchestrator.control.node_exclusion import excluded
 from orchestrator.node.hardware import gpu_memory_bytes, visible_gpus
 from orchestrator.planning import design_checks, evaluation_cost
 from orchestrator.planning.evaluation_cost import EvaluationCost, PricedTraining
+from orchestrator.planning.paper_convention import block_flops
 from orchestrator.planning.runtime_prior import (
     Measurement,
     RuntimePrediction,
@@ -268,6 +269,7 @@ def account(
         train,
         gpu_bytes=gpu_bytes if on_gpu else None,
     )
+    by_paper = block_flops(spec)
     return {
         **{f"params_{group}": float(n) for group, n in per_group.items()},
         "total_params": float(params.total),
@@ -283,6 +285,7 @@ def account(
         "activation_bytes": float(memory.activations),
         "peak_memory_bytes": float(memory.peak),
         "vocab_size": float(vocab_size),
+        **({} if by_paper is None else {"paper_block_flops": by_paper}),
     }
 
 

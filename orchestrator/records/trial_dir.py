@@ -38,6 +38,8 @@
         result.json                rank 0, once, when the last step and the last evaluation are done
         evaluation.json            rank 0, memscale evaluate: suite -> when, on which data, metrics
                                    of the trained model; `earlier`: suite -> step -> the same
+        table_reads/               memscale evaluate --table-reads: reads of every row, statistics
+                                   of every table, a figure
         tracking.json              exporter: run id and offsets per tracking URI
 
 Every JSON file is replaced atomically; a journal's torn last line is ignored by readers. A trial's
@@ -99,6 +101,11 @@ def write_json(
 
 
 def write_text(path: Path, text: str, *, durable: bool, private: bool = False) -> None:
+    """Replace `path` by a text (`write_bytes`)."""
+    write_bytes(path, text.encode(), durable=durable, private=private)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
     """Replace `path` atomically, in a folder that exists. The arguments are those of `write_json`.
 
     Who may read it follows from the umask and from the folder (its setgid bit, its default ACL).
@@ -108,8 +115,8 @@ def write_text(path: Path, text: str, *, durable: bool, private: bool = False) -
     mode = 0o600 if private else 0o666
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -374,14 +381,26 @@ class TrialDir:
             for suite, of in record.get("earlier", {}).items()
         }
 
-    def add_evaluation(self, suite: str, record: Mapping[str, Any], *, final: bool = True) -> None:
+    def add_evaluation(
+        self,
+        suite: str,
+        record: Mapping[str, Any],
+        *,
+        final: bool = True,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
         """Keep the record of a suite, in the place of an older one.
 
         Args:
             suite: Its name.
             record: What was measured.
             final: Whether it is of the trained model; otherwise of its `step`.
+            files: Contents of files beside the record, by path in this folder; they replace older
+                ones.
         """
+        for name, content in (files or {}).items():
+            (self.path / name).parent.mkdir(exist_ok=True)
+            write_bytes(self.path / name, content)
         known = read_json(self.path / "evaluation.json") or {}
         suites, earlier = dict(known.get("suites", {})), dict(known.get("earlier", {}))
         if final:

@@ -148,6 +148,11 @@ def text_model() -> ModuleType:
     return importlib.import_module("workloads.evaluation.text_model")
 
 
+def table_reads() -> ModuleType:
+    """Return workloads.evaluation.table_reads: how often each row of a table is read."""
+    return importlib.import_module("workloads.evaluation.table_reads")
+
+
 def decode_latency() -> ModuleType:
     """Return workloads.evaluation.decode_latency: milliseconds per decoded token."""
     return importlib.import_module("workloads.evaluation.decode_latency")

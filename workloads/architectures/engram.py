@@ -25,7 +25,7 @@ that no token has, instead of a token. Rows begin with the standard deviation of
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -251,7 +251,7 @@ class Engram(nn.Module):
         self.query_norm = RMSNorm(shape.d_model, eps=norm_eps)
         self.key_norm = RMSNorm(shape.d_model, eps=norm_eps)
         self.conv = None if shape.conv_kernel is None else _Convolution(shape, eps=norm_eps)
-        self.usage = EngramUsage(ngrams.n_rows)
+        self.usage = EngramUsage(ngrams.n_rows, table_rows=ngrams.table_rows)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], context: Context
@@ -339,8 +339,8 @@ class EngramUsage(MemoryUsage):
 
     gates: Tensor
 
-    def __init__(self, n_rows: int) -> None:
-        super().__init__(n_rows)
+    def __init__(self, n_rows: int, *, table_rows: Sequence[int]) -> None:
+        super().__init__(n_rows, table_rows=table_rows)
         self.register_buffer("gates", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()

@@ -178,7 +178,7 @@ class NgramInput(nn.Module):
         self.table = ModuleRef(table)
         # The projections of all rows side by side: one product in place of many small ones.
         self.projection = Linear(shape.width, shape.d_model, std=shape.row_width**-0.5)
-        self.usage = MemoryUsage(ngrams.n_rows)
+        self.usage = MemoryUsage(ngrams.n_rows, table_rows=ngrams.table_rows)
 
     def forward(
         self, tokens: Int[Tensor, "batch seq"], context: Context

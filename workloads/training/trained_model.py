@@ -36,6 +36,8 @@ class TrainedModel:
     """Tokens of a training sequence, the longest that the model has seen."""
     step: int | None
     """Optimizer steps done; None where nobody says."""
+    corpus: Corpus | None = None
+    """What it was trained on, with the text held out; None where that is not known."""
 
     def build(self, here: torch.device) -> nn.Module:
         """Return the model in evaluation mode."""
@@ -104,6 +106,7 @@ def load_trial(
         vocab_size=corpus.vocab_size,
         seq_len=int(train["seq_len"]),
         step=int(saved["step"]),
+        corpus=corpus,
     )
 
 

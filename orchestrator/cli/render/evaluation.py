@@ -19,6 +19,10 @@ METRICS = {
     "bits_per_byte": "bits per byte",
     "ms_per_token_batch1": "ms/token, batch 1",
     "ms_per_token_batch64": "batch 64",
+    "rows_read": "rows read (share)",
+    "normalised_entropy": "entropy / ln rows",
+    "kl_to_uniform": "KL to uniform (nats)",
+    "gini": "Gini",
 }
 """Metric -> heading of its column."""
 
@@ -61,6 +65,8 @@ def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("")
     for task in tasks:
         for model, record in records.items():
+            if task not in record["tasks"]:  # a model without memory tables
+                continue
             values = [_with_error(record["metrics"], f"eval/{task}/{name}") for name in metrics]
             about = record["tasks"][task]
             table.add_row(task, model, f"{about['n']:,}", *values, _remark(about))

@@ -13,7 +13,6 @@ from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.node.hardware import usable_cores, visible_gpus
 from orchestrator.planning import memory_fit
-from orchestrator.planning.paper_convention import block_flops
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -149,7 +148,7 @@ def _costs(
 
 
 def _by_paper(spec: TrialSpec) -> str:
-    counted = block_flops(spec)
+    counted = spec.accounting.get("paper_block_flops")
     return "" if counted is None else units.flops(counted)
 
 

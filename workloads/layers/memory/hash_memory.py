@@ -84,7 +84,8 @@ class HashMemory(nn.Module):
         self.shape = shape
         self.table = MemoryTable(shape.n_rows, shape.width, std=std)
         self.bias = nn.Parameter(torch.empty(shape.width))
-        self.usage = MemoryUsage(shape.n_rows)
+        tables = (1 << shape.bits,) * shape.n_chunks
+        self.usage = MemoryUsage(shape.n_rows, table_rows=tables)
 
     def forward(
         self, x: Float[Tensor, "*batch d_input"], context: Context

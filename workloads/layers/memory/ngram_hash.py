@@ -39,6 +39,11 @@ class NgramHash:
         """Rows of the table."""
         return sum(map(sum, self.primes))
 
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of every head's part, in the order in which they lie."""
+        return tuple(chain.from_iterable(self.primes))
+
     def rows(
         self, tokens: Int[Tensor, "batch seq"], cache: LayerCache | None = None
     ) -> Int[Tensor, "batch seq rows"]:

@@ -7,6 +7,7 @@ addition.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -67,17 +68,20 @@ def usage_report(model: nn.Module) -> dict[str, float]:
     index 3; where one layer reads several tables, the part that reads them is named too:
     `memory/layer_03_query_key_value/…`.
     """
-    paths = [path for path, module in model.named_modules() if isinstance(module, Usage)]
-    labels = _labels(paths)
     values: dict[str, float] = {}
     sums: dict[str, list[float]] = {}
-    for path in paths:
-        usage = model.get_submodule(path)
-        assert isinstance(usage, Usage)
+    for label, usage in usage_by_label(model).items():
         for name, value in usage.report().items():
-            values[f"{usage.FAMILY}/{labels[path]}/{name}"] = value
+            values[f"{usage.FAMILY}/{label}/{name}"] = value
             sums.setdefault(f"{usage.FAMILY}/{name}", []).append(value)
     return {**{name: sum(found) / len(found) for name, found in sums.items()}, **values}
+
+
+def usage_by_label(model: nn.Module) -> dict[str, Usage]:
+    """Return what every layer records of its use, by the label that `usage_report` gives it."""
+    found = {path: module for path, module in model.named_modules() if isinstance(module, Usage)}
+    labels = _labels(list(found))
+    return {labels[path]: usage for path, usage in found.items()}
 
 
 def rows_ever_read(model: nn.Module) -> list[Bool[Tensor, " rows"]]:
@@ -127,8 +131,18 @@ class MemoryUsage(Usage):
     sums: Tensor
     counts: Tensor
 
-    def __init__(self, n_rows: int) -> None:
+    def __init__(self, n_rows: int, *, table_rows: Sequence[int] = ()) -> None:
+        """Make what records the reads of `n_rows` rows.
+
+        Args:
+            n_rows: Of all tables that the layer reads by one id.
+            table_rows: Rows of each, where several lie one after another; empty: one table.
+        """
         super().__init__()
+        self.table_rows = tuple(table_rows) or (n_rows,)
+        self.read_counts: Tensor | None = None
+        """Reads of every row (int64), training or not, while somebody counts them
+        (`evaluation/table_reads.py`)."""
         self.register_buffer("mass", torch.zeros(n_rows, dtype=torch.int64))
         self.register_buffer("reads", torch.zeros(n_rows, dtype=torch.int64))
         self.register_buffer("ever", torch.zeros(n_rows, dtype=torch.bool))
@@ -143,10 +157,13 @@ class MemoryUsage(Usage):
     def mark(self, ids: Int[Tensor, "..."]) -> None:
         """Note in training that rows were read.
 
-        One write, for which no device waits, so in every pass.
+        One write, for which no device waits, so in every pass. Count the reads where asked.
         """
         if self.training:
             self.ever.index_fill_(0, ids.reshape(-1).long(), True)
+        if self.read_counts is not None:
+            flat = ids.reshape(-1).long()
+            self.read_counts.scatter_add_(0, flat, torch.ones_like(flat))
 
     @torch.no_grad()
     def record(

@@ -182,6 +182,7 @@ def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic
         "params_memory_keys": 1000,
         "bytes_read_per_token": 2_500_000,
         "bytes_read_per_token_batch64": 60_000,
+        "paper_block_flops": 19.3e9,
     }
     trial = replace(trial, spec=replace(trial.spec, accounting=accounting))
     runs = analysis.load(synthetic.write_runs(tmp_path, [trial]))
@@ -193,12 +194,14 @@ def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic
     assert row["bytes per token"] == "2.50 M"
     assert row["bytes per token, batch 64"] == "60.0 k"
     assert row["training FLOPs"] == "8.14e+11"
+    assert row["block FLOPs, paper"] == "1.93e+10"
     assert row["train s"] == "12"
     assert trials(runs).to_frame()["memory params"].tolist() == ["165 k"]
 
 
 def test_numbers_that_nobody_recorded_have_no_column(runs, fits):
     assert "bytes per token, batch 64" not in configurations(fits).columns
+    assert "block FLOPs, paper" not in configurations(fits).columns
     assert parameter_groups(fits).columns[2:] == (
         "total",
         "embedding",

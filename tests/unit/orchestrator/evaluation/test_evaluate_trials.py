@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -46,6 +47,10 @@ class Suite:
             "metrics": {f"eval/{task}/acc": 0.25 * len(self.asked), f"eval/{task}/acc_stderr": 0.1},
             "tasks": {task: {"n": 10, "chance": 0.5, "at_chance": True, "n_truncated": 3}},
         }
+
+
+NOTHING = {"metrics": {}, "tasks": {}, "digest": "", "step": 2}
+"""Record of a model that has nothing of what was to be measured."""
 
 
 @pytest.fixture
@@ -100,6 +105,72 @@ def test_evaluations_are_kept_and_not_repeated(trial):
     assert len(first.asked) == 2
     assert trial.evaluations()["second"]["digest"] == "other rows"
     assert trial.evaluation_metrics()["eval/first_task/acc"] == 0.5
+
+
+class CountedReads(Suite):
+    """A suite with files beside its record."""
+
+    def measure(self, model, progress, *, precision):
+        self.asked.append(model)
+        npz = io.BytesIO()
+        np.savez(npz, layer_00=np.array([3, 0, 1]))
+        tables = b"layer,rows,reads\nlayer_00,3,4\n"
+        return {
+            "finished_at": 5.0,
+            "seconds": 1.0,
+            "digest": self.digest,
+            "harness": None,
+            "step": 2,
+            "metrics": {"eval/table_reads/gini": 0.5},
+            "tasks": {
+                "table_reads": {"n": 4, "chance": None, "at_chance": False, "n_truncated": 0}
+            },
+            "files": {"table_reads/reads.npz": npz.getvalue(), "table_reads/tables.csv": tables},
+        }
+
+
+def test_files_are_kept_beside_the_record_and_measured_again_if_they_are_gone(trial):
+    suite = CountedReads("table reads", needs_text=False)
+    folder = trial.path / "table_reads"
+
+    run(trial, suite, keep=False)
+    assert not folder.exists()
+    run(trial, suite)
+    run(trial, suite)
+    assert len(suite.asked) == 2
+    assert trial.evaluations()["table reads"]["files"] == [
+        f"table_reads/{name}" for name in ("reads.npz", "tables.csv")
+    ]
+    (folder / "reads.npz").unlink()
+    run(trial, suite)
+    assert len(suite.asked) == 3
+    assert np.load(folder / "reads.npz")["layer_00"].tolist() == [3, 0, 1]
+
+
+def test_the_command_draws_what_was_counted(trial, monkeypatch):
+    suite = CountedReads("table reads", needs_text=False)
+    monkeypatch.setattr(evaluate_trials, "table_reads", lambda: suite)
+
+    code, said = memscale(
+        "evaluate", trial.trial_id, "--table-reads", "--runs", trial.path.parents[2]
+    )
+
+    assert code == 0, said
+    assert "0.500" in said
+    for kind in ("svg", "png", "pdf"):
+        assert (trial.path / "table_reads" / f"reads.{kind}").stat().st_size > 1_000
+
+
+def test_a_trial_without_tables_is_said_to_read_none(trial, monkeypatch):
+    suite = SimpleNamespace(name="table reads", needs_text=False, digest="", measure=None)
+    suite.measure = lambda model, progress, *, precision: {**NOTHING, "files": {}}
+    monkeypatch.setattr(evaluate_trials, "table_reads", lambda: suite)
+
+    code, said = memscale(
+        "evaluate", trial.trial_id, "--table-reads", "--runs", trial.path.parents[2]
+    )
+
+    assert (code, "dense reads no memory table" in said) == (0, True)
 
 
 def test_a_first_look_is_not_kept(trial):
@@ -195,6 +266,7 @@ def test_what_cannot_be_evaluated_is_named(trial, monkeypatch):
 
 def test_the_table_says_what_is_at_chance(trial):
     found = {"dense": run(trial, Suite("first")), "pythia": run(trial, Suite("first"), again=True)}
+    found["without its task"] = [evaluate_trials.Evaluation(suite="first", record=NOTHING)]
 
     out = io.StringIO()
     Console(width=200, file=out).print(evaluation_tables(found))
@@ -224,8 +296,8 @@ def test_mistakes_of_the_command(tmp_path, monkeypatch):
 
     assert unknown[0] == missing[0] == nothing_asked[0] == no_folder[0] == 2
     assert (
-        "nothing to ask; give --suite, --questions or --decode-latency, or add evaluation"
-        in nothing_asked[1]
+        "nothing to ask; give --suite, --questions, --decode-latency or --table-reads, or add "
+        "evaluation" in nothing_asked[1]
     )
     assert "needs the folder of the suites' files" in no_folder[1]
     assert unknown[1].startswith("suite 'zero': there are code, factual, gsm8k, last_word")

@@ -45,6 +45,22 @@ def sweep(tmp_path):
     return SweepDir(tmp_path / "runs" / "small")
 
 
+def test_flops_of_a_block_are_counted_as_the_paper_counts_where_it_counts_them(tmp_path):
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "name: s\ndata: {source: biographies, n_people: 8}\n"
+        "train: {tokens: 4096, batch_tokens: 2048, seq_len: 2048, lr: 1.0e-3}\n"
+        "model: {architecture: pythia, preset: 70m}\ntrials:\n"
+        "  - set: {model.architecture: pythia}\n"
+        "  - set: {model.architecture: memoryformer, model.preset: tiny}\n"
+        "  - set: {model.architecture: dense, model.preset: d8}\n"
+    )
+    found = [account(spec).get("paper_block_flops") for spec in load_sweep(file).trials]
+
+    # Table 1, tiny: G FLOPs of a block.
+    assert [None if n is None else round(n / 1e9, 1) for n in found] == [10.7, 4.7, None]
+
+
 def test_every_trial_is_priced_and_groups_add_up(loaded, sweep):
     plan = make_plan(loaded, sweep.snapshot(), MEASURED)
 

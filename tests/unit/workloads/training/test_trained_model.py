@@ -4,11 +4,13 @@ import json
 from dataclasses import asdict
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
 from workloads.architectures import dense, memory_plus, moe
 from workloads.decoding.generate_text import continuations
+from workloads.evaluation.table_reads import count_reads
 from workloads.evaluation.text_model import text_model
 from workloads.training import trained_model
 from workloads.training.rank_job import RankJob
@@ -126,9 +128,21 @@ def test_what_two_ranks_trained_in_shards_generates_on_one(data, tmp_path, run_r
         with text_model(found, device_name="cpu") as scored:
             (score,) = scored.scores([scored.pair("Person 3", " was born in 1903")])
         assert score.log_likelihood == pytest.approx(_score(alone), abs=1e-3)
+        # Row ids are those of the whole table, whoever held the rows in training.
+        reads, other = _table_reads(found), _table_reads(alone)
+        assert abs(reads - other).sum() <= 0.02 * other.sum()  # ties of rounded scores
     assert any(one.text.strip() for one in expected)
 
 
 def _score(found):
     with text_model(found, device_name="cpu") as scored:
         return scored.scores([scored.pair("Person 3", " was born in 1903")])[0].log_likelihood
+
+
+def _table_reads(found):
+    windows = np.random.default_rng(0).integers(0, found.vocab_size, (8, found.seq_len))
+    here = torch.device("cpu")
+    layers = count_reads(found.build(here), windows, here=here).values()
+    reads = np.concatenate([layer.reads for layer in layers])
+    assert reads.sum() > 0
+    return reads
