@@ -7,7 +7,7 @@ What a further seed brings depends on how much of the noise is between seeds
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -37,6 +37,8 @@ def propose(
     *,
     outcome: str = "loss",
     law: str | None = None,
+    target: str | None = None,
+    extra_seeds: int = 1,
     **options: Any,
 ) -> ExperimentalDesign:
     """Return which trials to run next, for the runs of a sweep.
@@ -46,14 +48,18 @@ def propose(
         trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), of any sweep file.
         outcome: Column that falls with size.
         law: Name of a law; None leaves it to `fit_sweep_laws`.
+        target: As `propose_from`.
+        extra_seeds: As `propose_from`.
         options: As `propose_from`.
 
     Raises:
         ValueError: If nothing can be said; the message says why and what to do.
     """
     laws = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
+    choice = _choice(laws, table, trials, target=target, extra_seeds=extra_seeds)
+    # Only now, because it takes longer than all that may be wrong.
     options.setdefault("others", [] if law else _other_laws(table, laws, outcome))
-    return propose_from(laws, table, trials, **options)
+    return _design(laws, choice, **options)
 
 
 def _other_laws(
@@ -97,16 +103,41 @@ def propose_from(
     Raises:
         ValueError: If nothing is left to choose from, or the target cannot be.
     """
+    choice = _choice(laws, table, trials, target=target, extra_seeds=extra_seeds)
+    return _design(laws, choice, **options)
+
+
+class _Choice(NamedTuple):
+    """What is chosen from, and what for."""
+
+    candidates: list[Candidate]
+    target: Target
+    notes: list[str]
+
+
+def _choice(
+    laws: ArchitectureLaws,
+    table: pd.DataFrame,
+    trials: Sequence[Any],
+    *,
+    target: str | None,
+    extra_seeds: int,
+) -> _Choice:
     candidates, notes = candidates_of(trials, laws, table, extra_seeds=extra_seeds)
     if not candidates:
         raise ValueError(
             f"candidates: none is left to choose from ({'; '.join(notes)});"
             " name a sweep file with other trials (--candidates more.yaml)"
         )
-    wanted = parse_target(target, laws) if target else default_target(laws)
-    design = next_runs(laws, candidates, wanted, **options)
+    return _Choice(
+        candidates, parse_target(target, laws) if target else default_target(laws), notes
+    )
+
+
+def _design(laws: ArchitectureLaws, choice: _Choice, **options: Any) -> ExperimentalDesign:
+    design = next_runs(laws, choice.candidates, choice.target, **options)
     left_out = [f"{name} is left out: {why}" for name, why in laws.left_out.items()]
-    return replace(design, notes=(*design.notes, *left_out, *notes))
+    return replace(design, notes=(*design.notes, *left_out, *choice.notes))
 
 
 def candidates_of(
