@@ -22,7 +22,8 @@ GUESS_SHARE_OF_MATMUL = 0.1
 
 
 FAR = 30.0
-"""Factor in FLOPs per token over which a small model's time is no longer carried as it is."""
+"""Factor in FLOPs, or in bytes of state, per token over which a time is no longer carried as it
+is."""
 GUESS_RANGE_CPU = (1 / 3, 10.0)
 """True time over the guess. 92 trials of dense, memory and table models (0.04 to 0.2 MFLOP a token)
 took 0.35 to 9.6 times the guess, on two cores that up to twenty other processes shared."""
@@ -40,6 +41,8 @@ class Measurement:
     flops_per_token: float
     """Forward and backward."""
     s_per_token: float
+    state_bytes_per_token: float | None = None
+    """Of `state_bytes_per_token`; None where the trial's spec does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,11 @@ class RuntimePrediction:
     """measured (same architecture here), scaled (another architecture here) or guess."""
     factors: tuple[float, float] = (1.0, 1.0)
     """Smallest and largest true time over `seconds`; of a guess, and of what is carried `FAR`."""
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether it is carried `FAR` from what was measured."""
+        return self.source != "guess" and self.factors != (1.0, 1.0)
 
 
 def measurements(
@@ -80,6 +88,7 @@ def measurements(
                         device=str(result.get("device", "cpu")),
                         flops_per_token=flops / tokens,
                         s_per_token=seconds / tokens,
+                        state_bytes_per_token=state_bytes_per_token(spec),
                     )
                 )
     return found
@@ -102,6 +111,21 @@ def _results(
             continue  # plan, status and report of its own sweep say so
 
 
+def state_bytes_per_token(spec: TrialSpec) -> float | None:
+    """Return the bytes of weights, gradients and optimizer state that a step passes over, a token.
+
+    On one rank. An optimizer of tables other than adamw updates the rows that were read, so the
+    tables' share is left out. None where the accounting is of a version without memory.
+    """
+    numbers = spec.accounting
+    if not {"peak_memory_bytes", "activation_bytes", "steps"} <= numbers.keys():
+        return None
+    held = numbers["peak_memory_bytes"] - numbers["activation_bytes"]
+    if spec.train.get("table_optimizer", "adamw") != "adamw":
+        held *= 1 - numbers["params_memory_values"] / numbers["total_params"]
+    return held * numbers["steps"] / numbers["training_tokens"]
+
+
 def predict_runtime(
     spec: TrialSpec,
     measured: Sequence[Measurement],
@@ -115,6 +139,11 @@ def predict_runtime(
     gives seconds per token. The difference in FLOPs is scaled linearly above it and not at all
     below it, since a small model is bound by launch overhead. Over a factor of more than `FAR` that
     is the upper end of a range, of which the fastest of a guess is the lower one.
+
+    Where the bytes of state grow by more than the FLOPs, and by more than `FAR`, the range ends at
+    the time scaled by bytes. A time of `a FLOPs + b bytes` with positive a and b grows by no more
+    than the larger of the two factors. Activations are no term of their own: per token they grow
+    with the width, FLOPs with its square.
 
     Args:
         spec: With accounting filled in.
@@ -136,12 +165,21 @@ def predict_runtime(
         nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
         scale = max(1.0, flops_per_token / nearest.flops_per_token)
         carried = nearest.s_per_token * scale
+        by_bytes = _growth(state_bytes_per_token(spec), nearest.state_bytes_per_token)
         return RuntimePrediction(
             seconds=tokens * carried,
             source="measured" if same else "scaled",
-            factors=(1.0, 1.0) if scale <= FAR else (min(1.0, guess * factors[0] / carried), 1.0),
+            factors=(
+                1.0 if scale <= FAR else min(1.0, guess * factors[0] / carried),
+                1.0 if by_bytes <= FAR else max(1.0, by_bytes / scale),
+            ),
         )
     return RuntimePrediction(seconds=tokens * guess, source="guess", factors=factors)
+
+
+def _growth(bytes_per_token: float | None, measured: float | None) -> float:
+    """Return the factor in bytes from what was measured; 1 where either is not known."""
+    return bytes_per_token / measured if bytes_per_token and measured else 1.0
 
 
 def params_within(seconds: float, flops_per_second: float | None) -> float:

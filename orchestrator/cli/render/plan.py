@@ -229,8 +229,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     low, high = plan.predicted_range_s(slots=slots)
     between = f"between {units.duration(low)} and {units.duration(high)}"
     sources = sorted({t.runtime.source for t in todo})
-    # A measured time whose range is wide was extrapolated (`planning/runtime_prior.py`).
-    extrapolated = any(t.runtime.source != "guess" and t.runtime.factors[0] < 1 for t in todo)
+    extrapolated = any(t.runtime.extrapolated for t in todo)
     how = {
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",

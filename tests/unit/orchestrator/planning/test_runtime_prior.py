@@ -10,6 +10,7 @@ from orchestrator.planning.runtime_prior import (
     matmul_flops_per_second,
     measurements,
     predict_runtime,
+    state_bytes_per_token,
 )
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
@@ -66,6 +67,64 @@ def test_a_time_carried_far_is_the_upper_end_of_a_range(on_gpu):
     # At the fastest that was seen: 5e14 FLOP/s on a GPU; three times the guess on a core.
     seconds = 3.0e13 / 5.0e14 if on_gpu else (3.0e13 / 1.0e10 + 20.0) / 3
     assert far.seconds * far.factors[0] == pytest.approx(seconds)
+
+
+def with_state(found, state_bytes, **more):
+    """Return a spec, of one step unless told, whose weights, gradients and optimizer state are so large."""
+    numbers = {"peak_memory_bytes": state_bytes + 7.0, "activation_bytes": 7.0, "steps": 1.0}
+    return replace(found, accounting={**found.accounting, **numbers, **more})
+
+
+@pytest.mark.parametrize(
+    ("flops_factor", "state_factor", "highest"),
+    [(1.0, 100.0, 100.0), (10.0, 100.0, 10.0), (1.0, 20.0, 1.0), (1e4, 1e3, 1.0), (1e3, 1e4, 10)],
+)
+def test_state_that_grows_faster_than_flops_is_the_upper_end(flops_factor, state_factor, highest):
+    small = replace(measured(), state_bytes_per_token=2.0)
+    wanted = with_state(spec(flops=3.0e9 * flops_factor), 2.0e6 * state_factor)
+
+    found = predict_runtime(wanted, [small], flops_per_second=1.0e11)
+
+    assert found.seconds == pytest.approx(10.0 * flops_factor)
+    assert found.factors[1] == pytest.approx(highest)
+    assert found.extrapolated == (max(flops_factor, state_factor) > 30)
+
+
+def test_rows_that_are_not_read_are_not_passed_over():
+    whole = with_state(spec(), 8.0e6, params_memory_values=3.0, total_params=4.0)
+    assert state_bytes_per_token(whole) == 8.0
+    lazy = replace(whole, train={"table_optimizer": "lazy_adamw"})
+    assert state_bytes_per_token(lazy) == 2.0
+    assert state_bytes_per_token(spec()) is None
+
+
+@pytest.mark.parametrize(
+    ("flops_per_token", "params", "batch_tokens", "tokens_per_s"),
+    [
+        (757.9e6, 937.1e6, 16_384, 190_028),
+        (770.3e6, 134.1e6, 16_384, 288_376),
+        (214.7e6, 151.0e6, 32_768, 514_575),
+    ],
+    ids=["memory_plus 134m", "dense 134m", "memory_plus 30m"],
+)
+def test_the_range_holds_what_was_measured_of_larger_models_and_tables(
+    monkeypatch, flops_per_token, params, batch_tokens, tokens_per_s
+):
+    """From dense 30m to others on one GPU (docs/benchmarks.md), adamw of all parameters."""
+    monkeypatch.setattr("orchestrator.planning.runtime_prior.FAR", 1.0)
+    small = Measurement(
+        architecture="dense",
+        device="NVIDIA H100",
+        flops_per_token=221.8e6,
+        s_per_token=1 / 694_734,
+        state_bytes_per_token=16 * 34.4e6 / 32_768,
+    )
+    wanted = with_state(spec(flops=flops_per_token * 1e6), 16 * params, steps=1e6 / batch_tokens)
+
+    found = predict_runtime(wanted, [small], flops_per_second=None, on_gpu=True)
+
+    low, high = (found.seconds * factor for factor in found.factors)
+    assert low < 1e6 / tokens_per_s < high
 
 
 def test_the_same_architecture_is_preferred_to_a_nearer_size():
