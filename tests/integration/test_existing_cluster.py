@@ -36,8 +36,11 @@ JOB = f"{Path(__file__).parents[1] / 'unit' / 'orchestrator' / 'counting_job.py'
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
 
 
-def wait_until(look, timeout_s=200.0):
-    """Return the first true value of `look`."""
+def wait_until(look, timeout_s=600.0):
+    """Return the first true value of `look`.
+
+    Long, because what is waited for starts six processes beside those of other tests.
+    """
     deadline = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -278,8 +281,7 @@ def test_a_higher_priority_makes_others_checkpoint_and_wait_and_changes_no_numbe
         submit(low, 0)
         wait_until(lambda: all((t.heartbeat() or {}).get("step", 0) > 20 for t in low.trials()))
         submit(high, 1)
-        # Six processes on a machine of two cores: its controller and supervisors start slowly.
-        wait_until(lambda: any(t.attempts() for t in high.trials()), timeout_s=600.0)
+        wait_until(lambda: any(t.attempts() for t in high.trials()))
         started = [t.attempts()[0].launch()["started_at"] for t in high.trials() if t.attempts()]
         assert not any(trial.result() for trial in low.trials()), "low was to hold every core"
         for controller, sweep in zip(controllers[::-1], (high, low), strict=True):
@@ -410,7 +412,7 @@ def outlives(address, tmp_path):
     first = disk.controller()
     (tmp_path / "outlives.yaml").unlink()  # all it needs is in the folder
     (long,) = (t for t in disk.trials() if t.spec().train["tokens"] > 1_000_000)
-    wait_until(long.checkpoint_step, timeout_s=600.0)
+    wait_until(long.checkpoint_step)
     os.kill(first["pid"], signal.SIGKILL)
 
     def only_the_long_one_is_left():
@@ -418,14 +420,14 @@ def outlives(address, tmp_path):
         again = disk.controller()["pid"] != first["pid"] and (long.heartbeat() or {}).get("step")
         return again and states.count(TrialState.DONE) == 2 and long.state() is TrialState.RUNNING
 
-    wait_until(only_the_long_one_is_left, timeout_s=600.0)
+    wait_until(only_the_long_one_is_left)
     assert "1 running" in memscale("status", "outlives")
     said = memscale("logs", long.trial_id)
     assert f"attempt {long.last_attempt()}: " in said
     assert "── node_lost: " in memscale("logs", long.trial_id, "--attempt", "1")
     assert memscale("cancel", "outlives") == "Asked 1 unfinished trial of outlives to stop.\n"
 
-    wait_until(lambda: disk.controller().get("ended_at") is not None, timeout_s=600.0)
+    wait_until(lambda: disk.controller().get("ended_at") is not None)
     status = memscale("status", "outlives")
     assert "2 done" in status
     assert "1 cancelled" in status

@@ -57,28 +57,46 @@ def dense(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[
     if world.size == 2 and here.type == "cpu":
         yield from in_bf16(world, here, "memory_plus")
     if here.type == "cpu" and world.size in COMPILED:
-        module = registry.architecture("dense")
-        together.MODELS["dense"] = module.Config(**module.PRESETS["d8"])
         yield from compared(world, here, "dense", "whole", COMPILED[world.size])
 
 
 def dense_architectures(
     world: process_group.RankGroup, here: torch.device
 ) -> Iterator[tuple[str, float]]:
-    """Compare every architecture."""
-    for name in registry.architectures():
-        module = registry.architecture(name)
-        config = module.Config(**module.PRESETS["d8"])
-        if name == "moe":
-            # What it adds to the loss is measured per sequence, hence the same however sequences
-            # are shared out.
-            config = replace(config, group="sequence", balance_loss=1.0, z_loss=1.0)
+    """Compare every architecture: its bits on two CPUs, ten steps in float64 elsewhere."""
+    for name, config in configs().items():
         together.MODELS[name] = config
         if world.size == 2 and here.type == "cpu":
+            # Sums of two are the same in any order; of more ranks, shares are uneven besides.
             yield from in_bf16(world, here, name)
+            continue
         has_tables = config.param_count(together.VOCAB).memory_values > 0
         for tables in ("whole", "rows") if has_tables else ("whole",):
             yield from compared(world, here, name, tables, "float64")
+
+
+def configs() -> dict[str, Any]:
+    """Return the smallest model of every architecture."""
+    found = {}
+    for name in registry.architectures():
+        module = registry.architecture(name)
+        found[name] = module.Config(**module.PRESETS["d8"])
+    # What it adds to the loss is measured per sequence, hence the same however sequences are shared
+    # out.
+    found["moe"] = replace(found["moe"], group="sequence", balance_loss=1.0, z_loss=1.0)
+    return found
+
+
+def known_of(group: str, size: int) -> list[tuple[str, str]]:
+    """Return the models and ways of training that are compared; they are registered."""
+    if group == "dense":
+        together.MODELS["dense"] = configs()["dense"]
+        known = [("memory_plus", how) for ways in WAYS[size].values() for how in ways]
+        return [*known, ("dense", COMPILED[size])] if size in COMPILED else known
+    if group == "dense_architectures" and size > 2:
+        together.MODELS.update(configs())
+        return [(name, "float64") for name in registry.architectures()]
+    return []
 
 
 def compared(
@@ -198,5 +216,5 @@ together.CHECKS |= GROUPS
 
 if __name__ == "__main__":
     out, device, group, *sizes = sys.argv[1:]
-    found = {size: together.worst(group, int(size), device) for size in sizes}
+    found = {n: together.worst(group, int(n), device, known=known_of(group, int(n))) for n in sizes}
     Path(out).write_text(json.dumps(found))

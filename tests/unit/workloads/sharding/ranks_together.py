@@ -12,7 +12,7 @@ import math
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -322,7 +322,9 @@ def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[s
             checkpointed(model)
         if "compiled" in how:
             torch._dynamo.reset()  # it counts how often one piece of code is compiled, for all models together
-            model.compile(dynamic=False, fullgraph=True)
+            # Machine code is a GPU's: a CPU's takes g++ a minute, and the product never runs it.
+            backend = "inductor" if here.type == "cuda" else "aot_eager"
+            model.compile(dynamic=False, fullgraph=True, backend=backend)
         expected = alone(model_name, dtype_of(how), here, trained_by(how))
         truth = alone(model_name, torch.float64, here, trained_by(how))
         name = f"{how}/{shape}/{layout}/{model_name}"
@@ -578,14 +580,17 @@ def _write(work: Callable[[int, Path], dict[str, float]], rank: int, folder: Pat
     (folder / f"{rank}.json").write_text(json.dumps(work(rank, folder)))
 
 
-def worst(group: str, size: int, device: str) -> Found:
-    """Return the worst that any of `size` ranks found."""
+def worst(group: str, size: int, device: str, *, known: Iterable[tuple[str, str]] = ()) -> Found:
+    """Return the worst that any of `size` ranks found.
+
+    What one process finds of `known`, models and ways of training, is found once for all ranks of
+    a CPU.
+    """
     # A forked process cannot use a GPU that its parent may have looked at.
     start = "fork" if device == "cpu" else "spawn"
-    if start == "fork" and group == "some":
-        # Found once here, and known to all that are forked.
+    if start == "fork":
         torch.use_deterministic_algorithms(True)
-        for _, model_name, how in (*each(SOME[size]), *each(TWO_BY_TWO if size == 4 else {})):
+        for model_name, how in known:
             for dtype in (dtype_of(how), torch.float64):
                 alone(model_name, dtype, pick(device, rank=0), trained_by(how))
     of_each = forked(size, partial(alone_or_together, group, size, device), start=start)
@@ -593,6 +598,15 @@ def worst(group: str, size: int, device: str) -> Found:
     return {name: max(found[name] for found in of_each) for name in of_each[0]}
 
 
+def known_of(group: str, size: int) -> list[tuple[str, str]]:
+    """Return the models and ways of training that `some` compares."""
+    if group != "some":
+        return []
+    cases = (*each(SOME[size]), *each(TWO_BY_TWO if size == 4 else {}))
+    return [(model_name, how) for _, model_name, how in cases]
+
+
 if __name__ == "__main__":
     out, device, group, *sizes = sys.argv[1:]
-    Path(out).write_text(json.dumps({size: worst(group, int(size), device) for size in sizes}))
+    found = {n: worst(group, int(n), device, known=known_of(group, int(n))) for n in sizes}
+    Path(out).write_text(json.dumps(found))

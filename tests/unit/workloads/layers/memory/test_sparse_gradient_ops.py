@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._functorch.config  # torch imports it with the compiler only
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
