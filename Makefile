@@ -50,6 +50,8 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	@$(BIN)/memscale plan sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
+	@if nvidia-smi -L >/dev/null 2>&1; then \
+	    echo "A GPU is here. The same question at 1m to 10m: memscale submit quickstart_gpu"; fi
 
 test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (five to eight minutes)
 	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="$(QUICK)"
