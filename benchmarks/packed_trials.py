@@ -11,7 +11,8 @@ same runs folder, so that caches are warm; `turns` the same without MPS; `peer` 
 by `--peer` (a checkout of another version), which may know neither MPS nor compilation. Each but
 `again` begins with empty caches. "until" is from the command to the first launch of a trial, "all
 trials" from there to the last result, "to the end" from the command to its exit. "over first" is
-the time to the last result over that of the first way.
+the time to the last result over that of the first way. "processes" are those that trained: fewer
+than trials where a rank takes several, one after another.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from training_speed import SHAPES, text
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 COLUMNS = ("way", "trials", "to last result s", "until s", "all trials s", "to the end s")
-COLUMNS += ("M tokens/s", "over first")
+COLUMNS += ("M tokens/s", "over first", "processes")
 
 
 class Done(NamedTuple):
@@ -39,6 +40,7 @@ class Done(NamedTuple):
     until_s: float
     trials_s: float
     wall_s: float
+    n_processes: int
 
     @property
     def result_s(self) -> float:
@@ -64,7 +66,7 @@ def main() -> None:
             rate = n * content["train"]["tokens"] / done.trials_s / 1e6
             cells = [way, str(n), f"{done.result_s:.1f}", f"{done.until_s:.1f}"]
             cells += [f"{done.trials_s:.1f}", f"{done.wall_s:.1f}"]
-            cells += [f"{rate:.2f}", f"{done.result_s / first:.2f}"]
+            cells += [f"{rate:.2f}", f"{done.result_s / first:.2f}", str(done.n_processes)]
             print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -136,7 +138,15 @@ def run(way: str, content: dict[str, Any], folder: Path, arguments: argparse.Nam
     launches = (launch for trial in trials for launch in trial.rglob("launch.json"))
     launched_at = min(json.loads(launch.read_text())["started_at"] for launch in launches)
     finished_at = max(json.loads(result.read_text())["finished_at"] for result in results)
-    return Done(launched_at - started_at, finished_at - launched_at, wall_s)
+    ranks = {
+        line for trial in trials for file in trial.rglob("ranks.jsonl") for line in lines(file)
+    }
+    return Done(launched_at - started_at, finished_at - launched_at, wall_s, len(ranks))
+
+
+def lines(file: Path) -> list[str]:
+    """Return the lines of a file."""
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def _arguments() -> argparse.Namespace:

@@ -15,6 +15,7 @@ from orchestrator.control.status_publisher import StatusPublisher
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records import storage_errors, units
 from orchestrator.records.processes import ProcessId
+from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_dir import AttemptDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
@@ -276,6 +277,7 @@ class AttemptStarter:
             mps=shared and not trial.met_gpu_fault,
             hang_after_s=resources.hang_after_s,
             job=self._job,
+            alike=trial.kind if gpus and self._job == TRAIN else None,
         )
         return RunningAttempt(
             folder=folder,

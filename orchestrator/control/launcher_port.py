@@ -55,6 +55,9 @@ class Launch:
     hang_after_s: float | None = None
     """Seconds without progress that count as a hang; None: as `hang_detection.py` says."""
     job: str = TRAIN
+    alike: str | None = None
+    """Attempts that share this and their resources may run in one process, one after another; None:
+    in a process of its own. For a single rank."""
     other_nodes: tuple[NodeGpus, ...] = ()
     """The further nodes of a gang."""
     node_index: int = 0
@@ -146,7 +149,8 @@ class Launcher(Protocol):
     def poll(self) -> list[AttemptExit]:
         """Return the attempts that ended since the last call; all their ranks are gone.
 
-        Returns at once.
+        The rank of one that is done may wait some seconds for the next (`Launch.alike`). Returns at
+        once.
         """
 
     def stop(self, trial_id: str, attempt: int, *, hard: bool) -> None:

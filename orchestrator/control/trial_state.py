@@ -4,9 +4,10 @@ It holds past attempts, the running one, and why the trial waits. Nothing here m
 controller's end: `recovery.py` reads it back from the folders.
 """
 
+import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -106,6 +107,22 @@ class ManagedTrial:
         asked = self.spec.resources
         passes = asked.micro_batch_tokens, asked.activation_checkpointing
         return canonical_json((self.spec.identity() | {"seed": 0}, *passes, asked.ranks))
+
+    @property
+    def kind(self) -> str | None:
+        """What its code on a GPU depends on: everything but seed and learning rate.
+
+        None for a trial that must not share a process with others: of several ranks, with questions
+        during training, or after an attempt that ended otherwise than well.
+        """
+        spec = self.spec
+        asks = spec.evaluation is not None and spec.evaluation.rows is not None
+        if spec.resources.ranks > 1 or asks or self.past_attempts:
+            return None
+        identity = spec.identity()
+        train = {name: value for name, value in identity["train"].items() if name != "lr"}
+        shared = identity | {"seed": 0, "train": train}, asdict(spec.resources)
+        return hashlib.sha256(canonical_json(shared).encode()).hexdigest()
 
 
 def submission_of(launch: Mapping[str, Any] | None) -> int:

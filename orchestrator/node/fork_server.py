@@ -4,11 +4,16 @@
 
 Commands come as JSON lines on stdin, events go as JSON lines to stdout:
 
-    {"start": KEY, "request": {…}, "env": {…}, "log": path, "cwd": path}
+    {"start": KEY, "request": {…}, "env": {…}, "log": path, "cwd": path, "alike": …, "idle_s": …}
         → {"started": KEY, "process": {…}}, later {"ended": KEY, "code": n}
     {"signal": KEY, "number": 15}
 
 and {"ready": seconds} once, at first.
+
+A rank that is done with code 0 stays for `idle_s` seconds, unless `alike` is null or it was
+signalled. Then {"started": …} of a command with the same `alike`, environment and resources names
+that very process (`rank_process.py`). A rank that fails, or one that nothing alike follows, ends
+those that wait.
 
 Lifetimes: the end of stdin ends the fork server and its ranks. The kernel SIGKILLs the fork server
 when its parent dies, and the ranks when the fork server dies. So nothing outlives its parent.
@@ -24,12 +29,14 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.node.forked_rank import ForkedRank, kind_of
 from orchestrator.records.processes import ProcessId, die_with_parent
 
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGHUP})
@@ -44,7 +51,7 @@ class ForkServer:
         self._commands = commands
         self._events = events
         self._unread = b""
-        self._keys: dict[int, str] = {}
+        self._ranks: dict[int, ForkedRank] = {}
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
@@ -84,20 +91,27 @@ class ForkServer:
             while self._serve_once():
                 pass
         finally:
-            for pid in self._keys:
+            for pid in self._ranks:
                 os.kill(pid, signal.SIGKILL)
-            while self._keys:
+            while self._ranks:
                 self._reap(block=True)
 
     def _serve_once(self) -> bool:
-        """Wait for a command or a signal and handle it; return False when stdin has ended."""
-        readable, _, _ = select.select([self._commands, self._wake], [], [])
+        """Wait for something to do and do it; return False when stdin has ended."""
+        links = {rank.link: rank for rank in self._ranks.values() if rank.link and rank.key}
+        waits: list[int | socket.socket] = [self._commands, self._wake, *links]
+        readable, _, _ = select.select(waits, [], [], self._idle_left_s())
+        # What is done comes first: a signal to it is late, a command may be its next trial.
+        for link, rank in links.items():
+            if link in readable:
+                self._take_note(rank)
         if self._wake in readable:
             signals = os.read(self._wake, 4096)
             self._reap(block=False)
             if not STOP_SIGNALS.isdisjoint(signals):
-                for pid in self._keys:
-                    os.kill(pid, signal.SIGTERM)
+                self._end_idle()
+                for pid in self._ranks:
+                    self._signal(pid, signal.SIGTERM)
         if self._commands in readable:
             chunk = os.read(self._commands, 1 << 16)
             if not chunk:
@@ -105,25 +119,66 @@ class ForkServer:
             *lines, self._unread = (self._unread + chunk).split(b"\n")
             for line in lines:
                 self._handle_request(json.loads(line))
+        now = time.monotonic()
+        self._end_idle(lambda rank: rank.idle_until <= now)
         return True
 
     def _handle_request(self, command: dict[str, Any]) -> None:
         if "start" in command:
-            self._fork(command)
+            self._start(command)
             return
-        for pid, key in self._keys.items():
-            if key == command["signal"]:
-                # It is our child and not yet reaped, so the pid is still its own.
-                os.kill(pid, command["number"])
+        for pid, rank in self._ranks.items():
+            if rank.key == command["signal"]:
+                self._signal(pid, command["number"])
 
-    def _fork(self, command: dict[str, Any]) -> None:
+    def _signal(self, pid: int, number: int) -> None:
+        """Send a signal to a rank, which takes no further trial then."""
+        self._ranks[pid].kind = None
+        # It is our child and not yet reaped, so the pid is still its own.
+        os.kill(pid, number)
+
+    def _take_note(self, rank: ForkedRank) -> None:
+        """Report what a rank says that it is done with; end it if it is to take no other trial."""
+        if not rank.finished():
+            return
+        self._report({"ended": rank.key, "code": 0})
+        rank.key, rank.idle_until = None, time.monotonic() + rank.idle_s
+        if rank.kind is None:
+            rank.close()
+
+    def _idle_left_s(self) -> float | None:
+        """Return the seconds until a rank has waited for too long; None while none waits."""
+        until = [rank.idle_until for rank in self._ranks.values() if rank.idle]
+        return max(0.0, min(until) - time.monotonic()) if until else None
+
+    def _end_idle(self, which: Callable[[ForkedRank], bool] = lambda rank: True) -> None:
+        """Kill ranks that wait."""
+        for pid, rank in self._ranks.items():
+            if rank.idle and which(rank):
+                self._signal(pid, signal.SIGKILL)
+
+    def _start(self, command: dict[str, Any]) -> None:
+        """Give a trial to a rank of its kind that waits, or to a new one."""
+        kind = kind_of(command)
+        for pid, rank in self._ranks.items():
+            if rank.idle and rank.kind == kind and rank.take(command):
+                self._report_start(pid, command)
+                return
+        # Ranks of other kinds hold part of a device that this one may need.
+        self._end_idle(lambda rank: rank.kind != kind)
+        self._fork(command, kind)
+
+    def _fork(self, command: dict[str, Any], kind: str | None) -> None:
+        ours, its = socket.socketpair() if kind is not None else (None, None)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 die_with_parent(parent)
-                code = self._become_rank(command)
+                if ours is not None:
+                    ours.close()
+                code = self._become_rank(command, its)
             except BaseException as error:
                 with contextlib.suppress(OSError):  # a full disk takes no log
                     traceback.print_exc()
@@ -134,37 +189,48 @@ class ForkServer:
                         stream.flush()
                 # The fork server's clean-up and exit handlers are not the rank's.
                 os._exit(code)
-        self._keys[pid] = command["start"]
+        if its is not None:
+            its.close()
+        self._ranks[pid] = ForkedRank(
+            key=command["start"], kind=kind, link=ours, idle_s=command.get("idle_s", 0.0)
+        )
+        self._report_start(pid, command)
+
+    def _report_start(self, pid: int, command: Mapping[str, Any]) -> None:
         process = ProcessId.of(pid)
         assert process is not None, "a child that was not waited for exists, if only as a zombie"
         self._report({"started": command["start"], "process": process.to_json()})
 
-    def _become_rank(self, command: dict[str, Any]) -> int:
-        from orchestrator.node import worker
-        from orchestrator.records.rank_registry import RankRequest
-
+    def _become_rank(self, command: dict[str, Any], link: socket.socket | None) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         for descriptor in (self._commands, self._events, self._wake, self._wake_write):
             os.close(descriptor)
-        log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-        os.environ.update(command["env"])
-        os.chdir(command["cwd"])
-        return worker.main(RankRequest.from_json(command["request"]))
+        for other in self._ranks.values():
+            other.close()
+        from orchestrator.node import rank_process
+
+        return rank_process.run_trials(command, link)
 
     def _reap(self, *, block: bool) -> None:
-        while self._keys:
+        while self._ranks:
             pid, status = os.waitpid(-1, 0 if block else os.WNOHANG)
             if pid == 0:
                 return
-            key = self._keys.pop(pid, None)
-            if key is not None:
-                self._report({"ended": key, "code": os.waitstatus_to_exitcode(status)})
+            rank = self._ranks.pop(pid, None)
+            if rank is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            if rank.key is not None:
+                # It may have been killed after it was done, before anybody heard of that.
+                done = rank.finished()
+                self._report({"ended": rank.key, "code": 0 if done else code})
+                if code != 0 and not done:
+                    # What ended it, a device or a node, may have harmed those that wait.
+                    self._end_idle()
+            rank.close()
 
     def _report(self, event: dict[str, Any]) -> None:
         line = json.dumps(event).encode() + b"\n"

@@ -35,6 +35,9 @@ STOP_TIMEOUT_S = 60.0
 """How long a checkpoint may take after SIGTERM."""
 STACKS_S = 5.0
 """How long ranks may take to write their stacks before they are killed. It takes milliseconds."""
+IDLE_S = 5.0
+"""How long a rank that is done waits for the next trial of its kind. It takes some 0.3 s to come;
+meanwhile the rank keeps a context on its GPU."""
 CHECK_S = 1.0
 """How often ranks are checked for progress."""
 
@@ -184,6 +187,8 @@ class NodeSupervisor:
                     },
                     "log": str(request.attempt_dir.log),
                     "cwd": str(Path.cwd()),
+                    "alike": launch.alike,
+                    "idle_s": IDLE_S,
                 }
             )
         while len(attempt.processes.keys() | attempt.exit_codes.keys()) < len(launch.local_ranks):

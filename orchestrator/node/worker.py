@@ -144,15 +144,15 @@ def gpu_memory_peak(request: RankRequest) -> dict[str, float]:
     return {GPU_PEAK: float(torch.cuda.max_memory_reserved())}
 
 
-def main(request: RankRequest) -> int:
+def main(request: RankRequest, stop: StopFlag | None = None) -> int:
     """Run one rank from start to end; return its exit code.
 
-    The boundary where a failure becomes a record.
+    The boundary where a failure becomes a record. Afterwards `stop` says whether a signal came.
     """
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    stop = StopFlag()
+    stop = stop or StopFlag()
     reporter: RankReporter | None = None
     progress_writer = ProgressWriter()
     progress_writer.dump_on_signal()

@@ -1,5 +1,7 @@
+import gc
 import importlib
 import os
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -80,6 +82,22 @@ def test_layers_and_models_of_one_kind_share_a_graph(traced_only):
         gradients_of(model, compilation.compiled_loss)
 
     assert len(traced_only) == 2  # one for blocks, one for head and loss
+
+
+@pytest.mark.parametrize("name", ["dense", pytest.param("memory_plus", marks=LONG)])
+def test_a_model_is_freed_with_its_trial_and_the_next_finds_its_graphs(traced_only, name):
+    n_graphs = []
+    for _ in range(3):
+        model = model_of(name)
+        compilation.compile_training(model)
+        gradients_of(model, compilation.compiled_loss)
+        n_graphs.append(len(traced_only))
+        tensors = [weakref.ref(p) for p in model.parameters()] + [weakref.ref(model)]
+        del model
+        gc.collect()
+        assert [one() for one in tensors if one() is not None] == []
+
+    assert n_graphs[0] == n_graphs[-1] > 0
 
 
 def test_evaluation_is_not_compiled(traced_only):
