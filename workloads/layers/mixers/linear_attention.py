@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.accounting.counts import Precision
+from workloads.kernels.linear_attention.op import is_fused, linear_attention
 from workloads.layers.cache import LayerCache
 from workloads.layers.context import Context
 from workloads.layers.mixers.attention import AttentionShape
@@ -73,6 +74,7 @@ def causal_linear_attention(
     (`normalised_mix`). Products are in the type of the arguments, whatever autocast says, and
     accumulate in fp32; the state is fp32, float64 for float64. The states of all chunks come from
     one product and one cumulative sum; a tensor of tokens x key_width x value_width never exists.
+    On a GPU, 16-bit arguments without a state go to one kernel, which has chunks of its own.
 
     Args:
         query: Features of queries, (batch, heads, seq, width).
@@ -82,16 +84,33 @@ def causal_linear_attention(
         state: What the tokens before these left.
         keep_state: Return the state; without, it is None.
     """
+    if state is None and not keep_state:
+        if is_fused(query, key, value):
+            return linear_attention(query, key, value)[0], None
+        return chunked_linear_attention(query, key, value, chunk=chunk), None
     seq = query.shape[-2]
     n_chunks = -(-seq // chunk)
     with torch.autocast(query.device.type, enabled=False):
         query, key, value = (in_chunks(x, n_chunks) for x in (query, key, value))
-        if state is None and not keep_state:
-            mixed: Tensor = _Chunked.apply(query, key, value)  # type: ignore[no-untyped-call]
-            return mixed.flatten(2, 3)[:, :, :seq], None
         mixed, _, before, added = _forward(query, key, value, state)
         after = before[:, :, -1] + added[:, :, -1]
     return mixed.flatten(2, 3)[:, :, :seq], after
+
+
+def chunked_linear_attention(
+    query: Float[Tensor, "... seq key_width"],
+    key: Float[Tensor, "... seq key_width"],
+    value: Float[Tensor, "... seq value_width"],
+    *,
+    chunk: int,
+) -> Float[Tensor, "... seq value_width"]:
+    """Return `causal_linear_attention` from an empty state, in plain torch."""
+    seq = query.shape[-2]
+    n_chunks = -(-seq // chunk)
+    with torch.autocast(query.device.type, enabled=False):
+        query, key, value = (in_chunks(x, n_chunks) for x in (query, key, value))
+        mixed: Tensor = _Chunked.apply(query, key, value)  # type: ignore[no-untyped-call]
+    return mixed.flatten(2, 3)[:, :, :seq]
 
 
 def _forward(
@@ -215,6 +234,10 @@ def normalised_mix(
     A sum of weights below 1e-6 counts as 1e-6: where no key has a feature in common with the query,
     nothing is mixed in.
     """
+    if context.cache is None and is_fused(query, key, value):
+        mixed, weights = linear_attention(query, key, value, weigh=True)
+        assert weights is not None
+        return (mixed / weights.clamp_min(1.0e-6)[..., None]).to(value.dtype)
     d_head = value.shape[-1]
     # A product on a GPU wants rows of a multiple of eight numbers.
     n_ones = 8 - d_head % 8 if value.is_cuda else 1
