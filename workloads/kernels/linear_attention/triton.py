@@ -27,7 +27,7 @@ NOTHING, OF_A, OF_B = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class StateTile:
     """What one program holds of a state."""
 
     inner: int
@@ -39,7 +39,7 @@ class Tile:
     """Chunks that are on their way at once."""
 
 
-def tile(inner: int, width: int) -> Tile:
+def tile(inner: int, width: int) -> StateTile:
     """Return the tile for a and b of width `inner`, and c of `width`.
 
     A state of 8,192 numbers takes 64 registers of each of 128 threads. Beside rows of 256 numbers
@@ -48,7 +48,7 @@ def tile(inner: int, width: int) -> Tile:
     inner = max(16, triton.next_power_of_2(inner))
     fewest = 32 if inner == 256 else 64
     cols = max(16, min(triton.next_power_of_2(width), max(fewest, 8192 // inner), 256))
-    return Tile(inner=inner, cols=cols, warps=4 if inner * cols <= 8192 else 8, stages=2)
+    return StateTile(inner=inner, cols=cols, warps=4 if inner * cols <= 8192 else 8, stages=2)
 
 
 def forward(
