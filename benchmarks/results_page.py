@@ -9,8 +9,9 @@ it is known.
 """
 
 import argparse
+import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from orchestrator.records.varied_settings import trial_labels
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 METRICS = {
     "valid/bits_per_byte": "bits per byte",
@@ -98,7 +100,7 @@ def _page(
     lines = [
         f"# {question[0].upper()}{question[1:]}",
         "",
-        *_about(runs, _minutes(sweep_dir)),
+        *_about(runs, sweep_dir),
         "",
         "## What came out",
         "",
@@ -143,24 +145,52 @@ def _minutes(sweep: SweepDir) -> float:
     return (max(ends) - min(starts)) / 60
 
 
-def _about(runs: "analysis.Runs", minutes: float) -> list[str]:
+def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
     """Return the table of what was run."""
     table, facts = runs.table, runs.environment
-    device = facts.get("hardware.gpus") or facts.get("hardware.cpu", "unknown")
     seeds = sorted(set(table["seed"]))
-    steps, batch = int(table["steps"].iloc[0]), int(table["train.batch_tokens"].iloc[0])
+    training = (
+        f"{_range(table['steps'])} steps of {_range(table['train.batch_tokens'])} tokens of "
+        f"{_range(table['train.seq_len'])}"
+    )
+    minutes, trial_minutes = _minutes(sweep_dir), table["train_seconds"].sum() / 60
     return [
         "| | |",
         "|---|---|",
-        f"| commands | `memscale submit sweeps/{runs.sweep}.yaml`, "
-        f"`python benchmarks/results_page.py {runs.sweep}` |",
+        f"| commands | `{_command(sweep_dir)}`, `python benchmarks/results_page.py {runs.sweep}` |",
         f"| trials | {len(table)} finished, {len(runs.excluded)} not; seeds "
         f"{', '.join(map(str, seeds))} |",
-        f"| training | {steps:,} steps of {batch:,} tokens of {int(table['train.seq_len'].iloc[0])} |",
-        f"| device | {device}, torch {facts.get('packages.torch', 'unknown')} |",
-        f"| time | {minutes:.1f} minutes from the first start to the last end, {table['train_seconds'].sum() / 60:.1f} trial-minutes of training; trials share "
-        "the device, so seconds of single trials cannot be compared |",
+        f"| training | {training} |",
+        f"| device | {_device(facts)}, torch {facts.get('packages.torch', 'unknown')} |",
+        f"| time | {minutes:.1f} minutes from the first start to the last end, {trial_minutes:.1f} "
+        "trial-minutes of training; trials share the device, so seconds of single trials cannot be "
+        "compared |",
     ]
+
+
+def _command(sweep_dir: SweepDir) -> str:
+    """Return what the sweep's header says to run."""
+    file = sweep_dir.path / "sweep.yaml"
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        if line.startswith("# Run:"):
+            return line.removeprefix("# Run:").strip()
+    return f"memscale submit sweeps/{sweep_dir.path.name}.yaml"
+
+
+def _range(values: pd.Series) -> str:
+    least, most = int(values.min()), int(values.max())
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _device(facts: Mapping[str, str]) -> str:
+    """Return the names of the GPUs, or of the CPU."""
+    gpus = facts.get("hardware.gpus")
+    if not gpus:
+        return facts.get("hardware.cpu", "unknown")
+    try:
+        return str(ast.literal_eval(gpus)["name"])
+    except (ValueError, SyntaxError, KeyError, TypeError):
+        return gpus  # several GPUs, or different ones
 
 
 def _varied(table: pd.DataFrame) -> list[str]:
@@ -197,8 +227,13 @@ def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
         for architecture, rows in table.groupby("architecture"):
             means = rows.groupby(across)[metric].mean()
-            panel.plot(means.index, means, marker="o", label=architecture)
+            (line,) = panel.plot(means.index, means, marker="o", label=architecture)
+            if rows["seed"].nunique() > 1:
+                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
         panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
+        panel.xaxis.set_major_formatter(EngFormatter())
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes[0][-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)

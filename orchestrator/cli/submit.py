@@ -118,8 +118,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No live table.")]
 
 
 @verb(
-    epilog="Examples: memscale submit quickstart  ·  memscale submit my.yaml --detach  ·  "
-    "memscale submit dense.yaml memory.yaml  ·  "
+    epilog="Examples: memscale submit quickstart  ·  memscale submit quickstart_gpu  ·  "
+    "memscale submit my.yaml --detach  ·  memscale submit dense.yaml memory.yaml  ·  "
     "memscale submit my_sweeps/ --launcher process  ·  "
     "memscale submit my.yaml --address auto --priority 1  ·  "
     "memscale submit my.yaml --address ray://head:10001 --runs /shared/runs  ·  "
