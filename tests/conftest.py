@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import signal
 import tomllib
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -15,6 +16,12 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is there: models here are so small that a second thread only waits, and test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Background jobs of a shell ignore SIGINT, and those of nohup SIGHUP. What tests start would inherit
+# that, but not a handler.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 # `make test` draws the same examples every time, so that a red run is red for everybody. `make test-long`
 # draws others (HYPOTHESIS_PROFILE=explore) from the seed that it prints.

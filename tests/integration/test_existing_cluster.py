@@ -281,8 +281,10 @@ def test_a_higher_priority_makes_others_checkpoint_and_wait_and_changes_no_numbe
         submit(low, 0)
         wait_until(lambda: all((t.heartbeat() or {}).get("step", 0) > 20 for t in low.trials()))
         submit(high, 1)
-        wait_until(lambda: any(t.attempts() for t in high.trials()))
-        started = [t.attempts()[0].launch()["started_at"] for t in high.trials() if t.attempts()]
+        launches = wait_until(
+            lambda: [found for t in high.trials() for a in t.attempts() if (found := a.launch())]
+        )
+        started = [launch["started_at"] for launch in launches]
         assert not any(trial.result() for trial in low.trials()), "low was to hold every core"
         for controller, sweep in zip(controllers[::-1], (high, low), strict=True):
             assert controller.wait(timeout=600) == 0, (sweep.path / "controller.log").read_text()
