@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -331,8 +331,10 @@ def curves(fits: SweepFits) -> Table:
     return replace(table, rows=_without_repeats(fits.curves, table.rows))
 
 
-MOST_REPEATED = 12
-"""Curves without numbers and for one reason that have a row each; more share one."""
+MOST_REPEATED = 2
+"""Rows that may say the same sentence; more share one row, or a note."""
+MOST_NAMED = 3
+"""Architectures that such a row names."""
 
 
 def _without_repeats(
@@ -349,7 +351,8 @@ def _without_repeats(
             names, outcomes, sizes = (
                 list(dict.fromkeys(rows[i][column] for i in places)) for column in range(3)
             )
-            name = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+            few = len(names) <= MOST_NAMED
+            name = ", ".join(names) if few else f"{names[0]} and {len(names) - 1} more"
             row = (f"{len(places)} curves: {name}", ", ".join(outcomes), ", ".join(sizes))
             merged |= dict.fromkeys(places, None) | {places[0]: (*row, *rows[places[0]][3:])}
     kept = (merged.get(i, row) for i, row in enumerate(rows))
@@ -394,6 +397,7 @@ def comparison(fits: SweepFits) -> Table:
         Column(f"{fits.baseline} size needed", effective_size, False, _size_fields),
     ]
     notes = list(fits.unpaired)
+    no_size = _repeated(effective_size(p) for p in fits.pairs if no_size_needed(p))
     if fits.pairs:
         methods = dict.fromkeys(p.difference.method for p in fits.pairs)
         notes = [
@@ -401,10 +405,26 @@ def comparison(fits: SweepFits) -> Table:
             corrected_note(sum(p.p_holm is not None for p in fits.pairs)),
             f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
             " as a multiple of the baseline's size",
+            *(f"… ({n} rows): {sentence}" for sentence, n in no_size.items()),
             *not_causal(fits),
             *notes,
         ]
-    return Table.of("At equal training FLOPs", fits.pairs, columns, notes)
+    table = Table.of("At equal training FLOPs", fits.pairs, columns, notes)
+    rows = ((*row[:-1], "…") if row[-1] in no_size else row for row in table.rows)
+    return replace(table, rows=tuple(rows))
+
+
+def _repeated(sentences: Iterable[str]) -> dict[str, int]:
+    """Return the sentences that come more than `MOST_REPEATED` times, and how often."""
+    counts = Counter(sentences)
+    return {sentence: n for sentence, n in counts.items() if n > MOST_REPEATED}
+
+
+def no_size_needed(pair: EqualFlops) -> bool:
+    """Whether a sentence says why no baseline size can be named."""
+    size = pair.effective_size
+    numbers = (size.equivalent_params, size.over_baseline_params)
+    return pair.outcome in SIZED_OUTCOMES and None in numbers
 
 
 def corrected_note(n: int) -> str:
@@ -440,8 +460,10 @@ def effective_size(pair: EqualFlops) -> str:
     size = pair.effective_size
     if pair.outcome not in SIZED_OUTCOMES:
         return "–"
-    if size.equivalent_params is None or size.over_baseline_params is None:
+    if no_size_needed(pair):
         return size.sentence
+    assert size.equivalent_params is not None
+    assert size.over_baseline_params is not None
     interval = ""
     if size.low is not None and size.high is not None and not math.isnan(size.low):
         interval = f" [{count(size.low)}, {count(size.high)}]"

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import shutil
@@ -341,6 +342,22 @@ def test_tables_are_rectangles_of_text(runs, fits):
     assert len(configurations(fits).rows) == 12
     assert len(curves(fits).rows) == 12
     assert len(comparison(fits).rows) == 24
+
+
+def test_a_sentence_that_many_rows_would_repeat_is_said_once(synthetic, tmp_path):
+    for architecture in ("dense", "memory_plus"):
+        for width, seed in itertools.product((32, 48), (0, 1)):
+            synthetic.write_done(tmp_path, synthetic.make_trial(architecture, width, seed))
+    fits = analysis.fit_sweep(analysis.load(tmp_path))
+
+    pairs, fitted = comparison(fits), curves(fits)
+
+    assert [row[0] for row in fitted.rows] == [f"{len(fits.curves)} curves: dense, memory_plus"]
+    sized = [row for row in pairs.rows if row[-1] != "–"]
+    assert {row[-1] for row in sized} == {"…"}
+    assert (
+        sum(note.startswith(f"… ({len(sized)} rows): the dense curve") for note in pairs.notes) == 1
+    )
 
 
 @pytest.mark.parametrize(
